@@ -1,0 +1,35 @@
+//! What a node asks of the world: time, randomness, disks, sockets, tasks and buffers.
+//!
+//! Every other crate takes an [`Env`] and reaches the world only through it, so a whole cluster can run
+//! in one process under one seed. Two implementations: [`real`] (the machine) and [`sim`] (seeded, paused
+//! time, disks that lose unsynced writes, a network that drops and partitions). One contract suite runs on both.
+//!
+//! Knows nothing of files, cells, metadata or messages.
+
+mod buffer;
+mod clock;
+mod disk;
+mod net;
+pub mod real;
+pub mod sim;
+mod tasks;
+
+pub use buffer::{Buf, BufferPool, IO_ALIGN};
+pub use clock::{Clock, ClockSource, Instant, Rng, RngSource, TimedOut, WallTime};
+pub use disk::{Disk, DirEntry, File, OpenMode, Space};
+pub use net::{Addr, BoxStream, Listener, Net, Stream};
+pub use tasks::{TaskHandle, Tasks};
+
+/// A boxed future, for object-safe async seams.
+pub type BoxFuture<'a, T> = std::pin::Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// Everything that one node asks of the world. Cheap to clone; share one per node.
+#[derive(Clone)]
+pub struct Env {
+    pub clock: Clock,
+    pub rng: Rng,
+    pub disk: std::sync::Arc<dyn Disk>,
+    pub net: std::sync::Arc<dyn Net>,
+    pub tasks: Tasks,
+    pub buffers: BufferPool,
+}

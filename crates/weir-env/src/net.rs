@@ -1,0 +1,49 @@
+//! Byte streams between nodes: TCP over IPv4 and IPv6, Unix sockets on one host, or the simulator's.
+use crate::BoxFuture;
+use std::{fmt, io, net::SocketAddr, path::PathBuf, str::FromStr};
+use tokio::io::{AsyncRead, AsyncWrite};
+
+/// Where a node listens. Written `tcp:127.0.0.1:7000`, `tcp:[::1]:7000`, `unix:/run/weir/meta.sock`.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Addr {
+    Tcp(SocketAddr),
+    Unix(PathBuf),
+}
+
+impl fmt::Display for Addr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Addr::Tcp(a) => write!(f, "tcp:{a}"),
+            Addr::Unix(p) => write!(f, "unix:{}", p.display()),
+        }
+    }
+}
+
+impl FromStr for Addr {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Addr, String> {
+        let expected = "expected tcp:HOST:PORT (an IPv4 or [IPv6] address) or unix:/PATH";
+        match s.split_once(':') {
+            Some(("tcp", rest)) => rest.parse().map(Addr::Tcp).map_err(|e| format!("address {s:?}: {e}; {expected}")),
+            Some(("unix", path)) if path.starts_with('/') => Ok(Addr::Unix(path.into())),
+            _ => Err(format!("address {s:?}: {expected}")),
+        }
+    }
+}
+
+/// A connected, ordered, reliable byte stream.
+pub trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
+pub type BoxStream = Box<dyn Stream>;
+
+pub trait Listener: Send + Sync {
+    /// The next connection and a printable name of its peer.
+    fn accept(&self) -> BoxFuture<'_, io::Result<(BoxStream, String)>>;
+    /// The address really bound (with the port that was chosen for port 0).
+    fn local_addr(&self) -> Addr;
+}
+
+pub trait Net: Send + Sync + 'static {
+    fn listen(&self, addr: &Addr) -> BoxFuture<'_, io::Result<Box<dyn Listener>>>;
+    fn connect(&self, addr: &Addr) -> BoxFuture<'_, io::Result<BoxStream>>;
+}

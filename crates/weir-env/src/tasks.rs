@@ -1,0 +1,41 @@
+//! Tasks of one node. Killing the node's scope ends every task that was started in it.
+use crate::BoxFuture;
+use std::sync::Arc;
+
+/// How a node starts work; implemented by the machine and by the simulator.
+pub trait TaskRunner: Send + Sync + 'static {
+    fn spawn(&self, name: &'static str, work: BoxFuture<'static, ()>) -> TaskHandle;
+    /// Runs `work` where it may block: on a thread pool, or in place in the simulator (after simulated disk time).
+    fn blocking(&self, work: Box<dyn FnOnce() + Send>) -> BoxFuture<'static, ()>;
+}
+
+/// Aborts its task on [`TaskHandle::abort`], not on drop.
+pub struct TaskHandle(pub tokio::task::AbortHandle);
+
+impl TaskHandle {
+    pub fn abort(&self) {
+        self.0.abort();
+    }
+    pub fn is_finished(&self) -> bool {
+        self.0.is_finished()
+    }
+}
+
+#[derive(Clone)]
+pub struct Tasks(pub Arc<dyn TaskRunner>);
+
+impl Tasks {
+    /// Starts a task that nobody waits for. `name` appears in traces.
+    pub fn spawn(&self, name: &'static str, work: impl Future<Output = ()> + Send + 'static) -> TaskHandle {
+        self.0.spawn(name, Box::pin(work))
+    }
+    /// Runs `work` where blocking is allowed and waits for its result. Not cancelled when the wait is dropped.
+    pub async fn blocking<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
+        let (tx, rx) = tokio::sync::oneshot::channel();
+        let run = self.0.blocking(Box::new(move || {
+            let _ = tx.send(work()); // nobody waits any more: the work itself still ran to its end
+        }));
+        run.await;
+        rx.await.expect("blocking work ran to its end")
+    }
+}

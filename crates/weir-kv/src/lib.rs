@@ -1,0 +1,54 @@
+//! Serializable transactions over ordered keys.
+//!
+//! One writer at a time runs a transaction; its changes are visible to readers at once and durable when the
+//! journal's group commit has them ([`Kv::wait_durable`]). Whoever tells another node about a change waits first.
+//!
+//! Knows nothing of inodes, maps or cells: keys and values are bytes.
+
+use std::sync::Arc;
+use weir_env::BoxFuture;
+use weir_proto::Result;
+
+/// Number of the last transaction that a state includes. Grows by one per committed transaction; 0: empty store.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct CommitSeq(pub u64);
+
+/// What a scan does after an entry.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Scan {
+    More,
+    Stop,
+}
+
+/// Reads of one state of the store.
+pub trait Read {
+    fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>>;
+    /// Calls `visit` for each key in `start..end` in order, until it says stop.
+    fn scan(&self, start: &[u8], end: &[u8], visit: &mut dyn FnMut(&[u8], &[u8]) -> Scan) -> Result<()>;
+}
+
+/// The changes of one transaction, applied together or not at all. Reads see the transaction's own changes.
+pub trait Txn: Read {
+    fn put(&mut self, key: &[u8], value: &[u8]);
+    fn delete(&mut self, key: &[u8]);
+    /// Adds to an i64 (little-endian; absent counts as 0). Blind: reads nothing.
+    fn add(&mut self, key: &[u8], delta: i64);
+    /// Raises a u64 (little-endian; absent counts as 0) to at least `value`. Blind: reads nothing.
+    fn max(&mut self, key: &[u8], value: u64);
+}
+
+pub trait Kv: Send + Sync + 'static {
+    /// Runs `body` alone. An error from it discards its changes and is returned. The changes are visible when this
+    /// returns, and durable after `wait_durable` of the number returned. A body that changed nothing commits nothing.
+    fn transact(&self, body: &mut dyn FnMut(&mut dyn Txn) -> Result<()>) -> Result<CommitSeq>;
+    /// Runs `body` on one consistent state, and tells its number. Short: writers may wait for it.
+    fn read(&self, body: &mut dyn FnMut(&dyn Read) -> Result<()>) -> Result<CommitSeq>;
+    /// The newest durable commit.
+    fn durable(&self) -> CommitSeq;
+    /// Returns once everything up to `seq` is durable; an error means the journal failed and the node must stop.
+    fn wait_durable(&self, seq: CommitSeq) -> BoxFuture<'static, Result<()>>;
+    /// Makes all that is committed durable and folds the journal into the state engine.
+    fn checkpoint(&self) -> BoxFuture<'static, Result<()>>;
+}
+
+pub type SharedKv = Arc<dyn Kv>;

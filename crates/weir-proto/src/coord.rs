@@ -1,0 +1,70 @@
+//! Messages to the coordinator.
+use crate::map::{ClusterMap, Role};
+use crate::message;
+use crate::{ClusterId, DiskUuid, Epoch, NodeId, PgId, TargetId};
+
+message!(
+    /// A target directory that a storage role brings.
+    TargetOffer { uuid: DiskUuid, pool: String, capacity: u64 }
+);
+message!(
+    /// Joins the cluster, or takes up again an earlier membership of the same name. The connection is the
+    /// membership: when it breaks and does not come back, the node is down.
+    Join = 1 -> Joined {
+        /// `None` when the node was never in a cluster.
+        cluster: Option<ClusterId>,
+        name: String,
+        role: Role,
+        host: String,
+        addrs: Vec<String>,
+        targets: Vec<TargetOffer>,
+    }
+);
+message!(Joined { node: NodeId, targets: Vec<TargetId>, map: ClusterMap, heartbeat_ms: u32 });
+message!(
+    /// How a target is, told with each heartbeat.
+    TargetReport {
+        target: TargetId,
+        failed: bool,
+        capacity: u64,
+        used: u64,
+        /// Cells that lack redundancy: a fragment of their stripe was not written or is lost.
+        debt_cells: u64,
+        /// Blocks found to fail their checksum since the target was made.
+        damaged_blocks: u64,
+        /// Of those, repaired.
+        repaired_blocks: u64,
+    }
+);
+message!(
+    /// Keeps the membership alive. Sent on the connection of `Join` every `heartbeat_ms`.
+    Heartbeat = 2 -> HeartbeatAck { node: NodeId, targets: Vec<TargetReport> }
+);
+message!(HeartbeatAck { map_version: u64 });
+message!(
+    /// The map, as soon as it is newer than `newer_than`; waits up to `wait_ms` for that.
+    GetMap = 3 -> MapReply { newer_than: u64, wait_ms: u32 }
+);
+message!(MapReply { map: Option<ClusterMap> });
+message!(
+    /// A client or target could not use a target. The coordinator judges; the reply carries the newest map.
+    ReportTarget = 4 -> MapReply { target: TargetId, group: PgId, epoch: Epoch, why: String }
+);
+message!(
+    /// A member that was behind holds everything again, as of the group's epoch.
+    CaughtUp = 5 -> MapReply { target: TargetId, group: PgId, epoch: Epoch }
+);
+message!(
+    /// Leaves in good order: the node is down at once, without waiting for its silence.
+    Leave = 6 -> () { node: NodeId }
+);
+message!(
+    /// Everything that `weir status` shows.
+    GetStatus = 7 -> ClusterStatus {}
+);
+message!(ClusterStatus { map: ClusterMap, targets: Vec<TargetReport>, uptime_ms: u64 });
+message!(
+    /// A metadata role takes the lead of a volume (created if new); the epoch fences the leader before it.
+    LeadVolume = 8 -> LeadReply { node: NodeId, volume: String }
+);
+message!(LeadReply { volume: crate::VolumeId, leader_epoch: Epoch, map: ClusterMap });

@@ -1,0 +1,195 @@
+//! Messages to a target store (methods 200–299).
+//!
+//! A request names the placement group and the epoch under which its sender acts; a target refuses a lower
+//! epoch than it knows (`Stale`: fetch the map, try again) and fetches the map itself when it sees a higher one.
+use crate::message;
+use crate::wire_enum;
+use crate::{CellId, Epoch, FileId, PgId, Seq, TargetId, Version};
+
+/// Bytes covered by one checksum of a fragment.
+pub const CHECKSUM_BLOCK: u32 = 16 * 1024;
+/// The largest payload of one data message.
+pub const PAYLOAD_MAX: u32 = 8 * 1024 * 1024;
+
+/// Bit i set: fragment i of the stripe was not written. Up to 40 fragments.
+pub type MissingMask = u64;
+
+message!(
+    /// The place that a request acts on: one target's place in one group, under an epoch.
+    Place {
+        target: TargetId,
+        group: PgId,
+        epoch: Epoch,
+    }
+);
+
+wire_enum!(WriteMode {
+    /// Beyond the committed end of the file: becomes the base at once, whatever was there before.
+    Fresh = 1,
+    /// Kept beside the present base until `CommitStripe` or `DropPrepared`.
+    Prepare = 2,
+});
+
+message!(
+    /// Writes one fragment of a stripe as a new base version. The payload is the fragment (0 to cell_bytes).
+    /// The reply means: durable on this target.
+    WriteFragment = 200 -> () {
+        place: Place,
+        cell: CellId,
+        version: Version,
+        mode: WriteMode,
+        missing: MissingMask,
+        /// For each data cell of the stripe, the overlay sequence that this version includes. Empty with `Fresh`.
+        cuts: Vec<Seq>,
+        /// CRC32C of each CHECKSUM_BLOCK of the payload, the last one short.
+        block_crcs: Vec<u32>,
+    }
+);
+message!(
+    /// Makes the prepared version the base; drops the old base and the overlays up to its cuts. Idempotent.
+    CommitStripe = 201 -> () { place: Place, cell: CellId, version: Version }
+);
+message!(DropPrepared = 202 -> () { place: Place, cell: CellId, version: Version });
+
+wire_enum!(OverlayKind {
+    /// The payload's bytes.
+    Data = 1,
+    /// Zeros (a punched or truncated range); no payload.
+    Zero = 2,
+});
+message!(
+    /// Writes bytes into a data cell through its target (or, where that is down, the first live parity target):
+    /// it gives the next sequence number, logs, mirrors to all live parity targets, and replies when all hold it.
+    WriteOverlay = 210 -> OverlayWritten {
+        place: Place,
+        /// Index is that of the data cell, also at a parity target.
+        cell: CellId,
+        /// Upper half: the token epoch of the writer (checked against the file's fence).
+        token_epoch: u32,
+        offset: u32,
+        len: u32,
+        kind: OverlayKind,
+        /// CRC32C of the payload (0 for `Zero`).
+        crc: u32,
+        layout_scheme: crate::map::Scheme,
+    }
+);
+message!(OverlayWritten { seq: Seq });
+message!(
+    /// The sequencer's copy to a parity target. Sequence numbers of one cell arrive in order, or wait.
+    MirrorOverlay = 211 -> () {
+        place: Place,
+        cell: CellId,
+        token_epoch: u32,
+        seq: Seq,
+        offset: u32,
+        len: u32,
+        kind: OverlayKind,
+        missing: MissingMask,
+        crc: u32,
+        layout_scheme: crate::map::Scheme,
+    }
+);
+
+wire_enum!(ReadView {
+    /// Base with overlays applied: what the cell holds now. At the data cell's own target.
+    Merged = 1,
+    /// The base alone, of the version asked for (0: the present one). For decoding.
+    Base = 2,
+});
+message!(
+    /// Reads `len` bytes from `offset` of a cell (both multiples of CHECKSUM_BLOCK, except that a read may end
+    /// at the cell's end). The payload is what is there, cut at the fragment's end: the rest is zeros.
+    ReadCell = 220 -> CellRead {
+        place: Place,
+        cell: CellId,
+        view: ReadView,
+        version: Version,
+        offset: u32,
+        len: u32,
+    }
+);
+message!(CellRead {
+    /// False: the target knows nothing of this cell (no base, no overlay).
+    known: bool,
+    version: Version,
+    /// Highest overlay sequence applied (Merged) or included in the base (Base).
+    seq: Seq,
+    /// Length of the whole fragment, in bytes.
+    fragment_bytes: u32,
+    cuts: Vec<Seq>,
+    missing: MissingMask,
+    /// CRC32C of each CHECKSUM_BLOCK of the payload, the last one short.
+    block_crcs: Vec<u32>,
+});
+message!(
+    /// The overlays of a data cell that a parity target mirrors, above `after`, in order of sequence.
+    /// The payload is the data parts one after the other.
+    ReadOverlays = 221 -> OverlaysRead { place: Place, cell: CellId, after: Seq }
+);
+message!(OverlayExtent { seq: Seq, offset: u32, len: u32, kind: OverlayKind, crc: u32 });
+message!(OverlaysRead { extents: Vec<OverlayExtent> });
+
+message!(
+    /// Tells what versions this target holds of one cell. For readers in doubt, seal and recovery.
+    StatCell = 222 -> CellStat { place: Place, cell: CellId }
+);
+message!(CellStat {
+    known: bool,
+    base: Version,
+    prepared: Vec<Version>,
+    /// Per data cell (parity target) or for this cell (data target): highest contiguous overlay sequence held.
+    overlay_seqs: Vec<Seq>,
+    cuts: Vec<Seq>,
+    missing: MissingMask,
+    fragment_bytes: u32,
+});
+
+message!(
+    /// Records that fragments of a stripe are not where they should be: counted debt.
+    MarkMissing = 230 -> () { place: Place, cell: CellId, version: Version, missing: MissingMask }
+);
+message!(
+    /// Drops all of a file's cells with stripe ≥ `from_stripe` on this target. For truncate and delete.
+    /// `fence` > 0: also refuses from now on every write to the file with a lower token epoch.
+    DropFile = 231 -> DropFileReply { target: TargetId, file: FileId, from_stripe: u64, fence: u32 }
+);
+message!(DropFileReply {
+    /// Cells of the file with a prepared version in doubt: somebody must commit or drop it.
+    prepared: Vec<PreparedCell>,
+});
+message!(PreparedCell { cell: CellId, group: PgId, version: Version });
+message!(
+    /// Asks a data cell's target to fold its overlays into a new base kept beside the old one (a prepared version)
+    /// and to return its bytes; the leader of a seal encodes parity from them. Payload of the reply: the new base.
+    SealCell = 240 -> SealedCell { place: Place, cell: CellId, version: Version }
+);
+message!(SealedCell { cut: Seq, fragment_bytes: u32, block_crcs: Vec<u32> });
+message!(
+    /// Cells of a group on this target in order of id, after `after`. For repair and inspection.
+    ListCells = 241 -> CellList {
+        target: TargetId,
+        group: PgId,
+        after: Option<CellId>,
+        /// Only cells written under this epoch or later.
+        since: Epoch,
+        limit: u32,
+    }
+);
+message!(CellList { cells: Vec<CellId>, more: bool });
+message!(
+    /// Seals every stripe of a file that has overlays, now (tests, fsck; normally in the background).
+    SealFile = 242 -> () { target: TargetId, file: FileId }
+);
+message!(
+    /// How a target is.
+    StatTarget = 250 -> TargetStat { target: TargetId }
+);
+message!(TargetStat {
+    report: crate::coord::TargetReport,
+    cells: u64,
+    overlay_extents: u64,
+    overlay_bytes: u64,
+    fragment_bytes_written: u64,
+    overlay_bytes_written: u64,
+});

@@ -1,0 +1,239 @@
+//! The kinds of errors that a caller can act on, and three total matches: kind → errno, HTTP status, exit code.
+use crate::wire::{Reader, Wire, Writer};
+use std::fmt;
+
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// A kind and what happened, where, in words. The text starts lower-case and is a full thought.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Error {
+    pub kind: ErrorKind,
+    pub context: String,
+}
+
+/// Why a name operation is refused by the rules of POSIX.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NameRule {
+    NotDirectory,
+    IsDirectory,
+    NotEmpty,
+    TooLong,
+    CrossVolume,
+    Loop,
+    TooManyLinks,
+    NoAttribute,
+    Range,
+    FileTooBig,
+    Busy,
+}
+
+/// What a caller can do about it. A kind exists only if a caller would act differently.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ErrorKind {
+    /// It is not there.
+    NotFound,
+    /// It is there already.
+    Exists,
+    /// The request itself is wrong: do not send it again.
+    Invalid,
+    /// The caller has not the right.
+    Denied,
+    /// POSIX refuses the name operation.
+    Name(NameRule),
+    /// No space, or over quota.
+    NoSpace,
+    /// An epoch, token, session or handle is out of date: refresh what it came from, then try again.
+    Stale,
+    /// The peer cannot be reached or is not ready: try again until the deadline, elsewhere if possible.
+    Unavailable,
+    /// The deadline passed.
+    Deadline,
+    /// Bytes are lost or fail their checksum beyond what redundancy can repair.
+    Damaged,
+    /// This node cannot do that.
+    Unsupported,
+    /// A disk or the operating system failed.
+    Io,
+}
+
+const NAME_RULES: [NameRule; 11] = [
+    NameRule::NotDirectory,
+    NameRule::IsDirectory,
+    NameRule::NotEmpty,
+    NameRule::TooLong,
+    NameRule::CrossVolume,
+    NameRule::Loop,
+    NameRule::TooManyLinks,
+    NameRule::NoAttribute,
+    NameRule::Range,
+    NameRule::FileTooBig,
+    NameRule::Busy,
+];
+const KINDS: [ErrorKind; 11] = [
+    ErrorKind::NotFound,
+    ErrorKind::Exists,
+    ErrorKind::Invalid,
+    ErrorKind::Denied,
+    ErrorKind::NoSpace,
+    ErrorKind::Stale,
+    ErrorKind::Unavailable,
+    ErrorKind::Deadline,
+    ErrorKind::Damaged,
+    ErrorKind::Unsupported,
+    ErrorKind::Io,
+];
+/// Wire number of the first name rule; kinds are 1 to 11.
+const NAME_RULE_BASE: u8 = 32;
+
+impl ErrorKind {
+    /// Wire number, never 0.
+    pub fn number(self) -> u8 {
+        match self {
+            ErrorKind::Name(rule) => {
+                NAME_RULE_BASE + NAME_RULES.iter().position(|r| *r == rule).expect("listed") as u8
+            }
+            kind => 1 + KINDS.iter().position(|k| *k == kind).expect("listed") as u8,
+        }
+    }
+    pub fn from_number(n: u8) -> Option<ErrorKind> {
+        if n >= NAME_RULE_BASE {
+            NAME_RULES.get(usize::from(n - NAME_RULE_BASE)).map(|r| ErrorKind::Name(*r))
+        } else {
+            KINDS.get(usize::from(n).checked_sub(1)?).copied()
+        }
+    }
+    /// What a system call reports (Linux numbers).
+    pub fn errno(self) -> i32 {
+        match self {
+            ErrorKind::NotFound => 2,
+            ErrorKind::Exists => 17,
+            ErrorKind::Invalid => 22,
+            ErrorKind::Denied => 13,
+            ErrorKind::NoSpace => 28,
+            ErrorKind::Stale => 116,
+            ErrorKind::Unavailable => 5,
+            ErrorKind::Deadline => 110,
+            ErrorKind::Damaged => 5,
+            ErrorKind::Unsupported => 95,
+            ErrorKind::Io => 5,
+            ErrorKind::Name(rule) => match rule {
+                NameRule::NotDirectory => 20,
+                NameRule::IsDirectory => 21,
+                NameRule::NotEmpty => 39,
+                NameRule::TooLong => 36,
+                NameRule::CrossVolume => 18,
+                NameRule::Loop => 40,
+                NameRule::TooManyLinks => 31,
+                NameRule::NoAttribute => 61,
+                NameRule::Range => 34,
+                NameRule::FileTooBig => 27,
+                NameRule::Busy => 16,
+            },
+        }
+    }
+    /// What an HTTP answer carries.
+    pub fn http_status(self) -> u16 {
+        match self {
+            ErrorKind::NotFound => 404,
+            ErrorKind::Exists => 409,
+            ErrorKind::Invalid | ErrorKind::Name(_) => 400,
+            ErrorKind::Denied => 403,
+            ErrorKind::NoSpace => 507,
+            ErrorKind::Stale => 409,
+            ErrorKind::Unavailable => 503,
+            ErrorKind::Deadline => 504,
+            ErrorKind::Damaged | ErrorKind::Io => 500,
+            ErrorKind::Unsupported => 501,
+        }
+    }
+    /// What a command exits with (1 is left to "the answer is no", 2 to wrong usage).
+    pub fn exit_code(self) -> u8 {
+        match self {
+            ErrorKind::Invalid | ErrorKind::Name(_) => 2,
+            ErrorKind::NotFound => 3,
+            ErrorKind::Exists => 4,
+            ErrorKind::Denied => 5,
+            ErrorKind::NoSpace => 6,
+            ErrorKind::Stale => 7,
+            ErrorKind::Unavailable => 8,
+            ErrorKind::Deadline => 9,
+            ErrorKind::Damaged => 10,
+            ErrorKind::Unsupported => 11,
+            ErrorKind::Io => 12,
+        }
+    }
+}
+
+macro_rules! constructors {
+    ($($fn:ident => $kind:ident),*) => {$(
+        pub fn $fn(context: impl Into<String>) -> Error {
+            Error { kind: ErrorKind::$kind, context: context.into() }
+        }
+    )*};
+}
+impl Error {
+    constructors!(not_found => NotFound, exists => Exists, invalid => Invalid, denied => Denied,
+        no_space => NoSpace, stale => Stale, unavailable => Unavailable, deadline => Deadline,
+        damaged => Damaged, unsupported => Unsupported, io => Io);
+    pub fn name(rule: NameRule, context: impl Into<String>) -> Error {
+        Error { kind: ErrorKind::Name(rule), context: context.into() }
+    }
+    /// An I/O failure of the machine, with what was being done (a verb phrase: "open the journal").
+    pub fn from_io(doing: impl fmt::Display, e: &std::io::Error) -> Error {
+        let kind = match e.kind() {
+            std::io::ErrorKind::NotFound => ErrorKind::NotFound,
+            std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => ErrorKind::NoSpace,
+            std::io::ErrorKind::PermissionDenied => ErrorKind::Denied,
+            std::io::ErrorKind::ConnectionRefused
+            | std::io::ErrorKind::ConnectionReset
+            | std::io::ErrorKind::ConnectionAborted
+            | std::io::ErrorKind::BrokenPipe
+            | std::io::ErrorKind::UnexpectedEof => ErrorKind::Unavailable,
+            _ => ErrorKind::Io,
+        };
+        Error { kind, context: format!("{doing}: {e}") }
+    }
+    /// Says what was being done when the error came (a verb phrase).
+    pub fn doing(mut self, what: impl fmt::Display) -> Error {
+        self.context = format!("{what}: {}", self.context);
+        self
+    }
+}
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.context)
+    }
+}
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}: {}", self.kind, self.context)
+    }
+}
+impl std::error::Error for Error {}
+
+impl Wire for Error {
+    fn encode(&self, w: &mut Writer) {
+        self.kind.number().encode(w);
+        self.context.encode(w);
+    }
+    fn decode(r: &mut Reader<'_>) -> Result<Self> {
+        let n = u8::decode(r)?;
+        let kind = ErrorKind::from_number(n)
+            .ok_or_else(|| crate::wire::malformed(format!("{n} is no kind of error")))?;
+        Ok(Error { kind, context: String::decode(r)? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_survives_the_wire() {
+        for kind in KINDS.into_iter().chain(NAME_RULES.map(ErrorKind::Name)) {
+            assert_eq!(ErrorKind::from_number(kind.number()), Some(kind));
+        }
+        assert_eq!(ErrorKind::from_number(0), None);
+        assert_eq!(ErrorKind::from_number(255), None);
+    }
+}

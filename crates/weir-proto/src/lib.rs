@@ -1,0 +1,35 @@
+//! What two Weir nodes must agree on: ids, frames, messages, layout arithmetic, erasure code, checksums,
+//! the cluster map and the kinds of errors.
+//!
+//! Pure: no I/O, no time, no async, no randomness. Every decoder treats its input as hostile.
+
+pub mod coord;
+pub mod data;
+mod error;
+mod ids;
+pub mod map;
+pub mod meta;
+pub mod wire;
+
+pub use error::{Error, ErrorKind, NameRule, Result};
+pub use ids::{
+    CellId, ClusterId, DiskUuid, Epoch, FileId, InodeId, NodeId, PgId, Seq, SessionId, TargetId, Version,
+    VolumeId,
+};
+pub use wire::{Reader, Wire, Writer};
+
+/// One KiB, MiB, GiB in bytes.
+pub const KIB: u64 = 1 << 10;
+pub const MIB: u64 = 1 << 20;
+pub const GIB: u64 = 1 << 30;
+
+/// A request message: its method number on the wire and the type of its answer.
+///
+/// Method numbers: 1–99 coordinator, 100–199 metadata, 200–299 target store, 300–399 metadata → client calls.
+/// A number is never given to another message.
+pub trait Request: Wire {
+    const METHOD: u16;
+    /// The name in traces and metrics.
+    const NAME: &'static str;
+    type Reply: Wire;
+}

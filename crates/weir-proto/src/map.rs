@@ -1,0 +1,204 @@
+//! The cluster map: who is a member, where targets are, which placement groups exist and who leads a volume.
+//! Small, versioned, the same for everybody who holds the same version.
+use crate::{message, wire_enum, wire_struct};
+use crate::{ClusterId, DiskUuid, Epoch, NodeId, PgId, TargetId, VolumeId};
+use std::fmt;
+
+/// k data cells and m parity cells per stripe. `replica:n` is k = 1, m = n − 1; `single` is k = 1, m = 0.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Scheme {
+    pub data: u8,
+    pub parity: u8,
+}
+wire_struct!(Scheme { data: u8, parity: u8 });
+
+impl Scheme {
+    pub const DATA_MAX: u8 = 32;
+    pub const PARITY_MAX: u8 = 8;
+    pub fn width(self) -> usize {
+        usize::from(self.data) + usize::from(self.parity)
+    }
+}
+impl fmt::Display for Scheme {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.data, self.parity) {
+            (1, 0) => write!(f, "single"),
+            (1, m) => write!(f, "replica:{}", m + 1),
+            (k, m) => write!(f, "ec:{k}+{m}"),
+        }
+    }
+}
+impl fmt::Debug for Scheme {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+impl std::str::FromStr for Scheme {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Scheme, String> {
+        let bad = || {
+            format!(
+                "scheme {s:?}: expected single, replica:N (2 to {}), or ec:K+M (K 2 to {}, M 1 to {})",
+                Scheme::PARITY_MAX + 1,
+                Scheme::DATA_MAX,
+                Scheme::PARITY_MAX
+            )
+        };
+        let scheme = match s.split_once(':') {
+            None if s == "single" => Scheme { data: 1, parity: 0 },
+            Some(("replica", n)) => {
+                let n: u8 = n.parse().map_err(|_| bad())?;
+                Scheme { data: 1, parity: n.checked_sub(1).filter(|m| *m >= 1).ok_or_else(bad)? }
+            }
+            Some(("ec", km)) => {
+                let (k, m) = km.split_once('+').ok_or_else(bad)?;
+                let scheme =
+                    Scheme { data: k.parse().map_err(|_| bad())?, parity: m.parse().map_err(|_| bad())? };
+                if scheme.data < 2 || scheme.parity < 1 {
+                    return Err(bad());
+                }
+                scheme
+            }
+            _ => return Err(bad()),
+        };
+        if scheme.data > Scheme::DATA_MAX || scheme.parity > Scheme::PARITY_MAX {
+            return Err(bad());
+        }
+        Ok(scheme)
+    }
+}
+
+/// Where a file's cells are; constant-size, fixed at the file's birth.
+/// Stripe `s` is on placement group `first_pg + (seed + s) % pg_count`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Layout {
+    pub scheme: Scheme,
+    /// log2 of the cell size in bytes, 16 (64 KiB) to 22 (4 MiB).
+    pub cell_shift: u8,
+    pub first_pg: PgId,
+    pub pg_count: u32,
+    pub seed: u32,
+}
+wire_struct!(Layout { scheme: Scheme, cell_shift: u8, first_pg: PgId, pg_count: u32, seed: u32 });
+
+wire_enum!(
+    /// What a node's process does.
+    Role { Coordinator = 1, Meta = 2, Storage = 3, Mount = 4, Mover = 5, Console = 6 }
+);
+wire_enum!(
+    /// Whether a target may be used.
+    TargetState {
+        /// Its process holds its membership.
+        Up = 1,
+        /// Its process is silent or gone. Comes back by itself when it joins again.
+        Down = 2,
+        /// Its disk failed (I/O error, failed sync): never used again by itself.
+        Failed = 3,
+    }
+);
+wire_enum!(
+    /// What one place of a placement group can be asked for.
+    MemberState {
+        /// Holds every fragment that it should: read and written.
+        Current = 1,
+        /// Not reachable: neither read nor written; what is written meanwhile is debt.
+        Down = 2,
+        /// Back, and written again, but what it missed is not repaired yet: read only as a last resort, by version.
+        Behind = 3,
+    }
+);
+
+message!(
+    /// A machine's process.
+    Node {
+        id: NodeId,
+        /// Unique in the cluster, chosen by its administrator.
+        name: String,
+        role: Role,
+        /// Equal for processes of one host: then Unix sockets are used.
+        host: String,
+        /// `tcp:…` and `unix:…`, best first.
+        addrs: Vec<String>,
+        up: bool,
+    }
+);
+message!(Target { id: TargetId, uuid: DiskUuid, node: NodeId, pool: String, state: TargetState, capacity: u64 });
+message!(
+    /// One place of a placement group: holds the fragments with its index.
+    Member {
+        target: TargetId,
+        state: MemberState,
+        /// The group's epoch when the member was last `Current`; the present epoch for a current one.
+        since: Epoch,
+    }
+);
+message!(
+    /// A placement group: an ordered list of k + m targets.
+    Group { id: PgId, pool: String, scheme: Scheme, epoch: Epoch, members: Vec<Member> }
+);
+message!(
+    /// Who leads a volume's metadata.
+    VolumeEntry { id: VolumeId, name: String, leader: Option<NodeId>, leader_epoch: Epoch }
+);
+message!(
+    /// What every node must agree on and an administrator may choose.
+    Settings {
+        /// For new files.
+        scheme: Scheme,
+        cell_shift: u8,
+        /// A client that is silent this long loses its leases.
+        lease_ms: u32,
+        /// A target that is silent this long is down.
+        target_silence_ms: u32,
+    }
+);
+message!(ClusterMap {
+    cluster: ClusterId,
+    version: u64,
+    settings: Settings,
+    nodes: Vec<Node>,
+    targets: Vec<Target>,
+    groups: Vec<Group>,
+    volumes: Vec<VolumeEntry>,
+});
+
+impl ClusterMap {
+    /// Groups have consecutive ids from 0, so a group is found by its index.
+    pub fn group(&self, id: PgId) -> Option<&Group> {
+        self.groups.get(id.0 as usize).filter(|g| g.id == id)
+    }
+    pub fn target(&self, id: TargetId) -> Option<&Target> {
+        self.targets.iter().find(|t| t.id == id)
+    }
+    pub fn node(&self, id: NodeId) -> Option<&Node> {
+        self.nodes.iter().find(|n| n.id == id)
+    }
+    pub fn volume(&self, id: VolumeId) -> Option<&VolumeEntry> {
+        self.volumes.iter().find(|v| v.id == id)
+    }
+    /// The node that serves a target.
+    pub fn target_node(&self, id: TargetId) -> Option<&Node> {
+        self.node(self.target(id)?.node)
+    }
+    /// First group and number of groups of a scheme in a pool; groups of one kind are consecutive.
+    pub fn groups_of(&self, pool: &str, scheme: Scheme) -> Option<(PgId, u32)> {
+        let mut of_kind = self.groups.iter().filter(|g| g.pool == pool && g.scheme == scheme);
+        let first = of_kind.next()?.id;
+        Some((first, 1 + of_kind.count() as u32))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn schemes_are_written_as_they_are_read() {
+        for text in ["single", "replica:2", "replica:3", "ec:4+2", "ec:8+2", "ec:10+3"] {
+            assert_eq!(text.parse::<Scheme>().unwrap().to_string(), text);
+        }
+        for text in ["", "ec", "ec:4", "ec:1+2", "ec:4+0", "ec:33+2", "ec:4+9", "replica:1", "replica:0", "ec:4+2 "] {
+            assert!(text.parse::<Scheme>().is_err(), "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! Messages between a client and a volume's metadata leader (methods 100–199, calls back to the client 300–399).
+//!
+//! Every change of the namespace carries an [`Op`]: a retry with the same (session, slot, seq) gets the reply
+//! of the first try. Replies mean: durable.
+use crate::map::Layout;
+use crate::{InodeId, SessionId, VolumeId, message, wire_enum};
+use bytes::Bytes;
+
+/// Bytes of a file kept in its inode.
+pub const INLINE_MAX: usize = 4096;
+/// Longest name of a directory entry, in bytes.
+pub const NAME_MAX: usize = 255;
+/// Longest target of a symbolic link, in bytes (with its end: PATH_MAX).
+pub const SYMLINK_MAX: usize = 4095;
+/// Longest value of an extended attribute, in bytes.
+pub const XATTR_VALUE_MAX: usize = 65536;
+/// Largest file, in bytes: 8 EiB − 1.
+pub const FILE_BYTES_MAX: u64 = i64::MAX as u64;
+/// Reply slots of a session: changes that one client may have under way at once.
+pub const SLOTS: u32 = 64;
+
+message!(
+    /// Makes a change happen once: the slot's sequence number grows by one with each new change.
+    Op { session: SessionId, slot: u32, seq: u64 }
+);
+message!(
+    /// On whose behalf. Group ids sorted; the first is the primary one.
+    Cred { uid: u32, gid: u32, groups: Vec<u32> }
+);
+message!(
+    /// Nanoseconds since 1970-01-01 UTC.
+    Time { nanos: i64 }
+);
+wire_enum!(FileKind { Regular = 1, Directory = 2, Symlink = 3, Fifo = 4, Socket = 5, CharDevice = 6, BlockDevice = 7 });
+
+message!(
+    /// Everything that `stat` shows, and what a client needs to reach the data.
+    Attr {
+        ino: InodeId,
+        kind: FileKind,
+        /// Permission bits with set-uid, set-gid and sticky (07777).
+        mode: u32,
+        uid: u32,
+        gid: u32,
+        nlink: u32,
+        rdev: u32,
+        size: u64,
+        /// Bytes that data takes, without redundancy.
+        allocated: u64,
+        atime: Time,
+        mtime: Time,
+        ctime: Time,
+        btime: Time,
+        /// Grows with each change of data; equal means: cached data is still right.
+        data_version: u64,
+        /// Of a regular file whose data is on targets or will be.
+        layout: Option<Layout>,
+    }
+);
+
+wire_enum!(
+    /// A client's right to cache an inode.
+    LeaseKind {
+        /// Nothing may be cached: every read and write goes through.
+        None = 0,
+        /// Attributes, data and, of a directory, its names (also that a name is absent). Shared.
+        Read = 1,
+        /// Attributes and data, also changed and not written back yet; size and mtime are the holder's. Exclusive.
+        Write = 2,
+    }
+);
+message!(
+    /// A lease as granted. Every reply that carries attributes grants what it can without recalling anybody.
+    Lease {
+        kind: LeaseKind,
+        /// Token epoch for fragment versions (Write, or None with write access while the file is shared).
+        token_epoch: u32,
+        /// A writer died with this file open: the holder must recover its data before anybody reads (see client).
+        recover: bool,
+        /// Upper bound of what may be on targets beyond `size`, in bytes: extend only after zeroing up to there.
+        data_end: u64,
+    }
+);
+message!(Entry { attr: Attr, lease: Lease });
+
+// ---- sessions
+message!(
+    SessionOpen = 100 -> SessionOpened {
+        volume: VolumeId,
+        /// Shown to administrators: host name and mount point.
+        client: String,
+    }
+);
+message!(SessionOpened { session: SessionId, lease_ms: u32, grace_ms: u32 });
+message!(HeldLease { ino: InodeId, kind: LeaseKind, token_epoch: u32, open_read: u32, open_write: u32 });
+message!(
+    /// After a reconnect: takes up the session again and names what the client holds. `Stale`: it expired, all is lost.
+    SessionResume = 101 -> SessionResumed { session: SessionId, held: Vec<HeldLease> }
+);
+message!(SessionResumed { /** Leases that could not be kept: stop using their caches. */ lost: Vec<InodeId>, lease_ms: u32 });
+message!(KeepAlive = 102 -> () { session: SessionId });
+message!(SessionClose = 103 -> () { session: SessionId });
+
+// ---- reading
+message!(Lookup = 110 -> Looked { session: SessionId, cred: Cred, parent: InodeId, name: Bytes });
+message!(Looked {
+    /// Absent: the name does not exist.
+    entry: Option<Entry>,
+    /// The lease on the parent's names.
+    parent_lease: Lease,
+});
+message!(GetAttr = 111 -> Entry { session: SessionId, ino: InodeId });
+message!(ReadLink = 112 -> LinkTarget { session: SessionId, ino: InodeId });
+message!(LinkTarget { target: Bytes });
+message!(
+    /// Entries after `after` (a cookie from an earlier entry, 0 from the start) in a stable order.
+    ReadDir = 113 -> Listing { session: SessionId, dir: InodeId, after: u64, limit: u32, with_attrs: bool }
+);
+message!(ListEntry {
+    name: Bytes,
+    ino: InodeId,
+    kind: FileKind,
+    /// Continue after this entry with this cookie; stable while entries come and go.
+    cookie: u64,
+    entry: Option<Entry>,
+});
+message!(Listing { entries: Vec<ListEntry>, end: bool, dir_lease: Lease });
+message!(GetXattr = 114 -> XattrValue { session: SessionId, ino: InodeId, name: Bytes });
+message!(XattrValue { value: Bytes });
+message!(ListXattr = 115 -> XattrNames { session: SessionId, ino: InodeId });
+message!(XattrNames { names: Vec<Bytes> });
+message!(
+    /// Exact recursive usage of a directory, itself not counted.
+    GetUsage = 116 -> Usage { session: SessionId, dir: InodeId }
+);
+message!(Usage { bytes: u64, files: u64, directories: u64 });
+message!(StatFs = 117 -> FsStat { session: SessionId });
+message!(FsStat { files: u64, directories: u64, bytes: u64 });
+message!(
+    /// Asks for a lease; others' conflicting leases are recalled first. `kind` None with `write`: the file is shared by
+    /// writers now, write through.
+    AcquireLease = 118 -> Entry { session: SessionId, ino: InodeId, kind: LeaseKind }
+);
+message!(
+    /// Gives leases back (or down to `Read`).
+    ReleaseLease = 119 -> () { session: SessionId, ino: InodeId, keep: LeaseKind }
+);
+message!(
+    /// Opens a regular file. `write`: counts as a writer. Grants the strongest lease that conflicts with nobody's use.
+    Open = 120 -> Opened { session: SessionId, cred: Cred, ino: InodeId, read: bool, write: bool, truncate: bool }
+);
+message!(Opened { entry: Entry, inline: Option<Bytes> });
+message!(
+    /// The last close of one open. Sent after everything is committed.
+    Close = 121 -> () { session: SessionId, ino: InodeId, write: bool }
+);
+message!(ReadInline = 122 -> InlineData { session: SessionId, ino: InodeId });
+message!(InlineData { entry: Entry, data: Option<Bytes> });
+message!(
+    /// The client has recovered a file whose writer died; clears the mark.
+    Recovered = 123 -> Entry { op: Op, ino: InodeId, token_epoch: u32 }
+);
+
+// ---- changing
+message!(Create = 130 -> Created {
+    op: Op, cred: Cred, parent: InodeId, name: Bytes, mode: u32,
+    /// Fail if the name exists; otherwise open what is there.
+    exclusive: bool,
+    /// Counts as an open; 0 none, bit 0 read, bit 1 write.
+    open: u8,
+});
+message!(Created { entry: Entry, parent_attr: Attr, parent_lease: Lease, created: bool, inline: Option<Bytes> });
+message!(Mkdir = 131 -> Made { op: Op, cred: Cred, parent: InodeId, name: Bytes, mode: u32 });
+message!(Made { entry: Entry, parent_attr: Attr, parent_lease: Lease });
+message!(Symlink = 132 -> Made { op: Op, cred: Cred, parent: InodeId, name: Bytes, target: Bytes });
+message!(Mknod = 133 -> Made { op: Op, cred: Cred, parent: InodeId, name: Bytes, mode: u32, kind: FileKind, rdev: u32 });
+message!(Link = 134 -> Made { op: Op, cred: Cred, ino: InodeId, parent: InodeId, name: Bytes });
+message!(Unlink = 135 -> Removed { op: Op, cred: Cred, parent: InodeId, name: Bytes });
+message!(Rmdir = 136 -> Removed { op: Op, cred: Cred, parent: InodeId, name: Bytes });
+message!(Removed { ino: InodeId, parent_attr: Attr, parent_lease: Lease });
+wire_enum!(RenameMode { Replace = 1, NoReplace = 2, Exchange = 3 });
+message!(Rename = 137 -> Renamed {
+    op: Op, cred: Cred, parent: InodeId, name: Bytes, new_parent: InodeId, new_name: Bytes, mode: RenameMode,
+});
+message!(Renamed { moved: InodeId, replaced: Option<InodeId>, parent_attr: Attr, new_parent_attr: Attr });
+
+message!(
+    /// What to set; absent fields stay. Times: `Some(Time)`; "now" is resolved by the client.
+    SetAttr = 138 -> Entry {
+        op: Op, cred: Cred, ino: InodeId,
+        mode: Option<u32>, uid: Option<u32>, gid: Option<u32>,
+        /// Truncates or extends. The caller holds a Write lease (or the file is shared and written through).
+        size: Option<u64>,
+        atime: Option<Time>, mtime: Option<Time>,
+    }
+);
+message!(
+    /// What a writer has made durable on targets: the size commit. The commit point of fresh stripes.
+    Commit = 139 -> Entry {
+        op: Op,
+        ino: InodeId,
+        token_epoch: u32,
+        /// Never makes the file shorter.
+        size: u64,
+        mtime: Time,
+        /// Bytes allocated in all.
+        allocated: u64,
+        /// The whole of a file of at most INLINE_MAX bytes, instead of data on targets.
+        inline: Option<Bytes>,
+        /// Data is on targets now: drops the inline data.
+        drop_inline: bool,
+        /// Nothing uncommitted is left on targets: a death of the writer after this needs no recovery.
+        clean: bool,
+        /// Also counts as `Close` of this many writing opens.
+        close_writes: u32,
+        /// Upper bound of what is on targets, in bytes (never lowered below `size`).
+        data_end: u64,
+    }
+);
+message!(SetXattr = 140 -> Entry {
+    op: Op, cred: Cred, ino: InodeId, name: Bytes, value: Bytes,
+    /// Fail if it exists / if it does not.
+    create: bool, replace: bool,
+});
+message!(RemoveXattr = 141 -> Entry { op: Op, cred: Cred, ino: InodeId, name: Bytes });
+
+// ---- metadata → client, on the client's own connection
+message!(
+    /// Give a lease back (down to `keep`): flush, commit, drop caches, then answer. The answer is the release.
+    Recall = 300 -> () { ino: InodeId, keep: LeaseKind }
+);
