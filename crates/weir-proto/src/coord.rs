@@ -14,6 +14,8 @@ message!(
         /// `None` when the node was never in a cluster.
         cluster: Option<ClusterId>,
         name: String,
+        /// Random, chosen once per process: tells a reconnect from a second process of the same name.
+        instance: u64,
         role: Role,
         host: String,
         addrs: Vec<String>,

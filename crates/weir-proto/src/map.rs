@@ -162,6 +162,18 @@ message!(ClusterMap {
     volumes: Vec<VolumeEntry>,
 });
 
+impl Group {
+    /// Members that hold everything. Writes need at least `scheme.data` of them: the coordinator relies on it when
+    /// it decides who missed nothing (see `weir-coord`'s transitions).
+    pub fn current_count(&self) -> usize {
+        self.members.iter().filter(|m| m.state == MemberState::Current).count()
+    }
+    /// Whether writes may be accepted: at least k members are current.
+    pub fn is_writable(&self) -> bool {
+        self.current_count() >= usize::from(self.scheme.data)
+    }
+}
+
 impl ClusterMap {
     /// Groups have consecutive ids from 0, so a group is found by its index.
     pub fn group(&self, id: PgId) -> Option<&Group> {
