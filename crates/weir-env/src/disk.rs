@@ -100,3 +100,22 @@ pub trait Disk: Send + Sync + 'static {
         self.sync_dir(path.parent().unwrap_or(Path::new("/")))
     }
 }
+
+/// Refuses what direct I/O cannot do: memory, offset and length are multiples of [`crate::IO_ALIGN`].
+pub(crate) fn check_direct(bytes: &[u8], offset: u64) -> io::Result<()> {
+    let align = crate::IO_ALIGN;
+    let aligned = (bytes.as_ptr() as usize).is_multiple_of(align)
+        && bytes.len().is_multiple_of(align)
+        && offset.is_multiple_of(align as u64);
+    if aligned {
+        return Ok(());
+    }
+    Err(io::Error::new(
+        io::ErrorKind::InvalidInput,
+        format!(
+            "{} bytes from memory {:?} at offset {offset}: a file opened direct wants multiples of {align}",
+            bytes.len(),
+            bytes.as_ptr()
+        ),
+    ))
+}

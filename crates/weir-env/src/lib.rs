@@ -16,7 +16,7 @@ mod tasks;
 
 pub use buffer::{Buf, BufferPool, IO_ALIGN};
 pub use clock::{Clock, ClockSource, Instant, Rng, RngSource, TimedOut, WallTime};
-pub use disk::{Disk, DirEntry, File, OpenMode, Space};
+pub use disk::{DirEntry, Disk, File, OpenMode, Space};
 pub use net::{Addr, BoxStream, Listener, Net, Stream};
 pub use tasks::{TaskHandle, Tasks};
 

@@ -24,7 +24,9 @@ impl FromStr for Addr {
     fn from_str(s: &str) -> Result<Addr, String> {
         let expected = "expected tcp:HOST:PORT (an IPv4 or [IPv6] address) or unix:/PATH";
         match s.split_once(':') {
-            Some(("tcp", rest)) => rest.parse().map(Addr::Tcp).map_err(|e| format!("address {s:?}: {e}; {expected}")),
+            Some(("tcp", rest)) => {
+                rest.parse().map(Addr::Tcp).map_err(|e| format!("address {s:?}: {e}; {expected}"))
+            }
             Some(("unix", path)) if path.starts_with('/') => Ok(Addr::Unix(path.into())),
             _ => Err(format!("address {s:?}: {expected}")),
         }

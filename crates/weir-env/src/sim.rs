@@ -1,0 +1,1 @@
+//! The simulated world: one seed, paused time.
