@@ -1,0 +1,157 @@
+//! The words a user of this crate speaks: configuration, open modes, what an open or a look-up gives.
+//!
+//! Plain data and two seams outwards ([`KernelCache`]); nothing here decides anything.
+use std::time::Duration;
+use weir_env::Addr;
+use weir_proto::InodeId;
+use weir_proto::meta::{Attr, Time};
+
+/// What one client process may choose.
+#[derive(Clone, Debug)]
+pub struct ClientConfig {
+    pub coordinators: Vec<Addr>,
+    pub volume: String,
+    /// Shown to administrators: unique among the clients of a host, such as the mount point.
+    pub name: String,
+    /// Host identity: with targets of the same host, Unix sockets are used.
+    pub host: String,
+    /// Budget of dirty data and read cache together, in bytes.
+    pub memory_bytes: u64,
+    /// Every operation ends after this long, with an error that names the cause.
+    pub patience: Duration,
+}
+
+impl ClientConfig {
+    pub const MEMORY_BYTES: u64 = 512 << 20;
+    pub const PATIENCE: Duration = Duration::from_secs(30);
+
+    /// The root volume with default limits.
+    pub fn new(coordinators: Vec<Addr>, name: &str, host: &str) -> ClientConfig {
+        ClientConfig {
+            coordinators,
+            volume: "root".into(),
+            name: name.into(),
+            host: host.into(),
+            memory_bytes: Self::MEMORY_BYTES,
+            patience: Self::PATIENCE,
+        }
+    }
+}
+
+/// What a kernel must forget about an inode.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Forget {
+    Attributes,
+    /// Attributes and data (pages, directory contents).
+    All,
+}
+
+/// A cache above this client that is valid only under its leases. Calls may block: they are made where that is
+/// allowed, before a recall is answered.
+pub trait KernelCache: Send + Sync + 'static {
+    fn invalidate_inode(&self, ino: InodeId, what: Forget);
+    fn invalidate_entry(&self, parent: InodeId, name: &[u8]);
+}
+
+/// For libraries: nothing above caches.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoKernel;
+impl KernelCache for NoKernel {
+    fn invalidate_inode(&self, _: InodeId, _: Forget) {}
+    fn invalidate_entry(&self, _: InodeId, _: &[u8]) {}
+}
+
+/// How a file is opened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct OpenMode {
+    pub read: bool,
+    pub write: bool,
+    /// Every write goes to the end of the file.
+    pub append: bool,
+    /// Cut to nothing at open.
+    pub truncate: bool,
+}
+impl OpenMode {
+    pub const READ: OpenMode = OpenMode { read: true, write: false, append: false, truncate: false };
+    pub const WRITE: OpenMode = OpenMode { read: false, write: true, append: false, truncate: false };
+    pub const BOTH: OpenMode = OpenMode { read: true, write: true, append: false, truncate: false };
+}
+
+/// An open file of this client; ends with [`crate::Client::release`].
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Handle(pub u64);
+
+/// Attributes, and whether a lease lets the caller keep them until `KernelCache` says otherwise.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Stat {
+    pub attr: Attr,
+    pub leased: bool,
+}
+
+/// What an open gives.
+#[derive(Clone, Debug)]
+pub struct Opened {
+    pub handle: Handle,
+    pub stat: Stat,
+    /// True: pages may be kept (a lease protects them). False: every read and write must come here.
+    pub kernel_cache: bool,
+}
+
+/// A time to set.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SetTime {
+    Now,
+    At(Time),
+}
+
+/// What to change; absent fields stay.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct SetAttrs {
+    pub mode: Option<u32>,
+    pub uid: Option<u32>,
+    pub gid: Option<u32>,
+    pub size: Option<u64>,
+    pub atime: Option<SetTime>,
+    pub mtime: Option<SetTime>,
+}
+
+/// Space and files, as `statfs` shows them. Bytes are payload: redundancy is taken off.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Space {
+    pub capacity_bytes: u64,
+    pub used_bytes: u64,
+    pub files: u64,
+    pub directories: u64,
+}
+
+/// What `fallocate` is asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Allocate {
+    /// Grow the file if it is shorter (space is not reserved).
+    Extend,
+    /// The range reads as zeros; the size stays.
+    PunchHole,
+    /// The range reads as zeros; the file grows if it is shorter.
+    ZeroRange,
+}
+
+/// Counters since the start of the client.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct ClientStatus {
+    /// Payload taken from and given to callers, in bytes.
+    pub written_bytes: u64,
+    pub read_bytes: u64,
+    /// Payload of data messages sent to and received from targets, in bytes.
+    pub wire_sent_bytes: u64,
+    pub wire_received_bytes: u64,
+    /// Reads that had to be decoded from parity.
+    pub degraded_reads: u64,
+    /// Stripes written with fewer than k + m fragments.
+    pub degraded_writes: u64,
+    /// Blocks that failed their checksum.
+    pub crc_failures: u64,
+    /// Of the budget: dirty data, cached data, in bytes.
+    pub memory_used_bytes: u64,
+    pub memory_peak_bytes: u64,
+    pub recalls: u64,
+}
