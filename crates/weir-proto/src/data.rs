@@ -26,8 +26,11 @@ message!(
 wire_enum!(WriteMode {
     /// Beyond the committed end of the file: becomes the base at once, whatever was there before.
     Fresh = 1,
-    /// Kept beside the present base until `CommitStripe` or `DropPrepared`.
+    /// Kept beside the present base until `CommitStripe` or `DropPrepared`. The version must be above the present base's
+    /// (`Stale` otherwise: ask `StatCell`, choose a higher one).
     Prepare = 2,
+    /// `Prepare` by the leader of a seal: the leader itself resolves it after a crash.
+    PrepareSeal = 3,
 });
 
 message!(
@@ -123,12 +126,16 @@ message!(CellRead {
     block_crcs: Vec<u32>,
 });
 message!(
-    /// The overlays of a data cell that a parity target mirrors, above `after`, in order of sequence.
-    /// The payload is the data parts one after the other.
+    /// The overlays of a data cell that its target logs or a parity target mirrors, above `after`, in order of sequence.
+    /// The payload is the data parts one after the other. A long list comes in parts: see `more`.
     ReadOverlays = 221 -> OverlaysRead { place: Place, cell: CellId, after: Seq }
 );
 message!(OverlayExtent { seq: Seq, offset: u32, len: u32, kind: OverlayKind, crc: u32 });
-message!(OverlaysRead { extents: Vec<OverlayExtent> });
+message!(OverlaysRead {
+    extents: Vec<OverlayExtent>,
+    /// There are more than fit: ask again after the last one of these.
+    more: bool,
+});
 
 message!(
     /// Tells what versions this target holds of one cell. For readers in doubt, seal and recovery.
@@ -146,7 +153,9 @@ message!(CellStat {
 });
 
 message!(
-    /// Records that fragments of a stripe are not where they should be: counted debt.
+    /// Records that fragments of a stripe are not where they should be: counted debt. Replaces the mask of `version`
+    /// (the base or a prepared one; 0: of whatever is there). To the holder of a fragment with that fragment's own bit:
+    /// "what you have is bad"; the holder verifies it and has it rebuilt.
     MarkMissing = 230 -> () { place: Place, cell: CellId, version: Version, missing: MissingMask }
 );
 message!(
@@ -171,12 +180,27 @@ message!(
         target: TargetId,
         group: PgId,
         after: Option<CellId>,
-        /// Only cells written under this epoch or later.
+        /// Only cells written under this epoch or later, or with fragments missing.
         since: Epoch,
+        /// The group's epoch as the caller knows it: the target refuses lower ones from now on.
+        epoch: Epoch,
         limit: u32,
     }
 );
-message!(CellList { cells: Vec<CellId>, more: bool });
+message!(CellList { cells: Vec<CellSummary>, more: bool });
+message!(
+    /// What a listing tells of a cell (at a parity target also of the data cells whose overlays it mirrors).
+    CellSummary {
+        cell: CellId,
+        /// Epoch of the last write.
+        epoch: Epoch,
+        /// 0: no base.
+        base: Version,
+        /// Highest contiguous overlay sequence held.
+        seq: Seq,
+        missing: MissingMask,
+    }
+);
 message!(
     /// Seals every stripe of a file that has overlays, now (tests, fsck; normally in the background).
     SealFile = 242 -> () { target: TargetId, file: FileId }
