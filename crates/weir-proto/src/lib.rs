@@ -3,10 +3,16 @@
 //!
 //! Pure: no I/O, no time, no async, no randomness. Every decoder treats its input as hostile.
 
+#![deny(unsafe_code)] // but for the FFI module of `ec`
+
+pub mod checksum;
 pub mod coord;
 pub mod data;
+pub mod ec;
 mod error;
+pub mod frame;
 mod ids;
+pub mod layout;
 pub mod map;
 pub mod meta;
 pub mod wire;

@@ -1,7 +1,8 @@
 //! The cluster map: who is a member, where targets are, which placement groups exist and who leads a volume.
 //! Small, versioned, the same for everybody who holds the same version.
-use crate::{message, wire_enum, wire_struct};
 use crate::{ClusterId, DiskUuid, Epoch, NodeId, PgId, TargetId, VolumeId};
+use crate::{Reader, Wire, Writer};
+use crate::{message, wire_enum, wire_struct};
 use std::fmt;
 
 /// k data cells and m parity cells per stripe. `replica:n` is k = 1, m = n − 1; `single` is k = 1, m = 0.
@@ -79,7 +80,27 @@ pub struct Layout {
     pub pg_count: u32,
     pub seed: u32,
 }
-wire_struct!(Layout { scheme: Scheme, cell_shift: u8, first_pg: PgId, pg_count: u32, seed: u32 });
+impl Wire for Layout {
+    fn encode(&self, w: &mut Writer) {
+        self.scheme.encode(w);
+        self.cell_shift.encode(w);
+        self.first_pg.encode(w);
+        self.pg_count.encode(w);
+        self.seed.encode(w);
+    }
+    /// Refuses a layout that no file can have, so that the arithmetic on it needs no checks.
+    fn decode(r: &mut Reader<'_>) -> crate::Result<Layout> {
+        let layout = Layout {
+            scheme: Wire::decode(r)?,
+            cell_shift: Wire::decode(r)?,
+            first_pg: Wire::decode(r)?,
+            pg_count: Wire::decode(r)?,
+            seed: Wire::decode(r)?,
+        };
+        layout.check()?;
+        Ok(layout)
+    }
+}
 
 wire_enum!(
     /// What a node's process does.
@@ -122,7 +143,14 @@ message!(
         up: bool,
     }
 );
-message!(Target { id: TargetId, uuid: DiskUuid, node: NodeId, pool: String, state: TargetState, capacity: u64 });
+message!(Target {
+    id: TargetId,
+    uuid: DiskUuid,
+    node: NodeId,
+    pool: String,
+    state: TargetState,
+    capacity: u64
+});
 message!(
     /// One place of a placement group: holds the fragments with its index.
     Member {
@@ -209,7 +237,9 @@ mod tests {
         for text in ["single", "replica:2", "replica:3", "ec:4+2", "ec:8+2", "ec:10+3"] {
             assert_eq!(text.parse::<Scheme>().unwrap().to_string(), text);
         }
-        for text in ["", "ec", "ec:4", "ec:1+2", "ec:4+0", "ec:33+2", "ec:4+9", "replica:1", "replica:0", "ec:4+2 "] {
+        for text in
+            ["", "ec", "ec:4", "ec:1+2", "ec:4+0", "ec:33+2", "ec:4+9", "replica:1", "replica:0", "ec:4+2 "]
+        {
             assert!(text.parse::<Scheme>().is_err(), "{text:?}");
         }
     }
