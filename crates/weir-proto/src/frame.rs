@@ -1,0 +1,299 @@
+//! The frame: what travels on a connection between two nodes. `docs/protocol.md` draws it.
+//!
+//! A fixed header of 64 bytes, an encoded body, a payload. The header's checksum covers the header and the body, the
+//! payload has its own, so that a damaged payload fails one call and a damaged header ends the connection. Lengths are
+//! checked against their limits before anything is allocated for them. Knows no method and no connection.
+use crate::checksum::{crc32c, crc32c_append};
+use crate::data::PAYLOAD_MAX;
+use crate::{ClusterId, Error, Result, map::Role, message};
+
+/// "WEIR" as bytes.
+pub const MAGIC: [u8; 4] = *b"WEIR";
+/// The protocol versions that this code speaks.
+pub const VERSION_MIN: u16 = 1;
+pub const VERSION_MAX: u16 = 1;
+pub const HEADER_BYTES: usize = 64;
+/// The largest encoded body: a cluster map or a page of a directory, with room to grow.
+pub const BODY_MAX: u32 = 1 << 20;
+/// The largest body of a frame before the peers know each other.
+pub const HELLO_BODY_MAX: u32 = 4096;
+
+crate::wire_enum!(
+    /// What a frame is.
+    FrameKind {
+        /// The caller's first frame; body [`Hello`].
+        Hello = 1,
+        /// The listener's answer; body [`Hello`]. A refusal is an `ErrorResponse`.
+        HelloAck = 2,
+        Request = 3,
+        Response = 4,
+        /// Body: an [`Error`].
+        ErrorResponse = 5,
+        /// Nobody waits for the call any more.
+        Cancel = 6,
+        /// A sign of life. Flag `FLAG_ECHO` asks for another one.
+        Ping = 7,
+        /// The sender closes after this; body: an [`Error`] that says why.
+        Goodbye = 8,
+    }
+);
+
+/// On a `Ping`: answer with a ping.
+pub const FLAG_ECHO: u8 = 1;
+
+message!(
+    /// Who speaks. The first body each way.
+    Hello {
+        version_min: u16,
+        version_max: u16,
+        /// `None`: the sender is not a member yet.
+        cluster: Option<ClusterId>,
+        /// For people: the node's name.
+        name: String,
+        role: Role,
+        /// Differs after each start of the process.
+        instance: u64,
+    }
+);
+
+/// The header's fields; what is left out of it is derived.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Header {
+    pub version: u16,
+    pub kind: FrameKind,
+    pub flags: u8,
+    pub method: u16,
+    pub body_len: u32,
+    pub payload_len: u32,
+    /// CRC32C of the payload; 0 without one.
+    pub payload_crc: u32,
+    /// Chosen by the caller, never again on the same connection; the answer carries it.
+    pub call: u64,
+    /// How long the caller waits from now on, in milliseconds; only on a `Request`.
+    pub patience_ms: u32,
+}
+
+impl Header {
+    pub fn new(kind: FrameKind, call: u64) -> Header {
+        Header {
+            version: VERSION_MAX,
+            kind,
+            flags: 0,
+            method: 0,
+            body_len: 0,
+            payload_len: 0,
+            payload_crc: 0,
+            call,
+            patience_ms: 0,
+        }
+    }
+
+    /// The header for its body. `body_len` must be that of `body`.
+    pub fn encode(&self, body: &[u8]) -> [u8; HEADER_BYTES] {
+        assert_eq!(body.len(), self.body_len as usize);
+        let mut b = [0; HEADER_BYTES];
+        b[0..4].copy_from_slice(&MAGIC);
+        b[4..6].copy_from_slice(&self.version.to_le_bytes());
+        b[6] = self.kind as u8;
+        b[7] = self.flags;
+        b[8..10].copy_from_slice(&self.method.to_le_bytes());
+        b[12..16].copy_from_slice(&self.body_len.to_le_bytes());
+        b[16..20].copy_from_slice(&self.payload_len.to_le_bytes());
+        b[20..24].copy_from_slice(&self.payload_crc.to_le_bytes());
+        b[24..32].copy_from_slice(&self.call.to_le_bytes());
+        b[32..36].copy_from_slice(&self.patience_ms.to_le_bytes());
+        let crc = checksum(&b, body);
+        b[CRC_AT..].copy_from_slice(&crc.to_le_bytes());
+        b
+    }
+
+    /// The fields, their ranges checked. The checksum is checked by [`verify`] when the body is there.
+    pub fn decode(b: &[u8; HEADER_BYTES]) -> Result<Header> {
+        if b[0..4] != MAGIC {
+            return Err(Error::invalid(format!("not a Weir peer: a frame begins with {:02x?}", &b[0..4])));
+        }
+        let version = u16::from_le_bytes([b[4], b[5]]);
+        if !(VERSION_MIN..=VERSION_MAX).contains(&version) {
+            return Err(Error::unsupported(format!(
+                "protocol version {version}: this node speaks {VERSION_MIN} to {VERSION_MAX}"
+            )));
+        }
+        let mut kind = crate::Reader::new(&b[6..7]);
+        let header = Header {
+            version,
+            kind: crate::Wire::decode(&mut kind)?,
+            flags: b[7],
+            method: u16::from_le_bytes([b[8], b[9]]),
+            body_len: u32_at(b, 12),
+            payload_len: u32_at(b, 16),
+            payload_crc: u32_at(b, 20),
+            call: u64::from_le_bytes([b[24], b[25], b[26], b[27], b[28], b[29], b[30], b[31]]),
+            patience_ms: u32_at(b, 32),
+        };
+        header.check_sizes()?;
+        Ok(header)
+    }
+
+    fn check_sizes(&self) -> Result<()> {
+        let body_max = match self.kind {
+            FrameKind::Request | FrameKind::Response => BODY_MAX,
+            _ => HELLO_BODY_MAX,
+        };
+        let payload_max = match self.kind {
+            FrameKind::Request | FrameKind::Response => PAYLOAD_MAX,
+            _ => 0,
+        };
+        if self.body_len > body_max {
+            return Err(Error::invalid(format!(
+                "oversize {:?} frame: a body of {} bytes, at most {body_max} are allowed",
+                self.kind, self.body_len
+            )));
+        }
+        if self.payload_len > payload_max {
+            return Err(Error::invalid(format!(
+                "oversize {:?} frame: a payload of {} bytes, at most {payload_max} are allowed",
+                self.kind, self.payload_len
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// Checks the checksum over header and body.
+pub fn verify(header: &[u8; HEADER_BYTES], body: &[u8]) -> Result<()> {
+    match (u32_at(header, CRC_AT), checksum(header, body)) {
+        (told, found) if told == found => Ok(()),
+        (told, found) => Err(Error::damaged(format!(
+            "frame header fails its checksum: {told:08x} was sent, {found:08x} arrived"
+        ))),
+    }
+}
+
+/// Whether two nodes may talk; the error is for both of them.
+pub fn check_hello(theirs: &Hello, our_cluster: Option<ClusterId>) -> Result<()> {
+    if theirs.version_max < VERSION_MIN || theirs.version_min > VERSION_MAX {
+        return Err(Error::unsupported(format!(
+            "{} speaks protocol versions {} to {}, this node {VERSION_MIN} to {VERSION_MAX}",
+            theirs.name, theirs.version_min, theirs.version_max
+        )));
+    }
+    match (theirs.cluster, our_cluster) {
+        (Some(a), Some(b)) if a != b => {
+            Err(Error::denied(format!("{} belongs to cluster {a}, this node to cluster {b}", theirs.name)))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Where the header's own checksum is: its last field.
+const CRC_AT: usize = 60;
+
+fn checksum(header: &[u8; HEADER_BYTES], body: &[u8]) -> u32 {
+    match body {
+        [] => crc32c(&header[..CRC_AT]),
+        body => crc32c_append(crc32c(&header[..CRC_AT]), body),
+    }
+}
+
+fn u32_at(b: &[u8; HEADER_BYTES], at: usize) -> u32 {
+    u32::from_le_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn request() -> Header {
+        Header {
+            method: 220,
+            body_len: 3,
+            payload_len: 5,
+            payload_crc: crc32c(b"bytes"),
+            patience_ms: 30_000,
+            ..Header::new(FrameKind::Request, 0x0102_0304_0506_0708)
+        }
+    }
+
+    /// The layout is for ever: this test fails when a byte of it moves.
+    #[test]
+    fn golden_frame() {
+        let bytes = request().encode(b"abc");
+        let hex: String = bytes.iter().map(|b| format!("{b:02x}")).collect();
+        assert_eq!(
+            hex,
+            concat!(
+                "57454952",
+                "0100",
+                "03",
+                "00",
+                "dc00",
+                "0000",
+                "03000000",
+                "05000000",
+                "929c6ed0",
+                "0807060504030201",
+                "30750000",
+                "000000000000000000000000000000000000000000000000",
+                "6d00d405"
+            )
+        );
+        assert_eq!(Header::decode(&bytes).unwrap(), request());
+        verify(&bytes, b"abc").unwrap();
+    }
+
+    #[test]
+    fn every_flipped_bit_is_noticed() {
+        let good = request().encode(b"abc");
+        for bit in 0..8 * HEADER_BYTES {
+            let mut bad = good;
+            bad[bit / 8] ^= 1 << (bit % 8);
+            assert!(verify(&bad, b"abc").is_err(), "bit {bit}");
+        }
+        assert!(verify(&good, b"abd").is_err());
+    }
+
+    #[test]
+    fn sizes_are_limited() {
+        for bad in [
+            Header { body_len: BODY_MAX + 1, ..request() },
+            Header { payload_len: PAYLOAD_MAX + 1, ..request() },
+            Header { body_len: HELLO_BODY_MAX + 1, ..Header::new(FrameKind::Hello, 0) },
+            Header { payload_len: 1, ..Header::new(FrameKind::Ping, 0) },
+        ] {
+            let bytes = bad.encode(&vec![0; bad.body_len as usize]);
+            let refused = Header::decode(&bytes).unwrap_err();
+            assert!(refused.context.contains("oversize"), "{refused:?}");
+        }
+    }
+
+    #[test]
+    fn clusters_and_versions_do_not_mix() {
+        let hello = Hello {
+            version_min: 1,
+            version_max: 1,
+            cluster: Some(ClusterId([1; 16])),
+            name: "a".into(),
+            role: Role::Storage,
+            instance: 7,
+        };
+        check_hello(&hello, Some(ClusterId([1; 16]))).unwrap();
+        check_hello(&hello, None).unwrap();
+        check_hello(&Hello { cluster: None, ..hello.clone() }, Some(ClusterId([1; 16]))).unwrap();
+        assert!(check_hello(&hello, Some(ClusterId([2; 16]))).is_err());
+        assert!(check_hello(&Hello { version_min: 9, version_max: 12, ..hello }, None).is_err());
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(10_000))]
+        #[test]
+        fn any_header_is_decoded_or_refused(bytes: [u8; HEADER_BYTES], version in 0..3u16) {
+            let mut b = bytes;
+            let _ = Header::decode(&b);
+            b[0..4].copy_from_slice(&MAGIC);
+            b[4..6].copy_from_slice(&version.to_le_bytes());
+            let _ = Header::decode(&b);
+            let _ = verify(&b, &[]);
+        }
+    }
+}
