@@ -4,6 +4,14 @@
 //! journal's group commit has them ([`Kv::wait_durable`]). Whoever tells another node about a change waits first.
 //!
 //! Knows nothing of inodes, maps or cells: keys and values are bytes.
+#![forbid(unsafe_code)]
+
+mod base;
+mod change;
+pub mod memory;
+mod state;
+
+pub use memory::MemoryKv;
 
 use std::sync::Arc;
 use weir_env::BoxFuture;

@@ -1,0 +1,183 @@
+//! The folded tree: a redb database over a file of the environment.
+//!
+//! Written only by folds: one durable redb commit takes a whole sealed delta and the number of its last
+//! transaction, so after a crash the tree is the state of exactly one transaction. redb never sees the journal.
+//!
+//! Knows nothing of transactions in flight.
+
+use crate::CommitSeq;
+use crate::change::{Change, Delta};
+use redb::{AccessGuard, Database, Durability, ReadableDatabase, ReadableTable, StorageBackend, TableDefinition};
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use weir_env::File;
+use weir_proto::{Error, Result};
+
+const ENTRIES: TableDefinition<'static, &[u8], &[u8]> = TableDefinition::new("entries");
+const FOLDED: TableDefinition<'static, &str, u64> = TableDefinition::new("folded");
+const FOLDED_SEQ: &str = "seq";
+const FOLDED_SEGMENT: &str = "segment";
+
+/// How far the journal is folded in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Folded {
+    pub(crate) seq: CommitSeq,
+    /// Number of the newest journal segment that is folded in completely; such numbers are never used again.
+    pub(crate) segment: u64,
+}
+
+/// The database, for the one who folds.
+pub(crate) struct Tree {
+    database: Database,
+}
+
+impl Tree {
+    pub(crate) fn open(file: Arc<dyn File>, cache_bytes: usize) -> Result<Tree> {
+        let database = Database::builder()
+            .set_cache_size(cache_bytes)
+            .create_with_backend(Backend { file })
+            .map_err(|e| error("open the state tree", e))?;
+        Ok(Tree { database })
+    }
+
+    /// Writes `deltas`, oldest first, and durably.
+    pub(crate) fn fold(&self, deltas: &[Arc<Delta>], folded: Folded) -> Result<()> {
+        let doing = "fold the journal into the state tree";
+        let mut txn = self.database.begin_write().map_err(|e| error(doing, e))?;
+        txn.set_durability(Durability::Immediate).map_err(|e| error(doing, e))?;
+        // Keeps the allocator's state in the commit: opening after a crash need not walk the tree.
+        txn.set_quick_repair(true);
+        {
+            let mut entries = txn.open_table(ENTRIES).map_err(|e| error(doing, e))?;
+            for (key, change) in deltas.iter().flat_map(|d| &d.changes) {
+                fold_one(&mut entries, key, change).map_err(|e| error(doing, e))?;
+            }
+            let mut at = txn.open_table(FOLDED).map_err(|e| error(doing, e))?;
+            at.insert(FOLDED_SEQ, folded.seq.0).map_err(|e| error(doing, e))?;
+            at.insert(FOLDED_SEGMENT, folded.segment).map_err(|e| error(doing, e))?;
+        }
+        txn.commit().map_err(|e| error(doing, e))
+    }
+
+    pub(crate) fn folded(&self) -> Result<Folded> {
+        let doing = "read how far the journal is folded";
+        let txn = self.database.begin_read().map_err(|e| error(doing, e))?;
+        let table = match txn.open_table(FOLDED) {
+            Ok(table) => table,
+            Err(redb::TableError::TableDoesNotExist(_)) => return Ok(Folded::default()),
+            Err(e) => return Err(error(doing, e)),
+        };
+        let get = |key| Ok(table.get(key).map_err(|e| error(doing, e))?.map_or(0, |v| v.value()));
+        Ok(Folded { seq: CommitSeq(get(FOLDED_SEQ)?), segment: get(FOLDED_SEGMENT)? })
+    }
+
+    /// The newest fold, for readers; it stays readable while the next fold runs. None before the first fold.
+    pub(crate) fn snapshot(&self) -> Result<Option<Base>> {
+        let doing = "read the state tree";
+        let txn = self.database.begin_read().map_err(|e| error(doing, e))?;
+        match txn.open_table(ENTRIES) {
+            Ok(table) => Ok(Some(Base { table })),
+            Err(redb::TableError::TableDoesNotExist(_)) => Ok(None),
+            Err(e) => Err(error(doing, e)),
+        }
+    }
+}
+
+fn fold_one(
+    entries: &mut redb::Table<'_, &'static [u8], &'static [u8]>,
+    key: &[u8],
+    change: &Change,
+) -> std::result::Result<(), redb::StorageError> {
+    match change {
+        Change::Put(value) => drop(entries.insert(key, &**value)?),
+        Change::Delete => drop(entries.remove(key)?),
+        Change::Add(_) | Change::Max(_) => {
+            let below = entries.get(key)?.map(|v| v.value().to_vec());
+            let value = change.apply(below.as_deref()).expect("a number has a value");
+            drop(entries.insert(key, value.as_slice())?);
+        }
+    }
+    Ok(())
+}
+
+/// The tree as one fold left it.
+pub(crate) struct Base {
+    table: redb::ReadOnlyTable<&'static [u8], &'static [u8]>,
+}
+
+impl Base {
+    pub(crate) fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        let value = self.table.get(key).map_err(|e| error("read a key of the state tree", e))?;
+        Ok(value.map(|v| v.value().to_vec()))
+    }
+
+    pub(crate) fn range(&self, start: &[u8], end: &[u8]) -> Result<Range> {
+        let range = self.table.range::<&[u8]>(start..end).map_err(|e| error("scan the state tree", e))?;
+        Ok(Range(range))
+    }
+}
+
+pub(crate) struct Range(redb::Range<'static, &'static [u8], &'static [u8]>);
+
+impl Iterator for Range {
+    type Item = Result<Entry>;
+    fn next(&mut self) -> Option<Result<Entry>> {
+        let next = self.0.next()?;
+        Some(next.map(|(k, v)| Entry(k, v)).map_err(|e| error("scan the state tree", e)))
+    }
+}
+
+pub(crate) struct Entry(AccessGuard<'static, &'static [u8]>, AccessGuard<'static, &'static [u8]>);
+
+impl Entry {
+    pub(crate) fn key(&self) -> &[u8] {
+        self.0.value()
+    }
+    pub(crate) fn value(&self) -> &[u8] {
+        self.1.value()
+    }
+}
+
+/// What a caller can do about redb's error.
+fn error(doing: &str, e: impl Into<redb::Error>) -> Error {
+    match e.into() {
+        redb::Error::Io(e) => Error::from_io(doing, &e),
+        redb::Error::Corrupted(what) => Error::damaged(format!("{doing}: {what}; restore the directory")),
+        e => Error::io(format!("{doing}: {e}")),
+    }
+}
+
+/// redb's disk. One process opens the directory (the engine holds its lock), so redb's own locks are left out.
+struct Backend {
+    file: Arc<dyn File>,
+}
+
+impl fmt::Debug for Backend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Backend")
+    }
+}
+
+impl StorageBackend for Backend {
+    fn len(&self) -> io::Result<u64> {
+        self.file.len()
+    }
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        self.file.read_exact_at(out, offset)
+    }
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        let old = self.file.len()?;
+        if len > old {
+            self.file.allocate(old, len - old) // a full disk shows here, before anything is written
+        } else {
+            self.file.set_len(len)
+        }
+    }
+    fn sync_data(&self) -> io::Result<()> {
+        self.file.sync_data()
+    }
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.file.write_all_at(data, offset)
+    }
+}
