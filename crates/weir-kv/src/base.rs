@@ -7,7 +7,9 @@
 
 use crate::CommitSeq;
 use crate::change::{Change, Delta};
-use redb::{AccessGuard, Database, Durability, ReadableDatabase, ReadableTable, StorageBackend, TableDefinition};
+use redb::{
+    AccessGuard, Database, Durability, ReadableDatabase, ReadableTable, StorageBackend, TableDefinition,
+};
 use std::fmt;
 use std::io;
 use std::sync::Arc;
