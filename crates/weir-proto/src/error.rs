@@ -25,6 +25,8 @@ pub enum NameRule {
     Range,
     FileTooBig,
     Busy,
+    /// Reserved to the owner or the administrator, whatever the mode bits say (EPERM, not EACCES).
+    NotOwner,
 }
 
 /// What a caller can do about it. A kind exists only if a caller would act differently.
@@ -56,7 +58,7 @@ pub enum ErrorKind {
     Io,
 }
 
-const NAME_RULES: [NameRule; 11] = [
+const NAME_RULES: [NameRule; 12] = [
     NameRule::NotDirectory,
     NameRule::IsDirectory,
     NameRule::NotEmpty,
@@ -68,6 +70,7 @@ const NAME_RULES: [NameRule; 11] = [
     NameRule::Range,
     NameRule::FileTooBig,
     NameRule::Busy,
+    NameRule::NotOwner,
 ];
 const KINDS: [ErrorKind; 11] = [
     ErrorKind::NotFound,
@@ -128,6 +131,7 @@ impl ErrorKind {
                 NameRule::Range => 34,
                 NameRule::FileTooBig => 27,
                 NameRule::Busy => 16,
+                NameRule::NotOwner => 1,
             },
         }
     }

@@ -155,7 +155,10 @@ message!(
     Close = 121 -> () { session: SessionId, ino: InodeId, write: bool }
 );
 message!(ReadInline = 122 -> InlineData { session: SessionId, ino: InodeId });
-message!(InlineData { entry: Entry, data: Option<Bytes> });
+message!(
+    /// `data` may be shorter than the file's size: the rest is zeros, as long as the inode keeps inline data.
+    InlineData { entry: Entry, data: Option<Bytes> }
+);
 message!(
     /// The client has recovered a file whose writer died; clears the mark.
     Recovered = 123 -> Entry { op: Op, ino: InodeId, token_epoch: u32 }
