@@ -17,7 +17,7 @@ mod tasks;
 pub use buffer::{Buf, BufferPool, IO_ALIGN};
 pub use clock::{Clock, ClockSource, Instant, Rng, RngSource, TimedOut, WallTime};
 pub use disk::{DirEntry, Disk, File, OpenMode, Space};
-pub use net::{Addr, BoxStream, Listener, Net, Stream};
+pub use net::{Addr, BoxReader, BoxStream, BoxWriter, Listener, Net, Stream, split_shared};
 pub use tasks::{TaskHandle, Tasks};
 
 /// A boxed future, for object-safe async seams.

@@ -34,9 +34,25 @@ impl FromStr for Addr {
 }
 
 /// A connected, ordered, reliable byte stream.
-pub trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
-impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
+pub trait Stream: AsyncRead + AsyncWrite + Unpin + Send {
+    /// The two directions, to be used by different tasks at the same moment: neither waits for a lock of the other.
+    /// Dropping the writer ends the stream in that direction.
+    fn split(self: Box<Self>) -> (BoxReader, BoxWriter);
+}
 pub type BoxStream = Box<dyn Stream>;
+pub type BoxReader = Box<dyn AsyncRead + Unpin + Send>;
+pub type BoxWriter = Box<dyn AsyncWrite + Unpin + Send>;
+
+/// [`Stream::split`] for streams whose halves may share a lock (a simulated one's do no work under it).
+pub fn split_shared<T: AsyncRead + AsyncWrite + Send + 'static>(stream: T) -> (BoxReader, BoxWriter) {
+    let (reader, writer) = tokio::io::split(stream);
+    (Box::new(reader), Box::new(writer))
+}
+impl Stream for tokio::io::DuplexStream {
+    fn split(self: Box<Self>) -> (BoxReader, BoxWriter) {
+        split_shared(*self)
+    }
+}
 
 pub trait Listener: Send + Sync {
     /// The next connection and a printable name of its peer.

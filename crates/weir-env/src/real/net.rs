@@ -1,6 +1,6 @@
 //! Sockets of the machine.
 
-use crate::{Addr, BoxFuture, BoxStream, Listener, Net};
+use crate::{Addr, BoxFuture, BoxReader, BoxStream, BoxWriter, Listener, Net, Stream};
 use std::{
     io,
     net::SocketAddr,
@@ -35,6 +35,19 @@ impl Net for MachineNet {
                 Addr::Unix(path) => Box::new(UnixStream::connect(path).await?),
             })
         })
+    }
+}
+
+impl Stream for TcpStream {
+    fn split(self: Box<Self>) -> (BoxReader, BoxWriter) {
+        let (reader, writer) = self.into_split();
+        (Box::new(reader), Box::new(writer))
+    }
+}
+impl Stream for UnixStream {
+    fn split(self: Box<Self>) -> (BoxReader, BoxWriter) {
+        let (reader, writer) = self.into_split();
+        (Box::new(reader), Box::new(writer))
     }
 }
 
