@@ -1,0 +1,163 @@
+//! Transitions of placement groups: targets that go, come back and catch up.
+//!
+//! Invariants:
+//! - each change of a group raises its epoch by one;
+//! - a current member's `since` is the group's epoch; another member's is the last epoch in which it was current;
+//! - writes are accepted only while k members are current ([`Group::is_writable`]).
+//!
+//! From the last two follows who missed nothing: an epoch later than the k-th largest `since` never had k current
+//! members, so nothing was written in it. A member whose `since` is at least that value is current again as soon as it
+//! returns (all of a cluster that was stopped and started, for example); any other is behind until repaired.
+use super::placement::{Candidate, group_count, place};
+use weir_proto::map::{ClusterMap, Group, Member, MemberState, Scheme, TargetState};
+use weir_proto::{Epoch, Error, PgId, Result, TargetId};
+
+/// The target cannot be reached. True if that is news.
+pub fn target_down(map: &mut ClusterMap, target: TargetId) -> bool {
+    leave_groups(map, target, TargetState::Down)
+}
+
+/// The target's disk failed: it does not come back by itself. True if that is news.
+pub fn target_failed(map: &mut ClusterMap, target: TargetId) -> bool {
+    leave_groups(map, target, TargetState::Failed)
+}
+
+/// The target is served again. True if that is news; a failed target stays failed.
+pub fn target_back(map: &mut ClusterMap, target: TargetId) -> bool {
+    let Some(entry) = map.targets.iter_mut().find(|t| t.id == target) else { return false };
+    if entry.state != TargetState::Down {
+        return false;
+    }
+    entry.state = TargetState::Up;
+    for group in &mut map.groups {
+        let last_written = last_writable_epoch(group);
+        let Some(member) = member_of(group, target) else { continue };
+        if member.state == MemberState::Down {
+            let missed_nothing = member.since >= last_written;
+            let state = if missed_nothing { MemberState::Current } else { MemberState::Behind };
+            set_member(group, target, state);
+        }
+    }
+    true
+}
+
+/// A member that was behind holds everything again, as of `epoch`. True if that is news.
+pub fn caught_up(map: &mut ClusterMap, target: TargetId, group: PgId, epoch: Epoch) -> Result<bool> {
+    let group = map
+        .groups
+        .get_mut(group.0 as usize)
+        .filter(|g| g.id == group)
+        .ok_or_else(|| Error::not_found(format!("no placement group {group}")))?;
+    let state = member_of(group, target)
+        .map(|m| m.state)
+        .ok_or_else(|| Error::invalid(format!("{target} is no member of {}", group.id)))?;
+    if epoch != group.epoch {
+        // It may have been away in between: whoever says this looks again under the present epoch.
+        return Err(Error::stale(format!("{} is at {}, not {epoch}: check again", group.id, group.epoch)));
+    }
+    match state {
+        MemberState::Current => Ok(false),
+        MemberState::Down => Err(Error::stale(format!("{target} is down in {}", group.id))),
+        MemberState::Behind => {
+            set_member(group, target, MemberState::Current);
+            Ok(true)
+        }
+    }
+}
+
+/// Creates the groups of every scheme that has none yet in a pool with enough targets: the scheme for new files, and
+/// copies for what asks for them. Waits until `expected_targets` are up, so that the first groups use them all.
+/// True if there are new ones.
+pub fn create_groups(map: &mut ClusterMap, expected_targets: usize) -> bool {
+    let up = |state: TargetState| state == TargetState::Up;
+    if map.targets.iter().filter(|t| up(t.state)).count() < expected_targets {
+        return false;
+    }
+    let mut pools: Vec<String> = map.targets.iter().map(|t| t.pool.clone()).collect();
+    pools.sort_unstable();
+    pools.dedup();
+    let before = map.groups.len();
+    for pool in pools {
+        let candidates: Vec<Candidate> = map
+            .targets
+            .iter()
+            .filter(|t| t.pool == pool && up(t.state))
+            .map(|t| Candidate {
+                target: t.id,
+                node: t.node,
+                host: map.node(t.node).map(|n| n.host.clone()).unwrap_or_default(),
+            })
+            .collect();
+        for scheme in schemes_wanted(map.settings.scheme) {
+            if map.groups_of(&pool, scheme).is_none() {
+                append_groups(map, &pool, scheme, &candidates);
+            }
+        }
+    }
+    map.groups.len() > before
+}
+
+fn schemes_wanted(for_new_files: Scheme) -> Vec<Scheme> {
+    let mut wanted = vec![for_new_files];
+    for parity in [0, 1, 2] {
+        let copies = Scheme { data: 1, parity };
+        if copies != for_new_files {
+            wanted.push(copies);
+        }
+    }
+    wanted
+}
+
+fn append_groups(map: &mut ClusterMap, pool: &str, scheme: Scheme, candidates: &[Candidate]) {
+    for members in place(scheme, candidates, group_count(scheme, candidates.len())) {
+        let epoch = Epoch(1);
+        let members = members
+            .into_iter()
+            .map(|target| Member { target, state: MemberState::Current, since: epoch })
+            .collect();
+        let id = PgId(map.groups.len() as u32);
+        map.groups.push(Group { id, pool: pool.to_owned(), scheme, epoch, members });
+    }
+}
+
+fn leave_groups(map: &mut ClusterMap, target: TargetId, to: TargetState) -> bool {
+    let Some(entry) = map.targets.iter_mut().find(|t| t.id == target) else { return false };
+    if entry.state == to || entry.state == TargetState::Failed {
+        return false;
+    }
+    entry.state = to;
+    for group in &mut map.groups {
+        if member_of(group, target).is_some_and(|m| m.state != MemberState::Down) {
+            set_member(group, target, MemberState::Down);
+        }
+    }
+    true
+}
+
+fn member_of(group: &Group, target: TargetId) -> Option<&Member> {
+    group.members.iter().find(|m| m.target == target)
+}
+
+/// The newest epoch in which k members may have been current.
+fn last_writable_epoch(group: &Group) -> Epoch {
+    let mut since: Vec<Epoch> = group.members.iter().map(|m| m.since).collect();
+    since.sort_unstable();
+    let k = usize::from(group.scheme.data);
+    since.len().checked_sub(k).and_then(|i| since.get(i)).copied().unwrap_or(group.epoch)
+}
+
+fn set_member(group: &mut Group, target: TargetId, state: MemberState) {
+    group.epoch = Epoch(group.epoch.0 + 1);
+    for member in &mut group.members {
+        if member.target == target {
+            member.state = state;
+        }
+        if member.state == MemberState::Current {
+            member.since = group.epoch;
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "groups_tests.rs"]
+mod tests;

@@ -1,0 +1,166 @@
+//! Claims about group transitions, by table and against a model of writes.
+use super::*;
+use proptest::prelude::*;
+use weir_proto::map::{Node, Role, Settings, Target};
+use weir_proto::{ClusterId, DiskUuid, NodeId};
+
+pub fn cluster(targets: u32, scheme: &str) -> ClusterMap {
+    ClusterMap {
+        cluster: ClusterId([7; 16]),
+        version: 1,
+        settings: Settings {
+            scheme: scheme.parse().unwrap(),
+            cell_shift: 20,
+            lease_ms: 10_000,
+            target_silence_ms: 1000,
+        },
+        nodes: (1..=targets)
+            .map(|n| Node {
+                id: NodeId(n),
+                name: format!("s{n}"),
+                role: Role::Storage,
+                host: "h".into(),
+                addrs: vec![],
+                up: true,
+            })
+            .collect(),
+        targets: (1..=targets)
+            .map(|n| Target {
+                id: TargetId(n),
+                uuid: DiskUuid([n as u8; 16]),
+                node: NodeId(n),
+                pool: "hdd".into(),
+                state: TargetState::Up,
+                capacity: 1,
+            })
+            .collect(),
+        groups: vec![],
+        volumes: vec![],
+    }
+}
+fn with_groups(targets: u32, scheme: &str) -> ClusterMap {
+    let mut map = cluster(targets, scheme);
+    assert!(create_groups(&mut map, targets as usize));
+    map
+}
+fn state(map: &ClusterMap, group: u32, target: u32) -> MemberState {
+    member_of(&map.groups[group as usize], TargetId(target)).unwrap().state
+}
+fn t(n: u32) -> TargetId {
+    TargetId(n)
+}
+
+#[test]
+fn groups_appear_once_when_all_expected_targets_are_up() {
+    let mut map = cluster(6, "ec:4+2");
+    map.targets[5].state = TargetState::Down;
+    assert!(!create_groups(&mut map, 6));
+    assert!(target_back(&mut map, t(6)));
+    assert!(create_groups(&mut map, 6));
+    assert!(!create_groups(&mut map, 6));
+    for (scheme, count) in [("ec:4+2", 24), ("single", 6), ("replica:2", 24), ("replica:3", 24)] {
+        let (_, n) = map.groups_of("hdd", scheme.parse().unwrap()).unwrap();
+        assert_eq!(n, count, "{scheme}");
+    }
+    for (i, group) in map.groups.iter().enumerate() {
+        assert_eq!(group.id, PgId(i as u32));
+    }
+}
+
+#[test]
+fn a_target_that_missed_writes_is_behind_until_caught_up() {
+    let mut map = with_groups(6, "ec:4+2");
+    assert!(target_down(&mut map, t(3)));
+    assert!(!target_down(&mut map, t(3)), "no second epoch for the same loss");
+    assert_eq!(map.groups[0].epoch, Epoch(2));
+    assert_eq!(member_of(&map.groups[0], t(3)).unwrap().since, Epoch(1));
+    assert_eq!(member_of(&map.groups[0], t(1)).unwrap().since, Epoch(2));
+    assert!(target_back(&mut map, t(3)));
+    assert_eq!(map.groups[0].epoch, Epoch(3));
+    assert_eq!(state(&map, 0, 3), MemberState::Behind);
+    assert!(caught_up(&mut map, t(3), PgId(0), Epoch(2)).is_err(), "an older epoch proves nothing");
+    assert!(caught_up(&mut map, t(3), PgId(0), Epoch(3)).unwrap());
+    assert_eq!((state(&map, 0, 3), map.groups[0].epoch), (MemberState::Current, Epoch(4)));
+    assert!(!caught_up(&mut map, t(3), PgId(0), Epoch(4)).unwrap());
+}
+
+#[test]
+fn a_cluster_that_stops_and_starts_is_current_again_as_far_as_nothing_was_written() {
+    let mut map = with_groups(6, "ec:4+2");
+    for n in 1..=6 {
+        target_down(&mut map, t(n));
+    }
+    assert_eq!(map.groups[0].current_count(), 0);
+    for n in 1..=6 {
+        target_back(&mut map, t(n));
+    }
+    // t1 and t2 were away while four others could still be written to.
+    for (n, expected) in [(1, MemberState::Behind), (2, MemberState::Behind), (3, MemberState::Current)] {
+        assert_eq!(state(&map, 0, n), expected, "t{n}");
+    }
+    assert!(map.groups[0].is_writable());
+}
+
+#[test]
+fn the_last_copy_that_was_written_to_is_the_one_that_is_right() {
+    let mut map = with_groups(2, "replica:2");
+    target_down(&mut map, t(1));
+    target_down(&mut map, t(2));
+    target_back(&mut map, t(1));
+    assert_eq!(state(&map, 0, 1), MemberState::Behind);
+    target_back(&mut map, t(2));
+    assert_eq!(state(&map, 0, 2), MemberState::Current);
+}
+
+#[test]
+fn a_failed_target_does_not_come_back_by_itself() {
+    let mut map = with_groups(6, "ec:4+2");
+    assert!(target_failed(&mut map, t(1)));
+    assert!(!target_back(&mut map, t(1)));
+    assert!(!target_down(&mut map, t(1)));
+    assert_eq!(state(&map, 0, 1), MemberState::Down);
+}
+
+proptest! {
+    /// Model: in each state in which the group is writable, a write goes to all members that are not down. Then a
+    /// current member must hold every write.
+    #[test]
+    fn a_current_member_holds_every_write(
+        scheme in prop::sample::select(vec!["ec:4+2", "replica:3", "replica:2", "single", "ec:3+1"]),
+        steps in prop::collection::vec((0u8..3, 0u32..6), 1..60),
+    ) {
+        let width = scheme.parse::<Scheme>().unwrap().width() as u32;
+        let mut map = with_groups(width, scheme);
+        let mut held: Vec<std::collections::BTreeSet<usize>> = vec![Default::default(); width as usize];
+        let mut writes = 0;
+        for (step, target) in steps {
+            let target = t(target % width + 1);
+            let epoch = map.groups[0].epoch;
+            match step {
+                0 => { target_down(&mut map, target); }
+                1 => { target_back(&mut map, target); }
+                _ => {
+                    // The repairer needs k current peers' worth of fragments; then the member has everything.
+                    if state(&map, 0, target.0) == MemberState::Behind && map.groups[0].is_writable() {
+                        held[target.0 as usize - 1] = (0..writes).collect();
+                        caught_up(&mut map, target, PgId(0), epoch).unwrap();
+                    }
+                }
+            }
+            let group = &map.groups[0];
+            if group.is_writable() {
+                for m in group.members.iter().filter(|m| m.state != MemberState::Down) {
+                    held[m.target.0 as usize - 1].insert(writes);
+                }
+                writes += 1;
+            }
+            for m in &group.members {
+                prop_assert!((m.state == MemberState::Current) == (m.since == group.epoch)
+                    || m.state != MemberState::Current);
+                if m.state == MemberState::Current {
+                    prop_assert_eq!(held[m.target.0 as usize - 1].len(), writes, "{} in {:?}", m.target, group);
+                }
+            }
+        }
+    }
+}

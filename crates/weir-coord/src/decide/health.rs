@@ -1,0 +1,67 @@
+//! Health: is a node up, seen from its connection and its heartbeats?
+use std::time::Duration;
+use weir_env::Instant;
+
+/// How long silence is forgiven.
+#[derive(Clone, Copy, Debug)]
+pub struct HealthLimits {
+    pub silence_max: Duration,
+}
+
+/// What the coordinator knows of a member at first hand.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Presence {
+    /// The connection of its `Join` is open; its last message came at `last_heard`.
+    Connected { last_heard: Instant },
+    /// The coordinator started at `since` and has not heard of this member yet.
+    Awaited { since: Instant },
+    /// Its connection ended, or it left.
+    Gone,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Verdict {
+    Up,
+    /// Why, in words for the log.
+    Down(&'static str),
+    /// Nothing is known yet: the map stays as it is.
+    Wait,
+}
+
+pub fn judge(presence: Presence, now: Instant, limits: &HealthLimits) -> Verdict {
+    match presence {
+        Presence::Connected { last_heard } if now.since(last_heard) <= limits.silence_max => Verdict::Up,
+        Presence::Connected { .. } => Verdict::Down("it is silent"),
+        Presence::Awaited { since } if now.since(since) <= limits.silence_max => Verdict::Wait,
+        Presence::Awaited { .. } => Verdict::Down("it did not come back after the coordinator's restart"),
+        Presence::Gone => Verdict::Down("its connection ended"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_broken_connection_counts_at_once_and_silence_after_its_limit() {
+        let at = |ms: u64| Instant(ms * 1_000_000);
+        let limits = HealthLimits { silence_max: Duration::from_millis(1000) };
+        for (presence, now, up) in [
+            (Presence::Connected { last_heard: at(500) }, at(500), Some(true)),
+            (Presence::Connected { last_heard: at(500) }, at(1500), Some(true)),
+            (Presence::Connected { last_heard: at(500) }, at(1501), Some(false)),
+            // A clock that seems to run backwards between two readings harms nobody.
+            (Presence::Connected { last_heard: at(500) }, at(400), Some(true)),
+            (Presence::Gone, at(0), Some(false)),
+            (Presence::Awaited { since: at(0) }, at(1000), None),
+            (Presence::Awaited { since: at(0) }, at(1001), Some(false)),
+        ] {
+            let verdict = match judge(presence, now, &limits) {
+                Verdict::Up => Some(true),
+                Verdict::Down(_) => Some(false),
+                Verdict::Wait => None,
+            };
+            assert_eq!(verdict, up, "{presence:?} at {now:?}");
+        }
+    }
+}
