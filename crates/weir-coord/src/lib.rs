@@ -7,3 +7,5 @@
 #![forbid(unsafe_code)]
 
 pub mod decide;
+pub mod identity;
+pub mod store;

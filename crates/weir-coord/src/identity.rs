@@ -1,0 +1,274 @@
+//! Identity of a target: the file that says which target a directory is.
+//!
+//! A directory becomes a target once; the file in it names cluster, disk and pool for ever. A directory that is empty,
+//! swapped with another, not mounted, or of another cluster is refused by name before anything in it is touched.
+//! The storage role also records in its own directory which disk it found where, so that an empty mount point is not
+//! taken for a new disk.
+//!
+//! Knows nothing of what else is in the directory.
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use weir_env::Disk;
+use weir_proto::checksum::crc32c;
+use weir_proto::{ClusterId, DiskUuid, Error, ErrorKind, Result};
+
+/// The file's name within a target's directory.
+pub const IDENTITY_FILE: &str = "weir-target.toml";
+const FORMAT: u32 = 1;
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct TargetIdentity {
+    pub cluster: ClusterId,
+    pub disk: DiskUuid,
+    pub pool: String,
+}
+
+/// Makes an empty directory a target. `Exists`: it is one already, or holds something else.
+pub fn format_target(disk: &dyn Disk, dir: &Path, identity: &TargetIdentity) -> Result<()> {
+    check_pool_name(&identity.pool)?;
+    disk.create_dir_all(dir).map_err(|e| Error::from_io(format!("create {}", dir.display()), &e))?;
+    if let Some(found) = read_identity(disk, dir)? {
+        return Err(Error::exists(format!(
+            "{} is already target {} of cluster {}",
+            dir.display(),
+            found.disk,
+            found.cluster
+        )));
+    }
+    let entries = disk.read_dir(dir).map_err(|e| Error::from_io(format!("list {}", dir.display()), &e))?;
+    if let Some(other) = entries.iter().find(|e| e.name != "lost+found" && !e.name.ends_with(".tmp")) {
+        return Err(Error::exists(format!(
+            "{} is not empty (it holds {:?}); hint: give a target a directory of its own",
+            dir.display(),
+            other.name
+        )));
+    }
+    disk.write_atomic(&dir.join(IDENTITY_FILE), identity.to_text().as_bytes())
+        .map_err(|e| Error::from_io(format!("write {IDENTITY_FILE} in {}", dir.display()), &e))
+}
+
+/// What the directory says it is; `None` if it was never made a target.
+pub fn read_identity(disk: &dyn Disk, dir: &Path) -> Result<Option<TargetIdentity>> {
+    let path = dir.join(IDENTITY_FILE);
+    if !disk.exists(&path) {
+        return Ok(None);
+    }
+    let bytes = disk.read(&path).map_err(|e| Error::from_io(format!("read {}", path.display()), &e))?;
+    TargetIdentity::from_text(&bytes).map(Some).map_err(|e| e.doing(format!("read {}", path.display())))
+}
+
+/// Checks a directory before it is served. `known`: the disk that was found here before, if any.
+pub fn check_target(
+    disk: &dyn Disk,
+    dir: &Path,
+    cluster: ClusterId,
+    known: Option<DiskUuid>,
+) -> Result<TargetIdentity> {
+    let at = dir.display();
+    if !disk.exists(dir) {
+        return Err(Error::not_found(format!(
+            "target directory {at} does not exist; hint: mount its file system, or correct the path"
+        )));
+    }
+    let found = match (read_identity(disk, dir)?, known) {
+        (Some(found), _) => found,
+        (None, Some(known)) => {
+            return Err(Error::not_found(format!(
+                "{at} was target {known}, but there is no {IDENTITY_FILE} in it now; hint: its file system may not be \
+                 mounted; if the disk is lost, give the new one a directory of another name"
+            )));
+        }
+        (None, None) => {
+            return Err(Error::not_found(format!("{at} is not a target yet: there is no {IDENTITY_FILE} in it")));
+        }
+    };
+    if found.cluster != cluster {
+        return Err(Error::denied(format!(
+            "{at} belongs to cluster {}, this is cluster {cluster}; hint: correct the path; to use the disk here, empty \
+             the directory first",
+            found.cluster
+        )));
+    }
+    match known {
+        Some(known) if known != found.disk => Err(Error::denied(format!(
+            "{at} holds target {}, but target {known} was here before; hint: disks may be swapped or mounted in the \
+             wrong place; put them back",
+            found.disk
+        ))),
+        _ => Ok(found),
+    }
+}
+
+/// Serves a directory as a target: checks one that is known or formatted, formats one that is new and empty.
+/// True in the answer: it is new.
+pub fn open_target(
+    disk: &dyn Disk,
+    dir: &Path,
+    fresh: &TargetIdentity,
+    known: Option<DiskUuid>,
+) -> Result<(TargetIdentity, bool)> {
+    let is_new = known.is_none() && read_identity(disk, dir)?.is_none();
+    if is_new {
+        format_target(disk, dir, fresh)?;
+    }
+    Ok((check_target(disk, dir, fresh.cluster, known)?, is_new))
+}
+
+/// Which disk a storage role found in which directory: its own record beside its configuration.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct KnownTargets(pub BTreeMap<PathBuf, DiskUuid>);
+
+impl KnownTargets {
+    /// One line per target: 32 hexadecimal digits, a space, the directory. An absent file knows nothing.
+    pub fn read(disk: &dyn Disk, file: &Path) -> Result<KnownTargets> {
+        if !disk.exists(file) {
+            return Ok(KnownTargets::default());
+        }
+        let bytes = disk.read(file).map_err(|e| Error::from_io(format!("read {}", file.display()), &e))?;
+        let bad = |n: usize| {
+            Error::invalid(format!("{} line {n}: expected a disk's id and its directory", file.display()))
+        };
+        let text = String::from_utf8(bytes).map_err(|_| bad(1))?;
+        let mut known = BTreeMap::new();
+        for (i, line) in text.lines().enumerate() {
+            let (uuid, dir) = line.split_once(' ').ok_or_else(|| bad(i + 1))?;
+            known.insert(PathBuf::from(dir), uuid.parse().map_err(|_| bad(i + 1))?);
+        }
+        Ok(KnownTargets(known))
+    }
+
+    pub fn write(&self, disk: &dyn Disk, file: &Path) -> Result<()> {
+        let text: String =
+            self.0.iter().map(|(dir, uuid)| format!("{uuid} {}\n", dir.display())).collect();
+        disk.write_atomic(file, text.as_bytes())
+            .map_err(|e| Error::from_io(format!("write {}", file.display()), &e))
+    }
+}
+
+/// A pool's name goes into files and tables: lower-case letters, digits, `-`, up to 32.
+pub fn check_pool_name(pool: &str) -> Result<()> {
+    let fine = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    if pool.is_empty() || pool.len() > 32 || !pool.chars().all(fine) {
+        return Err(Error::invalid(format!(
+            "pool name {pool:?}: expected 1 to 32 lower-case letters, digits or '-'"
+        )));
+    }
+    Ok(())
+}
+
+impl TargetIdentity {
+    fn to_text(&self) -> String {
+        let body = format!(
+            "# This directory is a Weir target. Do not edit, copy or remove this file.\n\
+             format = {FORMAT}\ncluster = \"{}\"\ndisk = \"{}\"\npool = \"{}\"\n",
+            self.cluster, self.disk, self.pool
+        );
+        format!("{body}crc32c = \"{:08x}\"\n", crc32c(body.as_bytes()))
+    }
+
+    fn from_text(bytes: &[u8]) -> Result<TargetIdentity> {
+        let damaged = |what: String| Error::damaged(format!("{what}; hint: restore the file from a copy"));
+        let text = std::str::from_utf8(bytes).map_err(|_| damaged("it is not text".into()))?;
+        let at = text.find("crc32c = ").ok_or_else(|| damaged("it has no checksum".into()))?;
+        let (body, last) = text.split_at(at);
+        let value = |lines: &str, key: &str| -> Result<String> {
+            lines
+                .lines()
+                .find_map(|l| l.strip_prefix(key)?.strip_prefix(" = "))
+                .map(|v| v.trim_matches('"').to_owned())
+                .ok_or_else(|| damaged(format!("it has no {key}")))
+        };
+        let format = value(body, "format")?;
+        if format != FORMAT.to_string() {
+            return Err(Error::unsupported(format!("target format {format}, this program knows {FORMAT}")));
+        }
+        if value(last, "crc32c")? != format!("{:08x}", crc32c(body.as_bytes())) {
+            return Err(damaged("it fails its checksum".into()));
+        }
+        let wrong = |e: String| Error { kind: ErrorKind::Damaged, context: e };
+        Ok(TargetIdentity {
+            cluster: value(body, "cluster")?.parse().map_err(wrong)?,
+            disk: value(body, "disk")?.parse().map_err(wrong)?,
+            pool: value(body, "pool")?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use weir_env::Env;
+
+    fn identity(n: u8) -> TargetIdentity {
+        TargetIdentity { cluster: ClusterId([1; 16]), disk: DiskUuid([n; 16]), pool: "hdd".into() }
+    }
+    fn place() -> (Env, tempfile::TempDir) {
+        (weir_env::real::env(), tempfile::tempdir().unwrap())
+    }
+
+    #[tokio::test]
+    async fn a_target_is_formatted_once_and_known_again() {
+        let (env, dir) = place();
+        let t = dir.path().join("t1");
+        assert_eq!(open_target(&*env.disk, &t, &identity(1), None).unwrap(), (identity(1), true));
+        assert_eq!(open_target(&*env.disk, &t, &identity(2), None).unwrap(), (identity(1), false));
+        let again = format_target(&*env.disk, &t, &identity(2)).unwrap_err();
+        assert_eq!(again.kind, ErrorKind::Exists);
+    }
+
+    #[tokio::test]
+    async fn the_wrong_directory_is_refused_by_name() {
+        let (env, dir) = place();
+        let (one, two, empty) = (dir.path().join("one"), dir.path().join("two"), dir.path().join("empty"));
+        format_target(&*env.disk, &one, &identity(1)).unwrap();
+        format_target(&*env.disk, &two, &identity(2)).unwrap();
+        env.disk.create_dir_all(&empty).unwrap();
+        let check = |at: &Path, cluster: u8, known: Option<u8>| {
+            check_target(&*env.disk, at, ClusterId([cluster; 16]), known.map(|n| DiskUuid([n; 16])))
+        };
+        for (at, cluster, known, says) in [
+            (&one, 1, Some(2), "swapped"),
+            (&one, 9, Some(1), "belongs to cluster"),
+            (&empty, 1, Some(1), "may not be mounted"),
+            (&empty, 1, None, "not a target yet"),
+            (&dir.path().join("absent"), 1, Some(1), "does not exist"),
+        ] {
+            let error = check(at, cluster, known).unwrap_err();
+            assert!(error.context.contains(says), "{error:?}");
+            assert!(error.context.contains(&at.display().to_string()), "{error:?}");
+        }
+        assert!(check(&one, 1, Some(1)).is_ok());
+        // An empty directory that was a target before is never formatted again by itself.
+        assert!(open_target(&*env.disk, &empty, &identity(3), Some(DiskUuid([1; 16]))).is_err());
+        env.disk.write_atomic(&empty.join("thesis.tex"), b"x").unwrap();
+        let occupied = open_target(&*env.disk, &empty, &identity(3), None).unwrap_err();
+        assert!(occupied.context.contains("thesis.tex"), "{occupied:?}");
+    }
+
+    #[tokio::test]
+    async fn a_damaged_identity_is_told() {
+        let (env, dir) = place();
+        format_target(&*env.disk, dir.path(), &identity(1)).unwrap();
+        let file = dir.path().join(IDENTITY_FILE);
+        let text = String::from_utf8(env.disk.read(&file).unwrap()).unwrap();
+        for bad in [text.replace("hdd", "ssd"), text.replace("disk", "disc"), text.replacen("0101", "0110", 1), "".into()] {
+            env.disk.write_atomic(&file, bad.as_bytes()).unwrap();
+            let error = read_identity(&*env.disk, dir.path()).unwrap_err();
+            assert_eq!(error.kind, ErrorKind::Damaged, "{error:?}");
+        }
+        env.disk.write_atomic(&file, text.replace("format = 1", "format = 2").as_bytes()).unwrap();
+        assert_eq!(read_identity(&*env.disk, dir.path()).unwrap_err().kind, ErrorKind::Unsupported);
+    }
+
+    #[tokio::test]
+    async fn the_record_of_known_targets_reads_as_written() {
+        let (env, dir) = place();
+        let file = dir.path().join("known-targets");
+        let mut known = KnownTargets::read(&*env.disk, &file).unwrap();
+        known.0.insert("/data/a b".into(), DiskUuid([3; 16]));
+        known.write(&*env.disk, &file).unwrap();
+        assert_eq!(KnownTargets::read(&*env.disk, &file).unwrap(), known);
+        env.disk.write_atomic(&file, b"nonsense\n").unwrap();
+        assert!(KnownTargets::read(&*env.disk, &file).unwrap_err().context.contains("line 1"));
+    }
+}
