@@ -79,7 +79,9 @@ pub fn check_target(
             )));
         }
         (None, None) => {
-            return Err(Error::not_found(format!("{at} is not a target yet: there is no {IDENTITY_FILE} in it")));
+            return Err(Error::not_found(format!(
+                "{at} is not a target yet: there is no {IDENTITY_FILE} in it"
+            )));
         }
     };
     if found.cluster != cluster {
@@ -138,8 +140,7 @@ impl KnownTargets {
     }
 
     pub fn write(&self, disk: &dyn Disk, file: &Path) -> Result<()> {
-        let text: String =
-            self.0.iter().map(|(dir, uuid)| format!("{uuid} {}\n", dir.display())).collect();
+        let text: String = self.0.iter().map(|(dir, uuid)| format!("{uuid} {}\n", dir.display())).collect();
         disk.write_atomic(file, text.as_bytes())
             .map_err(|e| Error::from_io(format!("write {}", file.display()), &e))
     }
@@ -251,7 +252,12 @@ mod tests {
         format_target(&*env.disk, dir.path(), &identity(1)).unwrap();
         let file = dir.path().join(IDENTITY_FILE);
         let text = String::from_utf8(env.disk.read(&file).unwrap()).unwrap();
-        for bad in [text.replace("hdd", "ssd"), text.replace("disk", "disc"), text.replacen("0101", "0110", 1), "".into()] {
+        for bad in [
+            text.replace("hdd", "ssd"),
+            text.replace("disk", "disc"),
+            text.replacen("0101", "0110", 1),
+            "".into(),
+        ] {
             env.disk.write_atomic(&file, bad.as_bytes()).unwrap();
             let error = read_identity(&*env.disk, dir.path()).unwrap_err();
             assert_eq!(error.kind, ErrorKind::Damaged, "{error:?}");

@@ -41,7 +41,12 @@ pub enum Swap {
 pub trait Store: Send + Sync + 'static {
     fn get<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<Option<Versioned>>>;
     /// With a lease, the key goes when the lease ends. `NotFound`: there is no such lease (any more).
-    fn put<'a>(&'a self, key: &'a str, value: Vec<u8>, lease: Option<LeaseId>) -> BoxFuture<'a, Result<Revision>>;
+    fn put<'a>(
+        &'a self,
+        key: &'a str,
+        value: Vec<u8>,
+        lease: Option<LeaseId>,
+    ) -> BoxFuture<'a, Result<Revision>>;
     /// Writes if the key's revision is still `expected` (`Revision(0)`: if there is no such key).
     fn compare_and_swap<'a>(
         &'a self,
@@ -168,7 +173,8 @@ impl State {
         self.leases.remove(&lease).is_some()
     }
     fn expire(&mut self, now: Instant) -> bool {
-        let ended: Vec<LeaseId> = self.leases.iter().filter(|(_, t)| t.ends <= now).map(|(id, _)| *id).collect();
+        let ended: Vec<LeaseId> =
+            self.leases.iter().filter(|(_, t)| t.ends <= now).map(|(id, _)| *id).collect();
         ended.iter().for_each(|id| {
             self.end(*id);
         });
@@ -185,7 +191,12 @@ impl Store for Embedded {
         Box::pin(async move { Ok(self.with_state(|s| s.get(key).cloned())) })
     }
 
-    fn put<'a>(&'a self, key: &'a str, value: Vec<u8>, lease: Option<LeaseId>) -> BoxFuture<'a, Result<Revision>> {
+    fn put<'a>(
+        &'a self,
+        key: &'a str,
+        value: Vec<u8>,
+        lease: Option<LeaseId>,
+    ) -> BoxFuture<'a, Result<Revision>> {
         Box::pin(async move {
             let _one = self.writing.lock().await;
             let Some(lease) = lease else { return self.write(key, value).await };
@@ -226,9 +237,8 @@ impl Store for Embedded {
             let mut changed = self.changed.subscribe();
             loop {
                 changed.borrow_and_update();
-                let (present, next_end) = self.with_state(|s| {
-                    (s.get(key).cloned(), s.leases.values().map(|t| t.ends).min())
-                });
+                let (present, next_end) =
+                    self.with_state(|s| (s.get(key).cloned(), s.leases.values().map(|t| t.ends).min()));
                 if present.as_ref().map_or(Revision(0), |v| v.revision) != known {
                     return Ok(present);
                 }
@@ -314,7 +324,9 @@ mod format {
         let mut r = Reader::new(body);
         let version = u16::decode(&mut r)?;
         if version != VERSION {
-            return Err(Error::unsupported(format!("format version {version}, this program knows {VERSION}")));
+            return Err(Error::unsupported(format!(
+                "format version {version}, this program knows {VERSION}"
+            )));
         }
         let mut state = State { last: u64::decode(&mut r)?, ..State::default() };
         for _ in 0..r.count(16)? {

@@ -177,7 +177,10 @@ mod tests {
                 let (least, most) = (load.values().min().unwrap(), load.values().max().unwrap());
                 assert_eq!(load.len(), targets.len(), "{text} leaves a target unused");
                 // Two, not one: fault domains come before level load.
-                assert!(most - least <= 2, "{text} on {hosts}x{nodes}x{per_node}: {least} to {most} groups a target");
+                assert!(
+                    most - least <= 2,
+                    "{text} on {hosts}x{nodes}x{per_node}: {least} to {most} groups a target"
+                );
             }
         }
     }
