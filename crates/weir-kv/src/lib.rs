@@ -6,12 +6,16 @@
 //! Knows nothing of inodes, maps or cells: keys and values are bytes.
 #![forbid(unsafe_code)]
 
-#[allow(dead_code)] // used by the engine, which comes next
 mod base;
 mod change;
+pub mod engine;
+mod format;
+mod journal;
 pub mod memory;
+mod recover;
 mod state;
 
+pub use engine::{Engine, EngineConfig};
 pub use memory::MemoryKv;
 
 use std::sync::Arc;

@@ -180,10 +180,9 @@ impl<'a> Body<'a> {
         if let Some(error) = self.refused {
             return Err(error);
         }
-        let mixed = |(key, change): (&Box<[u8]>, &Change)| {
-            self.state.active.would_mix(key, change).then(|| key.clone())
-        };
-        let keys: Vec<_> = self.own.changes.iter().filter_map(mixed).collect();
+        let active = &self.state.active;
+        let mixed = self.own.changes.iter().filter(|(key, change)| active.would_mix(key, change));
+        let keys: Vec<_> = mixed.map(|(key, _)| key.clone()).collect();
         for key in keys {
             let value = self.state.view(Some(&self.own)).get(&key)?;
             self.own.changes.insert(key, put(value));

@@ -1,0 +1,289 @@
+//! The journal: records of transactions in preallocated segment files, made durable in groups.
+//!
+//! Whoever commits queues a record; one flush at a time writes all that is queued with one call and syncs once.
+//! A segment is written and synced before its successor's first record, so only the newest may have a torn end.
+//! A failed write or sync fails the journal for ever: nobody knows what is on the disk then.
+//!
+//! Knows nothing of what the records say.
+
+use crate::CommitSeq;
+use crate::format::{RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES, encode_segment_header};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use tokio::sync::{Notify, oneshot};
+use weir_env::{BoxFuture, Disk, File, OpenMode};
+use weir_proto::{Error, Result};
+
+/// Beyond this the one who commits flushes in place: memory stays bounded when nobody waits for durability.
+const QUEUED_BYTES_MAX: usize = 8 << 20;
+/// Zeros are written in pieces of this size.
+const ZEROS_BYTES: usize = 1 << 20;
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Every critical section leaves its data whole at each point where it could panic.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+pub(crate) struct Segment {
+    pub(crate) number: u64,
+    pub(crate) path: PathBuf,
+    pub(crate) file: Arc<dyn File>,
+}
+
+/// Where segments live, and how big they are.
+#[derive(Clone)]
+pub(crate) struct Shelf {
+    pub(crate) disk: Arc<dyn Disk>,
+    pub(crate) dir: PathBuf,
+    pub(crate) segment_bytes: u64,
+}
+
+impl Shelf {
+    pub(crate) fn path(&self, number: u64) -> PathBuf {
+        self.dir.join(format!("journal-{number:016x}"))
+    }
+
+    /// A new, empty, durable segment: `spare` under a new number, or a file of zeros. Written zeros, not reserved
+    /// space: the first write into reserved space makes each sync wait for the file system's own journal too.
+    pub(crate) fn make(&self, number: u64, spare: Option<&Path>) -> Result<Segment> {
+        let path = self.path(number);
+        let doing = format!("prepare the journal segment {}", path.display());
+        let made = || -> std::io::Result<Arc<dyn File>> {
+            let header = encode_segment_header(number, self.segment_bytes);
+            let from = match spare {
+                Some(spare) => spare.to_path_buf(),
+                None => path.with_extension("tmp"),
+            };
+            let file = self.disk.open(&from, OpenMode::WRITE)?;
+            if spare.is_none() {
+                write_zeros(&*file, 0, self.segment_bytes)?;
+            }
+            file.write_all_at(&header, 0)?;
+            file.sync_data()?;
+            self.disk.rename(&from, &path)?;
+            self.disk.sync_dir(&self.dir)?;
+            Ok(file)
+        };
+        let file = made().map_err(|e| Error::from_io(doing, &e))?;
+        Ok(Segment { number, path, file })
+    }
+}
+
+pub(crate) fn write_zeros(file: &dyn File, mut from: u64, end: u64) -> std::io::Result<()> {
+    let zeros = vec![0; ZEROS_BYTES.min((end - from) as usize)];
+    while from < end {
+        let n = zeros.len().min((end - from) as usize);
+        file.write_all_at(&zeros[..n], from)?;
+        from += n as u64;
+    }
+    Ok(())
+}
+
+enum Item {
+    Record {
+        seq: CommitSeq,
+        bytes: Vec<u8>,
+    },
+    /// The record before this one ended its segment; the next ones belong into this.
+    Next(Arc<Segment>),
+}
+
+#[derive(Default)]
+struct Queue {
+    items: Vec<Item>,
+    bytes: usize,
+    /// A flush is under way or about to be: it will see what is queued now.
+    flushing: bool,
+}
+
+/// Where the next flush writes.
+struct Pen {
+    segment: Arc<Segment>,
+    offset: u64,
+}
+
+/// The committer's account of the newest segment: what is queued for it counts as used.
+pub(crate) struct Tail {
+    pub(crate) segment: Arc<Segment>,
+    pub(crate) used: u64,
+}
+
+impl Tail {
+    /// Whether a record of this length, and the end record after it, fit.
+    pub(crate) fn fits(&self, len: usize, segment_bytes: u64) -> bool {
+        self.used + (len + RECORD_HEADER_BYTES) as u64 <= segment_bytes
+    }
+}
+
+/// Longest record that fits into an empty segment.
+pub(crate) fn record_len_max(segment_bytes: u64) -> u64 {
+    segment_bytes - (SEGMENT_HEADER_BYTES + RECORD_HEADER_BYTES) as u64
+}
+
+pub(crate) struct Journal {
+    queue: Mutex<Queue>,
+    pen: Mutex<Pen>,
+    durable: AtomicU64,
+    failed: OnceLock<Error>,
+    waiters: Mutex<Waiters>,
+    /// Wakes the flushing task.
+    pub(crate) wake: Notify,
+}
+
+#[derive(Default)]
+struct Waiters {
+    next_id: u64,
+    by_seq: BTreeMap<(CommitSeq, u64), oneshot::Sender<()>>,
+}
+
+impl Journal {
+    pub(crate) fn new(tail: &Tail, durable: CommitSeq) -> Journal {
+        Journal {
+            queue: Mutex::default(),
+            pen: Mutex::new(Pen { segment: tail.segment.clone(), offset: tail.used }),
+            durable: AtomicU64::new(durable.0),
+            failed: OnceLock::new(),
+            waiters: Mutex::default(),
+            wake: Notify::new(),
+        }
+    }
+
+    pub(crate) fn durable(&self) -> CommitSeq {
+        CommitSeq(self.durable.load(Ordering::Acquire))
+    }
+
+    pub(crate) fn check(&self) -> Result<()> {
+        self.failed.get().map_or(Ok(()), |e| Err(e.clone()))
+    }
+
+    /// Ends it: every later call gets this error, and everybody who waits.
+    pub(crate) fn fail(&self, error: Error) {
+        tracing::error!(%error, "the store stops");
+        let _ = self.failed.set(error); // the first reason stays
+        lock(&self.waiters).by_seq.clear();
+    }
+
+    /// Queues records in the order of their numbers: the caller is the only one who commits.
+    pub(crate) fn push(&self, seq: CommitSeq, bytes: Vec<u8>) {
+        let mut queue = lock(&self.queue);
+        queue.bytes += bytes.len();
+        queue.items.push(Item::Record { seq, bytes });
+        let full = queue.bytes > QUEUED_BYTES_MAX;
+        let wake = !std::mem::replace(&mut queue.flushing, true);
+        drop(queue);
+        if wake {
+            self.wake.notify_one();
+        }
+        if full {
+            let _ = self.flush(); // a failure is kept, and seen by whoever waits
+        }
+    }
+
+    pub(crate) fn push_next(&self, end_record: Vec<u8>, last: CommitSeq, next: Arc<Segment>) {
+        let mut queue = lock(&self.queue);
+        queue.bytes += end_record.len();
+        queue.items.push(Item::Record { seq: last, bytes: end_record });
+        queue.items.push(Item::Next(next));
+    }
+
+    /// Flushes until nothing is queued. For the flushing task.
+    pub(crate) fn drain(&self) {
+        loop {
+            if self.flush().is_err() {
+                return; // `flushing` stays set: nobody needs to wake the task again
+            }
+            let mut queue = lock(&self.queue);
+            if queue.items.is_empty() {
+                queue.flushing = false;
+                return;
+            }
+        }
+    }
+
+    /// Makes all that was queued before this call durable.
+    pub(crate) fn flush(&self) -> Result<()> {
+        let mut pen = lock(&self.pen);
+        self.check()?;
+        let items = {
+            let mut queue = lock(&self.queue);
+            queue.bytes = 0;
+            std::mem::take(&mut queue.items)
+        };
+        if let Err(e) = write_items(&mut pen, &items) {
+            let path = pen.segment.path.display();
+            let failed = Error::io(format!("write the journal {path}: {e}; the node must be restarted"));
+            self.fail(failed.clone());
+            return Err(failed);
+        }
+        let last = items.iter().rev().find_map(|item| match item {
+            Item::Record { seq, .. } => Some(*seq),
+            Item::Next(_) => None,
+        });
+        if let Some(last) = last {
+            self.became_durable(last);
+        }
+        Ok(())
+    }
+
+    fn became_durable(&self, last: CommitSeq) {
+        self.durable.store(last.0, Ordering::Release);
+        let woken = {
+            let mut waiters = lock(&self.waiters);
+            let rest = waiters.by_seq.split_off(&(CommitSeq(last.0 + 1), 0));
+            std::mem::replace(&mut waiters.by_seq, rest)
+        };
+        for (_, waiter) in woken {
+            let _ = waiter.send(()); // whoever dropped its wait does not care
+        }
+    }
+
+    pub(crate) fn wait(self: &Arc<Self>, seq: CommitSeq) -> BoxFuture<'static, Result<()>> {
+        if self.durable() >= seq {
+            let answer = self.check();
+            return Box::pin(async { answer });
+        }
+        let (tx, rx) = oneshot::channel();
+        {
+            let mut waiters = lock(&self.waiters);
+            // Looked at again under the lock: a flush that ended before it has woken everybody it knew of.
+            if self.durable() < seq && self.failed.get().is_none() {
+                let id = waiters.next_id;
+                waiters.next_id += 1;
+                waiters.by_seq.insert((seq, id), tx);
+            }
+        }
+        let journal = self.clone();
+        Box::pin(async move {
+            let _ = rx.await; // dropped by a failure, or durable by now
+            journal.check()
+        })
+    }
+}
+
+/// One call and one sync for each segment that is touched.
+fn write_items(pen: &mut Pen, items: &[Item]) -> std::io::Result<()> {
+    let mut parts: Vec<&[u8]> = Vec::with_capacity(items.len());
+    for item in items {
+        match item {
+            Item::Record { bytes, .. } => parts.push(bytes),
+            Item::Next(segment) => {
+                write_parts(pen, &mut parts)?;
+                *pen = Pen { segment: segment.clone(), offset: SEGMENT_HEADER_BYTES as u64 };
+            }
+        }
+    }
+    write_parts(pen, &mut parts)
+}
+
+fn write_parts(pen: &mut Pen, parts: &mut Vec<&[u8]>) -> std::io::Result<()> {
+    if parts.is_empty() {
+        return Ok(());
+    }
+    pen.segment.file.write_all_vectored_at(parts, pen.offset)?;
+    pen.segment.file.sync_data()?;
+    pen.offset += parts.iter().map(|p| p.len() as u64).sum::<u64>();
+    parts.clear();
+    Ok(())
+}

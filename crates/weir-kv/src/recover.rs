@@ -1,0 +1,199 @@
+//! What the journal holds when a store is opened: its transactions, in order, and where to go on.
+//!
+//! A torn end is cut only where nothing acknowledged can be behind it: in the newest segment that has records, and
+//! if no later record there says that the cut one was durable. Anything else is damage, and named.
+
+use crate::CommitSeq;
+use crate::base::Folded;
+use crate::change::Delta;
+use crate::format::{SEGMENT_HEADER_BYTES, decode_record, decode_segment_header, replay};
+use crate::journal::{Segment, Shelf, Tail, write_zeros};
+use std::path::PathBuf;
+use std::sync::Arc;
+use weir_env::OpenMode;
+use weir_proto::{Error, Result};
+
+/// A segment that ended, with what it says.
+pub(crate) struct Ended {
+    pub(crate) segment: Arc<Segment>,
+    pub(crate) delta: Delta,
+    pub(crate) last: CommitSeq,
+}
+
+pub(crate) struct Recovered {
+    /// Complete segments that are not folded yet; oldest first.
+    pub(crate) ended: Vec<Ended>,
+    pub(crate) tail: Tail,
+    /// What the tail says.
+    pub(crate) active: Delta,
+    pub(crate) last: CommitSeq,
+    /// The tail's prepared successor.
+    pub(crate) next: Option<Arc<Segment>>,
+    /// A folded segment's file, to be used again.
+    pub(crate) spare: Option<PathBuf>,
+}
+
+pub(crate) fn recover(shelf: &Shelf, folded: Folded) -> Result<Recovered> {
+    let (numbers, spare) = list(shelf, folded)?;
+    let mut segments = Vec::new();
+    for (i, number) in numbers.iter().enumerate() {
+        let expected = folded.segment + 1 + i as u64;
+        if *number != expected {
+            let path = shelf.path(expected);
+            return Err(Error::damaged(format!("the journal segment {} is missing", path.display())));
+        }
+        segments.push(Found::open(shelf, *number)?);
+    }
+    if segments.is_empty() {
+        return fresh(shelf, folded, spare);
+    }
+    assemble(segments, folded, spare)
+}
+
+/// A store that has no journal yet: nothing was ever folded either.
+fn fresh(shelf: &Shelf, folded: Folded, spare: Option<PathBuf>) -> Result<Recovered> {
+    if folded != Folded::default() {
+        let path = shelf.path(folded.segment + 1);
+        return Err(Error::damaged(format!("the journal segment {} is missing", path.display())));
+    }
+    let segment = Arc::new(shelf.make(1, None)?);
+    Ok(Recovered {
+        ended: vec![],
+        tail: Tail { segment, used: SEGMENT_HEADER_BYTES as u64 },
+        active: Delta::default(),
+        last: CommitSeq(0),
+        next: None,
+        spare,
+    })
+}
+
+fn assemble(segments: Vec<Found>, folded: Folded, spare: Option<PathBuf>) -> Result<Recovered> {
+    // The tail is the first segment that has not ended; at most its empty successor follows.
+    let mut last = folded.seq;
+    let mut ended = Vec::new();
+    let mut segments = segments.into_iter();
+    let (tail, active) = loop {
+        let Some(found) = segments.next() else {
+            return Err(Error::damaged("the journal's last segment has ended, and its successor is missing"));
+        };
+        let read = found.read(&mut last)?;
+        // After a kill (no power cut) the records may be in the page cache only: what was read must be durable.
+        found.sync()?;
+        if !read.ended {
+            break (Tail { segment: found.segment, used: read.end }, read.delta);
+        }
+        ended.push(Ended { segment: found.segment, delta: read.delta, last });
+    };
+    let mut next = None;
+    for found in segments {
+        if decode_record(&found.bytes[SEGMENT_HEADER_BYTES..], found.segment.number).is_some() {
+            let (path, end) = (tail.segment.path.display(), tail.used);
+            return Err(Error::damaged(format!(
+                "the journal segment {path} has no valid record at byte {end}, but a later segment has records"
+            )));
+        }
+        next.get_or_insert(found.segment);
+    }
+    Ok(Recovered { ended, tail, active, last, next, spare })
+}
+
+/// Numbers of the segments that are not folded, sorted, and a folded one's file. Removes what is left over.
+fn list(shelf: &Shelf, folded: Folded) -> Result<(Vec<u64>, Option<PathBuf>)> {
+    let doing =
+        |e: &std::io::Error| Error::from_io(format!("list the journal in {}", shelf.dir.display()), e);
+    let mut numbers = Vec::new();
+    let mut spare = None;
+    for entry in shelf.disk.read_dir(&shelf.dir).map_err(|e| doing(&e))? {
+        let Some(name) = entry.name.strip_prefix("journal-") else { continue };
+        let path = shelf.dir.join(&entry.name);
+        match u64::from_str_radix(name, 16) {
+            Ok(number) if number > folded.segment => numbers.push(number),
+            Ok(_) if spare.is_none() && right_size(shelf, &path) => spare = Some(path),
+            Ok(_) => shelf.disk.remove_file(&path).map_err(|e| doing(&e))?,
+            Err(_) if name.ends_with(".tmp") => shelf.disk.remove_file(&path).map_err(|e| doing(&e))?,
+            Err(_) => {}
+        }
+    }
+    numbers.sort_unstable();
+    Ok((numbers, spare))
+}
+
+fn right_size(shelf: &Shelf, path: &std::path::Path) -> bool {
+    let len = shelf.disk.open(path, OpenMode::READ).and_then(|f| f.len());
+    len.is_ok_and(|len| len == shelf.segment_bytes)
+}
+
+struct Found {
+    segment: Arc<Segment>,
+    bytes: Vec<u8>,
+}
+
+struct Contents {
+    delta: Delta,
+    ended: bool,
+    /// Where the next record goes.
+    end: u64,
+}
+
+impl Found {
+    fn open(shelf: &Shelf, number: u64) -> Result<Found> {
+        let path = shelf.path(number);
+        let doing = format!("read the journal segment {}", path.display());
+        let io = |e: std::io::Error| Error::from_io(&doing, &e);
+        let file = shelf.disk.open(&path, OpenMode { create: false, ..OpenMode::WRITE }).map_err(io)?;
+        let mut bytes = vec![0; file.len().map_err(io)? as usize];
+        file.read_exact_at(&mut bytes, 0).map_err(io)?;
+        let (written, _) = decode_segment_header(&bytes).map_err(|e| e.doing(&doing))?;
+        if written != number {
+            return Err(Error::damaged(format!("{doing}: its header says that it is number {written}")));
+        }
+        Ok(Found { segment: Arc::new(Segment { number, path, file }), bytes })
+    }
+
+    fn sync(&self) -> Result<()> {
+        let path = self.segment.path.display();
+        self.segment.file.sync_data().map_err(|e| Error::from_io(format!("sync the journal {path}"), &e))
+    }
+
+    /// Replays its records, which follow `last`; cuts a torn end.
+    fn read(&self, last: &mut CommitSeq) -> Result<Contents> {
+        let mut delta = Delta::default();
+        let mut at = SEGMENT_HEADER_BYTES;
+        while let Some(record) = decode_record(&self.bytes[at..], self.segment.number) {
+            let damaged = |what: String| {
+                Error::damaged(format!("{what}, at byte {at} of the journal {}", self.segment.path.display()))
+            };
+            if record.body.is_empty() && record.seq == *last {
+                return Ok(Contents { delta, ended: true, end: at as u64 });
+            }
+            if record.body.is_empty() || record.seq.0 != last.0 + 1 {
+                return Err(damaged(format!("the record {} follows the record {}", record.seq.0, last.0)));
+            }
+            replay(record.body, &mut delta).map_err(|e| damaged(e.context))?;
+            *last = record.seq;
+            at += record.len;
+        }
+        self.cut(at, *last)?;
+        Ok(Contents { delta, ended: false, end: at as u64 })
+    }
+
+    /// Puts zeros from `at` on, so that nothing of the torn end can ever be read as a record.
+    fn cut(&self, at: usize, last: CommitSeq) -> Result<()> {
+        if self.bytes[at..].iter().all(|b| *b == 0) {
+            return Ok(());
+        }
+        let path = self.segment.path.display();
+        let number = self.segment.number;
+        let later = (at..self.bytes.len()).step_by(8).find_map(|i| decode_record(&self.bytes[i..], number));
+        if let Some(later) = later.filter(|r| r.durable > last) {
+            return Err(Error::damaged(format!(
+                "the journal {path} is damaged at byte {at}: the record {} was durable and cannot be read (the record \
+                 {} behind it says so); restore the directory",
+                last.0 + 1,
+                later.seq.0,
+            )));
+        }
+        let cut = write_zeros(&*self.segment.file, at as u64, self.bytes.len() as u64);
+        cut.map_err(|e| Error::from_io(format!("cut the torn end of the journal {path}"), &e))
+    }
+}
