@@ -228,7 +228,7 @@ mod tests {
             let buf = pool.get(len);
             assert_eq!(buf.len(), len);
             assert_eq!(buf.as_ptr() as usize % IO_ALIGN, 0);
-            assert!(buf.capacity() >= len && buf.capacity() % IO_ALIGN == 0);
+            assert!(buf.capacity() >= len && buf.capacity().is_multiple_of(IO_ALIGN));
         }
     }
 

@@ -1,1 +1,0 @@
-//! The simulated world: one seed, paused time.

@@ -1,0 +1,234 @@
+//! The state that all simulated nodes share: time, timers, randomness and the trace.
+//!
+//! Time moves only when nothing can run: the runtime then asks for the next timer ([`Core::advance`]). Timers fire one
+//! at a time in the order of (time, creation), so the same seed runs the same way.
+
+use super::{SimConfig, net::NetState, node::Node};
+use std::{
+    collections::BTreeMap,
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+
+/// A timer's place in the order of events: when, then which.
+pub(super) type TimerKey = (u64, u64);
+
+pub(super) struct Core {
+    pub(super) seed: u64,
+    pub(super) config: SimConfig,
+    state: Mutex<State>,
+}
+
+pub(super) struct State {
+    pub(super) now_ns: u64,
+    last_id: u64,
+    timers: BTreeMap<TimerKey, Waker>,
+    /// Network latencies, cuts and disk delays.
+    pub(super) rng: SplitMix,
+    trace: Trace,
+    pub(super) nodes: Vec<Node>,
+    pub(super) net: NetState,
+    /// Why the run cannot go on; the first reason stays.
+    failure: Option<String>,
+    main: Option<Waker>,
+}
+
+impl Core {
+    pub(super) fn new(seed: u64, config: SimConfig) -> Arc<Core> {
+        let state = State {
+            now_ns: 0,
+            last_id: 0,
+            timers: BTreeMap::new(),
+            rng: SplitMix::new(seed, "world"),
+            trace: Trace { hash: 0, lines: config.log.then(Vec::new) },
+            nodes: Vec::new(),
+            net: NetState::default(),
+            failure: None,
+            main: None,
+        };
+        Arc::new(Core { seed, config, state: Mutex::new(state) })
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Nothing can run: goes to the next timer and wakes who waits for it.
+    pub(super) fn advance(&self) {
+        let mut state = self.lock();
+        let waker = match state.timers.pop_first() {
+            Some(((at, _), waker)) => {
+                state.now_ns = state.now_ns.max(at);
+                if state.now_ns > self.config.time_max.as_nanos() as u64 {
+                    state.fail(format!("no end after {:?} of simulated time", self.config.time_max))
+                } else {
+                    Some(waker)
+                }
+            }
+            None => state.fail("deadlock: every task waits, and no timer is set".into()),
+        };
+        drop(state);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    /// Ends the run: [`super::World::run`] panics with `reason`.
+    pub(super) fn fail(&self, reason: String) {
+        let main = self.lock().fail(reason);
+        if let Some(main) = main {
+            main.wake();
+        }
+    }
+
+    /// The reason to end, or else remembers whom to wake when there is one.
+    pub(super) fn poll_failure(&self, cx: &Context<'_>) -> Option<String> {
+        let mut state = self.lock();
+        state.main = Some(cx.waker().clone());
+        state.failure.clone()
+    }
+
+    pub(super) fn sleep(self: &Arc<Core>, d: Duration) -> Sleep {
+        let at_ns = self.lock().now_ns.saturating_add(d.as_nanos() as u64);
+        self.sleep_until_ns(at_ns)
+    }
+
+    pub(super) fn sleep_until_ns(self: &Arc<Core>, at_ns: u64) -> Sleep {
+        Sleep { core: self.clone(), at_ns, key: None }
+    }
+}
+
+impl State {
+    fn fail(&mut self, reason: String) -> Option<Waker> {
+        self.failure.get_or_insert(reason);
+        self.main.clone()
+    }
+
+    /// A number that was never given before.
+    pub(super) fn next_id(&mut self) -> u64 {
+        self.last_id += 1;
+        self.last_id
+    }
+
+    /// Wakes `waker` at `at_ns`; `key` is the caller's only timer and keeps its place if the time is the same.
+    pub(super) fn set_timer(&mut self, key: &mut Option<TimerKey>, at_ns: u64, waker: &Waker) {
+        if key.is_some_and(|(at, _)| at != at_ns) {
+            self.clear_timer(key);
+        }
+        let key = *key.get_or_insert_with(|| (at_ns, self.next_id()));
+        self.timers.insert(key, waker.clone());
+    }
+
+    pub(super) fn clear_timer(&mut self, key: &mut Option<TimerKey>) {
+        if let Some(key) = key.take() {
+            self.timers.remove(&key);
+        }
+    }
+
+    /// Folds an event and the time into the trace hash.
+    pub(super) fn trace(&mut self, event: &str, numbers: &[u64]) {
+        let now = self.now_ns;
+        self.trace.fold(now);
+        self.trace.fold(hash_bytes(event.as_bytes()));
+        for n in numbers {
+            self.trace.fold(*n);
+        }
+        if let Some(lines) = &mut self.trace.lines {
+            lines.push(format!("{:>12.6} {event} {numbers:?}", now as f64 / 1e9));
+        }
+    }
+
+    pub(super) fn trace_hash(&self) -> u64 {
+        mix(self.trace.hash)
+    }
+
+    pub(super) fn trace_lines(&self) -> Vec<String> {
+        self.trace.lines.clone().unwrap_or_default()
+    }
+}
+
+struct Trace {
+    hash: u64,
+    lines: Option<Vec<String>>,
+}
+
+impl Trace {
+    fn fold(&mut self, word: u64) {
+        self.hash = fold(self.hash, word);
+    }
+}
+
+fn fold(hash: u64, word: u64) -> u64 {
+    (hash ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29)
+}
+
+/// Not for strangers' input: only to notice that two runs differ.
+pub(super) fn hash_bytes(bytes: &[u8]) -> u64 {
+    let (words, rest) = bytes.as_chunks::<8>();
+    let hash = words.iter().fold(bytes.len() as u64, |h, w| fold(h, u64::from_le_bytes(*w)));
+    mix(rest.iter().fold(hash, |h, b| fold(h, u64::from(*b))))
+}
+
+/// The finalizer of SplitMix64 (Steele, Lea, Flood 2014).
+fn mix(mut z: u64) -> u64 {
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}
+
+/// SplitMix64: small, seedable, good enough for choosing faults.
+#[derive(Clone, Debug)]
+pub(super) struct SplitMix(u64);
+
+impl SplitMix {
+    /// An independent stream for each name.
+    pub(super) fn new(seed: u64, name: &str) -> SplitMix {
+        SplitMix(mix(seed ^ hash_bytes(name.as_bytes())))
+    }
+    pub(super) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        mix(self.0)
+    }
+    pub(super) fn below(&mut self, bound: u64) -> u64 {
+        ((u128::from(self.next()) * u128::from(bound.max(1))) >> 64) as u64
+    }
+    pub(super) fn per_million(&mut self, chance: u32) -> bool {
+        chance > 0 && self.below(1_000_000) < u64::from(chance)
+    }
+    /// Uniform in `range`.
+    pub(super) fn duration(&mut self, range: (Duration, Duration)) -> Duration {
+        let (low, high) = (range.0.as_nanos() as u64, range.1.as_nanos() as u64);
+        Duration::from_nanos(low + self.below(high.saturating_sub(low) + 1))
+    }
+}
+
+/// Waits for a moment of the world's time.
+pub(super) struct Sleep {
+    core: Arc<Core>,
+    at_ns: u64,
+    key: Option<TimerKey>,
+}
+
+impl Future for Sleep {
+    type Output = ();
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let this = self.get_mut();
+        let mut state = this.core.lock();
+        if state.now_ns >= this.at_ns {
+            state.clear_timer(&mut this.key);
+            return Poll::Ready(());
+        }
+        state.set_timer(&mut this.key, this.at_ns, cx.waker());
+        Poll::Pending
+    }
+}
+
+impl Drop for Sleep {
+    fn drop(&mut self) {
+        if self.key.is_some() {
+            self.core.lock().clear_timer(&mut self.key);
+        }
+    }
+}

@@ -1,0 +1,350 @@
+//! The simulated world: many nodes in one thread, one seed, no real time.
+//!
+//! Everything a node asks of the world is decided here, in an order that the seed fixes: two runs with the same seed
+//! end with the same [`World::trace_hash`]. Time passes only when nothing can run. Nodes can be killed, lose power, be
+//! cut off, slowed, and given disks that fail.
+//!
+//! All of it must run inside [`World::run`]. Knows nothing of what the nodes do.
+//!
+//! ```
+//! use weir_env::sim::{SimConfig, World};
+//! let world = World::new(1, SimConfig::default());
+//! let node = world.node("a");
+//! world.run(async move { node.clock.sleep(std::time::Duration::from_secs(3600)).await });
+//! ```
+
+mod core;
+mod disk;
+mod net;
+mod node;
+mod pages;
+
+use self::{
+    core::{Core, SplitMix},
+    disk::{DiskState, SimDisk},
+    node::{Here, Node, NodeClock, NodeRng},
+};
+use crate::{BoxFuture, BufferPool, Clock, ClockSource, Disk, Env, Instant, Rng, Tasks, WallTime};
+pub use disk::DiskFaults;
+use std::{
+    future::poll_fn,
+    io,
+    path::Path,
+    pin::pin,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Wake, Waker},
+    time::Duration,
+};
+
+/// How fast the simulated parts are, and when to give up.
+#[derive(Clone, Copy, Debug)]
+pub struct SimConfig {
+    /// One way, least and most.
+    pub latency: (Duration, Duration),
+    pub bandwidth_bytes_per_s: u64,
+    /// Bytes that a stream takes before its reader reads.
+    pub window_bytes: usize,
+    /// What blocking work takes, least and most.
+    pub disk_delay: (Duration, Duration),
+    pub disk_capacity_bytes: u64,
+    /// A run that simulates more has failed.
+    pub time_max: Duration,
+    /// Keep the trace as text too ([`World::trace_lines`]).
+    pub log: bool,
+}
+
+impl Default for SimConfig {
+    fn default() -> SimConfig {
+        SimConfig {
+            latency: (Duration::from_micros(20), Duration::from_micros(300)),
+            bandwidth_bytes_per_s: 2_000_000_000,
+            window_bytes: 1 << 20,
+            disk_delay: (Duration::from_micros(10), Duration::from_micros(400)),
+            disk_capacity_bytes: 16 << 30,
+            time_max: Duration::from_secs(30 * 24 * 3600),
+            log: false,
+        }
+    }
+}
+
+/// Idle buffer memory that each simulated node keeps.
+const NODE_CACHE_BYTES: usize = 16 << 20;
+
+/// A world of simulated nodes. Cheap to clone.
+#[derive(Clone)]
+pub struct World(Arc<Core>);
+
+impl World {
+    pub fn new(seed: u64, config: SimConfig) -> World {
+        World(Core::new(seed, config))
+    }
+
+    /// Runs `work`, and with it every task of every node, until it ends. Tasks that still run then are dropped.
+    ///
+    /// # Panics
+    /// When a task panics, when everything waits for ever, or after `time_max`; the message names the seed.
+    #[allow(clippy::disallowed_methods)]
+    pub fn run<T>(&self, work: impl Future<Output = T>) -> T {
+        let main_woken = Arc::new(AtomicBool::new(false));
+        let (world, woken) = (self.0.clone(), main_woken.clone());
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .on_thread_park(move || {
+                // `work` can run, though no task can: time stands still.
+                if !woken.load(Ordering::Relaxed) {
+                    world.advance();
+                }
+            })
+            .build()
+            .expect("a runtime without drivers needs nothing of the machine");
+        runtime.block_on(async {
+            let mut work = pin!(work);
+            poll_fn(|cx| {
+                if let Some(reason) = self.0.poll_failure(cx) {
+                    panic!("seed {}, at {:?}: {reason}", self.0.seed, self.now());
+                }
+                main_woken.store(false, Ordering::Relaxed);
+                let waker = Waker::from(Arc::new(MainWaker(cx.waker().clone(), main_woken.clone())));
+                work.as_mut().poll(&mut Context::from_waker(&waker))
+            })
+            .await
+        })
+    }
+
+    /// The node's present life: starts it (boots it, restarts its process with the same disk) if it is down.
+    pub fn node(&self, name: &str) -> Env {
+        let index = self.index_or_add(name);
+        let mut state = self.0.lock();
+        if let (true, Some(env)) = (state.nodes[index].up, &state.nodes[index].env) {
+            return env.clone();
+        }
+        let mut wakers = Vec::new();
+        if !state.nodes[index].powered {
+            // Back from a power cut: answers segments of old connections with resets.
+            let at_ns = state.now_ns + self.0.config.latency.1.as_nanos() as u64;
+            wakers = state.net.reset(index, None, at_ns);
+        }
+        let node = &mut state.nodes[index];
+        node.life += 1;
+        (node.up, node.powered) = (true, true);
+        let here = Here { core: self.0.clone(), node: index, life: node.life };
+        let rng = SplitMix::new(self.0.seed, &format!("{name}, life {}", node.life));
+        let env = Env {
+            clock: Clock(Arc::new(here.clone())),
+            rng: Rng(Arc::new(NodeRng(Mutex::new(rng)))),
+            disk: Arc::new(SimDisk { here: Some(here.clone()), state: node.disk.clone() }),
+            net: Arc::new(here.clone()),
+            tasks: Tasks(Arc::new(here)),
+            buffers: BufferPool::new(NODE_CACHE_BYTES),
+        };
+        node.env = Some(env.clone());
+        let life = node.life;
+        state.trace("start", &[index as u64, life]);
+        drop(state);
+        wakers.into_iter().for_each(Waker::wake);
+        env
+    }
+
+    /// The world's own clock, which no node sees.
+    pub fn clock(&self) -> Clock {
+        Clock(Arc::new(WorldClock(self.0.clone())))
+    }
+    pub fn now(&self) -> Instant {
+        Instant(self.0.lock().now_ns)
+    }
+    /// Waits until `d` of the world's time has passed.
+    pub async fn sleep(&self, d: Duration) {
+        self.0.sleep(d).await
+    }
+    /// A seeded stream for the test's own choices; the same `name` gives the same stream.
+    pub fn rng(&self, name: &str) -> Rng {
+        let rng = SplitMix::new(self.0.seed, &format!("test: {name}"));
+        Rng(Arc::new(NodeRng(Mutex::new(rng))))
+    }
+
+    /// Ends the node's process as SIGKILL does: tasks end, connections are reset, the disk keeps what was written.
+    pub fn kill(&self, name: &str) {
+        self.end_life(name, true);
+    }
+
+    /// Cuts the node's power: tasks end, peers hear nothing, and the disk loses (all, some or torn) unsynced writes
+    /// and names. The machine stays dark until [`World::node`].
+    pub fn power_cut(&self, name: &str) {
+        let index = self.end_life(name, false);
+        let disk = self.0.lock().nodes[index].disk.clone();
+        disk.lock().unwrap_or_else(PoisonError::into_inner).power_cut();
+    }
+
+    fn end_life(&self, name: &str, powered: bool) -> usize {
+        let index = self.index_or_add(name);
+        let mut state = self.0.lock();
+        let now_ns = state.now_ns;
+        let node = &mut state.nodes[index];
+        (node.up, node.powered) = (false, powered);
+        if !powered {
+            node.clock = node.clock.rebooted(now_ns);
+        }
+        let env = node.env.take();
+        let tasks = std::mem::take(&mut node.tasks);
+        let disk = node.disk.clone();
+        state.net.close_listeners(index);
+        let mut wakers = Vec::new();
+        if powered {
+            wakers = state.net.reset(index, None, now_ns + self.0.config.latency.0.as_nanos() as u64);
+        }
+        state.trace(if powered { "kill" } else { "power cut" }, &[index as u64]);
+        drop(state);
+        disk.lock().unwrap_or_else(PoisonError::into_inner).unlock_all();
+        tasks.into_values().for_each(|task| task.abort());
+        wakers.into_iter().for_each(Waker::wake);
+        drop(env);
+        index
+    }
+
+    /// Whether the node's process runs.
+    pub fn is_up(&self, name: &str) -> bool {
+        let index = self.index_or_add(name);
+        self.0.lock().nodes[index].up
+    }
+
+    /// Nothing arrives between `a` and `b`, either way; bytes on the way are held until [`World::heal`].
+    pub fn partition(&self, a: &str, b: &str) {
+        self.partition_one_way(a, b);
+        self.partition_one_way(b, a);
+    }
+    /// Nothing arrives from `from` at `to`.
+    pub fn partition_one_way(&self, from: &str, to: &str) {
+        self.set_blocked(from, to, true);
+    }
+    pub fn heal(&self, a: &str, b: &str) {
+        self.set_blocked(a, b, false);
+        self.set_blocked(b, a, false);
+    }
+    /// Ends all partitions and slow links.
+    pub fn heal_all(&self) {
+        let wakers = self.0.lock().net.heal_all();
+        wakers.into_iter().for_each(Waker::wake);
+    }
+    /// Adds `extra` to the latency from `from` to `to`.
+    pub fn slow_link(&self, from: &str, to: &str, extra: Duration) {
+        let (from, to) = (self.index_or_add(from), self.index_or_add(to));
+        self.0.lock().net.set_slow(from, to, extra);
+    }
+    /// Breaks every connection between two nodes.
+    pub fn reset_connections(&self, a: &str, b: &str) {
+        let (a, b) = (self.index_or_add(a), self.index_or_add(b));
+        let mut state = self.0.lock();
+        let now_ns = state.now_ns;
+        state.trace("reset", &[a as u64, b as u64]);
+        let wakers = state.net.reset(a, Some(b), now_ns);
+        drop(state);
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// The node's clock runs `ppm` millionths fast (or slow) from now on.
+    pub fn set_clock_drift(&self, name: &str, ppm: i64) {
+        assert!(ppm > -1_000_000, "a clock runs forward");
+        let index = self.index_or_add(name);
+        let mut state = self.0.lock();
+        let now_ns = state.now_ns;
+        let clock = &mut state.nodes[index].clock;
+        *clock = clock.drifting(now_ns, ppm);
+    }
+    /// The node's wall clock is wrong by `offset_ns`.
+    pub fn set_wall_offset(&self, name: &str, offset_ns: i64) {
+        let index = self.index_or_add(name);
+        self.0.lock().nodes[index].clock.wall_offset_ns = offset_ns;
+    }
+
+    pub fn set_disk_faults(&self, name: &str, faults: DiskFaults) {
+        self.with_disk(name, |disk| disk.faults = faults);
+    }
+    pub fn set_disk_capacity(&self, name: &str, bytes: u64) {
+        self.with_disk(name, |disk| disk.set_capacity(bytes));
+    }
+    /// Changes one bit on a node's disk behind everybody's back.
+    pub fn flip_bit(&self, name: &str, path: &Path, offset: u64, bit: u8) -> io::Result<()> {
+        self.with_disk(name, |disk| disk.flip_bit(path, offset, bit))
+    }
+    /// A node's disk as the test sees it, whether the node is up or not.
+    pub fn disk(&self, name: &str) -> Arc<dyn Disk> {
+        let index = self.index_or_add(name);
+        Arc::new(SimDisk { here: None, state: self.0.lock().nodes[index].disk.clone() })
+    }
+
+    /// Folds an event of the test's own into the trace.
+    pub fn trace(&self, event: &str) {
+        self.0.lock().trace(event, &[]);
+    }
+    /// Of all events until now: equal for equal seeds.
+    pub fn trace_hash(&self) -> u64 {
+        self.0.lock().trace_hash()
+    }
+    /// The events as text, if [`SimConfig::log`] is set: for finding where two runs part.
+    pub fn trace_lines(&self) -> Vec<String> {
+        self.0.lock().trace_lines()
+    }
+
+    fn with_disk<T>(&self, name: &str, change: impl FnOnce(&mut DiskState) -> T) -> T {
+        let index = self.index_or_add(name);
+        let disk = self.0.lock().nodes[index].disk.clone();
+        change(&mut disk.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn set_blocked(&self, from: &str, to: &str, blocked: bool) {
+        let (from, to) = (self.index_or_add(from), self.index_or_add(to));
+        let mut state = self.0.lock();
+        state.trace("block", &[from as u64, to as u64, u64::from(blocked)]);
+        let wakers = state.net.set_blocked(from, to, blocked);
+        drop(state);
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    fn index_or_add(&self, name: &str) -> usize {
+        let mut state = self.0.lock();
+        if let Some(index) = state.nodes.iter().position(|n| n.name == name) {
+            return index;
+        }
+        let index = state.nodes.len();
+        let rng = SplitMix::new(self.0.seed, &format!("disk of {name}"));
+        let disk = DiskState::new(rng, self.0.config.disk_capacity_bytes);
+        let clock = NodeClock::starting(state.now_ns, index);
+        state.nodes.push(Node {
+            name: name.into(),
+            life: 0,
+            up: false,
+            powered: true,
+            env: None,
+            disk: Arc::new(Mutex::new(disk)),
+            tasks: Default::default(),
+            clock,
+        });
+        index
+    }
+}
+
+/// Notes that the main future can run.
+struct MainWaker(Waker, Arc<AtomicBool>);
+
+impl Wake for MainWaker {
+    fn wake(self: Arc<Self>) {
+        self.1.store(true, Ordering::Relaxed);
+        self.0.wake_by_ref();
+    }
+}
+
+struct WorldClock(Arc<Core>);
+
+impl ClockSource for WorldClock {
+    fn now(&self) -> Instant {
+        Instant(self.0.lock().now_ns)
+    }
+    fn wall(&self) -> WallTime {
+        WallTime(self.0.lock().now_ns as i64)
+    }
+    fn sleep_until(&self, at: Instant) -> BoxFuture<'static, ()> {
+        Box::pin(self.0.sleep_until_ns(at.0))
+    }
+}

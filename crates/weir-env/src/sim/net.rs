@@ -1,0 +1,483 @@
+//! The simulated network: ordered byte streams with latency, partitions, resets and silence.
+//!
+//! A stream is two pipes. Bytes that were sent arrive in order, cut at arbitrary places; a partition holds them back.
+//! A killed process resets its connections; a machine without power says nothing until it is back, then resets.
+
+use super::{
+    core::{State, TimerKey, hash_bytes},
+    node::{Here, dead},
+};
+use crate::{Addr, BoxFuture, BoxStream, Listener, Net};
+use bytes::{Buf as _, Bytes};
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    future::poll_fn,
+    io,
+    net::SocketAddr,
+    pin::Pin,
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+/// One arrival; larger writes are split.
+const CHUNK_BYTES_MAX: usize = 256 << 10;
+/// As Linux: SYN again after 1, 2, 4 … s; 20 tries less than its default, to keep runs short.
+const CONNECT_TRIES: u32 = 5;
+const FIRST_FREE_PORT: u16 = 20_000;
+
+#[derive(Default)]
+pub(super) struct NetState {
+    pipes: BTreeMap<u64, Pipe>,
+    listeners: BTreeMap<Addr, Listening>,
+    /// Which machine an address was last bound on; it answers refusals when nobody listens.
+    homes: BTreeMap<Addr, usize>,
+    /// (from, to) pairs of nodes between which nothing arrives.
+    blocked: BTreeSet<(usize, usize)>,
+    slow: BTreeMap<(usize, usize), Duration>,
+    ports_given: u16,
+}
+
+/// One direction of a stream.
+struct Pipe {
+    from: usize,
+    to: usize,
+    chunks: VecDeque<Chunk>,
+    in_flight_bytes: usize,
+    /// When the last byte (or the end) that was sent arrives.
+    last_at_ns: u64,
+    eof_at_ns: Option<u64>,
+    reset_at_ns: Option<u64>,
+    /// Nobody will read any more.
+    reader_gone: bool,
+    reader: Option<Waker>,
+    writer: Option<Waker>,
+    /// Ends that still exist; the pipe goes with the last.
+    ends: u8,
+}
+
+struct Chunk {
+    at_ns: u64,
+    bytes: Bytes,
+    seen: bool,
+}
+
+struct Listening {
+    id: u64,
+    node: usize,
+    queue: VecDeque<(u64, u64, String)>,
+    waker: Option<Waker>,
+}
+
+impl Net for Here {
+    fn listen(&self, addr: &Addr) -> BoxFuture<'_, io::Result<Box<dyn Listener>>> {
+        let bound = bind(self, addr.clone());
+        Box::pin(async move { Ok(Box::new(bound?) as Box<dyn Listener>) })
+    }
+    fn connect(&self, addr: &Addr) -> BoxFuture<'_, io::Result<BoxStream>> {
+        let addr = addr.clone();
+        Box::pin(async move { Ok(Box::new(connect(self, &addr).await?) as BoxStream) })
+    }
+}
+
+fn bind(here: &Here, addr: Addr) -> io::Result<SimListener> {
+    let mut state = here.core.lock();
+    if !here.lives_in(&state) {
+        return Err(dead());
+    }
+    let addr = state.net.with_port(addr);
+    if state.net.listeners.contains_key(&addr) {
+        return Err(io::Error::new(io::ErrorKind::AddrInUse, format!("{addr} is in use")));
+    }
+    let id = state.next_id();
+    let listening = Listening { id, node: here.node, queue: VecDeque::new(), waker: None };
+    state.net.listeners.insert(addr.clone(), listening);
+    state.net.homes.insert(addr.clone(), here.node);
+    Ok(SimListener { here: here.clone(), id, addr })
+}
+
+impl NetState {
+    fn with_port(&mut self, addr: Addr) -> Addr {
+        match addr {
+            Addr::Tcp(at) if at.port() == 0 => {
+                self.ports_given += 1;
+                Addr::Tcp(SocketAddr::new(at.ip(), FIRST_FREE_PORT + self.ports_given))
+            }
+            addr => addr,
+        }
+    }
+
+    fn is_blocked(&self, from: usize, to: usize) -> bool {
+        self.blocked.contains(&(from, to))
+    }
+
+    /// Wakes both ends of every pipe, so that they look again at what changed around them.
+    fn take_wakers(&mut self) -> Vec<Waker> {
+        self.pipes.values_mut().flat_map(|p| [p.reader.take(), p.writer.take()]).flatten().collect()
+    }
+
+    /// Both ways at once if `both`. Returns whom to wake.
+    pub(super) fn set_blocked(&mut self, from: usize, to: usize, blocked: bool) -> Vec<Waker> {
+        if blocked {
+            self.blocked.insert((from, to));
+        } else {
+            self.blocked.remove(&(from, to));
+        }
+        self.take_wakers()
+    }
+
+    pub(super) fn heal_all(&mut self) -> Vec<Waker> {
+        self.blocked.clear();
+        self.slow.clear();
+        self.take_wakers()
+    }
+
+    pub(super) fn set_slow(&mut self, from: usize, to: usize, extra: Duration) {
+        if extra.is_zero() {
+            self.slow.remove(&(from, to));
+        } else {
+            self.slow.insert((from, to), extra);
+        }
+    }
+
+    /// Resets the streams between two nodes, or all of one node (`other` None).
+    pub(super) fn reset(&mut self, node: usize, other: Option<usize>, at_ns: u64) -> Vec<Waker> {
+        let between = |p: &Pipe| match other {
+            Some(other) => [(node, other), (other, node)].contains(&(p.from, p.to)),
+            None => p.from == node || p.to == node,
+        };
+        for pipe in self.pipes.values_mut().filter(|p| between(p)) {
+            pipe.reset_at_ns.get_or_insert(at_ns);
+            pipe.reader_gone = true;
+        }
+        self.take_wakers()
+    }
+
+    /// The node's process ended: its listeners go, unseen connections with them.
+    pub(super) fn close_listeners(&mut self, node: usize) {
+        let gone: Vec<Addr> =
+            self.listeners.iter().filter(|(_, l)| l.node == node).map(|(a, _)| a.clone()).collect();
+        for addr in gone {
+            let listening = self.listeners.remove(&addr).expect("just listed");
+            for (rx, tx, _) in listening.queue {
+                self.drop_end(rx);
+                self.drop_end(tx);
+            }
+        }
+    }
+
+    fn drop_end(&mut self, pipe: u64) {
+        if let Some(p) = self.pipes.get_mut(&pipe) {
+            p.ends -= 1;
+            if p.ends == 0 {
+                self.pipes.remove(&pipe);
+            }
+        }
+    }
+}
+
+impl State {
+    fn latency_ns(&mut self, from: usize, to: usize, config: &super::SimConfig) -> u64 {
+        let extra = self.net.slow.get(&(from, to)).copied().unwrap_or_default();
+        (self.rng.duration(config.latency) + extra).as_nanos() as u64
+    }
+
+    fn new_pipe(&mut self, from: usize, to: usize) -> u64 {
+        let id = self.next_id();
+        let pipe = Pipe {
+            from,
+            to,
+            chunks: VecDeque::new(),
+            in_flight_bytes: 0,
+            last_at_ns: 0,
+            eof_at_ns: None,
+            reset_at_ns: None,
+            reader_gone: false,
+            reader: None,
+            writer: None,
+            ends: 2,
+        };
+        self.net.pipes.insert(id, pipe);
+        id
+    }
+}
+
+/// What one try to connect met.
+enum Met {
+    Stream(SimStream),
+    Refusal,
+    Silence,
+}
+
+async fn connect(here: &Here, addr: &Addr) -> io::Result<SimStream> {
+    for attempt in 0..CONNECT_TRIES {
+        let wait_ns = {
+            let mut state = here.core.lock();
+            let to = state.net.homes.get(addr).copied().unwrap_or(here.node);
+            state.latency_ns(here.node, to, &here.core.config)
+        };
+        here.core.sleep(Duration::from_nanos(wait_ns)).await;
+        let met = knock(here, addr)?;
+        match met {
+            Met::Silence => here.core.sleep(Duration::from_secs(1 << attempt)).await,
+            Met::Stream(stream) => {
+                here.core.sleep(Duration::from_nanos(wait_ns)).await;
+                return Ok(stream);
+            }
+            Met::Refusal => {
+                here.core.sleep(Duration::from_nanos(wait_ns)).await;
+                let text = format!("nobody listens on {addr}");
+                return Err(io::Error::new(io::ErrorKind::ConnectionRefused, text));
+            }
+        }
+    }
+    Err(io::Error::new(io::ErrorKind::TimedOut, format!("{addr} does not answer")))
+}
+
+fn knock(here: &Here, addr: &Addr) -> io::Result<Met> {
+    let mut state = here.core.lock();
+    if !here.lives_in(&state) {
+        return Err(dead());
+    }
+    let Some(&home) = state.net.homes.get(addr) else { return Ok(Met::Refusal) };
+    let blocked = state.net.is_blocked(here.node, home) || state.net.is_blocked(home, here.node);
+    if blocked || !state.nodes[home].powered {
+        return Ok(Met::Silence);
+    }
+    if !state.net.listeners.contains_key(addr) {
+        return Ok(Met::Refusal);
+    }
+    let (there, back) = (state.new_pipe(here.node, home), state.new_pipe(home, here.node));
+    let peer = format!("{}#{there}", state.nodes[here.node].name);
+    let listening = state.net.listeners.get_mut(addr).expect("looked up above");
+    listening.queue.push_back((there, back, peer));
+    let waker = listening.waker.take();
+    state.trace("connect", &[here.node as u64, home as u64, there]);
+    drop(state);
+    if let Some(waker) = waker {
+        waker.wake();
+    }
+    Ok(Met::Stream(SimStream::new(here, back, there)))
+}
+
+struct SimListener {
+    here: Here,
+    id: u64,
+    addr: Addr,
+}
+
+impl Listener for SimListener {
+    fn accept(&self) -> BoxFuture<'_, io::Result<(BoxStream, String)>> {
+        Box::pin(poll_fn(|cx| {
+            let mut state = self.here.core.lock();
+            if !self.here.lives_in(&state) {
+                return Poll::Ready(Err(dead()));
+            }
+            let listening =
+                state.net.listeners.get_mut(&self.addr).expect("listens as long as its node lives");
+            let Some((rx, tx, peer)) = listening.queue.pop_front() else {
+                listening.waker = Some(cx.waker().clone());
+                return Poll::Pending;
+            };
+            state.trace("accept", &[self.here.node as u64, rx]);
+            drop(state);
+            Poll::Ready(Ok((Box::new(SimStream::new(&self.here, rx, tx)) as BoxStream, peer)))
+        }))
+    }
+    fn local_addr(&self) -> Addr {
+        self.addr.clone()
+    }
+}
+
+impl Drop for SimListener {
+    fn drop(&mut self) {
+        let mut state = self.here.core.lock();
+        let now_ns = state.now_ns;
+        if state.net.listeners.get(&self.addr).is_some_and(|l| l.id == self.id) {
+            let listening = state.net.listeners.remove(&self.addr).expect("just seen");
+            let mut wakers = Vec::new();
+            for (rx, tx, _) in listening.queue {
+                for pipe in [rx, tx] {
+                    if let Some(p) = state.net.pipes.get_mut(&pipe) {
+                        p.reset_at_ns.get_or_insert(now_ns);
+                        p.reader_gone = true;
+                        wakers.extend([p.reader.take(), p.writer.take()].into_iter().flatten());
+                    }
+                    state.net.drop_end(pipe);
+                }
+            }
+            drop(state);
+            wakers.into_iter().for_each(Waker::wake);
+        }
+    }
+}
+
+struct SimStream {
+    here: Here,
+    rx: u64,
+    tx: u64,
+    read_timer: Option<TimerKey>,
+}
+
+impl SimStream {
+    fn new(here: &Here, rx: u64, tx: u64) -> SimStream {
+        SimStream { here: here.clone(), rx, tx, read_timer: None }
+    }
+}
+
+fn reset() -> io::Error {
+    io::Error::new(io::ErrorKind::ConnectionReset, "connection reset by the peer")
+}
+
+impl AsyncRead for SimStream {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        let mut guard = this.here.core.lock();
+        let state = &mut *guard;
+        if !this.here.lives_in(state) {
+            return Poll::Ready(Err(dead()));
+        }
+        let now_ns = state.now_ns;
+        let pipe = state.net.pipes.get_mut(&this.rx).expect("a pipe lives as long as its ends");
+        let held_back = state.net.blocked.contains(&(pipe.from, pipe.to));
+        if !held_back && pipe.reset_at_ns.is_some_and(|at| at <= now_ns) {
+            return Poll::Ready(Err(reset()));
+        }
+        let before = buf.filled().len();
+        let mut arrived = Vec::new();
+        while !held_back && buf.remaining() > 0 {
+            let Some(chunk) = pipe.chunks.front_mut().filter(|c| c.at_ns <= now_ns) else { break };
+            if !std::mem::replace(&mut chunk.seen, true) {
+                arrived.push((chunk.bytes.len() as u64, hash_bytes(&chunk.bytes)));
+            }
+            let n = chunk.bytes.len().min(buf.remaining());
+            buf.put_slice(&chunk.bytes[..n]);
+            chunk.bytes.advance(n);
+            pipe.in_flight_bytes -= n;
+            if chunk.bytes.is_empty() {
+                pipe.chunks.pop_front();
+            }
+        }
+        let at_end = !held_back && pipe.chunks.is_empty() && pipe.eof_at_ns.is_some_and(|at| at <= now_ns);
+        if buf.filled().len() > before || at_end || buf.remaining() == 0 {
+            let writer = pipe.writer.take();
+            for (len, hash) in arrived {
+                state.trace("arrive", &[this.rx, len, hash]);
+            }
+            drop(guard);
+            if let Some(writer) = writer {
+                writer.wake();
+            }
+            return Poll::Ready(Ok(()));
+        }
+        pipe.reader = Some(cx.waker().clone());
+        let next = [pipe.chunks.front().map(|c| c.at_ns), pipe.eof_at_ns, pipe.reset_at_ns];
+        match next.into_iter().flatten().filter(|at| *at > now_ns).min() {
+            Some(at_ns) if !held_back => state.set_timer(&mut this.read_timer, at_ns, cx.waker()),
+            _ => state.clear_timer(&mut this.read_timer),
+        }
+        Poll::Pending
+    }
+}
+
+impl AsyncWrite for SimStream {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        let mut guard = this.here.core.lock();
+        let state = &mut *guard;
+        if !this.here.lives_in(state) {
+            return Poll::Ready(Err(dead()));
+        }
+        let config = &this.here.core.config;
+        let (from, to) = {
+            let pipe = &state.net.pipes[&this.tx];
+            (pipe.from, pipe.to)
+        };
+        let unknown = state.net.is_blocked(to, from); // how the other end fares does not get through
+        let pipe = state.net.pipes.get_mut(&this.tx).expect("a pipe lives as long as its ends");
+        if pipe.eof_at_ns.is_some() || (pipe.reader_gone && !unknown) {
+            return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+        }
+        let room = config.window_bytes.saturating_sub(pipe.in_flight_bytes);
+        if room == 0 {
+            pipe.writer = Some(cx.waker().clone());
+            return Poll::Pending;
+        }
+        let mut n = data.len().min(room).min(CHUNK_BYTES_MAX);
+        if n > 1 && state.rng.below(8) == 0 {
+            n = 1 + state.rng.below(n as u64 - 1) as usize; // a stream keeps no boundaries
+        }
+        if n == 0 {
+            return Poll::Ready(Ok(0));
+        }
+        let latency_ns = state.latency_ns(from, to, config);
+        let on_wire_ns = n as u64 * 1_000_000_000 / config.bandwidth_bytes_per_s.max(1);
+        let now_ns = state.now_ns;
+        let pipe = state.net.pipes.get_mut(&this.tx).expect("seen above");
+        let at_ns = (now_ns + latency_ns).max(pipe.last_at_ns) + on_wire_ns;
+        pipe.last_at_ns = at_ns;
+        pipe.in_flight_bytes += n;
+        pipe.chunks.push_back(Chunk { at_ns, bytes: Bytes::copy_from_slice(&data[..n]), seen: false });
+        let reader = pipe.reader.take();
+        drop(guard);
+        if let Some(reader) = reader {
+            reader.wake();
+        }
+        Poll::Ready(Ok(n))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        let mut state = this.here.core.lock();
+        let reader = state.end_pipe(this.tx, &this.here.core.config, false);
+        drop(state);
+        if let Some(reader) = reader {
+            reader.wake();
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl State {
+    /// The writer has ended; `abrupt` resets instead. Returns whom to wake.
+    fn end_pipe(&mut self, tx: u64, config: &super::SimConfig, abrupt: bool) -> Option<Waker> {
+        let (from, to) = self.net.pipes.get(&tx).map(|p| (p.from, p.to))?;
+        let latency_ns = self.latency_ns(from, to, config);
+        let now_ns = self.now_ns;
+        let pipe = self.net.pipes.get_mut(&tx)?;
+        let at_ns = (now_ns + latency_ns).max(pipe.last_at_ns);
+        pipe.eof_at_ns.get_or_insert(at_ns);
+        if abrupt {
+            pipe.reset_at_ns.get_or_insert(now_ns + latency_ns);
+        }
+        pipe.reader.take()
+    }
+}
+
+impl Drop for SimStream {
+    fn drop(&mut self) {
+        let mut state = self.here.core.lock();
+        state.clear_timer(&mut self.read_timer);
+        let mut wakers = Vec::new();
+        // What an ended life leaves behind was settled when it ended.
+        if self.here.lives_in(&state) {
+            let mut unread = false;
+            if let Some(rx) = state.net.pipes.get_mut(&self.rx) {
+                // As TCP does: closing with unread bytes is a reset.
+                unread = !rx.chunks.is_empty();
+                rx.chunks.clear();
+                rx.reader_gone = true;
+                wakers.extend(rx.writer.take());
+            }
+            wakers.extend(state.end_pipe(self.tx, &self.here.core.config, unread));
+        }
+        state.net.drop_end(self.rx);
+        state.net.drop_end(self.tx);
+        drop(state);
+        wakers.into_iter().for_each(Waker::wake);
+    }
+}

@@ -1,0 +1,201 @@
+//! A simulated node: its clock, its randomness and the tasks of its present life.
+//!
+//! A life ends with a kill or a power cut. What belongs to an ended life (a destructor that still runs) can no longer
+//! touch disk or network, nor start tasks: a dead process writes nothing.
+
+use super::{
+    core::{Core, SplitMix, State},
+    disk::DiskState,
+};
+use crate::{BoxFuture, ClockSource, Env, Instant, RngSource, TaskHandle, WallTime, tasks::TaskRunner};
+use std::{
+    collections::BTreeMap,
+    io,
+    panic::{AssertUnwindSafe, catch_unwind},
+    pin::Pin,
+    sync::{Arc, Mutex, PoisonError},
+    task::{Context, Poll},
+};
+use tokio::task::AbortHandle;
+
+/// 2026-01-01 00:00 UTC, when every run begins.
+const WALL_START_NS: i64 = 1_767_225_600_000_000_000;
+
+pub(super) struct Node {
+    pub(super) name: String,
+    /// Counts lives; 0 is before the first.
+    pub(super) life: u64,
+    /// A process runs.
+    pub(super) up: bool,
+    /// The machine answers (with a refusal if no process runs).
+    pub(super) powered: bool,
+    pub(super) env: Option<Env>,
+    pub(super) disk: Arc<Mutex<DiskState>>,
+    pub(super) tasks: BTreeMap<u64, AbortHandle>,
+    pub(super) clock: NodeClock,
+}
+
+/// One life of one node: what every simulated seam is bound to.
+#[derive(Clone)]
+pub(super) struct Here {
+    pub(super) core: Arc<Core>,
+    pub(super) node: usize,
+    pub(super) life: u64,
+}
+
+impl Here {
+    pub(super) fn lives_in(&self, state: &State) -> bool {
+        let node = &state.nodes[self.node];
+        node.up && node.life == self.life
+    }
+    pub(super) fn check_alive(&self) -> io::Result<()> {
+        if self.lives_in(&self.core.lock()) { Ok(()) } else { Err(dead()) }
+    }
+    pub(super) fn trace(&self, event: &str, numbers: &[u64]) {
+        self.core.lock().trace(event, numbers);
+    }
+}
+
+pub(super) fn dead() -> io::Error {
+    io::Error::new(io::ErrorKind::ConnectionAborted, "this simulated process was killed")
+}
+
+/// Maps the world's time to the node's: a rate, an arbitrary start, and a wall clock that may be wrong.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct NodeClock {
+    world_ns: u64,
+    node_ns: u64,
+    drift_ppm: i64,
+    pub(super) wall_offset_ns: i64,
+}
+
+impl NodeClock {
+    /// Every machine's monotonic clock starts elsewhere, so that an instant sent to another node is found out.
+    pub(super) fn starting(world_ns: u64, index: usize) -> NodeClock {
+        let node_ns = 1_000_000_000_000 * (index as u64 + 1);
+        NodeClock { world_ns, node_ns, drift_ppm: 0, wall_offset_ns: 0 }
+    }
+    pub(super) fn rebooted(self, world_ns: u64) -> NodeClock {
+        NodeClock { world_ns, node_ns: 10_000_000_000, ..self }
+    }
+    pub(super) fn drifting(self, world_ns: u64, drift_ppm: i64) -> NodeClock {
+        NodeClock { world_ns, node_ns: self.now_ns(world_ns), drift_ppm, ..self }
+    }
+    fn now_ns(&self, world_ns: u64) -> u64 {
+        let passed = i128::from(world_ns - self.world_ns);
+        let passed = passed + passed * i128::from(self.drift_ppm) / 1_000_000;
+        self.node_ns + passed as u64
+    }
+    /// How long the world takes while this clock runs `node_ns` ahead, rounded up.
+    fn world_wait_ns(&self, node_ns: u64) -> u64 {
+        (u128::from(node_ns) * 1_000_000).div_ceil((1_000_000 + self.drift_ppm) as u128) as u64
+    }
+}
+
+impl ClockSource for Here {
+    fn now(&self) -> Instant {
+        let state = self.core.lock();
+        Instant(state.nodes[self.node].clock.now_ns(state.now_ns))
+    }
+    fn wall(&self) -> WallTime {
+        let state = self.core.lock();
+        WallTime(WALL_START_NS + state.now_ns as i64 + state.nodes[self.node].clock.wall_offset_ns)
+    }
+    fn sleep_until(&self, at: Instant) -> BoxFuture<'static, ()> {
+        let here = self.clone();
+        Box::pin(async move {
+            loop {
+                let left = at.since(here.now()).as_nanos() as u64;
+                if left == 0 {
+                    return;
+                }
+                let wait_ns = here.core.lock().nodes[here.node].clock.world_wait_ns(left);
+                let at_ns = here.core.lock().now_ns.saturating_add(wait_ns);
+                here.core.sleep_until_ns(at_ns).await;
+            }
+        })
+    }
+}
+
+/// A seeded stream of one life of one node.
+pub(super) struct NodeRng(pub(super) Mutex<SplitMix>);
+
+impl RngSource for NodeRng {
+    fn next_u64(&self) -> u64 {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).next()
+    }
+}
+
+impl TaskRunner for Here {
+    fn spawn(&self, name: &'static str, work: BoxFuture<'static, ()>) -> TaskHandle {
+        let mut state = self.core.lock();
+        if !self.lives_in(&state) {
+            drop(state); // dropping `work` may run code that looks here
+            drop(work);
+            return TaskHandle(start(async {}));
+        }
+        let id = state.next_id();
+        let handle = start(Guarded { here: self.clone(), id, name, work });
+        state.nodes[self.node].tasks.insert(id, handle.clone());
+        TaskHandle(handle)
+    }
+
+    /// In place, after a delay that stands for the disk and the way to the thread and back.
+    fn blocking(&self, work: Box<dyn FnOnce() + Send>) -> BoxFuture<'static, ()> {
+        let config = self.core.config;
+        let (delay, done) = {
+            let mut state = self.core.lock();
+            let disk = state.nodes[self.node].disk.clone();
+            let slow = disk.lock().unwrap_or_else(PoisonError::into_inner).faults.delay;
+            (state.rng.duration(config.disk_delay) + slow, tokio::sync::oneshot::channel::<()>())
+        };
+        let (tx, rx) = done;
+        let here = self.clone();
+        self.spawn(
+            "blocking",
+            Box::pin(async move {
+                here.core.sleep(delay).await;
+                work();
+                let _ = tx.send(()); // nobody waits any more: the work itself still ran to its end
+            }),
+        );
+        Box::pin(async move {
+            if rx.await.is_err() {
+                std::future::pending::<()>().await // killed: whoever waits is dead too, or must not learn anything
+            }
+        })
+    }
+}
+
+#[allow(clippy::disallowed_methods)] // the one place where simulated tasks are started
+fn start(work: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
+    tokio::spawn(work).abort_handle()
+}
+
+/// A task that leaves the node's list at its end, and whose panic ends the run.
+struct Guarded {
+    here: Here,
+    id: u64,
+    name: &'static str,
+    work: BoxFuture<'static, ()>,
+}
+
+impl Future for Guarded {
+    type Output = ();
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let this = self.get_mut();
+        catch_unwind(AssertUnwindSafe(|| this.work.as_mut().poll(cx))).unwrap_or_else(|panic| {
+            let said = panic.downcast_ref::<String>().map(String::as_str);
+            let said = said.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("(no text)");
+            let node = this.here.core.lock().nodes[this.here.node].name.clone();
+            this.here.core.fail(format!("task {:?} of node {node:?} panicked: {said}", this.name));
+            Poll::Ready(())
+        })
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        self.here.core.lock().nodes[self.here.node].tasks.remove(&self.id);
+    }
+}
