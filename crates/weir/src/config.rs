@@ -1,0 +1,237 @@
+//! `weir.toml`: what one process may choose for itself. What every node must agree on lives in the cluster map.
+//!
+//! Each key is declared once, with its documentation and default; `weir config reference` prints exactly that.
+//! A wrong line is an error that names the file, the line and the key.
+use crate::failure::{Failure, Outcome, did_you_mean};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use std::{fmt, path::PathBuf, str::FromStr};
+use weir_env::Addr;
+use weir_proto::{ClusterId, Error, map::Scheme};
+
+/// A value that is written in the file as the text that it displays as.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Text<T>(pub T);
+impl<T: fmt::Display> Serialize for Text<T> {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        s.collect_str(&self.0)
+    }
+}
+impl<'de, T: FromStr<Err: fmt::Display>> Deserialize<'de> for Text<T> {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        String::deserialize(d)?.parse().map(Text).map_err(serde::de::Error::custom)
+    }
+}
+
+/// One documented key, for `weir config reference`.
+pub struct Key {
+    pub name: &'static str,
+    pub doc: &'static [&'static str],
+    pub default: &'static str,
+}
+
+macro_rules! sections {
+    ($( $(#[doc = $about:literal])* [$section:ident] $name:ident {
+        $( $(#[doc = $doc:literal])* $key:ident: $type:ty = $default:expr, shown $shown:literal; )*
+    } )*) => {
+        $(
+            $(#[doc = $about])*
+            #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+            #[serde(default, deny_unknown_fields)]
+            pub struct $name { $( $(#[doc = $doc])* pub $key: $type, )* }
+            impl Default for $name {
+                fn default() -> Self {
+                    $name { $( $key: $default, )* }
+                }
+            }
+        )*
+        /// Everything a file may say.
+        #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+        #[serde(default, deny_unknown_fields)]
+        pub struct Config { $( $(#[doc = $about])* pub $section: $name, )* }
+
+        /// Sections in order: name, what it is for, keys.
+        pub const SECTIONS: &[(&str, &[&str], &[Key])] = &[
+            $( (stringify!($section), &[$($about),*], &[
+                $( Key { name: stringify!($key), doc: &[$($doc),*], default: $shown }, )*
+            ]), )*
+        ];
+    };
+}
+
+sections! {
+    /// The cluster that the process belongs to.
+    [cluster] Cluster {
+        /// The cluster's id, 32 hexadecimal digits. The coordinator makes one when it starts for the first time;
+        /// other roles refuse a cluster with another id.
+        id: Option<Text<ClusterId>> = None, shown "none: the coordinator's";
+        /// Where the coordinator listens, best first: "unix:/PATH" or "tcp:HOST:PORT".
+        coordinators: Vec<Text<Addr>> = Vec::new(), shown "[]";
+    }
+    /// The process itself.
+    [node] Node {
+        /// Its name, unique in the cluster.
+        name: String = String::new(), shown "the host's name and the role";
+        /// Where it listens: "unix:/PATH", "tcp:HOST:PORT", "tcp:[IPv6]:PORT"; port 0 is any free port.
+        listen: Vec<Text<Addr>> = Vec::new(), shown "[\"tcp:[::]:0\"]";
+        /// The host. Processes that name the same host reach each other through Unix sockets.
+        host: String = String::new(), shown "the machine's id and name";
+        /// Threads that serve requests.
+        threads: usize = 2, shown "2";
+        /// How much is told on standard error: "error", "warn", "info", "debug" or "trace", also per module.
+        log: String = "info".into(), shown "\"info\"";
+    }
+    /// Of `weir coord`.
+    [coord] Coord {
+        /// Directory of the cluster map.
+        dir: PathBuf = PathBuf::new(), shown "required";
+        /// Targets to wait for before the first placement groups are made.
+        targets: u32 = 6, shown "6";
+        /// How new files are protected: "ec:K+M", "replica:N" or "single".
+        scheme: Text<Scheme> = Text(Scheme { data: 4, parity: 2 }), shown "\"ec:4+2\"";
+        /// Bytes of one target's part of a stripe, in KiB; a power of two from 64 to 4096.
+        cell_kib: u32 = 512, shown "512";
+        /// A client that is silent this long loses its leases, in milliseconds.
+        lease_ms: u32 = 10_000, shown "10000";
+        /// A target that is silent this long is down, in milliseconds. One whose process died is down at once.
+        target_silence_ms: u32 = 3_000, shown "3000";
+    }
+    /// Of `weir meta`.
+    [meta] Meta {
+        /// Directory of the namespace.
+        dir: PathBuf = PathBuf::new(), shown "required";
+        /// The volume it leads.
+        volume: String = "root".into(), shown "\"root\"";
+        /// Memory for the namespace's cache, in MiB.
+        cache_mib: u64 = 128, shown "128";
+    }
+    /// Of `weir storage`.
+    [storage] Storage {
+        /// Directories of its targets.
+        targets: Vec<PathBuf> = Vec::new(), shown "required";
+        /// The pool that its targets belong to.
+        pool: String = "default".into(), shown "\"default\"";
+        /// Memory for each target's index, in MiB.
+        cache_mib: u64 = 32, shown "32";
+    }
+    /// Of `weir mount`.
+    [mount] Mount {
+        /// Where the file system appears.
+        path: PathBuf = PathBuf::new(), shown "required";
+        /// The volume to show there.
+        volume: String = "root".into(), shown "\"root\"";
+        /// Memory for data on its way and cached, in MiB. Writers wait when it is used up.
+        memory_mib: u64 = 512, shown "512";
+        /// Threads that take requests from the kernel.
+        kernel_threads: usize = 4, shown "4";
+        /// Let other users in (permissions are always checked).
+        allow_other: bool = true, shown "true";
+    }
+}
+
+/// Parses the text of a file; `name` is how errors call it.
+pub fn parse(name: &str, text: &str) -> Outcome<Config> {
+    toml::from_str(text).map_err(|e| wrong_line(name, text, &e))
+}
+
+/// A file in the schema's form.
+pub fn write(config: &Config) -> Outcome<String> {
+    toml::to_string(config).map_err(|e| Error::invalid(format!("write the configuration: {e}")).into())
+}
+
+fn wrong_line(name: &str, text: &str, e: &toml::de::Error) -> Failure {
+    let start = e.span().map_or(0, |span| span.start.min(text.len()));
+    let before = text.get(..start).unwrap_or("");
+    let line_number = before.matches('\n').count() + 1;
+    let line = text.lines().nth(line_number - 1).unwrap_or("").trim();
+    let key = line.split(['=', '#']).next().unwrap_or("").trim();
+    let message = e.message().lines().next().unwrap_or("cannot be read");
+    let place = if key.is_empty() { String::new() } else { format!(" {key}:") };
+    let error = Error::invalid(format!("{name}:{line_number}:{place} {message}"));
+    // "unknown field `x`, expected one of `a`, `b`": every second piece is a quoted word.
+    let mut quoted = message.split('`').skip(1).step_by(2);
+    let known = quoted.next().and_then(|unknown| did_you_mean(unknown, quoted));
+    Failure::new(
+        error,
+        match known {
+            Some(near) if message.starts_with("unknown") => format!("did you mean {near:?}?"),
+            _ => "`weir config reference` prints every key with its default".to_string(),
+        },
+    )
+}
+
+/// What no type can say: ranges. `name` is how errors call the file.
+pub fn check(name: &str, config: &Config) -> Outcome<()> {
+    let bad = |key: &str, why: String| {
+        let hint = "`weir config reference` prints every key with its default";
+        Err(Failure::new(Error::invalid(format!("{name}: {key}: {why}")), hint))
+    };
+    let cell = config.coord.cell_kib;
+    if !cell.is_power_of_two() || !(64..=4096).contains(&cell) {
+        return bad("coord.cell_kib", format!("{cell} is no power of two from 64 to 4096"));
+    }
+    if !(1..=256).contains(&config.node.threads) {
+        return bad("node.threads", format!("{} is not from 1 to 256", config.node.threads));
+    }
+    if !(1..=64).contains(&config.mount.kernel_threads) {
+        return bad("mount.kernel_threads", format!("{} is not from 1 to 64", config.mount.kernel_threads));
+    }
+    if config.mount.memory_mib < 32 {
+        return bad("mount.memory_mib", format!("{} is less than 32", config.mount.memory_mib));
+    }
+    if config.coord.lease_ms < 1000 {
+        return bad("coord.lease_ms", format!("{} is less than 1000", config.coord.lease_ms));
+    }
+    Ok(())
+}
+
+/// A file with every key, commented out, at its default.
+pub fn reference() -> String {
+    let mut out = String::from("# weir.toml: every key with its default.\n");
+    for (section, about, keys) in SECTIONS {
+        out += "\n";
+        about.iter().for_each(|line| out += &format!("#{line}\n"));
+        out += &format!("[{section}]\n");
+        for key in *keys {
+            key.doc.iter().for_each(|line| out += &format!("#{line}\n"));
+            out += &format!("# {} = {}\n", key.name, key.default);
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_file_means_the_defaults_and_they_survive_writing() {
+        let config = parse("weir.toml", "").unwrap();
+        assert_eq!(config, Config::default());
+        assert_eq!(parse("weir.toml", &write(&config).unwrap()).unwrap(), config);
+        check("weir.toml", &config).unwrap();
+    }
+
+    #[test]
+    fn a_wrong_line_is_named_with_what_was_meant() {
+        let cases = [
+            ("[mount]\nmemroy_mib = 4\n", "f:2: memroy_mib: unknown field `memroy_mib`", "did you mean \"memory_mib\"?"),
+            ("[coord]\n\nscheme = \"ec:4\"\n", "f:3: scheme: scheme \"ec:4\": expected", "weir config reference"),
+            ("[coordd]\n", "f:1: [coordd]: unknown field", "did you mean \"coord\"?"),
+            ("[node]\nthreads = \"x\"\n", "f:2: threads: invalid type", "weir config reference"),
+            ("[node]\nlisten = [\"udp:1\"]\n", "f:2: listen: address \"udp:1\"", "weir config reference"),
+            ("[node\n", "f:1:", "weir config reference"),
+        ];
+        for (text, error, hint) in cases {
+            let failure = parse("f", text).unwrap_err();
+            assert!(failure.error.context.starts_with(error), "{text:?}: {}", failure.error.context);
+            assert!(failure.hint.as_deref().unwrap().contains(hint), "{text:?}: {:?}", failure.hint);
+        }
+    }
+
+    #[test]
+    fn the_reference_is_a_valid_file_that_changes_nothing() {
+        let text = reference();
+        assert_eq!(parse("reference", &text).unwrap(), Config::default());
+        assert!(text.contains("# memory_mib = 512"));
+    }
+}

@@ -1,0 +1,116 @@
+//! What a command says when it cannot do its work: what happened, and what to do about it.
+//!
+//! Printed once, in `main`, as `error: …` and `hint: …`; the exit code follows from the error's kind.
+use std::fmt;
+use weir_proto::{Error, ErrorKind};
+
+pub type Outcome<T> = Result<T, Failure>;
+
+/// An error with what the user can do about it.
+#[derive(Debug)]
+pub struct Failure {
+    pub error: Error,
+    pub hint: Option<String>,
+}
+
+impl Failure {
+    pub fn new(error: Error, hint: impl Into<String>) -> Failure {
+        Failure { error, hint: Some(hint.into()) }
+    }
+    pub fn kind(&self) -> ErrorKind {
+        self.error.kind
+    }
+    pub fn doing(mut self, what: impl fmt::Display) -> Failure {
+        self.error = self.error.doing(what);
+        self
+    }
+    /// The two parts as they are printed. A node's refusal carries its hint in the text of the error.
+    pub fn parts(&self) -> (String, Option<String>) {
+        let text = self.error.context.trim();
+        match (&self.hint, text.split_once("hint: ")) {
+            (Some(hint), _) => (text.to_string(), Some(hint.clone())),
+            (None, Some((error, hint))) => {
+                let error = error.trim_end_matches([' ', '\n', ';', ',', '(', '—', '-']);
+                (error.to_string(), Some(hint.trim_end_matches(')').to_string()))
+            }
+            (None, None) => (text.to_string(), None),
+        }
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        Failure { error, hint: None }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (error, hint) = self.parts();
+        write!(f, "error: {error}")?;
+        hint.map_or(Ok(()), |hint| write!(f, "\nhint: {hint}"))
+    }
+}
+
+/// Adds what was being done to a failure of the operating system.
+pub trait Doing<T> {
+    fn doing(self, what: impl fmt::Display) -> Outcome<T>;
+}
+impl<T> Doing<T> for std::io::Result<T> {
+    fn doing(self, what: impl fmt::Display) -> Outcome<T> {
+        self.map_err(|e| {
+            let error = Error::from_io(&what, &e);
+            match error.kind {
+                ErrorKind::NoSpace => Failure::new(error, "free some space there, or use another directory"),
+                ErrorKind::Denied => Failure::new(error, "run as a user who may do that, or use another directory"),
+                _ => error.into(),
+            }
+        })
+    }
+}
+impl<T> Doing<T> for rustix::io::Result<T> {
+    fn doing(self, what: impl fmt::Display) -> Outcome<T> {
+        Doing::doing(self.map_err(std::io::Error::from), what)
+    }
+}
+
+/// The word of `known` that was probably meant by `word`.
+pub fn did_you_mean<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let near = known.into_iter().map(|k| (edits(word, k), k)).min()?;
+    // A third of the word may be wrong: more is a guess.
+    (near.0 * 3 <= word.len().max(3)).then_some(near.1)
+}
+
+/// Insertions, deletions and replacements that make `b` of `a` (Levenshtein's distance).
+fn edits(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.iter().enumerate() {
+            let best = (row[j] + 1).min(row[j + 1] + 1).min(diagonal + usize::from(x != *y));
+            diagonal = std::mem::replace(&mut row[j + 1], best);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_nearest_word_is_offered_and_a_far_one_is_not() {
+        let known = ["memory_mib", "threads", "listen"];
+        assert_eq!(did_you_mean("memroy_mib", known), Some("memory_mib"));
+        assert_eq!(did_you_mean("thread", known), Some("threads"));
+        assert_eq!(did_you_mean("colour", known), None);
+    }
+
+    #[test]
+    fn a_hint_inside_a_nodes_refusal_is_printed_as_a_hint() {
+        let failure = Failure::from(Error::denied("the target is of another cluster; hint: look at it"));
+        assert_eq!(failure.to_string(), "error: the target is of another cluster\nhint: look at it");
+    }
+}

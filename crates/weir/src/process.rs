@@ -1,0 +1,193 @@
+//! Background processes of this binary: started, found again by pid and start time, and stopped.
+//!
+//! A process is known by its pid file, which it writes itself: pid, start time and boot. A pid that was given to
+//! another process meanwhile has another start time and is never signalled.
+use crate::failure::{Doing, Failure, Outcome};
+use rustix::process::{Pid, PidfdFlags, Signal};
+use serde::{Deserialize, Serialize};
+use std::fs::{self, OpenOptions};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use weir_proto::Error;
+
+/// How often a condition outside of this process is looked at again.
+const POLL: Duration = Duration::from_millis(5);
+
+/// What a background process says of itself.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct PidFile {
+    pub pid: i32,
+    /// Clock ticks between the machine's start and the process's.
+    pub started: u64,
+    pub boot: String,
+    /// It serves: set when its addresses listen, or its mount answers.
+    pub ready: bool,
+}
+
+impl PidFile {
+    /// Of this very process.
+    pub fn own(ready: bool) -> Outcome<PidFile> {
+        let pid = rustix::process::getpid().as_raw_nonzero().get();
+        let started = start_time(pid)
+            .ok_or_else(|| Error::unsupported("read the process's start time from /proc: is /proc mounted?"))?;
+        Ok(PidFile { pid, started, boot: boot_id(), ready })
+    }
+    pub fn read(path: &Path) -> Option<PidFile> {
+        serde_json::from_slice(&fs::read(path).ok()?).ok()
+    }
+    pub fn write(&self, path: &Path) -> Outcome<()> {
+        let tmp = path.with_extension("new");
+        let text = serde_json::to_vec(self).map_err(|e| Error::io(format!("write a pid file: {e}")))?;
+        fs::write(&tmp, text).doing(format_args!("write {}", tmp.display()))?;
+        fs::rename(&tmp, path).doing(format_args!("write {}", path.display()))
+    }
+    /// The process is still there (a zombie is not).
+    pub fn alive(&self) -> bool {
+        self.boot == boot_id() && start_time(self.pid) == Some(self.started)
+    }
+    /// Sends a signal to exactly this process; `false`: it is gone.
+    pub fn signal(&self, signal: Signal) -> Outcome<bool> {
+        let Some(pid) = Pid::from_raw(self.pid) else { return Ok(false) };
+        // The descriptor pins the process: checked after it was opened, the pid cannot change hands any more.
+        let Ok(descriptor) = rustix::process::pidfd_open(pid, PidfdFlags::empty()) else { return Ok(false) };
+        if !self.alive() {
+            return Ok(false);
+        }
+        match rustix::process::pidfd_send_signal(&descriptor, signal) {
+            Ok(()) => Ok(true),
+            Err(rustix::io::Errno::SRCH) => Ok(false),
+            Err(e) => Err(e).doing(format_args!("signal process {}", self.pid)),
+        }
+    }
+    /// Waits until the process is gone.
+    pub fn gone_within(&self, patience: Duration) -> bool {
+        wait_until(patience, || !self.alive())
+    }
+    /// Asks to stop, waits, then kills. `Ok(true)` if it had to be killed.
+    pub fn stop(&self, patience: Duration) -> Outcome<bool> {
+        if !self.signal(Signal::TERM)? || self.gone_within(patience) {
+            return Ok(false);
+        }
+        self.signal(Signal::KILL)?;
+        if self.gone_within(patience) {
+            return Ok(true);
+        }
+        Err(Failure::new(
+            Error::deadline(format!("process {} does not end, even by SIGKILL", self.pid)),
+            "it waits for the kernel (a disk or another mount that hangs?)",
+        ))
+    }
+}
+
+/// Looks at a condition again and again; `false` if it did not come true in time.
+pub fn wait_until(patience: Duration, mut condition: impl FnMut() -> bool) -> bool {
+    let deadline = Instant::now() + patience;
+    while !condition() {
+        if Instant::now() >= deadline {
+            return false;
+        }
+        std::thread::sleep(POLL);
+    }
+    true
+}
+
+/// How a background process is to be started.
+pub struct Launch {
+    /// Arguments after the binary's name.
+    pub args: Vec<String>,
+    pub pid_file: PathBuf,
+    /// Receives standard output and error.
+    pub log: PathBuf,
+}
+
+impl Launch {
+    /// Starts it, detached from the terminal and the caller's process group.
+    pub fn start(&self) -> Outcome<Child> {
+        let _ = fs::remove_file(&self.pid_file);
+        let binary = std::env::current_exe().doing("find this binary")?;
+        let log = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(&self.log)
+            .doing(format_args!("open the log {}", self.log.display()))?;
+        let also = log.try_clone().doing("open the log twice")?;
+        Command::new(binary)
+            .args(&self.args)
+            .arg("--pid-file")
+            .arg(&self.pid_file)
+            .current_dir("/")
+            .stdin(Stdio::null())
+            .stdout(also)
+            .stderr(log)
+            .process_group(0)
+            .spawn()
+            .doing(format_args!("start `weir {}`", self.args.join(" ")))
+    }
+    /// Waits until the process says that it serves; its own last words otherwise.
+    pub fn wait_ready(&self, child: &mut Child, log_before: u64, patience: Duration) -> Outcome<PidFile> {
+        let mut ended = None;
+        let mut found = None;
+        wait_until(patience, || {
+            found = PidFile::read(&self.pid_file).filter(|p| p.ready);
+            ended = child.try_wait().ok().flatten();
+            found.is_some() || ended.is_some()
+        });
+        match (found, ended) {
+            (Some(file), _) => Ok(file),
+            (None, Some(status)) => Err(self.last_words(log_before, &format!("ended ({status})"))),
+            (None, None) => Err(self.last_words(log_before, &format!("is not ready after {patience:?}"))),
+        }
+    }
+    fn last_words(&self, log_before: u64, what: &str) -> Failure {
+        let role = self.args.first().map_or("process", String::as_str);
+        let log = fs::read(&self.log).unwrap_or_default();
+        let new = log.get(usize::try_from(log_before).unwrap_or(0)..).unwrap_or_default();
+        let text = String::from_utf8_lossy(new);
+        let last = |prefix: &str| text.lines().rev().find_map(|l| l.strip_prefix(prefix)).map(str::to_string);
+        let error = match last("error: ") {
+            Some(error) => format!("`weir {role}` {what}: {error}"),
+            None => format!("`weir {role}` {what}"),
+        };
+        let hint = last("hint: ").unwrap_or_else(|| format!("its log is {}", self.log.display()));
+        Failure::new(Error::unavailable(error), hint)
+    }
+}
+
+/// Field 22 of `/proc/PID/stat`, or `None` when the process is gone or a zombie.
+fn start_time(pid: i32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The second field is the program's name in parentheses and may itself hold spaces and parentheses.
+    let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
+    let state = fields.next()?;
+    (!matches!(state, "Z" | "X")).then_some(())?;
+    fields.nth(18)?.parse().ok()
+}
+
+fn boot_id() -> String {
+    fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_process_is_alive_and_its_double_with_another_start_is_not() {
+        let own = PidFile::own(true).unwrap();
+        assert!(own.alive());
+        let recycled = PidFile { started: own.started + 1, ..own.clone() };
+        assert!(!recycled.alive());
+        assert!(!recycled.signal(Signal::KILL).unwrap(), "a recycled pid is not signalled");
+        assert!(!PidFile { boot: "another".into(), ..own }.alive());
+    }
+
+    #[test]
+    fn an_ended_child_is_gone_before_it_is_reaped() {
+        let mut child = Command::new("true").spawn().unwrap();
+        let pid = i32::try_from(child.id()).unwrap();
+        assert!(wait_until(Duration::from_secs(10), || start_time(pid).is_none()));
+        child.wait().unwrap();
+    }
+}
