@@ -31,6 +31,7 @@ message!(
     /// Nanoseconds since 1970-01-01 UTC.
     Time { nanos: i64 }
 );
+impl Copy for Time {}
 wire_enum!(FileKind { Regular = 1, Directory = 2, Symlink = 3, Fifo = 4, Socket = 5, CharDevice = 6, BlockDevice = 7 });
 
 message!(
