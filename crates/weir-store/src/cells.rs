@@ -1,0 +1,533 @@
+//! What a write, commit or drop changes in the index: functions of (transaction, request), no I/O, no waiting.
+//!
+//! Invariants kept here: a base changes only to a higher version (or by `Fresh`); a prepared version goes only with its
+//! commit, its drop, or a higher base; overlays go only when a base that includes them is committed; sequence numbers of
+//! a cell have no gap (but on a member that is behind). Every check is made inside the transaction that acts on it.
+use crate::alloc::Extent;
+use crate::format::*;
+use std::collections::BTreeMap;
+use weir_kv::{Read, Scan, Txn};
+use weir_proto::map::Scheme;
+use weir_proto::{CellId, Epoch, Error, FileId, PgId, Result, Seq, Version};
+
+/// Under which group, epoch and scheme a request acts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Scope {
+    pub group: PgId,
+    pub epoch: Epoch,
+    pub scheme: Scheme,
+}
+
+impl Scope {
+    pub fn is_data(&self, cell: CellId) -> bool {
+        cell.index < self.scheme.data
+    }
+    pub fn check_index(&self, cell: CellId) -> Result<()> {
+        if usize::from(cell.index) < self.scheme.width() {
+            return Ok(());
+        }
+        Err(Error::invalid(format!("cell {cell}: {} has no fragment {}", self.scheme, cell.index)))
+    }
+}
+
+/// What a transaction changes beyond the index: counters, and extents that nothing names any more.
+#[derive(Default, Debug)]
+pub struct Delta {
+    pub cells: i64,
+    pub debt_cells: i64,
+    pub overlay_count: i64,
+    pub overlay_bytes: i64,
+    pub dropped: Vec<Extent>,
+}
+
+/// How an overlay gets its sequence number.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Numbering {
+    /// This target is the sequencer.
+    Next,
+    /// A mirror: the number must follow the last one.
+    Mirror(Seq),
+    /// A mirror that is behind: repair closes the gaps.
+    Behind(Seq),
+}
+
+/// The outcome of an append.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Appended {
+    At(Seq),
+    /// A copy of it is there already.
+    Duplicate(Seq),
+    /// Numbers between `have` and this one have not come yet.
+    Gap {
+        have: Seq,
+    },
+}
+
+pub fn get<R: Record>(read: &dyn Read, key: &[u8]) -> Result<Option<R>> {
+    read.get(key)?.map(|value| R::from_value(&value)).transpose()
+}
+
+pub fn check_fence(read: &dyn Read, file: FileId, token_epoch: u32) -> Result<()> {
+    match get::<Fence>(read, &fence_key(file))? {
+        Some(fence) if token_epoch < fence.token_epoch => Err(Error::stale(format!(
+            "write to file {file} with token epoch {token_epoch}: fenced at {}, acquire the lease again",
+            fence.token_epoch
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses a lower epoch than the group's; remembers a higher one.
+pub fn check_epoch(txn: &mut dyn Txn, group: PgId, epoch: Epoch) -> Result<()> {
+    let known = known_epoch(txn, group)?;
+    if epoch < known {
+        return Err(lower_epoch(group, epoch, known));
+    }
+    if epoch > known {
+        txn.put(&group_key(group), &GroupEpoch { epoch }.to_value());
+    }
+    Ok(())
+}
+pub fn known_epoch(read: &dyn Read, group: PgId) -> Result<Epoch> {
+    Ok(get::<GroupEpoch>(read, &group_key(group))?.map_or(Epoch(0), |g| g.epoch))
+}
+pub fn lower_epoch(group: PgId, epoch: Epoch, known: Epoch) -> Error {
+    Error::stale(format!("request for {group} under {epoch}: the group is at {known}, fetch the cluster map"))
+}
+
+/// The header of a cell, checked against the group that the request names.
+fn header(read: &dyn Read, scope: &Scope, cell: CellId) -> Result<Option<Header>> {
+    let found: Option<Header> = get(read, &header_key(cell))?;
+    match &found {
+        Some(h) if h.group != scope.group => {
+            Err(Error::invalid(format!("cell {cell} is in {}, not in {}", h.group, scope.group)))
+        }
+        _ => Ok(found),
+    }
+}
+
+/// A header under change: written back with what differs.
+struct Change {
+    cell: CellId,
+    before: Option<Header>,
+    now: Header,
+}
+impl Change {
+    fn open(txn: &dyn Txn, scope: &Scope, cell: CellId) -> Result<Change> {
+        let before = header(txn, scope, cell)?;
+        let mut now = before.clone().unwrap_or_else(|| Header::new(scope.group, scope.scheme, scope.epoch));
+        now.epoch = now.epoch.max(scope.epoch);
+        Ok(Change { cell, before, now })
+    }
+    fn save(self, txn: &mut dyn Txn, delta: &mut Delta) {
+        delta.debt_cells += i64::from(self.now.missing != 0)
+            - i64::from(self.before.as_ref().is_some_and(|h| h.missing != 0));
+        if self.before.is_none() {
+            delta.cells += 1;
+            txn.put(&listed_key(self.now.group, self.cell), &[]);
+        }
+        if self.before.as_ref() != Some(&self.now) {
+            txn.put(&header_key(self.cell), &self.now.to_value());
+        }
+    }
+    /// Drops the logged overlays with numbers in `from..=to`.
+    fn drop_overlays(&mut self, txn: &mut dyn Txn, delta: &mut Delta, from: Seq, to: Seq) -> Result<()> {
+        for (seq, overlay) in overlays(txn, self.cell, from, to)? {
+            txn.delete(&overlay_key(self.cell, seq));
+            if overlay.extent.len > 0 {
+                delta.dropped.push(overlay.extent);
+            } else {
+                txn.delete(&overlay_data_key(self.cell, seq));
+            }
+            self.now.overlay_count = self.now.overlay_count.saturating_sub(1);
+            self.now.overlay_bytes = self.now.overlay_bytes.saturating_sub(u64::from(overlay.len));
+            delta.overlay_count -= 1;
+            delta.overlay_bytes -= i64::from(overlay.len);
+        }
+        Ok(())
+    }
+    /// A base that includes overlays up to `cut` is committed.
+    fn advance(&mut self, txn: &mut dyn Txn, delta: &mut Delta, cut: Seq) -> Result<()> {
+        self.drop_overlays(txn, delta, Seq(0), cut)?;
+        self.now.cut = self.now.cut.max(cut);
+        self.now.last_seq = self.now.last_seq.max(cut);
+        Ok(())
+    }
+}
+
+/// The overlays with numbers in `from..=to`, in order.
+pub fn overlays(read: &dyn Read, cell: CellId, from: Seq, to: Seq) -> Result<Vec<(Seq, Overlay)>> {
+    let (start, end) = numbered_range(OVERLAY, cell, from.0, to.0);
+    collect(read, &start, &end, |key, value| Ok((Seq(number_of_key(key)?), Overlay::from_value(value)?)))
+}
+/// The prepared versions of a cell, lowest first.
+pub fn prepared(read: &dyn Read, cell: CellId) -> Result<Vec<Fragment>> {
+    let (start, end) = numbered_range(PREPARED, cell, 0, u64::MAX);
+    collect(read, &start, &end, |_, value| Fragment::from_value(value))
+}
+/// All entries of a range; for ranges that are known to be short.
+pub fn collect<T>(
+    read: &dyn Read,
+    start: &[u8],
+    end: &[u8],
+    mut item: impl FnMut(&[u8], &[u8]) -> Result<T>,
+) -> Result<Vec<T>> {
+    let mut items = Ok(Vec::new());
+    read.scan(start, end, &mut |key, value| match (item(key, value), &mut items) {
+        (Ok(item), Ok(items)) => {
+            items.push(item);
+            Scan::More
+        }
+        (Ok(_), Err(_)) => Scan::Stop,
+        (Err(e), items) => {
+            *items = Err(e);
+            Scan::Stop
+        }
+    })?;
+    items
+}
+
+/// Drops a fragment's bytes unless `kept` are the same (a seal without overlays shares the bytes of its base).
+fn drop_bytes(delta: &mut Delta, gone: Extent, kept: &[Extent]) {
+    if !kept.contains(&gone) && !delta.dropped.contains(&gone) {
+        delta.dropped.push(gone);
+    }
+}
+
+/// Why a version cannot be written, or that it is there already.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Admission {
+    Write,
+    Present,
+}
+
+/// Whether `version` may be written to `cell`.
+pub fn admit(read: &dyn Read, cell: CellId, version: Version, block_crcs: &[u32]) -> Result<Admission> {
+    check_fence(read, cell.file, version.token_epoch())?;
+    if version == Version(0) {
+        return Err(Error::invalid(format!("cell {cell}: version 0 means that nothing was written")));
+    }
+    let Some(base) = get::<Fragment>(read, &base_key(cell))? else { return Ok(Admission::Write) };
+    if version == base.version && base.block_crcs == block_crcs {
+        return Ok(Admission::Present);
+    }
+    if version <= base.version {
+        return Err(Error::stale(format!(
+            "cell {cell}: version {version} is not above the present {}: choose a higher one",
+            base.version
+        )));
+    }
+    Ok(Admission::Write)
+}
+
+/// A fragment beyond the committed end of its file: the base at once; whatever was there before goes.
+pub fn fresh(
+    txn: &mut dyn Txn,
+    scope: &Scope,
+    cell: CellId,
+    mut fragment: Fragment,
+    delta: &mut Delta,
+) -> Result<()> {
+    let mut change = Change::open(txn, scope, cell)?;
+    fragment.cut = Seq(0);
+    let old = get::<Fragment>(txn, &base_key(cell))?;
+    for gone in prepared(txn, cell)? {
+        txn.delete(&prepared_key(cell, gone.version));
+        drop_bytes(delta, gone.extent, &[fragment.extent]);
+    }
+    if let Some(old) = old {
+        drop_bytes(delta, old.extent, &[fragment.extent]);
+    }
+    change.now.missing = fragment.missing;
+    if scope.is_data(cell) {
+        restart(&mut change, txn, delta)?;
+    } else {
+        for index in 0..scope.scheme.data {
+            let data_cell = CellId { index, ..cell };
+            if header(txn, scope, data_cell)?.is_some() {
+                let mut mirrored = Change::open(txn, scope, data_cell)?;
+                restart(&mut mirrored, txn, delta)?;
+                mirrored.save(txn, delta);
+            }
+        }
+    }
+    change.save(txn, delta);
+    txn.put(&base_key(cell), &fragment.to_value());
+    Ok(())
+}
+/// The overlay log starts anew: all targets of the stripe get their fresh fragment, so all restart together.
+fn restart(change: &mut Change, txn: &mut dyn Txn, delta: &mut Delta) -> Result<()> {
+    change.drop_overlays(txn, delta, Seq(0), Seq(u64::MAX))?;
+    change.now.cut = Seq(0);
+    change.now.last_seq = Seq(0);
+    Ok(())
+}
+
+/// A version beside the base, until it is committed or dropped.
+pub fn prepare(
+    txn: &mut dyn Txn,
+    scope: &Scope,
+    cell: CellId,
+    fragment: &Fragment,
+    delta: &mut Delta,
+) -> Result<()> {
+    let change = Change::open(txn, scope, cell)?;
+    if fragment.seal && change.before.is_none() && !stripe_known(txn, scope, cell)? {
+        return Err(Error::stale(format!("seal of cell {cell}: it was dropped meanwhile")));
+    }
+    let kept = [fragment.extent, base_extent(txn, cell)?];
+    if let Some(earlier) = get::<Fragment>(txn, &prepared_key(cell, fragment.version))? {
+        drop_bytes(delta, earlier.extent, &kept);
+    }
+    txn.put(&prepared_key(cell, fragment.version), &fragment.to_value());
+    change.save(txn, delta);
+    Ok(())
+}
+fn base_extent(read: &dyn Read, cell: CellId) -> Result<Extent> {
+    Ok(get::<Fragment>(read, &base_key(cell))?.map(|b| b.extent).unwrap_or_default())
+}
+
+/// Whether this target knows anything of the cell's stripe.
+pub fn stripe_known(read: &dyn Read, scope: &Scope, cell: CellId) -> Result<bool> {
+    let mirrored = if scope.is_data(cell) { 0 } else { scope.scheme.data };
+    for index in (0..mirrored).chain([cell.index]) {
+        if read.get(&header_key(CellId { index, ..cell }))?.is_some() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Makes a prepared version the base; overlays that it includes go.
+pub fn commit(
+    txn: &mut dyn Txn,
+    scope: &Scope,
+    cell: CellId,
+    version: Version,
+    delta: &mut Delta,
+) -> Result<()> {
+    let base = get::<Fragment>(txn, &base_key(cell))?;
+    let Some(new) = get::<Fragment>(txn, &prepared_key(cell, version))? else {
+        return match base {
+            Some(base) if base.version == version => Ok(()),
+            Some(base) if base.version > version => {
+                Err(Error::stale(format!("cell {cell}: version {version} was overtaken by {}", base.version)))
+            }
+            _ => Err(Error::not_found(format!("cell {cell}: version {version} was not prepared here"))),
+        };
+    };
+    let mut change = Change::open(txn, scope, cell)?;
+    let mut kept = vec![new.extent];
+    kept.extend(prepared(txn, cell)?.iter().filter(|p| p.version > version).map(|p| p.extent));
+    for overtaken in prepared(txn, cell)?.iter().filter(|p| p.version <= version) {
+        txn.delete(&prepared_key(cell, overtaken.version));
+        drop_bytes(delta, overtaken.extent, &kept);
+    }
+    if let Some(base) = base {
+        drop_bytes(delta, base.extent, &kept);
+    }
+    change.now.missing = new.missing;
+    if scope.is_data(cell) {
+        change.advance(txn, delta, new.cut)?;
+    } else {
+        for (index, cut) in new.cuts.iter().enumerate().take(usize::from(scope.scheme.data)) {
+            let data_cell = CellId { index: index as u8, ..cell };
+            if *cut > Seq(0) || header(txn, scope, data_cell)?.is_some() {
+                let mut mirrored = Change::open(txn, scope, data_cell)?;
+                mirrored.advance(txn, delta, *cut)?;
+                mirrored.now.missing = new.missing;
+                mirrored.save(txn, delta);
+            }
+        }
+    }
+    change.save(txn, delta);
+    txn.put(&base_key(cell), &new.to_value());
+    Ok(())
+}
+
+pub fn drop_prepared(txn: &mut dyn Txn, cell: CellId, version: Version, delta: &mut Delta) -> Result<()> {
+    let Some(gone) = get::<Fragment>(txn, &prepared_key(cell, version))? else { return Ok(()) };
+    let mut kept = vec![base_extent(txn, cell)?];
+    kept.extend(prepared(txn, cell)?.iter().filter(|p| p.version != version).map(|p| p.extent));
+    drop_bytes(delta, gone.extent, &kept);
+    txn.delete(&prepared_key(cell, version));
+    Ok(())
+}
+
+/// Logs an overlay of a data cell, here or as a mirror. `inline`: its data, unless in `overlay.extent` or zeros.
+pub fn append(
+    txn: &mut dyn Txn,
+    scope: &Scope,
+    cell: CellId,
+    numbering: Numbering,
+    overlay: &Overlay,
+    inline: &[u8],
+    missing: u64,
+    delta: &mut Delta,
+) -> Result<Appended> {
+    check_fence(txn, cell.file, overlay.token_epoch)?;
+    let mut change = Change::open(txn, scope, cell)?;
+    let last = change.now.last_seq;
+    let seq = match numbering {
+        Numbering::Next => Seq(last.0 + 1),
+        Numbering::Mirror(seq) if seq.0 > last.0 + 1 => return Ok(Appended::Gap { have: last }),
+        Numbering::Mirror(seq) | Numbering::Behind(seq) => seq,
+    };
+    if seq == Seq(0) {
+        return Err(Error::invalid(format!("overlay of cell {cell}: sequence numbers start at 1")));
+    }
+    if let Some(there) = get::<Overlay>(txn, &overlay_key(cell, seq))? {
+        if same_write(&there, overlay) {
+            return Ok(Appended::Duplicate(seq));
+        }
+        // A number that its sequencer gave twice: it lost its log's tail in a crash before anybody was answered,
+        // so what is here from that number on was never acknowledged.
+        let to = if matches!(numbering, Numbering::Mirror(_)) { Seq(u64::MAX) } else { seq };
+        change.drop_overlays(txn, delta, seq, to)?;
+        change.now.last_seq = Seq(seq.0 - 1).max(if to == seq { last } else { Seq(0) });
+    } else if seq <= change.now.cut {
+        return Ok(Appended::Duplicate(seq));
+    }
+    txn.put(&overlay_key(cell, seq), &overlay.to_value());
+    if !inline.is_empty() {
+        txn.put(&overlay_data_key(cell, seq), inline);
+    }
+    change.now.last_seq = change.now.last_seq.max(seq);
+    change.now.missing |= missing;
+    change.now.overlay_count += 1;
+    change.now.overlay_bytes += u64::from(overlay.len);
+    delta.overlay_count += 1;
+    delta.overlay_bytes += i64::from(overlay.len);
+    change.save(txn, delta);
+    Ok(Appended::At(seq))
+}
+fn same_write(a: &Overlay, b: &Overlay) -> bool {
+    (a.offset, a.len, a.kind, a.crc) == (b.offset, b.len, b.kind, b.crc)
+}
+
+/// Replaces the mask of missing fragments of a version (0: of whatever is there).
+pub fn mark_missing(
+    txn: &mut dyn Txn,
+    scope: &Scope,
+    cell: CellId,
+    version: Version,
+    missing: u64,
+    delta: &mut Delta,
+) -> Result<()> {
+    if let Some(mut prepared) = get::<Fragment>(txn, &prepared_key(cell, version))? {
+        prepared.missing = missing;
+        txn.put(&prepared_key(cell, version), &prepared.to_value());
+    }
+    if header(txn, scope, cell)?.is_none() {
+        return Ok(());
+    }
+    let base = get::<Fragment>(txn, &base_key(cell))?.map_or(Version(0), |b| b.version);
+    if version != Version(0) && version != base {
+        return Ok(());
+    }
+    let mut change = Change::open(txn, scope, cell)?;
+    change.now.missing = missing;
+    change.save(txn, delta);
+    Ok(())
+}
+
+/// Drops everything of one cell that is listed here.
+pub fn drop_cell(txn: &mut dyn Txn, cell: CellId, delta: &mut Delta) -> Result<()> {
+    let Some(header) = get::<Header>(txn, &header_key(cell))? else { return Ok(()) };
+    let mut change = Change { cell, before: Some(header.clone()), now: header };
+    change.drop_overlays(txn, delta, Seq(0), Seq(u64::MAX))?;
+    for gone in prepared(txn, cell)? {
+        txn.delete(&prepared_key(cell, gone.version));
+        drop_bytes(delta, gone.extent, &[]);
+    }
+    if let Some(base) = get::<Fragment>(txn, &base_key(cell))? {
+        txn.delete(&base_key(cell));
+        drop_bytes(delta, base.extent, &[]);
+    }
+    txn.delete(&header_key(cell));
+    txn.delete(&listed_key(change.now.group, cell));
+    delta.cells -= 1;
+    delta.debt_cells -= i64::from(change.now.missing != 0);
+    Ok(())
+}
+
+/// A fragment rebuilt from others, unless what is here is as new. `replace`: the same version is here, but damaged.
+pub fn install(
+    txn: &mut dyn Txn,
+    scope: &Scope,
+    cell: CellId,
+    fragment: &Fragment,
+    replace: bool,
+    delta: &mut Delta,
+) -> Result<bool> {
+    let base = get::<Fragment>(txn, &base_key(cell))?;
+    let present = base.as_ref().map_or(Version(0), |b| b.version);
+    if present > fragment.version || (present == fragment.version && !replace) {
+        return Ok(false);
+    }
+    let mut change = Change::open(txn, scope, cell)?;
+    let mut kept = vec![fragment.extent];
+    kept.extend(prepared(txn, cell)?.iter().filter(|p| p.version > fragment.version).map(|p| p.extent));
+    for overtaken in prepared(txn, cell)?.iter().filter(|p| p.version <= fragment.version) {
+        txn.delete(&prepared_key(cell, overtaken.version));
+        drop_bytes(delta, overtaken.extent, &kept);
+    }
+    if let Some(base) = base {
+        drop_bytes(delta, base.extent, &kept);
+    }
+    if scope.is_data(cell) {
+        change.advance(txn, delta, fragment.cut)?;
+    } else {
+        for (index, cut) in fragment.cuts.iter().enumerate().take(usize::from(scope.scheme.data)) {
+            let data_cell = CellId { index: index as u8, ..cell };
+            let mut mirrored = Change::open(txn, scope, data_cell)?;
+            mirrored.advance(txn, delta, *cut)?;
+            if mirrored.before.is_some() || *cut > Seq(0) {
+                mirrored.save(txn, delta);
+            }
+        }
+    }
+    change.now.missing = fragment.missing;
+    change.save(txn, delta);
+    txn.put(&base_key(cell), &fragment.to_value());
+    Ok(true)
+}
+
+/// Makes the log of `cell` up to `upto` hold exactly `copies` above its cut (a copy fetched from another holder).
+pub fn install_overlays(
+    txn: &mut dyn Txn,
+    scope: &Scope,
+    cell: CellId,
+    upto: Seq,
+    copies: &BTreeMap<Seq, (Overlay, Vec<u8>)>,
+    delta: &mut Delta,
+) -> Result<Vec<Seq>> {
+    let mut change = Change::open(txn, scope, cell)?;
+    let mut used = Vec::new();
+    let present: BTreeMap<Seq, Overlay> = overlays(txn, cell, Seq(0), upto)?.into_iter().collect();
+    for (seq, there) in &present {
+        if !copies.get(seq).is_some_and(|(copy, _)| same_write(copy, there)) {
+            change.drop_overlays(txn, delta, *seq, *seq)?;
+        }
+    }
+    for (seq, (copy, inline)) in copies.range(..=upto) {
+        let there = present.get(seq).is_some_and(|there| same_write(copy, there));
+        if there || *seq <= change.now.cut {
+            continue;
+        }
+        txn.put(&overlay_key(cell, *seq), &copy.to_value());
+        if !inline.is_empty() {
+            txn.put(&overlay_data_key(cell, *seq), inline);
+        }
+        change.now.overlay_count += 1;
+        change.now.overlay_bytes += u64::from(copy.len);
+        delta.overlay_count += 1;
+        delta.overlay_bytes += i64::from(copy.len);
+        used.push(*seq);
+    }
+    change.now.last_seq = change.now.last_seq.max(upto);
+    if change.before.is_some() || upto > Seq(0) {
+        change.save(txn, delta);
+    }
+    Ok(used)
+}

@@ -1,0 +1,352 @@
+//! Slab files: the bytes of fragments and of large overlays, written in place of nothing and never over anything.
+//!
+//! Invariant: an extent is reused only after the commit that dropped it is durable and every read that began before
+//! that commit has ended. All I/O is direct and in whole units; a sync covers every write that ended before it began,
+//! so writers that come together share one. Calls block: they are made through `Tasks::blocking`.
+//!
+//! Knows nothing of the index: what an extent holds is the caller's affair.
+use crate::alloc::{Extent, FreeMap, Geometry, UNIT_BYTES, round_up};
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use weir_env::{Buf, BufferPool, Disk, File, OpenMode};
+use weir_kv::CommitSeq;
+use weir_proto::{Error, Result};
+
+/// Idle steps kept for the next writes instead of being given back to the file system.
+const IDLE_STEPS_KEPT: usize = 2;
+/// A step is not taken from a file system that would have less than this left: the journal must still be able to
+/// record deletes.
+const RESERVE_BYTES: u64 = 64 << 20;
+
+pub struct Slabs {
+    disk: Arc<dyn Disk>,
+    dir: PathBuf,
+    geometry: Geometry,
+    buffers: BufferPool,
+    files: Mutex<BTreeMap<u32, Arc<Slab>>>,
+    space: Mutex<SpaceState>,
+}
+
+struct Slab {
+    file: Arc<dyn File>,
+    group: Mutex<SyncGroup>,
+    done: Condvar,
+}
+
+/// Tickets of writers: a sync covers all tickets given out before it began.
+#[derive(Default)]
+struct SyncGroup {
+    tickets: u64,
+    synced: u64,
+    running: bool,
+    failed: bool,
+}
+
+struct SpaceState {
+    map: FreeMap,
+    /// Extents whose drop is committed, oldest first, with the reads that may still look at them.
+    dropped: VecDeque<(CommitSeq, u64, Vec<Extent>)>,
+    dropped_bytes: u64,
+    next_read: u64,
+    reads: BTreeMap<u64, ()>,
+}
+
+/// While it lives, no extent that the index named at its creation is reused.
+pub struct ReadGuard {
+    slabs: Arc<Slabs>,
+    number: u64,
+}
+impl Drop for ReadGuard {
+    fn drop(&mut self) {
+        lock(&self.slabs.space).reads.remove(&self.number);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Slabs {
+    /// Takes over a directory whose index names `extents`. Space that no extent names goes back to the file system.
+    pub fn open(
+        disk: Arc<dyn Disk>,
+        buffers: BufferPool,
+        dir: &Path,
+        geometry: Geometry,
+        extents: Vec<Extent>,
+    ) -> Result<Slabs> {
+        let map = FreeMap::rebuild(geometry, extents)?;
+        let slabs = Slabs {
+            disk,
+            dir: dir.into(),
+            geometry,
+            buffers,
+            files: Mutex::default(),
+            space: Mutex::new(SpaceState {
+                map,
+                dropped: VecDeque::new(),
+                dropped_bytes: 0,
+                next_read: 0,
+                reads: BTreeMap::new(),
+            }),
+        };
+        slabs.return_unused()?;
+        Ok(slabs)
+    }
+
+    /// Writes `data` to a fresh extent and makes it durable. On error nothing is kept.
+    pub fn store(&self, data: &[u8], durable: CommitSeq) -> Result<Extent> {
+        if data.is_empty() {
+            return Ok(Extent::default());
+        }
+        let extent = self.take(data.len() as u32, durable)?;
+        let stored = self.write(extent, data).and_then(|()| self.sync(extent));
+        if let Err(e) = stored {
+            lock(&self.space).map.give(extent);
+            return Err(e);
+        }
+        Ok(extent)
+    }
+
+    /// Gives back an extent that no commit ever named.
+    pub fn forget(&self, extent: Extent) {
+        lock(&self.space).map.give(extent);
+    }
+
+    /// Takes back what commit `seq` dropped, as soon as that is durable and nobody reads it any more.
+    pub fn drop_after(&self, seq: CommitSeq, extents: Vec<Extent>) {
+        if extents.iter().all(|e| e.len == 0) {
+            return;
+        }
+        let mut space = lock(&self.space);
+        space.dropped_bytes += extents.iter().map(|e| u64::from(e.len)).sum::<u64>();
+        let barrier = space.next_read;
+        space.dropped.push_back((seq, barrier, extents));
+    }
+
+    /// Reuses what may be reused now, and returns idle space to the file system.
+    pub fn reclaim(&self, durable: CommitSeq) -> Result<()> {
+        let mut space = lock(&self.space);
+        space.reclaim(durable);
+        while let Some(step) = space.map.retire_step(IDLE_STEPS_KEPT) {
+            let at = step * self.geometry.step_bytes;
+            let slab = self.slab(self.geometry.slab_of(at), false)?;
+            slab.file
+                .punch(self.geometry.offset_in_slab(at), self.geometry.step_bytes)
+                .map_err(|e| self.error("return space of", at, &e))?;
+        }
+        Ok(())
+    }
+
+    /// Call before looking up in the index what to read.
+    pub fn begin_read(self: &Arc<Self>) -> ReadGuard {
+        let mut space = lock(&self.space);
+        let number = space.next_read;
+        space.next_read += 1;
+        space.reads.insert(number, ());
+        drop(space);
+        ReadGuard { slabs: self.clone(), number }
+    }
+
+    /// Reads `len` bytes from `offset` (a whole number of units) of an extent.
+    pub fn read(&self, extent: Extent, offset: u32, len: u32) -> Result<Buf> {
+        if !offset.is_multiple_of(UNIT_BYTES) || u64::from(offset) + u64::from(len) > u64::from(extent.len) {
+            return Err(Error::damaged(format!("{len} bytes at {offset} are not inside of {extent:?}")));
+        }
+        let mut buf = self.buffers.get(round_up(len) as usize);
+        let slab = self.slab(self.geometry.slab_of(extent.addr), false)?;
+        slab.file
+            .read_exact_at(&mut buf, self.geometry.offset_in_slab(extent.addr) + u64::from(offset))
+            .map_err(|e| self.error("read", extent.addr, &e))?;
+        buf.truncate(len as usize);
+        Ok(buf)
+    }
+
+    /// Bytes in extents, and bytes taken from the file system that are in none.
+    pub fn usage(&self) -> (u64, u64) {
+        let space = lock(&self.space);
+        (space.map.used_bytes() - space.dropped_bytes, space.map.free_bytes() + space.dropped_bytes)
+    }
+
+    fn take(&self, len: u32, durable: CommitSeq) -> Result<Extent> {
+        let len = round_up(len);
+        let mut space = lock(&self.space);
+        space.reclaim(durable);
+        loop {
+            if let Some(extent) = space.map.take(len) {
+                return Ok(extent);
+            }
+            let step = space.map.next_step();
+            self.grow(step)?;
+            space.map.add_step(step);
+        }
+    }
+
+    fn grow(&self, step: u64) -> Result<()> {
+        let at = step * self.geometry.step_bytes;
+        let space = self.disk.space(&self.dir).map_err(|e| self.error("ask the free space of", at, &e))?;
+        if space.free < self.geometry.step_bytes + RESERVE_BYTES.min(space.total / 16) {
+            return Err(Error::no_space(format!(
+                "target in {}: {} bytes are free on its file system, {} needed for new data",
+                self.dir.display(),
+                space.free,
+                self.geometry.step_bytes
+            )));
+        }
+        let slab = self.slab(self.geometry.slab_of(at), true)?;
+        slab.file
+            .allocate(self.geometry.offset_in_slab(at), self.geometry.step_bytes)
+            .map_err(|e| self.error("take space for", at, &e))
+    }
+
+    fn write(&self, extent: Extent, data: &[u8]) -> Result<()> {
+        let slab = self.slab(self.geometry.slab_of(extent.addr), false)?;
+        let at = self.geometry.offset_in_slab(extent.addr);
+        let whole = data.len() - data.len() % UNIT_BYTES as usize;
+        let aligned = (data.as_ptr() as usize).is_multiple_of(UNIT_BYTES as usize);
+        let written = if aligned && whole == data.len() {
+            slab.file.write_all_at(data, at)
+        } else if aligned {
+            let tail = self.padded(&data[whole..]);
+            if whole == 0 {
+                slab.file.write_all_at(&tail, at)
+            } else {
+                slab.file.write_all_vectored_at(&[&data[..whole], &tail], at)
+            }
+        } else {
+            slab.file.write_all_at(&self.padded(data), at)
+        };
+        written.map_err(|e| self.error("write", extent.addr, &e))
+    }
+
+    /// An aligned copy, filled up with zeros to whole units.
+    fn padded(&self, data: &[u8]) -> Buf {
+        let mut buf = self.buffers.get(round_up(data.len() as u32) as usize);
+        buf[..data.len()].copy_from_slice(data);
+        buf[data.len()..].fill(0);
+        buf
+    }
+
+    fn sync(&self, extent: Extent) -> Result<()> {
+        let slab = self.slab(self.geometry.slab_of(extent.addr), false)?;
+        slab.sync().map_err(|e| self.error("sync", extent.addr, &e))
+    }
+
+    fn slab(&self, number: u32, create: bool) -> Result<Arc<Slab>> {
+        let mut files = lock(&self.files);
+        if let Some(slab) = files.get(&number) {
+            return Ok(slab.clone());
+        }
+        let path = self.path(number);
+        let mode = OpenMode { write: true, create, ..OpenMode::READ }.direct();
+        let open = || -> io::Result<Arc<dyn File>> {
+            let file = self.disk.open(&path, mode)?;
+            self.disk.sync_dir(&self.dir)?;
+            Ok(file)
+        };
+        let file = open().map_err(|e| Error::from_io(format_args!("open {}", path.display()), &e))?;
+        let slab = Arc::new(Slab { file, group: Mutex::default(), done: Condvar::new() });
+        files.insert(number, slab.clone());
+        Ok(slab)
+    }
+
+    /// At open: steps without extents are punched, slabs without any are removed.
+    fn return_unused(&self) -> Result<()> {
+        let entries = self
+            .disk
+            .read_dir(&self.dir)
+            .map_err(|e| Error::from_io(format_args!("list {}", self.dir.display()), &e))?;
+        let steps_per_slab = self.geometry.slab_bytes / self.geometry.step_bytes;
+        for number in entries.iter().filter_map(|e| slab_number(&e.name)) {
+            let first = u64::from(number) * steps_per_slab;
+            let space = lock(&self.space);
+            let used: Vec<bool> = (first..first + steps_per_slab).map(|s| space.map.has_step(s)).collect();
+            drop(space);
+            if !used.contains(&true) {
+                let path = self.path(number);
+                self.disk
+                    .remove_file(&path)
+                    .map_err(|e| Error::from_io(format_args!("remove {}", path.display()), &e))?;
+                continue;
+            }
+            let slab = self.slab(number, false)?;
+            let file_bytes = slab.file.len().map_err(|e| self.error("measure", 0, &e))?;
+            for (i, _) in used.iter().enumerate().filter(|(_, used)| !**used) {
+                let at = i as u64 * self.geometry.step_bytes;
+                if at < file_bytes {
+                    let len = self.geometry.step_bytes.min(file_bytes - at);
+                    slab.file.punch(at, len).map_err(|e| self.error("return space of", at, &e))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn path(&self, number: u32) -> PathBuf {
+        self.dir.join(format!("slab-{number:04}"))
+    }
+    fn error(&self, doing: &str, addr: u64, e: &io::Error) -> Error {
+        let path = self.path(self.geometry.slab_of(addr));
+        Error::from_io(
+            format_args!("{doing} {} at {}", path.display(), self.geometry.offset_in_slab(addr)),
+            e,
+        )
+    }
+}
+
+/// The number in the name of a slab file.
+pub fn slab_number(name: &str) -> Option<u32> {
+    name.strip_prefix("slab-").filter(|n| n.len() >= 4)?.parse().ok()
+}
+
+impl SpaceState {
+    fn reclaim(&mut self, durable: CommitSeq) {
+        let oldest_read = self.reads.keys().next().copied().unwrap_or(self.next_read);
+        while let Some((seq, barrier, _)) = self.dropped.front() {
+            if *seq > durable || *barrier > oldest_read {
+                break;
+            }
+            let (_, _, extents) = self.dropped.pop_front().expect("looked at");
+            for extent in extents {
+                self.dropped_bytes -= u64::from(extent.len);
+                self.map.give(extent);
+            }
+        }
+    }
+}
+
+impl Slab {
+    /// Makes every write that ended before this call durable. Callers that come together share a sync.
+    fn sync(&self) -> io::Result<()> {
+        let mut group = lock(&self.group);
+        group.tickets += 1;
+        let mine = group.tickets;
+        loop {
+            if group.failed {
+                return Err(io::Error::other("an earlier sync failed"));
+            }
+            if group.synced >= mine {
+                return Ok(());
+            }
+            if group.running {
+                group = self.done.wait(group).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            group.running = true;
+            let covered = group.tickets;
+            drop(group);
+            let synced = self.file.sync_data();
+            group = lock(&self.group);
+            group.running = false;
+            match &synced {
+                Ok(()) => group.synced = covered,
+                // Never tried again: after a failed sync nobody knows what is on the disk.
+                Err(_) => group.failed = true,
+            }
+            self.done.notify_all();
+            synced?;
+        }
+    }
+}

@@ -1,0 +1,908 @@
+//! One target: its slabs, its index, and the operations on cells. Calls may block on the disk.
+//!
+//! Order of durability: data, sync of the slab, commit in the index; the caller answers when the commit is durable
+//! ([`Store::durable`]). An I/O error on a write or a failed sync fails the target for ever: every later call is
+//! refused. A full disk refuses new data only; deletes and reads go on.
+//!
+//! Knows cells, versions and sequence numbers; nothing of files' sizes, of other targets, or of the network.
+use crate::alloc::{Extent, Geometry};
+use crate::cells::{self, Admission, Appended, Delta, Numbering, Scope, get};
+use crate::format::*;
+use crate::read::{BadBlock, CELL_BYTES_MAX, Plan, inline_data};
+use crate::slab::Slabs;
+use bytes::Bytes;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use weir_env::{Env, File, OpenMode};
+use weir_kv::{CommitSeq, Read, Scan, SharedKv, Txn};
+use weir_proto::checksum::{block_crcs, crc32c};
+use weir_proto::coord::TargetReport;
+use weir_proto::data::*;
+use weir_proto::{CellId, Epoch, Error, ErrorKind, FileId, PgId, Result, Seq, TargetId, Version};
+
+/// Overlay data up to this size rides in the journal record of its commit: one sync instead of two.
+pub const INLINE_BYTES_MAX: u32 = 64 << 10;
+/// Data of one `ReadOverlays` reply.
+const OVERLAYS_REPLY_BYTES: u64 = 4 << 20;
+const OVERLAYS_REPLY_COUNT: usize = 8192;
+/// Cells dropped in one transaction.
+const DROP_BATCH: usize = 256;
+/// Entries of one listing.
+const LIST_MAX: u32 = 4096;
+/// Damaged blocks remembered one by one (so that a block is counted once, and for repair).
+const DAMAGE_REMEMBERED: usize = 65_536;
+
+pub struct Store {
+    pub target: TargetId,
+    dir: PathBuf,
+    env: Env,
+    kv: SharedKv,
+    slabs: Arc<Slabs>,
+    counters: Counters,
+    failed: OnceLock<Error>,
+    damaged: Mutex<BTreeSet<BadBlock>>,
+    _lock: Arc<dyn File>,
+}
+
+#[derive(Default)]
+struct Counters {
+    cells: AtomicI64,
+    debt_cells: AtomicI64,
+    overlay_count: AtomicI64,
+    overlay_bytes: AtomicI64,
+    fragment_bytes_written: AtomicU64,
+    overlay_bytes_written: AtomicU64,
+}
+
+/// An overlay to log.
+pub struct OverlayWrite<'a> {
+    pub cell: CellId,
+    pub token_epoch: u32,
+    pub offset: u32,
+    pub len: u32,
+    pub kind: OverlayKind,
+    pub crc: u32,
+    pub missing: u64,
+    pub data: &'a [u8],
+}
+
+/// A version to write.
+pub struct FragmentWrite<'a> {
+    pub cell: CellId,
+    pub version: Version,
+    pub mode: WriteMode,
+    pub missing: u64,
+    pub cuts: &'a [Seq],
+    pub block_crcs: &'a [u32],
+    pub data: &'a [u8],
+}
+
+impl Store {
+    /// Opens the target in `dir` over its index, or makes an empty one there. `geometry` is used when it is made.
+    pub fn open(env: Env, target: TargetId, dir: &Path, kv: SharedKv, geometry: Geometry) -> Result<Store> {
+        let io = |e: std::io::Error| Error::from_io(format_args!("open the target in {}", dir.display()), &e);
+        env.disk.create_dir_all(dir).map_err(io)?;
+        let lock = env.disk.open(&dir.join("lock"), OpenMode::WRITE).map_err(io)?;
+        lock.try_lock().map_err(|e| match e.kind() {
+            std::io::ErrorKind::WouldBlock => {
+                Error::exists(format!("the target in {} is in use by another process", dir.display()))
+            }
+            _ => Error::from_io(format_args!("lock the target in {}", dir.display()), &e),
+        })?;
+        let geometry = load_geometry(&kv, geometry)?;
+        let counters = Counters::default();
+        let extents = take_stock(&kv, &counters)?;
+        let slabs = Slabs::open(env.disk.clone(), env.buffers.clone(), dir, geometry, extents)?;
+        Ok(Store {
+            target,
+            dir: dir.into(),
+            env,
+            kv,
+            slabs: Arc::new(slabs),
+            counters,
+            failed: OnceLock::new(),
+            damaged: Mutex::default(),
+            _lock: lock,
+        })
+    }
+
+    // ---- fragments
+
+    /// Writes a fragment; the answer waits for [`Store::durable`] of what is returned.
+    pub fn write_fragment(&self, scope: &Scope, write: &FragmentWrite<'_>) -> Result<CommitSeq> {
+        self.usable()?;
+        scope.check_index(write.cell)?;
+        if write.data.len() > CELL_BYTES_MAX as usize {
+            return Err(Error::invalid(format!(
+                "cell {}: a fragment of {} bytes",
+                write.cell,
+                write.data.len()
+            )));
+        }
+        if block_crcs(write.data, CHECKSUM_BLOCK as usize) != write.block_crcs {
+            return Err(Error::invalid(format!(
+                "cell {}: the bytes do not match their checksums",
+                write.cell
+            )));
+        }
+        let mut admission = Admission::Write;
+        let seen = self.kv.read(&mut |r| {
+            let known = cells::known_epoch(r, scope.group)?;
+            if scope.epoch < known {
+                return Err(cells::lower_epoch(scope.group, scope.epoch, known));
+            }
+            admission = cells::admit(r, write.cell, write.version, write.block_crcs)?;
+            Ok(())
+        })?;
+        if admission == Admission::Present {
+            // A retry: what it asked for is there. Only the mask may have grown.
+            return Ok(self.mark_missing(scope, write.cell, write.version, write.missing)?.max(seen));
+        }
+        let extent = self.store_bytes(write.data)?;
+        let fragment = Fragment {
+            version: write.version,
+            epoch: scope.epoch,
+            seal: write.mode == WriteMode::PrepareSeal,
+            missing: write.missing,
+            extent,
+            fragment_bytes: write.data.len() as u32,
+            cut: cut_of(scope, write.cell, write.cuts),
+            cuts: write.cuts.to_vec(),
+            block_crcs: write.block_crcs.to_vec(),
+        };
+        let committed = self.commit_bytes(extent, &mut |txn, delta| {
+            cells::check_epoch(txn, scope.group, scope.epoch)?;
+            if cells::admit(txn, write.cell, write.version, write.block_crcs)? == Admission::Present {
+                delta.dropped.push(extent);
+                return Ok(());
+            }
+            match write.mode {
+                WriteMode::Fresh => cells::fresh(txn, scope, write.cell, fragment.clone(), delta),
+                WriteMode::Prepare | WriteMode::PrepareSeal => {
+                    cells::prepare(txn, scope, write.cell, &fragment, delta)
+                }
+            }
+        })?;
+        self.counters.fragment_bytes_written.fetch_add(write.data.len() as u64, Relaxed);
+        Ok(committed)
+    }
+
+    pub fn commit_stripe(&self, scope: &Scope, cell: CellId, version: Version) -> Result<CommitSeq> {
+        scope.check_index(cell)?;
+        self.change(&mut |txn, delta| {
+            cells::check_epoch(txn, scope.group, scope.epoch)?;
+            cells::commit(txn, scope, cell, version, delta)
+        })
+    }
+
+    pub fn drop_prepared(&self, scope: &Scope, cell: CellId, version: Version) -> Result<CommitSeq> {
+        self.change(&mut |txn, delta| {
+            cells::check_epoch(txn, scope.group, scope.epoch)?;
+            cells::drop_prepared(txn, cell, version, delta)
+        })
+    }
+
+    /// Folds base and overlays into a prepared version, and returns its bytes.
+    pub fn seal_cell(
+        &self,
+        scope: &Scope,
+        cell: CellId,
+        version: Version,
+    ) -> Result<(CommitSeq, SealedCell, Vec<Bytes>)> {
+        self.usable()?;
+        scope.check_index(cell)?;
+        let guard = self.slabs.begin_read();
+        let mut planned = None;
+        self.kv.read(&mut |r| {
+            cells::check_fence(r, cell.file, version.token_epoch())?;
+            if let Some(writer) = cells::prepared(r, cell)?.iter().find(|p| !p.seal) {
+                return Err(Error::unavailable(format!(
+                    "cell {cell}: version {} of a writer is in doubt, seal later",
+                    writer.version
+                )));
+            }
+            planned = Some(Plan::new(r, scope, cell, ReadView::Merged, Version(0), 0, CELL_BYTES_MAX, None)?);
+            Ok(())
+        })?;
+        let plan = planned.expect("a read that succeeds has planned");
+        let bytes = self.run(&plan)?;
+        drop(guard);
+        let base = plan.base.as_ref();
+        let unchanged = plan.header.as_ref().is_none_or(|h| h.last_seq == h.cut);
+        let data: &[u8] = bytes.payload.first().map_or(&[], |b| b);
+        let extent = match base {
+            Some(base) if unchanged => base.extent,
+            _ => self.store_bytes(data)?,
+        };
+        let fragment = Fragment {
+            version,
+            epoch: scope.epoch,
+            seal: true,
+            missing: 0,
+            extent,
+            fragment_bytes: plan.fragment_bytes,
+            cut: plan.seq,
+            cuts: Vec::new(),
+            block_crcs: bytes.block_crcs.clone(),
+        };
+        let expected = base.map_or(Version(0), |b| b.version);
+        let own = if base.is_some_and(|b| b.extent == extent) { Extent::default() } else { extent };
+        let committed = self.commit_bytes(own, &mut |txn, delta| {
+            cells::check_epoch(txn, scope.group, scope.epoch)?;
+            cells::check_fence(txn, cell.file, version.token_epoch())?;
+            let present = get::<Fragment>(txn, &base_key(cell))?.map_or(Version(0), |b| b.version);
+            let cut = get::<Header>(txn, &header_key(cell))?.map_or(Seq(0), |h| h.cut);
+            if present != expected
+                || version <= present
+                || plan.header.as_ref().map_or(Seq(0), |h| h.cut) != cut
+            {
+                return Err(Error::stale(format!(
+                    "seal of cell {cell} at {version}: its base is now {present}"
+                )));
+            }
+            if plan.header.is_some() && txn.get(&header_key(cell))?.is_none() {
+                return Err(Error::stale(format!("seal of cell {cell}: it was dropped meanwhile")));
+            }
+            cells::prepare(txn, scope, cell, &Fragment { seal: false, ..fragment.clone() }, delta)?;
+            txn.put(&prepared_key(cell, version), &fragment.to_value());
+            Ok(())
+        })?;
+        let sealed =
+            SealedCell { cut: plan.seq, fragment_bytes: plan.fragment_bytes, block_crcs: bytes.block_crcs };
+        Ok((committed, sealed, bytes.payload))
+    }
+
+    // ---- overlays
+
+    /// Logs an overlay. Blocks only if its data is above [`INLINE_BYTES_MAX`].
+    pub fn append(
+        &self,
+        scope: &Scope,
+        numbering: Numbering,
+        write: &OverlayWrite<'_>,
+    ) -> Result<(CommitSeq, Appended)> {
+        self.usable()?;
+        check_overlay(scope, write)?;
+        let large = write.data.len() > INLINE_BYTES_MAX as usize;
+        let extent = if large { self.store_bytes(write.data)? } else { Extent::default() };
+        let overlay = Overlay {
+            offset: write.offset,
+            len: write.len,
+            kind: write.kind,
+            crc: write.crc,
+            token_epoch: write.token_epoch,
+            extent,
+        };
+        let inline = if large { &[] } else { write.data };
+        let mut outcome = Appended::At(Seq(0));
+        let committed = self.commit_bytes(extent, &mut |txn, delta| {
+            cells::check_epoch(txn, scope.group, scope.epoch)?;
+            outcome =
+                cells::append(txn, scope, write.cell, numbering, &overlay, inline, write.missing, delta)?;
+            if !matches!(outcome, Appended::At(_)) {
+                delta.dropped.push(extent);
+            }
+            Ok(())
+        })?;
+        if let Appended::At(_) = outcome {
+            self.counters.overlay_bytes_written.fetch_add(write.data.len() as u64, Relaxed);
+        }
+        Ok((committed, outcome))
+    }
+
+    /// Overlays above `after` with their data, as many as fit into one reply.
+    pub fn read_overlays(&self, cell: CellId, after: Seq) -> Result<(OverlaysRead, Vec<Bytes>)> {
+        self.usable()?;
+        let _guard = self.slabs.begin_read();
+        let mut taken: Vec<(Seq, Overlay, Vec<u8>)> = Vec::new();
+        let mut more = false;
+        self.kv.read(&mut |r| {
+            let mut bytes = 0;
+            for (seq, overlay) in cells::overlays(r, cell, Seq(after.0.saturating_add(1)), Seq(u64::MAX))? {
+                if taken.len() == OVERLAYS_REPLY_COUNT
+                    || (bytes > 0 && bytes + u64::from(overlay.len) > OVERLAYS_REPLY_BYTES)
+                {
+                    more = true;
+                    break;
+                }
+                if overlay.kind == OverlayKind::Data {
+                    bytes += u64::from(overlay.len);
+                }
+                let inline = overlay.kind == OverlayKind::Data && overlay.extent.len == 0;
+                let data = if inline { inline_data(r, cell, seq, &overlay)? } else { Vec::new() };
+                taken.push((seq, overlay, data));
+            }
+            Ok(())
+        })?;
+        let mut reply = OverlaysRead { extents: Vec::new(), more };
+        let mut payload = Vec::new();
+        for (seq, o, inline) in taken {
+            if o.extent.len > 0 {
+                payload.push(self.slabs.read(o.extent, 0, o.len)?.freeze());
+            } else if !inline.is_empty() {
+                payload.push(Bytes::from(inline));
+            }
+            reply.extents.push(OverlayExtent { seq, offset: o.offset, len: o.len, kind: o.kind, crc: o.crc });
+        }
+        Ok((reply, payload))
+    }
+
+    // ---- reading
+
+    /// Looks up what a read must do. [`Store::read`] carries it out, in place unless [`Plan::needs_disk`].
+    pub fn plan_read(&self, scope: &Scope, read: &ReadCell) -> Result<Plan> {
+        self.usable()?;
+        scope.check_index(read.cell)?;
+        let mut guard = Some(self.slabs.begin_read());
+        let mut plan = None;
+        self.kv.read(&mut |r| {
+            let known = cells::known_epoch(r, scope.group)?;
+            if scope.epoch < known {
+                return Err(cells::lower_epoch(scope.group, scope.epoch, known));
+            }
+            plan = Some(Plan::new(
+                r,
+                scope,
+                read.cell,
+                read.view,
+                read.version,
+                read.offset,
+                read.len,
+                guard.take(),
+            )?);
+            Ok(())
+        })?;
+        Ok(plan.expect("a read that succeeds has planned"))
+    }
+    pub fn read(&self, plan: &Plan) -> Result<(CellRead, Vec<Bytes>)> {
+        let bytes = self.run(plan)?;
+        Ok((plan.answer(bytes.block_crcs), bytes.payload))
+    }
+    fn run(&self, plan: &Plan) -> Result<crate::read::Bytes16> {
+        let mut bad = Vec::new();
+        let result = plan.run(&self.slabs, &self.env.buffers, &mut |block| bad.push(block));
+        if !bad.is_empty() {
+            self.count_damage(bad);
+        }
+        result
+    }
+
+    pub fn stat_cell(&self, scope: &Scope, cell: CellId) -> Result<CellStat> {
+        self.usable()?;
+        let mut stat = None;
+        self.kv.read(&mut |r| {
+            stat = Some(stat_of(r, scope, cell)?);
+            Ok(())
+        })?;
+        Ok(stat.expect("a read that succeeds has an answer"))
+    }
+
+    /// The prepared versions of a cell, as recorded.
+    pub fn prepared(&self, cell: CellId) -> Result<Vec<Fragment>> {
+        let mut found = Vec::new();
+        self.kv.read(&mut |r| {
+            found = cells::prepared(r, cell)?;
+            Ok(())
+        })?;
+        Ok(found)
+    }
+    /// The header of a cell.
+    pub fn header(&self, cell: CellId) -> Result<Option<Header>> {
+        let mut found = None;
+        self.kv.read(&mut |r| {
+            found = get(r, &header_key(cell))?;
+            Ok(())
+        })?;
+        Ok(found)
+    }
+
+    // ---- files, groups, listings
+
+    pub fn drop_file(
+        &self,
+        file: FileId,
+        from_stripe: u64,
+        fence: u32,
+    ) -> Result<(CommitSeq, DropFileReply)> {
+        self.usable()?;
+        let mut last = CommitSeq(0);
+        if fence > 0 {
+            last = self.change(&mut |txn, _| {
+                let known = get::<Fence>(txn, &fence_key(file))?.map_or(0, |f| f.token_epoch);
+                if fence > known {
+                    txn.put(&fence_key(file), &Fence { token_epoch: fence }.to_value());
+                }
+                Ok(())
+            })?;
+        }
+        loop {
+            let mut dropped = 0;
+            let committed = self.change(&mut |txn, delta| {
+                let batch = file_cells(txn, file, from_stripe, DROP_BATCH)?;
+                dropped = batch.len();
+                batch.into_iter().try_for_each(|cell| cells::drop_cell(txn, cell, delta))
+            })?;
+            last = last.max(committed);
+            if dropped < DROP_BATCH {
+                break;
+            }
+        }
+        let mut in_doubt = Vec::new();
+        self.kv.read(&mut |r| {
+            let (start, end) = file_range(PREPARED, file, 0);
+            in_doubt = cells::collect(r, &start, &end, |key, value| {
+                Ok((cell_of_key(key)?, Fragment::from_value(value)?))
+            })?;
+            Ok(())
+        })?;
+        let mut prepared = Vec::new();
+        for (cell, fragment) in in_doubt.into_iter().filter(|(_, f)| !f.seal) {
+            let group = self.header(cell)?.map_or(PgId(0), |h| h.group);
+            prepared.push(PreparedCell { cell, group, version: fragment.version });
+        }
+        Ok((last, DropFileReply { prepared }))
+    }
+
+    /// Drops one cell if its last write is older than `before` (repair: nobody else knows it).
+    pub fn drop_cell_older(&self, cell: CellId, before: Epoch) -> Result<CommitSeq> {
+        self.change(&mut |txn, delta| match get::<Header>(txn, &header_key(cell))? {
+            Some(h) if h.epoch < before => cells::drop_cell(txn, cell, delta),
+            _ => Ok(()),
+        })
+    }
+
+    pub fn mark_missing(
+        &self,
+        scope: &Scope,
+        cell: CellId,
+        version: Version,
+        missing: u64,
+    ) -> Result<CommitSeq> {
+        self.change(&mut |txn, delta| {
+            cells::check_epoch(txn, scope.group, scope.epoch)?;
+            cells::mark_missing(txn, scope, cell, version, missing, delta)
+        })
+    }
+
+    pub fn list_cells(
+        &self,
+        group: PgId,
+        after: Option<CellId>,
+        since: Epoch,
+        epoch: Epoch,
+        limit: u32,
+    ) -> Result<CellList> {
+        self.change(&mut |txn, _| cells::check_epoch(txn, group, epoch))?;
+        let limit = limit.clamp(1, LIST_MAX) as usize;
+        let mut list = CellList { cells: Vec::new(), more: false };
+        self.kv.read(&mut |r| {
+            list = CellList { cells: Vec::new(), more: false };
+            let (start, end) = listed_range(group, after);
+            let mut problem = Ok(());
+            r.scan(&start, &end, &mut |key, _| {
+                if list.cells.len() == limit {
+                    list.more = true;
+                    return Scan::Stop;
+                }
+                match cell_of_key(key).and_then(|cell| summary(r, cell)) {
+                    Ok(Some(s)) if s.epoch >= since || s.missing != 0 => list.cells.push(s),
+                    Ok(_) => {}
+                    Err(e) => {
+                        problem = Err(e);
+                        return Scan::Stop;
+                    }
+                }
+                Scan::More
+            })?;
+            problem
+        })?;
+        Ok(list)
+    }
+
+    /// All cells with a prepared version, or with more logged overlay bytes than `overlay_bytes`, in order.
+    pub fn unsettled(&self, overlay_bytes: u64) -> Result<Unsettled> {
+        let mut found = Unsettled::default();
+        self.kv.read(&mut |r| {
+            found = Unsettled::default();
+            let (start, end) = letter_range(PREPARED);
+            for (cell, f) in
+                cells::collect(r, &start, &end, |k, v| Ok((cell_of_key(k)?, Fragment::from_value(v)?)))?
+            {
+                found.prepared.push((cell, f.version, f.seal));
+            }
+            let (start, end) = letter_range(HEADER);
+            let mut problem = Ok(());
+            r.scan(&start, &end, &mut |key, value| match (cell_of_key(key), Header::from_value(value)) {
+                (Ok(cell), Ok(h)) => {
+                    if h.overlay_bytes > overlay_bytes {
+                        found.overlaid.push((cell, h));
+                    }
+                    Scan::More
+                }
+                (Err(e), _) | (_, Err(e)) => {
+                    problem = Err(e);
+                    Scan::Stop
+                }
+            })?;
+            problem
+        })?;
+        Ok(found)
+    }
+    /// The cells of a file that have overlays logged here.
+    pub fn overlaid_cells(&self, file: FileId) -> Result<Vec<(CellId, Header)>> {
+        let mut found = Vec::new();
+        self.kv.read(&mut |r| {
+            let (start, end) = file_range(HEADER, file, 0);
+            found = cells::collect(r, &start, &end, |k, v| Ok((cell_of_key(k)?, Header::from_value(v)?)))?;
+            found.retain(|(_, h)| h.overlay_count > 0);
+            Ok(())
+        })?;
+        Ok(found)
+    }
+
+    // ---- repair
+
+    /// Takes in a fragment that was rebuilt from others. False: what is here is as new.
+    pub fn install(
+        &self,
+        scope: &Scope,
+        write: &FragmentWrite<'_>,
+        cut: Seq,
+        replace: bool,
+    ) -> Result<(CommitSeq, bool)> {
+        self.usable()?;
+        let extent = self.store_bytes(write.data)?;
+        let fragment = Fragment {
+            version: write.version,
+            epoch: scope.epoch,
+            seal: false,
+            missing: write.missing,
+            extent,
+            fragment_bytes: write.data.len() as u32,
+            cut,
+            cuts: write.cuts.to_vec(),
+            block_crcs: write.block_crcs.to_vec(),
+        };
+        let mut installed = false;
+        let committed = self.commit_bytes(extent, &mut |txn, delta| {
+            cells::check_epoch(txn, scope.group, scope.epoch)?;
+            installed = cells::install(txn, scope, write.cell, &fragment, replace, delta)?;
+            if !installed {
+                delta.dropped.push(extent);
+            }
+            Ok(())
+        })?;
+        if installed {
+            self.settle_damage(write.cell)?;
+        }
+        Ok((committed, installed))
+    }
+
+    /// Takes in another holder's overlays of `cell` up to `upto`.
+    pub fn install_overlays(
+        &self,
+        scope: &Scope,
+        cell: CellId,
+        upto: Seq,
+        copies: Vec<(Seq, Overlay, Bytes)>,
+    ) -> Result<CommitSeq> {
+        self.usable()?;
+        let mut by_seq = BTreeMap::new();
+        let mut extents = Vec::new();
+        for (seq, mut overlay, data) in copies {
+            overlay.extent = Extent::default();
+            let mut inline = Vec::new();
+            if data.len() > INLINE_BYTES_MAX as usize {
+                overlay.extent = self.store_bytes(&data)?;
+                extents.push((seq, overlay.extent));
+            } else {
+                inline = data.to_vec();
+            }
+            by_seq.insert(seq, (overlay, inline));
+        }
+        self.change(&mut |txn, delta| {
+            cells::check_epoch(txn, scope.group, scope.epoch)?;
+            let used = cells::install_overlays(txn, scope, cell, upto, &by_seq, delta)?;
+            let unused = extents.iter().filter(|(seq, _)| !used.contains(seq)).map(|(_, extent)| *extent);
+            delta.dropped.extend(unused);
+            Ok(())
+        })
+    }
+
+    /// Cells with blocks found damaged and not yet repaired.
+    pub fn damaged_cells(&self) -> Vec<CellId> {
+        let damaged = self.damaged.lock().unwrap_or_else(PoisonError::into_inner);
+        let cells: BTreeSet<CellId> = damaged.iter().map(|b| b.cell).collect();
+        cells.into_iter().collect()
+    }
+    /// Reads the whole base of a cell, so that damage is found and counted.
+    pub fn verify(&self, scope: &Scope, cell: CellId) -> Result<()> {
+        let place = Place { target: self.target, group: scope.group, epoch: scope.epoch };
+        let plan = self.plan_read(
+            scope,
+            &ReadCell {
+                place,
+                cell,
+                view: ReadView::Base,
+                version: Version(0),
+                offset: 0,
+                len: CELL_BYTES_MAX,
+            },
+        )?;
+        self.run(&plan).map(|_| ())
+    }
+
+    // ---- the target as a whole
+
+    pub fn report(&self) -> TargetReport {
+        let (used, idle) = self.slabs.usage();
+        let space = self.env.disk.space(&self.dir).unwrap_or_default();
+        TargetReport {
+            target: self.target,
+            failed: self.failed.get().is_some(),
+            capacity: used + idle + space.free,
+            used,
+            debt_cells: count(&self.counters.debt_cells),
+            damaged_blocks: self.persisted(DAMAGED_COUNT),
+            repaired_blocks: self.persisted(REPAIRED_COUNT),
+        }
+    }
+    pub fn stat(&self) -> TargetStat {
+        TargetStat {
+            report: self.report(),
+            cells: count(&self.counters.cells),
+            overlay_extents: count(&self.counters.overlay_count),
+            overlay_bytes: count(&self.counters.overlay_bytes),
+            fragment_bytes_written: self.counters.fragment_bytes_written.load(Relaxed),
+            overlay_bytes_written: self.counters.overlay_bytes_written.load(Relaxed),
+        }
+    }
+    pub fn known_epoch(&self, group: PgId) -> Result<Epoch> {
+        let mut epoch = Epoch(0);
+        self.kv.read(&mut |r| {
+            epoch = cells::known_epoch(r, group)?;
+            Ok(())
+        })?;
+        Ok(epoch)
+    }
+    /// Waits until the commit is on the disk.
+    pub async fn durable(&self, seq: CommitSeq) -> Result<()> {
+        if seq <= self.kv.durable() {
+            return self.usable();
+        }
+        self.kv.wait_durable(seq).await.map_err(|e| self.judge(e))
+    }
+    /// Gives space that nothing names any more back; called now and then.
+    pub fn reclaim(&self) -> Result<()> {
+        self.slabs.reclaim(self.kv.durable()).map_err(|e| self.judge(e))
+    }
+    pub async fn checkpoint(&self) -> Result<()> {
+        self.kv.checkpoint().await.map_err(|e| self.judge(e))
+    }
+    pub fn usable(&self) -> Result<()> {
+        match self.failed.get() {
+            None => Ok(()),
+            Some(why) => Err(why.clone()),
+        }
+    }
+
+    // ---- helpers
+
+    fn store_bytes(&self, data: &[u8]) -> Result<Extent> {
+        self.slabs.store(data, self.kv.durable()).map_err(|e| self.judge(e))
+    }
+    /// Commits a change that names `extent`; if the change is refused the extent is forgotten.
+    fn commit_bytes(
+        &self,
+        extent: Extent,
+        body: &mut dyn FnMut(&mut dyn Txn, &mut Delta) -> Result<()>,
+    ) -> Result<CommitSeq> {
+        self.change(body).inspect_err(|_| self.slabs.forget(extent))
+    }
+    fn change(&self, body: &mut dyn FnMut(&mut dyn Txn, &mut Delta) -> Result<()>) -> Result<CommitSeq> {
+        self.usable()?;
+        let mut delta = Delta::default();
+        let committed = self.kv.transact(&mut |txn| {
+            delta = Delta::default();
+            body(txn, &mut delta)
+        });
+        let seq = committed.map_err(|e| if e.kind == ErrorKind::Io { self.judge(e) } else { e })?;
+        self.counters.cells.fetch_add(delta.cells, Relaxed);
+        self.counters.debt_cells.fetch_add(delta.debt_cells, Relaxed);
+        self.counters.overlay_count.fetch_add(delta.overlay_count, Relaxed);
+        self.counters.overlay_bytes.fetch_add(delta.overlay_bytes, Relaxed);
+        self.slabs.drop_after(seq, delta.dropped);
+        Ok(seq)
+    }
+    /// A full disk is the caller's affair; anything else that the disk says to a write fails the target for ever.
+    fn judge(&self, e: Error) -> Error {
+        if e.kind == ErrorKind::NoSpace {
+            return e;
+        }
+        let why = Error::io(format!(
+            "target {} in {} failed and is not used any more ({}): replace its disk",
+            self.target,
+            self.dir.display(),
+            e.context
+        ));
+        if self.failed.set(why.clone()).is_ok() {
+            tracing::error!(target_id = %self.target, "{why}");
+        }
+        why
+    }
+    fn count_damage(&self, bad: Vec<BadBlock>) {
+        let mut damaged = self.damaged.lock().unwrap_or_else(PoisonError::into_inner);
+        let new = bad.into_iter().filter(|b| damaged.len() < DAMAGE_REMEMBERED && damaged.insert(*b)).count();
+        drop(damaged);
+        if new > 0 {
+            tracing::warn!(target_id = %self.target, blocks = new, "blocks fail their checksum");
+            self.add(DAMAGED_COUNT, new as i64);
+        }
+    }
+    fn settle_damage(&self, cell: CellId) -> Result<()> {
+        let mut damaged = self.damaged.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = damaged.len();
+        damaged.retain(|b| b.cell != cell);
+        let settled = before - damaged.len();
+        drop(damaged);
+        if settled > 0 {
+            self.add(REPAIRED_COUNT, settled as i64);
+        }
+        Ok(())
+    }
+    fn add(&self, key: &[u8], n: i64) {
+        let _ = self.change(&mut |txn, _| {
+            txn.add(key, n);
+            Ok(())
+        }); // the count is for people; the failure itself shows in the next write
+    }
+    fn persisted(&self, key: &[u8]) -> u64 {
+        let mut value = 0;
+        let _ = self.kv.read(&mut |r| {
+            value = r.get(key)?.and_then(|v| v.try_into().ok()).map_or(0, i64::from_le_bytes);
+            Ok(())
+        }); // as above
+        u64::try_from(value).unwrap_or(0)
+    }
+}
+
+/// See [`Store::unsettled`].
+#[derive(Default, Debug)]
+pub struct Unsettled {
+    /// Cell, version, whether a seal prepared it.
+    pub prepared: Vec<(CellId, Version, bool)>,
+    pub overlaid: Vec<(CellId, Header)>,
+}
+
+fn count(counter: &AtomicI64) -> u64 {
+    u64::try_from(counter.load(Relaxed)).unwrap_or(0)
+}
+
+fn cut_of(scope: &Scope, cell: CellId, cuts: &[Seq]) -> Seq {
+    if scope.is_data(cell) { cuts.get(usize::from(cell.index)).copied().unwrap_or_default() } else { Seq(0) }
+}
+
+fn check_overlay(scope: &Scope, write: &OverlayWrite<'_>) -> Result<()> {
+    let bad = |why: &str| Err(Error::invalid(format!("overlay of cell {}: {why}", write.cell)));
+    let expected = if write.kind == OverlayKind::Data { write.len as usize } else { 0 };
+    if !scope.is_data(write.cell) {
+        return bad("the index must be that of a data cell");
+    }
+    if write.len == 0 || write.offset.checked_add(write.len).is_none_or(|end| end > CELL_BYTES_MAX) {
+        return bad(&format!("{} bytes at {} do not fit into a cell", write.len, write.offset));
+    }
+    if write.data.len() != expected {
+        return bad(&format!("{} bytes came, {expected} announced", write.data.len()));
+    }
+    if write.kind == OverlayKind::Data && crc32c(write.data) != write.crc {
+        return bad("the bytes do not match their checksum");
+    }
+    Ok(())
+}
+
+fn stat_of(r: &dyn Read, scope: &Scope, cell: CellId) -> Result<CellStat> {
+    let base: Option<Fragment> = get(r, &base_key(cell))?;
+    let header: Option<Header> = get(r, &header_key(cell))?;
+    let of_index = |index: u8| -> Result<Seq> {
+        Ok(get::<Header>(r, &header_key(CellId { index, ..cell }))?.map_or(Seq(0), |h| h.last_seq))
+    };
+    let parity = !scope.is_data(cell);
+    let overlay_seqs = if parity {
+        (0..scope.scheme.data).map(of_index).collect::<Result<_>>()?
+    } else {
+        vec![of_index(cell.index)?]
+    };
+    let cuts = match &base {
+        Some(b) if parity => b.cuts.clone(),
+        _ if parity => Vec::new(),
+        _ => vec![header.as_ref().map_or(Seq(0), |h| h.cut)],
+    };
+    Ok(CellStat {
+        known: cells::stripe_known(r, scope, cell)?,
+        base: base.as_ref().map_or(Version(0), |b| b.version),
+        prepared: cells::prepared(r, cell)?.iter().map(|p| p.version).collect(),
+        overlay_seqs,
+        cuts,
+        missing: header.map_or(0, |h| h.missing),
+        fragment_bytes: base.map_or(0, |b| b.fragment_bytes),
+    })
+}
+
+fn summary(r: &dyn Read, cell: CellId) -> Result<Option<CellSummary>> {
+    let Some(h) = get::<Header>(r, &header_key(cell))? else { return Ok(None) };
+    let base = get::<Fragment>(r, &base_key(cell))?.map_or(Version(0), |b| b.version);
+    Ok(Some(CellSummary { cell, epoch: h.epoch, base, seq: h.last_seq, missing: h.missing }))
+}
+
+fn file_cells(r: &dyn Read, file: FileId, from_stripe: u64, limit: usize) -> Result<Vec<CellId>> {
+    let (start, end) = file_range(HEADER, file, from_stripe);
+    let mut found = Vec::new();
+    let mut problem = Ok(());
+    r.scan(&start, &end, &mut |key, _| match cell_of_key(key) {
+        Ok(cell) if found.len() < limit => {
+            found.push(cell);
+            Scan::More
+        }
+        Ok(_) => Scan::Stop,
+        Err(e) => {
+            problem = Err(e);
+            Scan::Stop
+        }
+    })?;
+    problem.map(|()| found)
+}
+
+fn load_geometry(kv: &SharedKv, wanted: Geometry) -> Result<Geometry> {
+    let mut meta: Option<Meta> = None;
+    kv.transact(&mut |txn| {
+        meta = get(txn, META)?;
+        if meta.is_none() {
+            let made = Meta { slab_bytes: wanted.slab_bytes, step_bytes: wanted.step_bytes };
+            txn.put(META, &made.to_value());
+            meta = Some(made);
+        }
+        Ok(())
+    })?;
+    let meta = meta.expect("read or made");
+    Geometry { slab_bytes: meta.slab_bytes, step_bytes: meta.step_bytes }.check()
+}
+
+/// One pass over the index at open: every extent in use, and the counters.
+fn take_stock(kv: &SharedKv, counters: &Counters) -> Result<Vec<Extent>> {
+    let mut extents = Vec::new();
+    kv.read(&mut |r| {
+        for letter in [BASE, PREPARED] {
+            each(r, letter, |_, value| {
+                extents.push(Fragment::from_value(value)?.extent);
+                Ok(())
+            })?;
+        }
+        each(r, OVERLAY, |_, value| {
+            let overlay = Overlay::from_value(value)?;
+            extents.push(overlay.extent);
+            counters.overlay_count.fetch_add(1, Relaxed);
+            counters.overlay_bytes.fetch_add(i64::from(overlay.len), Relaxed);
+            Ok(())
+        })?;
+        each(r, HEADER, |_, value| {
+            let header = Header::from_value(value)?;
+            counters.cells.fetch_add(1, Relaxed);
+            counters.debt_cells.fetch_add(i64::from(header.missing != 0), Relaxed);
+            Ok(())
+        })
+    })?;
+    Ok(extents)
+}
+
+/// Visits every entry of a letter; the first problem ends it.
+pub fn each(r: &dyn Read, letter: u8, mut visit: impl FnMut(&[u8], &[u8]) -> Result<()>) -> Result<()> {
+    let (start, end) = letter_range(letter);
+    let mut problem = Ok(());
+    r.scan(&start, &end, &mut |key, value| {
+        problem = visit(key, value).map_err(|e| e.doing(format_args!("entry {key:02x?}")));
+        if problem.is_ok() { Scan::More } else { Scan::Stop }
+    })?;
+    problem
+}

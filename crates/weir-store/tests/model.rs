@@ -1,0 +1,315 @@
+//! The store against a model: whatever is written in any order reads back, also after reopening, and the free space
+//! that is rebuilt is exactly what the index leaves.
+use bytes::Bytes;
+use proptest::prelude::*;
+use std::path::Path;
+use std::sync::Arc;
+use weir_env::Env;
+use weir_kv::SharedKv;
+use weir_kv::memory::MemoryKv;
+use weir_proto::checksum::{block_crcs, crc32c};
+use weir_proto::data::*;
+use weir_proto::map::Scheme;
+use weir_proto::*;
+use weir_store::alloc::Geometry;
+use weir_store::cells::{Appended, Numbering, Scope};
+use weir_store::store::{FragmentWrite, OverlayWrite, Store};
+
+const CELL_BYTES: u32 = 128 << 10;
+const SCOPE: Scope = Scope { group: PgId(3), epoch: Epoch(5), scheme: Scheme { data: 2, parity: 1 } };
+
+fn cell(file: u64, stripe: u64) -> CellId {
+    CellId { file: FileId { volume: VolumeId(1), inode: InodeId(file) }, stripe, index: 1 }
+}
+fn place() -> Place {
+    Place { target: TargetId(7), group: SCOPE.group, epoch: SCOPE.epoch }
+}
+fn open(env: &Env, dir: &Path, kv: &SharedKv) -> Store {
+    let geometry = Geometry { slab_bytes: 16 << 20, step_bytes: 8 << 20 };
+    Store::open(env.clone(), TargetId(7), dir, kv.clone(), geometry).unwrap()
+}
+fn bytes_of(seed: u8, len: usize) -> Vec<u8> {
+    (0..len).map(|i| (i as u32).wrapping_mul(31).wrapping_add(u32::from(seed) * 7) as u8).collect()
+}
+fn write(
+    store: &Store,
+    cell: CellId,
+    version: u32,
+    mode: WriteMode,
+    cuts: &[Seq],
+    data: &[u8],
+) -> Result<()> {
+    let crcs = block_crcs(data, CHECKSUM_BLOCK as usize);
+    let version = Version::new(1, version);
+    store
+        .write_fragment(
+            &SCOPE,
+            &FragmentWrite { cell, version, mode, missing: 0, cuts, block_crcs: &crcs, data },
+        )
+        .map(|_| ())
+}
+fn overlay(store: &Store, cell: CellId, offset: u32, data: &[u8]) -> Result<Seq> {
+    let write = OverlayWrite {
+        cell,
+        token_epoch: 1,
+        offset,
+        len: data.len() as u32,
+        kind: OverlayKind::Data,
+        crc: crc32c(data),
+        missing: 0,
+        data,
+    };
+    match store.append(&SCOPE, Numbering::Next, &write)?.1 {
+        Appended::At(seq) => Ok(seq),
+        other => panic!("a sequencer appends: {other:?}"),
+    }
+}
+fn read(store: &Store, cell: CellId, offset: u32, len: u32) -> (CellRead, Vec<u8>) {
+    let request = ReadCell { place: place(), cell, view: ReadView::Merged, version: Version(0), offset, len };
+    let plan = store.plan_read(&SCOPE, &request).unwrap();
+    let (answer, payload) = store.read(&plan).unwrap();
+    let bytes: Vec<u8> = payload.iter().flat_map(|p: &Bytes| p.to_vec()).collect();
+    assert_eq!(block_crcs(&bytes, CHECKSUM_BLOCK as usize), answer.block_crcs);
+    (answer, bytes)
+}
+
+/// What open must find again by itself.
+fn stock(store: &Store) -> [u64; 5] {
+    let stat = store.stat();
+    [stat.cells, stat.overlay_extents, stat.overlay_bytes, stat.report.used, stat.report.debt_cells]
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Fresh { cell: u8, len: u32 },
+    Rewrite { cell: u8, len: u32, commit: bool },
+    Overlay { cell: u8, offset: u32, len: u32 },
+    Zero { cell: u8, offset: u32, len: u32 },
+    Seal { cell: u8, commit: bool },
+    DropFile { cell: u8 },
+    Read { cell: u8, block: u32, blocks: u32 },
+    Reopen,
+}
+
+fn ops() -> impl Strategy<Value = Vec<Op>> {
+    let cell = 0u8..3;
+    let extent = (0..CELL_BYTES - 1, 1..100_000u32).prop_map(|(o, l)| (o, l.min(CELL_BYTES - o)));
+    let op = prop_oneof![
+        2 => (cell.clone(), 0..=CELL_BYTES).prop_map(|(cell, len)| Op::Fresh { cell, len }),
+        2 => (cell.clone(), 0..=CELL_BYTES, any::<bool>()).prop_map(|(cell, len, commit)| Op::Rewrite { cell, len, commit }),
+        6 => (cell.clone(), extent.clone()).prop_map(|(cell, (offset, len))| Op::Overlay { cell, offset, len }),
+        1 => (cell.clone(), extent).prop_map(|(cell, (offset, len))| Op::Zero { cell, offset, len }),
+        3 => (cell.clone(), any::<bool>()).prop_map(|(cell, commit)| Op::Seal { cell, commit }),
+        1 => cell.clone().prop_map(|cell| Op::DropFile { cell }),
+        6 => (cell, 0u32..8, 1u32..9).prop_map(|(cell, block, blocks)| Op::Read { cell, block, blocks }),
+        2 => Just(Op::Reopen),
+    ];
+    prop::collection::vec(op, 1..60)
+}
+
+fn apply(model: &mut Vec<u8>, offset: u32, data: &[u8]) {
+    let end = offset as usize + data.len();
+    if model.len() < end {
+        model.resize(end, 0);
+    }
+    model[offset as usize..end].copy_from_slice(data);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
+    #[test]
+    fn what_is_written_reads_back(ops in ops()) {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let _in = runtime.enter();
+        let env = weir_env::real::env();
+        let dir = tempfile::tempdir().unwrap();
+        let kv: SharedKv = Arc::new(MemoryKv::new());
+        let mut store = open(&env, dir.path(), &kv);
+        let mut model: Vec<Vec<u8>> = vec![Vec::new(); 3];
+        let mut last = [Seq(0); 3];
+        let mut version = 0;
+        for (n, op) in ops.into_iter().enumerate() {
+            version += 1;
+            let id = |c: u8| cell(u64::from(c) + 1, 5);
+            match op {
+                Op::Fresh { cell: c, len } => {
+                    let data = bytes_of(n as u8, len as usize);
+                    write(&store, id(c), version, WriteMode::Fresh, &[], &data).unwrap();
+                    model[c as usize] = data;
+                    last[c as usize] = Seq(0);
+                }
+                Op::Rewrite { cell: c, len, commit } => {
+                    let data = bytes_of(n as u8, len as usize);
+                    let cuts = [Seq(0), last[c as usize]];
+                    write(&store, id(c), version, WriteMode::Prepare, &cuts, &data).unwrap();
+                    if commit {
+                        store.commit_stripe(&SCOPE, id(c), Version::new(1, version)).unwrap();
+                        store.commit_stripe(&SCOPE, id(c), Version::new(1, version)).unwrap();
+                        model[c as usize] = data;
+                    } else {
+                        store.drop_prepared(&SCOPE, id(c), Version::new(1, version)).unwrap();
+                    }
+                }
+                Op::Overlay { cell: c, offset, len } => {
+                    let data = bytes_of(n as u8, len as usize);
+                    last[c as usize] = overlay(&store, id(c), offset, &data).unwrap();
+                    apply(&mut model[c as usize], offset, &data);
+                }
+                Op::Zero { cell: c, offset, len } => {
+                    let write = OverlayWrite { cell: id(c), token_epoch: 1, offset, len, kind: OverlayKind::Zero, crc: 0, missing: 0, data: &[] };
+                    let (_, appended) = store.append(&SCOPE, Numbering::Next, &write).unwrap();
+                    let Appended::At(seq) = appended else { panic!("{appended:?}") };
+                    last[c as usize] = seq;
+                    apply(&mut model[c as usize], offset, &vec![0; len as usize]);
+                }
+                Op::Seal { cell: c, commit } => {
+                    let (_, sealed, payload) = store.seal_cell(&SCOPE, id(c), Version::new(1, version)).unwrap();
+                    prop_assert_eq!(sealed.fragment_bytes as usize, model[c as usize].len());
+                    prop_assert_eq!(payload.concat(), model[c as usize].clone());
+                    if commit {
+                        store.commit_stripe(&SCOPE, id(c), Version::new(1, version)).unwrap();
+                        prop_assert_eq!(store.header(id(c)).unwrap().unwrap().overlay_count, 0);
+                    }
+                }
+                Op::DropFile { cell: c } => {
+                    store.drop_file(id(c).file, 0, 0).unwrap();
+                    model[c as usize].clear();
+                    last[c as usize] = Seq(0);
+                }
+                Op::Read { cell: c, block, blocks } => {
+                    let (answer, bytes) = read(&store, id(c), block * CHECKSUM_BLOCK, blocks * CHECKSUM_BLOCK);
+                    let whole = &model[c as usize];
+                    let from = ((block * CHECKSUM_BLOCK) as usize).min(whole.len());
+                    let to = (((block + blocks) * CHECKSUM_BLOCK) as usize).min(whole.len());
+                    prop_assert!(bytes == whole[from..to.max(from)], "op {}", n);
+                    prop_assert_eq!(answer.fragment_bytes as usize, whole.len());
+                }
+                Op::Reopen => {
+                    store.reclaim().unwrap();
+                    let before = stock(&store);
+                    drop(store);
+                    store = open(&env, dir.path(), &kv);
+                    prop_assert_eq!(stock(&store), before);
+                }
+            }
+        }
+        for c in 0..3u64 {
+            let (_, bytes) = read(&store, cell(c + 1, 5), 0, CELL_BYTES);
+            prop_assert!(bytes == model[c as usize]);
+            store.drop_file(cell(c + 1, 5).file, 0, 0).unwrap();
+        }
+        store.reclaim().unwrap();
+        let stat = store.stat();
+        prop_assert_eq!((stat.cells, stat.overlay_extents, stat.overlay_bytes, stat.report.used), (0, 0, 0, 0));
+    }
+}
+
+fn with_store(test: impl FnOnce(&Env, &Path, Store)) {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let _in = runtime.enter();
+    let env = weir_env::real::env();
+    let dir = tempfile::tempdir().unwrap();
+    let kv: SharedKv = Arc::new(MemoryKv::new());
+    let store = open(&env, dir.path(), &kv);
+    test(&env, dir.path(), store);
+}
+
+#[test]
+fn a_flipped_bit_is_found_counted_once_and_never_returned() {
+    with_store(|env, dir, store| {
+        let data = bytes_of(1, 100_000);
+        write(&store, cell(1, 0), 1, WriteMode::Fresh, &[], &data).unwrap();
+        let slab = env.disk.open(&dir.join("slab-0000"), weir_env::OpenMode::WRITE).unwrap();
+        let mut byte = [0];
+        slab.read_exact_at(&mut byte, 20_000).unwrap();
+        slab.write_all_at(&[byte[0] ^ 4], 20_000).unwrap();
+        for _ in 0..2 {
+            let request = ReadCell {
+                place: place(),
+                cell: cell(1, 0),
+                view: ReadView::Merged,
+                version: Version(0),
+                offset: 0,
+                len: CELL_BYTES,
+            };
+            let plan = store.plan_read(&SCOPE, &request).unwrap();
+            assert_eq!(store.read(&plan).unwrap_err().kind, ErrorKind::Damaged);
+        }
+        assert_eq!(store.report().damaged_blocks, 1);
+        assert_eq!(store.damaged_cells(), [cell(1, 0)]);
+        // The other blocks are as good as before.
+        let (_, bytes) = read(&store, cell(1, 0), 2 * CHECKSUM_BLOCK, CHECKSUM_BLOCK);
+        assert_eq!(bytes, data[2 * 16384..3 * 16384]);
+        let crcs = block_crcs(&data, CHECKSUM_BLOCK as usize);
+        let write = FragmentWrite {
+            cell: cell(1, 0),
+            version: Version::new(1, 1),
+            mode: WriteMode::Fresh,
+            missing: 0,
+            cuts: &[],
+            block_crcs: &crcs,
+            data: &data,
+        };
+        assert!(store.install(&SCOPE, &write, Seq(0), true).unwrap().1);
+        assert_eq!(read(&store, cell(1, 0), 0, CELL_BYTES).1, data);
+        assert_eq!((store.report().repaired_blocks, store.damaged_cells().len()), (1, 0));
+    });
+}
+
+#[test]
+fn lower_epochs_tokens_and_versions_are_stale() {
+    with_store(|_, _, store| {
+        let id = cell(1, 0);
+        write(&store, id, 5, WriteMode::Fresh, &[], b"x").unwrap();
+        write(&store, id, 5, WriteMode::Fresh, &[], b"x").unwrap();
+        assert_eq!(write(&store, id, 4, WriteMode::Fresh, &[], b"y").unwrap_err().kind, ErrorKind::Stale);
+        assert_eq!(write(&store, id, 5, WriteMode::Prepare, &[], b"y").unwrap_err().kind, ErrorKind::Stale);
+        let old = Scope { epoch: Epoch(4), ..SCOPE };
+        assert_eq!(store.commit_stripe(&old, id, Version::new(1, 5)).unwrap_err().kind, ErrorKind::Stale);
+        store.drop_file(id.file, 1, 2).unwrap();
+        assert_eq!(write(&store, id, 6, WriteMode::Fresh, &[], b"y").unwrap_err().kind, ErrorKind::Stale);
+        assert_eq!(overlay(&store, id, 0, b"y").unwrap_err().kind, ErrorKind::Stale);
+        assert_eq!(read(&store, id, 0, CELL_BYTES).1, b"x");
+    });
+}
+
+#[test]
+fn mirrors_take_numbers_in_order() {
+    with_store(|_, _, store| {
+        let mirror = |seq: u64, data: &[u8]| {
+            let write = OverlayWrite {
+                cell: cell(1, 0),
+                token_epoch: 1,
+                offset: 0,
+                len: data.len() as u32,
+                kind: OverlayKind::Data,
+                crc: crc32c(data),
+                missing: 0,
+                data,
+            };
+            store.append(&SCOPE, Numbering::Mirror(Seq(seq)), &write).unwrap().1
+        };
+        assert_eq!(mirror(1, b"one"), Appended::At(Seq(1)));
+        assert_eq!(mirror(1, b"one"), Appended::Duplicate(Seq(1)));
+        assert_eq!(mirror(3, b"three"), Appended::Gap { have: Seq(1) });
+        assert_eq!(mirror(2, b"two"), Appended::At(Seq(2)));
+        assert_eq!(mirror(3, b"three"), Appended::At(Seq(3)));
+        // The sequencer lost its unacknowledged tail and gives number 2 again.
+        assert_eq!(mirror(2, b"TWO"), Appended::At(Seq(2)));
+        assert_eq!(mirror(4, b"four"), Appended::Gap { have: Seq(2) });
+        let (overlays, payload) = store.read_overlays(cell(1, 0), Seq(0)).unwrap();
+        assert_eq!(overlays.extents.iter().map(|e| e.seq.0).collect::<Vec<_>>(), [1, 2]);
+        assert_eq!(payload.concat(), b"oneTWO");
+    });
+}
+
+#[test]
+fn a_second_process_is_refused() {
+    with_store(|env, dir, _store| {
+        let kv: SharedKv = Arc::new(MemoryKv::new());
+        let Err(e) = Store::open(env.clone(), TargetId(7), dir, kv, Geometry::DEFAULT) else {
+            panic!("opened twice")
+        };
+        assert_eq!(e.kind, ErrorKind::Exists);
+    });
+}
