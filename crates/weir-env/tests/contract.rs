@@ -63,6 +63,7 @@ contract!(
     net_big_transfer_keeps_order,
     net_many_connections,
     net_drop_ends_the_peer,
+    net_halves_work_at_once_and_end_alone,
     net_one_listener_per_address,
     net_address_is_free_after_drop,
     clock_sleeps_as_long_as_asked,
@@ -381,6 +382,25 @@ async fn net_drop_ends_the_peer(env: Env, dir: PathBuf) {
         }
     };
     assert!([ErrorKind::BrokenPipe, ErrorKind::ConnectionReset].contains(&error), "{error}");
+}
+
+async fn net_halves_work_at_once_and_end_alone(env: Env, dir: PathBuf) {
+    for addr in addresses(&dir) {
+        let listener = env.net.listen(&addr).await.unwrap();
+        let client = env.net.connect(&listener.local_addr()).await.unwrap();
+        let (server, _) = listener.accept().await.unwrap();
+        let (mut from_client, mut to_client) = server.split();
+        let (mut from_server, mut to_server) = client.split();
+        env.tasks.spawn("echo", async move {
+            tokio::io::copy(&mut from_client, &mut to_client).await.unwrap();
+        });
+        env.tasks.spawn("sender", async move {
+            to_server.write_all(&vec![7; 3 << 20]).await.unwrap();
+        });
+        let mut back = Vec::new();
+        from_server.read_to_end(&mut back).await.unwrap();
+        assert_eq!(back.len(), 3 << 20);
+    }
 }
 
 async fn net_one_listener_per_address(env: Env, dir: PathBuf) {

@@ -7,7 +7,7 @@ use super::{
     core::{State, TimerKey, hash_bytes},
     node::{Here, dead},
 };
-use crate::{Addr, BoxFuture, BoxStream, Listener, Net};
+use crate::{Addr, BoxFuture, BoxReader, BoxStream, BoxWriter, Listener, Net, Stream};
 use bytes::{Buf as _, Bytes};
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -15,6 +15,7 @@ use std::{
     io,
     net::SocketAddr,
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll, Waker},
     time::Duration,
 };
@@ -313,15 +314,53 @@ impl Drop for SimListener {
 }
 
 struct SimStream {
+    reader: SimReader,
+    writer: SimWriter,
+}
+
+struct SimReader {
+    ends: Arc<Ends>,
+    timer: Option<TimerKey>,
+}
+
+/// Its drop ends the direction.
+struct SimWriter(Arc<Ends>);
+
+/// One side of a stream; its drop closes it.
+struct Ends {
     here: Here,
     rx: u64,
     tx: u64,
-    read_timer: Option<TimerKey>,
 }
 
 impl SimStream {
     fn new(here: &Here, rx: u64, tx: u64) -> SimStream {
-        SimStream { here: here.clone(), rx, tx, read_timer: None }
+        let ends = Arc::new(Ends { here: here.clone(), rx, tx });
+        SimStream { reader: SimReader { ends: ends.clone(), timer: None }, writer: SimWriter(ends) }
+    }
+}
+
+impl Stream for SimStream {
+    fn split(self: Box<Self>) -> (BoxReader, BoxWriter) {
+        (Box::new(self.reader), Box::new(self.writer))
+    }
+}
+
+impl AsyncRead for SimStream {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().reader).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for SimStream {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().writer).poll_write(cx, data)
+    }
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().writer).poll_flush(cx)
+    }
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().writer).poll_shutdown(cx)
     }
 }
 
@@ -329,9 +368,9 @@ fn reset() -> io::Error {
     io::Error::new(io::ErrorKind::ConnectionReset, "connection reset by the peer")
 }
 
-impl AsyncRead for SimStream {
+impl AsyncRead for SimReader {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let this = self.get_mut();
+        let SimReader { ends: this, timer } = self.get_mut();
         let mut guard = this.here.core.lock();
         let state = &mut *guard;
         if !this.here.lives_in(state) {
@@ -373,16 +412,16 @@ impl AsyncRead for SimStream {
         pipe.reader = Some(cx.waker().clone());
         let next = [pipe.chunks.front().map(|c| c.at_ns), pipe.eof_at_ns, pipe.reset_at_ns];
         match next.into_iter().flatten().filter(|at| *at > now_ns).min() {
-            Some(at_ns) if !held_back => state.set_timer(&mut this.read_timer, at_ns, cx.waker()),
-            _ => state.clear_timer(&mut this.read_timer),
+            Some(at_ns) if !held_back => state.set_timer(timer, at_ns, cx.waker()),
+            _ => state.clear_timer(timer),
         }
         Poll::Pending
     }
 }
 
-impl AsyncWrite for SimStream {
+impl AsyncWrite for SimWriter {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
-        let this = self.get_mut();
+        let this = &self.0;
         let mut guard = this.here.core.lock();
         let state = &mut *guard;
         if !this.here.lives_in(state) {
@@ -431,14 +470,35 @@ impl AsyncWrite for SimStream {
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let this = self.get_mut();
-        let mut state = this.here.core.lock();
-        let reader = state.end_pipe(this.tx, &this.here.core.config, false);
+        self.end();
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl SimWriter {
+    fn end(&self) {
+        let here = &self.0.here;
+        let mut state = here.core.lock();
+        if !here.lives_in(&state) {
+            return;
+        }
+        let reader = state.end_pipe(self.0.tx, &here.core.config, false);
         drop(state);
         if let Some(reader) = reader {
             reader.wake();
         }
-        Poll::Ready(Ok(()))
+    }
+}
+
+impl Drop for SimWriter {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl Drop for SimReader {
+    fn drop(&mut self) {
+        self.ends.here.core.lock().clear_timer(&mut self.timer);
     }
 }
 
@@ -458,10 +518,9 @@ impl State {
     }
 }
 
-impl Drop for SimStream {
+impl Drop for Ends {
     fn drop(&mut self) {
         let mut state = self.here.core.lock();
-        state.clear_timer(&mut self.read_timer);
         let mut wakers = Vec::new();
         // What an ended life leaves behind was settled when it ended.
         if self.here.lives_in(&state) {
