@@ -13,6 +13,7 @@ mod net;
 pub mod real;
 pub mod sim;
 mod tasks;
+pub mod watch;
 
 pub use buffer::{Buf, BufferPool, IO_ALIGN};
 pub use clock::{Clock, ClockSource, Instant, Rng, RngSource, TimedOut, WallTime};
