@@ -1,0 +1,36 @@
+# What a person or a machine does with this repository. `make help` lists it.
+.DEFAULT_GOAL := help
+.PHONY: help setup build demo test fmt lint audit clean
+
+help: ## This list
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
+
+setup: ## Install what building and testing need and is missing (apt; asks sudo when not root)
+	@scripts/setup.sh
+
+build: setup ## The weir program, optimised: target/release/weir
+	cargo build --release --locked -p weir
+
+demo: build ## Two detectors write to six targets, one is killed at half time, everything is verified
+	target/release/weir demo
+
+# Clippy first: it finds in one minute what the tests would need ten for. One profile for all tests, so that
+# everything is compiled once; the unit tests run last and close the output with cargo's own summary.
+test: setup lint ## Format, lints and all tests
+	cargo test --locked --workspace --doc
+	cargo test --locked --workspace --all-targets
+
+fmt: ## Format the sources
+	cargo fmt --all
+
+lint: ## Format check and clippy, warnings denied
+	cargo fmt --all --check
+	cargo clippy --locked --workspace --all-targets -- -D warnings
+
+audit: ## Licences and duplicates among the dependencies, known vulnerabilities (installs cargo-deny if missing)
+	@command -v cargo-deny >/dev/null || cargo install --locked cargo-deny
+	cargo deny --workspace check
+
+clean: ## Remove everything that was built
+	cargo clean
+	rm -rf .venv

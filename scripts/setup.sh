@@ -1,0 +1,71 @@
+#!/bin/sh
+# Installs what building, testing and the demo need and this machine lacks. Says what it does; changes nothing
+# and takes a moment when everything is there.
+set -eu
+cd "$(dirname "$0")/.."
+
+rust_needed=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
+packages="build-essential pkg-config libisal-dev fuse3 bzip2 git rsync sqlite3 fio python3-venv ca-certificates"
+
+say() { printf 'setup: %s\n' "$*"; }
+die() { printf 'error: %s\nhint: %s\n' "$1" "$2" >&2; exit 1; }
+
+as_root() {
+    if [ "$(id -u)" -eq 0 ]; then "$@"
+    elif command -v sudo >/dev/null; then sudo "$@"
+    else die "cannot install packages: not root, and sudo is missing" "run as root: apt-get install $packages"
+    fi
+}
+
+is_installed() { dpkg-query -W -f='${db:Status-Status}' "$1" 2>/dev/null | grep -qx installed; }
+
+install_packages() {
+    missing=
+    for package in $packages; do is_installed "$package" || missing="$missing $package"; done
+    [ -n "$missing" ] || return 0
+    say "installing with apt:$missing"
+    as_root apt-get -qq update
+    # shellcheck disable=SC2086 # a list of words
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends $missing >/dev/null
+}
+
+# True if version $1 is at least version $2.
+at_least() { [ "$(printf '%s\n%s\n' "$1" "$2" | sort -V | head -n 1)" = "$2" ]; }
+
+has_rust() {
+    command -v cargo >/dev/null && command -v rustc >/dev/null || return 1
+    at_least "$(rustc --version | cut -d ' ' -f 2)" "$rust_needed"
+}
+
+install_rust() {
+    has_rust && return 0
+    if ! command -v rustup >/dev/null && apt-cache show rustup >/dev/null 2>&1; then
+        say "installing with apt: rustup"
+        as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq install -y rustup >/dev/null
+    fi
+    if command -v rustup >/dev/null; then
+        say "installing the stable Rust toolchain with rustup"
+        rustup toolchain install stable --profile default --no-self-update
+        rustup default stable
+    fi
+    has_rust || die "Rust $rust_needed or newer is needed, and this distribution does not package it" \
+        "install it as https://www.rust-lang.org/tools/install says, then run this again"
+}
+
+# For the test that runs h5py on a mount. Without it that test says that it was left out.
+install_python() {
+    if [ -x .venv/bin/python ] && .venv/bin/python -c 'import h5py' 2>/dev/null; then return 0; fi
+    say "making .venv with h5py"
+    if ! { python3 -m venv .venv && .venv/bin/python -m pip -q install h5py; }; then
+        say "h5py could not be installed: its test will be left out"
+    fi
+}
+
+if ! command -v apt-get >/dev/null; then
+    has_rust || die "Rust $rust_needed or newer is needed" "see https://www.rust-lang.org/tools/install"
+    say "this is no Debian: see to it yourself that these are installed: $packages"
+    exit 0
+fi
+install_packages
+install_rust
+install_python
