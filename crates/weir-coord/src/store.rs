@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use tokio::sync::watch;
+use weir_env::watch;
 use weir_env::{BoxFuture, Env, Instant, OpenMode};
 use weir_proto::checksum::crc32c;
 use weir_proto::{Error, Reader, Result, Wire, Writer};
