@@ -1,0 +1,468 @@
+//! Detectors that write frames at their rate, whatever the file system does.
+//!
+//! Frame n is due at n / rate after the start. A frame that starts late because the one before was slow counts from when it
+//! was due. Afterwards every frame is read back and compared.
+
+use crate::block::{Mismatch, Pattern};
+use crate::frames::{Frame, load};
+use crate::options::{Common, parse_bytes};
+use crate::report::{Report, Sample};
+use crate::runner::{Place, failed, repeat};
+use crate::work::{Launch, Outcome, Work, open_maybe_direct, touched};
+use serde::{Deserialize, Serialize};
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use weir_proto::{Error, Result};
+
+/// A frame that ends more than this many frame periods after it was due is late.
+const LATE_PERIODS: f64 = 10.0;
+
+#[derive(Clone, Debug, Serialize, clap::Args)]
+pub struct Options {
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub common: Common,
+    /// Number of detectors; each has a directory (`--jobs` is not used)
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub detectors: u16,
+    /// Frames a second of each detector; 0: as fast as possible
+    #[arg(long, default_value_t = 25.0)]
+    pub hz: f64,
+    /// Size of a synthesized frame
+    #[arg(long, default_value = "6.25MB", value_parser = parse_bytes)]
+    pub frame_bytes: u64,
+    /// Seconds
+    #[arg(long, default_value_t = 20.0)]
+    pub duration: f64,
+    /// At most this many frames of each detector (needed with `--hz 0`)
+    #[arg(long)]
+    pub frames_max: Option<u64>,
+    /// Replay the frames (*.cbf, *.cbf.bz2) of this directory
+    #[arg(long, value_name = "DIR")]
+    pub frames: Option<PathBuf>,
+    /// Append the frames of a detector to one file instead of making a file for each
+    #[arg(long)]
+    pub append: bool,
+    /// Frames of one detector that may be written at the same time
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub writers: u16,
+    /// fsync each frame before it is closed
+    #[arg(long)]
+    pub fsync: bool,
+}
+
+impl Options {
+    /// Two detectors, 25 Hz × 6.25 MB for 20 s, one run.
+    pub fn at(dir: impl Into<PathBuf>) -> Options {
+        Options {
+            common: Common { runs: 1, ..Common::at(dir) },
+            detectors: 2,
+            hz: 25.0,
+            frame_bytes: 6_250_000,
+            duration: 20.0,
+            frames_max: None,
+            frames: None,
+            append: false,
+            writers: 1,
+            fsync: false,
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        let refuse = |what: &str| Err(Error::invalid(what.to_string()));
+        if !(self.hz.is_finite() && (0.0..=100_000.0).contains(&self.hz)) {
+            return refuse("a detector's rate is 0 to 100,000 Hz");
+        }
+        if !(self.duration.is_finite() && self.duration > 0.0) {
+            return refuse("the duration must be positive");
+        }
+        if self.hz == 0.0 && self.frames_max.is_none() {
+            return refuse("a detector without a rate needs --frames-max");
+        }
+        if self.append && self.writers > 1 {
+            return refuse("a detector that appends has one writer");
+        }
+        Ok(())
+    }
+
+    fn frame_count(&self) -> u64 {
+        let by_time = if self.hz > 0.0 { (self.hz * self.duration).ceil() as u64 } else { u64::MAX };
+        by_time.min(self.frames_max.unwrap_or(u64::MAX)).max(1)
+    }
+}
+
+/// How far detectors are; sums over all.
+#[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
+pub struct Progress {
+    pub frames_done: u64,
+    pub frames_total: u64,
+    pub bytes_done: u64,
+    pub late: u64,
+    pub failed: u64,
+}
+
+/// Counts while detectors run; read it from another thread.
+#[derive(Default, Debug)]
+pub struct Watch {
+    frames_done: AtomicU64,
+    frames_total: AtomicU64,
+    bytes_done: AtomicU64,
+    late: AtomicU64,
+    failed: AtomicU64,
+}
+
+impl Watch {
+    pub fn progress(&self) -> Progress {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Progress {
+            frames_done: read(&self.frames_done),
+            frames_total: read(&self.frames_total),
+            bytes_done: read(&self.bytes_done),
+            late: read(&self.late),
+            failed: read(&self.failed),
+        }
+    }
+}
+
+/// Runs detectors and reads back what they wrote.
+pub fn run(options: &Options) -> Result<Report> {
+    run_watched(options, &Arc::default())
+}
+
+/// [`run`], with counts to look at meanwhile (detectors that are processes do not count there).
+pub fn run_watched(options: &Options, watch: &Arc<Watch>) -> Result<Report> {
+    options.check()?;
+    let notes = [
+        "frames are in memory, touched, before the start; a frame's time is from create to close",
+        "late: ended more than 10 frame periods after it was due",
+    ];
+    repeat("detector", options, &options.common, &notes, |place| once(options, place, watch))
+}
+
+fn once(options: &Options, place: &mut Place, watch: &Arc<Watch>) -> Result<Vec<Sample>> {
+    let works: Vec<DetectorWork> =
+        (0..usize::from(options.detectors)).map(|d| work(options, place, d)).collect();
+    for work in &works {
+        std::fs::create_dir_all(&work.dir).map_err(|e| failed("make the directory", &work.dir, &e))?;
+    }
+    let watched = !place.direct && matches!(place.launch, Launch::Threads);
+    let watch = watched.then(|| watch.clone());
+    let attach = |w: &DetectorWork| Work::Detector(DetectorWork { watch: watch.clone(), ..w.clone() });
+    let ran = place.launch.run(&works.iter().map(attach).collect::<Vec<_>>())?;
+    let ran = place.note(ran);
+    let checks: Vec<Work> = (0..works.len())
+        .map(|d| {
+            // Through the next mount, if there are several.
+            let dir = place.dir(d + 1).join(dir_name(d));
+            Work::DetectorCheck(DetectorWork { dir, ..works[d].clone() })
+        })
+        .collect();
+    let read = place.launch.run(&checks)?;
+    let read = place.note(read);
+    Ok(vec![
+        Sample::rate("payload", "MB/s", ran.bytes as f64 / ran.seconds / 1e6),
+        Sample::rate("frames", "1/s", ran.ops_per_s()),
+        Sample::cost("create to close p50", "ms", ran.latency.quantile_us(0.5) / 1e3),
+        Sample::cost("create to close p99", "ms", ran.latency.quantile_us(0.99) / 1e3),
+        Sample::cost("create to close p99.9", "ms", ran.latency.quantile_us(0.999) / 1e3),
+        Sample::cost("due to close p99.9", "ms", ran.lateness.quantile_us(0.999) / 1e3),
+        Sample::cost("largest backlog", "frames", ran.backlog_max as f64),
+        Sample::cost("late frames", "frames", ran.late as f64),
+        Sample::cost("failed frames", "frames", ran.failed as f64),
+        Sample::cost("bad frames", "frames", read.bad as f64),
+        Sample::rate("read back", "MB/s", read.bytes as f64 / read.seconds / 1e6),
+    ])
+}
+
+fn dir_name(detector: usize) -> String {
+    format!("detector-{detector}")
+}
+
+fn work(options: &Options, place: &Place, detector: usize) -> DetectorWork {
+    DetectorWork {
+        dir: place.dir(detector).join(dir_name(detector)),
+        detector: detector as u64,
+        frame_count: options.frame_count(),
+        hz: options.hz,
+        frame_bytes: options.frame_bytes,
+        frames: options.frames.clone(),
+        append: options.append,
+        writers: u64::from(options.writers),
+        fsync: options.fsync,
+        direct: place.direct,
+        seed: options.common.seed,
+        watch: None,
+    }
+}
+
+/// One detector.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct DetectorWork {
+    dir: PathBuf,
+    detector: u64,
+    frame_count: u64,
+    hz: f64,
+    frame_bytes: u64,
+    frames: Option<PathBuf>,
+    append: bool,
+    writers: u64,
+    fsync: bool,
+    direct: bool,
+    seed: u64,
+    #[serde(skip)]
+    watch: Option<Arc<Watch>>,
+}
+
+/// What frames hold.
+enum Source {
+    Synthesized(Pattern),
+    Replayed(Vec<Frame>),
+}
+
+impl Source {
+    fn of(work: &DetectorWork) -> Result<Source> {
+        Ok(match &work.frames {
+            Some(dir) => Source::Replayed(load(dir)?),
+            None => Source::Synthesized(Pattern::new(work.seed)),
+        })
+    }
+}
+
+/// Shared by the writers of one detector.
+struct Run<'a> {
+    work: &'a DetectorWork,
+    source: &'a Source,
+    start: Instant,
+    next: AtomicU64,
+    done: AtomicU64,
+    /// The one file of a detector that appends.
+    appended: Option<File>,
+}
+
+impl DetectorWork {
+    pub(crate) fn run(&self, gate: &mut dyn FnMut() -> Result<Instant>) -> Result<Outcome> {
+        let source = Source::of(self)?;
+        let mut buffers: Vec<_> = (0..self.writers).map(|_| self.own_buffer(&source)).collect();
+        let appended = if self.append { Some(self.create(&self.path(0))?) } else { None };
+        let start = gate()?;
+        if let Some(watch) = &self.watch {
+            watch.frames_total.fetch_add(self.frame_count, Ordering::Relaxed);
+        }
+        let (next, done) = (AtomicU64::new(0), AtomicU64::new(0));
+        let run = Run { work: self, source: &source, start, next, done, appended };
+        let total = Mutex::new(Outcome::default());
+        std::thread::scope(|scope| {
+            for buffer in &mut buffers {
+                let (run, total) = (&run, &total);
+                scope.spawn(move || {
+                    let outcome = run.write_frames(buffer);
+                    total.lock().unwrap_or_else(PoisonError::into_inner).merge(outcome);
+                });
+            }
+        });
+        drop(run);
+        Ok(total.into_inner().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// A writer's synthesized frame, filled: only its stamps change from frame to frame.
+    fn own_buffer(&self, source: &Source) -> weir_env::Buf {
+        match source {
+            Source::Replayed(_) => touched(0),
+            Source::Synthesized(pattern) => {
+                let mut buf = touched((self.frame_bytes as usize).next_multiple_of(crate::block::BLOCK));
+                pattern.fill(0, 0, &mut buf);
+                buf
+            }
+        }
+    }
+
+    fn object(&self, n: u64) -> u64 {
+        self.detector << 40 | n
+    }
+
+    fn path(&self, n: u64) -> PathBuf {
+        let name = if self.append { "frames.raw".to_string() } else { format!("frame-{n:06}.cbf") };
+        self.dir.join(name)
+    }
+
+    fn create(&self, path: &Path) -> Result<File> {
+        // Appended frames do not begin at multiples of a block.
+        let direct = self.direct && !self.append;
+        let created = open_maybe_direct(path, direct, |o| {
+            o.write(true).create_new(true);
+        });
+        created.map_err(|e| failed("create", path, &e))
+    }
+
+    fn due(&self, start: Instant, n: u64) -> Option<Instant> {
+        (self.hz > 0.0).then(|| start + Duration::from_secs_f64(n as f64 / self.hz))
+    }
+
+    /// Reads every frame and compares.
+    pub(crate) fn check(&self, gate: &mut dyn FnMut() -> Result<Instant>) -> Result<Outcome> {
+        let source = Source::of(self)?;
+        let longest = match &source {
+            Source::Synthesized(_) => self.frame_bytes as usize,
+            Source::Replayed(frames) => frames.iter().map(|f| f.len).max().unwrap_or(0),
+        };
+        let mut buf = touched(longest);
+        let start = gate()?;
+        let mut outcome = Outcome::default();
+        let mut offset = 0;
+        for n in 0..self.frame_count {
+            let len = source.len(n, self.frame_bytes);
+            match self
+                .read_frame(n, offset, &mut buf[..len])
+                .and_then(|()| self.compare(&source, n, &buf[..len]))
+            {
+                Ok(()) => {
+                    outcome.ops += 1;
+                    outcome.bytes += len as u64;
+                }
+                Err(e) => outcome.bad(|| format!("frame {n} of detector {}: {e}", self.detector)),
+            }
+            if self.append {
+                offset += len as u64;
+            }
+        }
+        outcome.seconds = start.elapsed().as_secs_f64();
+        Ok(outcome)
+    }
+
+    fn read_frame(&self, n: u64, offset: u64, buf: &mut [u8]) -> Result<()> {
+        let path = self.path(n);
+        let io = |e: io::Error| failed("read", &path, &e);
+        let file = File::open(&path).map_err(io)?;
+        let end = file.metadata().map_err(io)?.len();
+        // Direct I/O writes whole blocks; a frame among others is bounded by the next one.
+        let expected =
+            if self.direct { buf.len().next_multiple_of(crate::block::BLOCK) } else { buf.len() } as u64;
+        if !self.append && end != expected {
+            return Err(Error::damaged(format!(
+                "{} is {end} bytes long, {expected} were written",
+                path.display()
+            )));
+        }
+        file.read_exact_at(buf, offset).map_err(io)
+    }
+
+    fn compare(&self, source: &Source, n: u64, read: &[u8]) -> Result<()> {
+        let differs = |at: u64| Error::damaged(format!("{} differs at byte {at}", self.path(n).display()));
+        match source {
+            Source::Synthesized(pattern) => {
+                pattern.check(self.object(n), 0, read).map_err(|Mismatch { offset }| differs(offset))
+            }
+            Source::Replayed(frames) => {
+                let frame = frames[(n % frames.len() as u64) as usize].bytes();
+                match frame.iter().zip(read).position(|(a, b)| a != b) {
+                    _ if frame == read => Ok(()), // compared at memory speed; the place matters only if it differs
+                    at => Err(differs(at.unwrap_or(read.len()) as u64)),
+                }
+            }
+        }
+    }
+}
+
+impl Source {
+    fn len(&self, n: u64, frame_bytes: u64) -> usize {
+        match self {
+            Source::Synthesized(_) => frame_bytes as usize,
+            Source::Replayed(frames) => frames[(n % frames.len() as u64) as usize].len,
+        }
+    }
+}
+
+impl Run<'_> {
+    fn write_frames(&self, buffer: &mut [u8]) -> Outcome {
+        let mut outcome = Outcome::default();
+        let mut offset = 0;
+        loop {
+            let n = self.next.fetch_add(1, Ordering::Relaxed);
+            if n >= self.work.frame_count {
+                return outcome;
+            }
+            let due = self.work.due(self.start, n);
+            if let Some(wait) = due.and_then(|due| due.checked_duration_since(Instant::now())) {
+                std::thread::sleep(wait);
+            }
+            let from = Instant::now();
+            let written = self.write_frame(n, &mut offset, buffer);
+            self.account(&mut outcome, n, from, due, written);
+        }
+    }
+
+    fn write_frame(&self, n: u64, offset: &mut u64, buffer: &mut [u8]) -> Result<u64> {
+        let work = self.work;
+        let len = self.source.len(n, work.frame_bytes);
+        let whole = if work.direct && !work.append { len.next_multiple_of(crate::block::BLOCK) } else { len };
+        let bytes = match self.source {
+            Source::Replayed(frames) => &frames[(n % frames.len() as u64) as usize].blocks[..whole],
+            Source::Synthesized(pattern) => {
+                pattern.stamp(work.object(n), 0, buffer);
+                &buffer[..whole]
+            }
+        };
+        let path = work.path(n);
+        let created;
+        let file = match &self.appended {
+            Some(file) => file,
+            None => {
+                created = work.create(&path)?;
+                &created
+            }
+        };
+        file.write_all_at(bytes, *offset).map_err(|e| failed("write", &path, &e))?;
+        if work.append {
+            *offset += len as u64;
+        }
+        if work.fsync {
+            file.sync_all().map_err(|e| failed("fsync", &path, &e))?;
+        }
+        Ok(len as u64)
+    }
+
+    fn account(
+        &self,
+        outcome: &mut Outcome,
+        n: u64,
+        from: Instant,
+        due: Option<Instant>,
+        written: Result<u64>,
+    ) {
+        let now = Instant::now();
+        let lateness = now.duration_since(due.unwrap_or(from).min(from));
+        let done = self.done.fetch_add(1, Ordering::Relaxed) + 1;
+        let elapsed = now.duration_since(self.start).as_secs_f64();
+        outcome.seconds = elapsed;
+        outcome.latency.record(now.duration_since(from));
+        outcome.lateness.record(lateness);
+        let late = self.work.hz > 0.0 && lateness.as_secs_f64() > LATE_PERIODS / self.work.hz;
+        outcome.late += u64::from(late);
+        if self.work.hz > 0.0 {
+            let due_by_now = ((elapsed * self.work.hz) as u64 + 1).min(self.work.frame_count);
+            outcome.backlog_max = outcome.backlog_max.max(due_by_now.saturating_sub(done));
+        }
+        let bytes = *written.as_ref().unwrap_or(&0);
+        match written {
+            Ok(bytes) => {
+                outcome.ops += 1;
+                outcome.bytes += bytes;
+            }
+            Err(e) => {
+                outcome.failed += 1;
+                outcome.first_bad.get_or_insert_with(|| format!("frame {n}: {e}"));
+            }
+        }
+        if let Some(watch) = &self.work.watch {
+            watch.frames_done.fetch_add(1, Ordering::Relaxed);
+            watch.bytes_done.fetch_add(bytes, Ordering::Relaxed);
+            watch.late.fetch_add(u64::from(late), Ordering::Relaxed);
+            watch.failed.fetch_add(u64::from(bytes == 0), Ordering::Relaxed);
+        }
+    }
+}

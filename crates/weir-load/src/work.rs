@@ -1,0 +1,593 @@
+//! One worker's part of a workload, as a thread or a process; all begin at one moment, when each is ready.
+//!
+//! A worker prepares (opens what it must, touches its memory), waits at the gate, works, and tells what it did.
+//! Knows the shapes of work, not what is made of the figures.
+
+use crate::block::{BLOCK, Pattern};
+use crate::detector::DetectorWork;
+use crate::histogram::Histogram;
+use crate::options::Common;
+use crate::runner::failed;
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, mpsc};
+use std::time::Instant;
+use weir_env::{Buf, BufferPool};
+use weir_proto::{Error, Result};
+
+/// What workers did, together.
+#[derive(Clone, Default, Debug, Serialize, Deserialize)]
+pub(crate) struct Outcome {
+    pub(crate) ops: u64,
+    pub(crate) bytes: u64,
+    /// From the gate to the end of the slowest.
+    pub(crate) seconds: f64,
+    pub(crate) latency: Histogram,
+    /// From the scheduled start to the end.
+    pub(crate) lateness: Histogram,
+    pub(crate) late: u64,
+    pub(crate) backlog_max: u64,
+    /// Operations that returned an error and were counted instead of ending the run.
+    pub(crate) failed: u64,
+    /// Pieces that were missing or wrong.
+    pub(crate) bad: u64,
+    pub(crate) first_bad: Option<String>,
+}
+
+impl Outcome {
+    pub(crate) fn merge(&mut self, other: Outcome) {
+        self.ops += other.ops;
+        self.bytes += other.bytes;
+        self.seconds = self.seconds.max(other.seconds);
+        self.latency.merge(&other.latency);
+        self.lateness.merge(&other.lateness);
+        self.late += other.late;
+        self.backlog_max = self.backlog_max.max(other.backlog_max);
+        self.failed += other.failed;
+        self.bad += other.bad;
+        self.first_bad = self.first_bad.take().or(other.first_bad);
+    }
+
+    pub(crate) fn mib_per_s(&self) -> f64 {
+        self.bytes as f64 / self.seconds.max(1e-9) / f64::from(1 << 20)
+    }
+
+    pub(crate) fn ops_per_s(&self) -> f64 {
+        self.ops as f64 / self.seconds.max(1e-9)
+    }
+
+    pub(crate) fn bad(&mut self, what: impl FnOnce() -> String) {
+        self.bad += 1;
+        self.first_bad.get_or_insert_with(what);
+    }
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) enum Work {
+    Detector(DetectorWork),
+    DetectorCheck(DetectorWork),
+    StreamWrite(Stream),
+    StreamRead { stream: Stream, drop_cache: bool },
+    RecordsWrite(Records),
+    RecordsRead(Records),
+    Create(Names),
+    Stat(Names),
+    List(Names),
+    Unlink(Names),
+    SmallWrite { names: Names, bytes: u64, seed: u64 },
+    SmallRead { names: Names, bytes: u64, seed: u64 },
+    Fsync { path: PathBuf, writes: u64, bytes: u64, grow: bool, direct: bool },
+}
+
+/// One file of one worker.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Stream {
+    pub(crate) path: PathBuf,
+    pub(crate) object: u64,
+    pub(crate) bytes: u64,
+    pub(crate) io_bytes: u64,
+    pub(crate) seed: u64,
+    pub(crate) direct: bool,
+}
+
+/// Every `workers`-th record of one file, from `first` on.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Records {
+    pub(crate) path: PathBuf,
+    pub(crate) first: u64,
+    pub(crate) step: u64,
+    pub(crate) count: u64,
+    pub(crate) record_bytes: u64,
+    pub(crate) seed: u64,
+}
+
+/// Files of one worker in one directory.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Names {
+    pub(crate) dir: PathBuf,
+    pub(crate) worker: u64,
+    pub(crate) count: u64,
+}
+
+impl Names {
+    fn path(&self, n: u64) -> PathBuf {
+        self.dir.join(format!("file-{}-{n:08}", self.worker))
+    }
+    fn object(&self, n: u64) -> u64 {
+        self.worker << 40 | n
+    }
+}
+
+/// Waits until every worker is ready.
+type Gate<'a> = &'a mut dyn FnMut() -> Result<Instant>;
+
+impl Work {
+    pub(crate) fn run(&self, gate: Gate<'_>) -> Result<Outcome> {
+        match self {
+            Work::Detector(work) => work.run(gate),
+            Work::DetectorCheck(work) => work.check(gate),
+            Work::StreamWrite(stream) => stream.write(gate),
+            Work::StreamRead { stream, drop_cache } => stream.read(*drop_cache, gate),
+            Work::RecordsWrite(records) => records.write(gate),
+            Work::RecordsRead(records) => records.read(gate),
+            Work::Create(names) => each(names, "create", gate, |path, _, _| create_new(path).map(drop)),
+            Work::Stat(names) => each(names, "stat", gate, |path, _, _| fs::metadata(path).map(drop)),
+            Work::List(names) => list(names, gate),
+            Work::Unlink(names) => each(names, "unlink", gate, |path, _, _| fs::remove_file(path)),
+            Work::SmallWrite { names, bytes, seed } => small_write(names, *bytes, *seed, gate),
+            Work::SmallRead { names, bytes, seed } => small_read(names, *bytes, *seed, gate),
+            Work::Fsync { path, writes, bytes, grow, direct } => {
+                fsync(path, *writes, *bytes, *grow, *direct, gate)
+            }
+        }
+    }
+}
+
+/// Memory that is there already when the clock starts.
+pub(crate) fn touched(len: usize) -> Buf {
+    BufferPool::new(0).zeroed(len)
+}
+
+pub(crate) fn open_options(direct: bool) -> OpenOptions {
+    let mut options = OpenOptions::new();
+    if direct {
+        options.custom_flags(rustix::fs::OFlags::DIRECT.bits().cast_signed());
+    }
+    options
+}
+
+/// Opens with direct I/O where the file system takes it (tmpfs does not).
+pub(crate) fn open_maybe_direct(
+    path: &Path,
+    direct: bool,
+    set: impl Fn(&mut OpenOptions),
+) -> io::Result<File> {
+    let mut options = open_options(direct);
+    set(&mut options);
+    match options.open(path) {
+        Err(e) if direct && e.kind() == io::ErrorKind::InvalidInput => {
+            let mut options = open_options(false);
+            set(&mut options);
+            options.open(path)
+        }
+        opened => opened,
+    }
+}
+
+fn create_new(path: &Path) -> io::Result<File> {
+    OpenOptions::new().write(true).create_new(true).open(path)
+}
+
+impl Stream {
+    fn write(&self, gate: Gate<'_>) -> Result<Outcome> {
+        let io = |doing: &'static str| move |e: io::Error| failed(doing, &self.path, &e);
+        let pattern = Pattern::new(self.seed);
+        // One buffer for each place in the pattern's period: in the measured time only stamps are written.
+        let mut buffers: Vec<Buf> = Vec::new();
+        for n in 0..self.buffer_count() {
+            let mut buf = touched(self.io_bytes as usize);
+            pattern.fill(self.object, n * self.io_bytes, &mut buf);
+            buffers.push(buf);
+        }
+        let start = gate()?;
+        let file = open_maybe_direct(&self.path, self.direct, |o| {
+            o.write(true).create(true).truncate(true);
+        });
+        let file = file.map_err(io("create"))?;
+        let count = buffers.len() as u64;
+        for n in 0..self.bytes / self.io_bytes {
+            let buf = &mut buffers[(n % count) as usize];
+            pattern.stamp(self.object, n * self.io_bytes, buf);
+            file.write_all_at(buf, n * self.io_bytes).map_err(io("write"))?;
+        }
+        file.sync_all().map_err(io("fsync"))?;
+        drop(file);
+        Ok(self.outcome(start))
+    }
+
+    fn buffer_count(&self) -> u64 {
+        let period = Pattern::period();
+        if period.is_multiple_of(self.io_bytes) { period / self.io_bytes } else { 1 }
+    }
+
+    /// Reads and compares. Comparing costs memory bandwidth within the measured time, as an application's use would.
+    fn read(&self, drop_cache: bool, gate: Gate<'_>) -> Result<Outcome> {
+        let io = |doing: &'static str| move |e: io::Error| failed(doing, &self.path, &e);
+        let pattern = Pattern::new(self.seed);
+        let mut buf = touched(self.io_bytes as usize);
+        let file = open_maybe_direct(&self.path, self.direct, |o| {
+            o.read(true);
+        });
+        let file = file.map_err(io("open"))?;
+        if drop_cache {
+            let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed); // an advice only
+        }
+        let start = gate()?;
+        let mut outcome = Outcome::default();
+        for n in 0..self.bytes / self.io_bytes {
+            let offset = n * self.io_bytes;
+            file.read_exact_at(&mut buf, offset).map_err(io("read"))?;
+            if let Err(at) = pattern.check(self.object, offset, &buf) {
+                outcome.bad(|| format!("{} differs at byte {}", self.path.display(), at.offset));
+            }
+        }
+        outcome.merge(self.outcome(start));
+        Ok(outcome)
+    }
+
+    fn outcome(&self, start: Instant) -> Outcome {
+        let ops = self.bytes / self.io_bytes;
+        Outcome {
+            ops,
+            bytes: ops * self.io_bytes,
+            seconds: start.elapsed().as_secs_f64(),
+            ..Outcome::default()
+        }
+    }
+}
+
+impl Records {
+    fn each(&self, mut visit: impl FnMut(u64, u64) -> Result<()>, start: Instant) -> Result<Outcome> {
+        let mut outcome = Outcome::default();
+        for n in (self.first..self.count).step_by(self.step as usize) {
+            visit(n, n * self.record_bytes)?;
+            outcome.ops += 1;
+            outcome.bytes += self.record_bytes;
+        }
+        outcome.seconds = start.elapsed().as_secs_f64();
+        Ok(outcome)
+    }
+
+    fn write(&self, gate: Gate<'_>) -> Result<Outcome> {
+        let io = |doing: &'static str| move |e: io::Error| failed(doing, &self.path, &e);
+        let pattern = Pattern::new(self.seed);
+        let mut buf = touched(self.record_bytes as usize);
+        pattern.fill(0, 0, &mut buf);
+        let file = OpenOptions::new().write(true).open(&self.path).map_err(io("open"))?;
+        let start = gate()?;
+        let written = self.each(
+            |n, offset| {
+                pattern.stamp(n, 0, &mut buf);
+                file.write_all_at(&buf, offset).map_err(io("write"))
+            },
+            start,
+        )?;
+        file.sync_all().map_err(io("fsync"))?;
+        Ok(Outcome { seconds: start.elapsed().as_secs_f64(), ..written })
+    }
+
+    fn read(&self, gate: Gate<'_>) -> Result<Outcome> {
+        let io = |doing: &'static str| move |e: io::Error| failed(doing, &self.path, &e);
+        let pattern = Pattern::new(self.seed);
+        let mut buf = touched(self.record_bytes as usize);
+        let file = File::open(&self.path).map_err(io("open"))?;
+        let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed); // an advice only
+        let mut wrong = Outcome::default();
+        let start = gate()?;
+        let mut outcome = self.each(
+            |n, offset| {
+                file.read_exact_at(&mut buf, offset).map_err(io("read"))?;
+                if let Err(at) = pattern.check(n, 0, &buf) {
+                    let place = offset + at.offset;
+                    wrong.bad(|| format!("record {n} of {} differs at byte {place}", self.path.display()));
+                }
+                Ok(())
+            },
+            start,
+        )?;
+        outcome.merge(wrong);
+        Ok(outcome)
+    }
+}
+
+/// Does one thing to each file and times it.
+fn each(
+    names: &Names,
+    doing: &str,
+    gate: Gate<'_>,
+    mut act: impl FnMut(&Path, u64, &mut Outcome) -> io::Result<()>,
+) -> Result<Outcome> {
+    let paths: Vec<PathBuf> = (0..names.count).map(|n| names.path(n)).collect();
+    let start = gate()?;
+    let mut outcome = Outcome::default();
+    for (n, path) in paths.iter().enumerate() {
+        let from = Instant::now();
+        act(path, n as u64, &mut outcome).map_err(|e| failed(doing, path, &e))?;
+        outcome.latency.record(from.elapsed());
+        outcome.ops += 1;
+    }
+    outcome.seconds = start.elapsed().as_secs_f64();
+    Ok(outcome)
+}
+
+/// `ls -l`: names and attributes of all in a directory.
+fn list(names: &Names, gate: Gate<'_>) -> Result<Outcome> {
+    let io = |e: io::Error| failed("list", &names.dir, &e);
+    let start = gate()?;
+    let mut outcome = Outcome::default();
+    for entry in fs::read_dir(&names.dir).map_err(io)? {
+        entry.and_then(|e| e.metadata()).map_err(io)?;
+        outcome.ops += 1;
+    }
+    outcome.seconds = start.elapsed().as_secs_f64();
+    if outcome.ops != names.count {
+        let (found, dir) = (outcome.ops, names.dir.display());
+        outcome.bad(|| format!("{dir} lists {found} files; {} were made", names.count));
+    }
+    Ok(outcome)
+}
+
+fn small_write(names: &Names, bytes: u64, seed: u64, gate: Gate<'_>) -> Result<Outcome> {
+    let pattern = Pattern::new(seed);
+    let mut buf = touched(bytes as usize);
+    pattern.fill(0, 0, &mut buf);
+    each(names, "write", gate, |path, n, outcome| {
+        pattern.stamp(names.object(n), 0, &mut buf);
+        create_new(path)?.write_all(&buf)?;
+        outcome.bytes += bytes;
+        Ok(())
+    })
+}
+
+fn small_read(names: &Names, bytes: u64, seed: u64, gate: Gate<'_>) -> Result<Outcome> {
+    let pattern = Pattern::new(seed);
+    let mut buf = touched(bytes as usize + 1); // one more: a longer file is seen
+    each(names, "read", gate, |path, n, outcome| {
+        let file = File::open(path)?;
+        let mut len = 0;
+        while len < buf.len() {
+            match file.read_at(&mut buf[len..], len as u64)? {
+                0 => break,
+                more => len += more,
+            }
+        }
+        if len as u64 != bytes || pattern.check(names.object(n), 0, &buf[..len]).is_err() {
+            outcome.bad(|| format!("{} does not hold what was written ({len} bytes)", path.display()));
+        }
+        outcome.bytes += len as u64;
+        Ok(())
+    })
+}
+
+/// Overwritten in place: the blocks exist. Large enough that one block is not written twice in a row.
+const FSYNC_FILE_BYTES: u64 = 16 << 20;
+
+fn fsync(path: &Path, writes: u64, bytes: u64, grow: bool, direct: bool, gate: Gate<'_>) -> Result<Outcome> {
+    let io = |doing: &'static str| move |e: io::Error| failed(doing, path, &e);
+    let direct = direct && bytes.is_multiple_of(BLOCK as u64);
+    let buf = touched(bytes as usize);
+    let file = open_maybe_direct(path, direct, |o| {
+        o.read(true).write(true).create(true).truncate(true);
+    });
+    let file = file.map_err(io("create"))?;
+    let places = (FSYNC_FILE_BYTES / bytes).max(1);
+    if !grow {
+        let zeros = touched((bytes * places) as usize);
+        file.write_all_at(&zeros, 0).map_err(io("write"))?;
+        file.sync_all().map_err(io("fsync"))?;
+    }
+    let start = gate()?;
+    let mut outcome = Outcome::default();
+    for n in 0..writes {
+        let from = Instant::now();
+        let place = if grow { n } else { n % places };
+        file.write_all_at(&buf, place * bytes).map_err(io("write"))?;
+        file.sync_all().map_err(io("fsync"))?;
+        outcome.latency.record(from.elapsed());
+    }
+    outcome.ops = writes;
+    outcome.bytes = writes * bytes;
+    outcome.seconds = start.elapsed().as_secs_f64();
+    Ok(outcome)
+}
+
+/// How workers are started.
+#[derive(Clone)]
+pub(crate) enum Launch {
+    Threads,
+    Processes(Vec<String>),
+}
+
+enum Message {
+    Ready,
+    Done(Result<Outcome>),
+}
+
+impl Launch {
+    pub(crate) fn new(common: &Common) -> Result<Launch> {
+        match (common.processes, common.worker_command.is_empty()) {
+            (false, _) => Ok(Launch::Threads),
+            (true, false) => Ok(Launch::Processes(common.worker_command.clone())),
+            (true, true) => {
+                Err(Error::unsupported("processes were asked for, but this program can only use threads"))
+            }
+        }
+    }
+
+    /// Runs all at once; the first error ends it.
+    pub(crate) fn run(&self, works: &[Work]) -> Result<Outcome> {
+        match self {
+            Launch::Threads => run_threads(works),
+            Launch::Processes(command) => run_processes(works, command),
+        }
+    }
+}
+
+/// Waits until each worker is ready or has ended, opens the gate, and collects.
+fn conduct(count: usize, messages: &mpsc::Receiver<Message>, open_gate: impl FnOnce()) -> Result<Outcome> {
+    let mut total = Outcome::default();
+    let mut error = None;
+    let (mut ready, mut done) = (0, 0);
+    let mut open_gate = Some(open_gate);
+    while done < count {
+        match messages.recv() {
+            Ok(Message::Ready) => ready += 1,
+            Ok(Message::Done(result)) => {
+                done += 1;
+                match result {
+                    Ok(outcome) => total.merge(outcome),
+                    Err(e) => drop(error.get_or_insert(e)),
+                }
+            }
+            Err(mpsc::RecvError) => {
+                error.get_or_insert_with(|| Error::io("a worker ended without a word"));
+                break;
+            }
+        }
+        // Those that failed before the gate never come to it.
+        if ready + if error.is_some() { done } else { 0 } >= count
+            && let Some(open) = open_gate.take()
+        {
+            open();
+        }
+    }
+    error.map_or(Ok(total), Err)
+}
+
+fn run_threads(works: &[Work]) -> Result<Outcome> {
+    let gate = Arc::new((Mutex::new(false), Condvar::new()));
+    let (tx, rx) = mpsc::channel();
+    std::thread::scope(|scope| {
+        for work in works {
+            let (tx, gate) = (tx.clone(), gate.clone());
+            scope.spawn(move || {
+                let mut wait = || {
+                    let _ = tx.send(Message::Ready);
+                    let mut open = gate.0.lock().unwrap_or_else(PoisonError::into_inner);
+                    while !*open {
+                        open = gate.1.wait(open).unwrap_or_else(PoisonError::into_inner);
+                    }
+                    Ok(Instant::now())
+                };
+                let result = work.run(&mut wait);
+                let _ = tx.send(Message::Done(result));
+            });
+        }
+        drop(tx);
+        conduct(works.len(), &rx, || {
+            *gate.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
+            gate.1.notify_all();
+        })
+    })
+}
+
+/// What a worker process says when it is ready, and what it is told then.
+const READY: &str = "ready";
+const GO: &str = "go";
+
+fn run_processes(works: &[Work], command: &[String]) -> Result<Outcome> {
+    let mut children = Vec::new();
+    let (tx, rx) = mpsc::channel();
+    let result = std::thread::scope(|scope| {
+        for work in works {
+            let mut child = start_process(work, command)?;
+            let stdout = child.stdout.take().expect("the worker's output is a pipe");
+            children.push(child);
+            let tx = tx.clone();
+            scope.spawn(move || listen(BufReader::new(stdout), &tx));
+        }
+        drop(tx);
+        conduct(works.len(), &rx, || {
+            for child in &mut children {
+                let stdin = child.stdin.as_mut().expect("the worker's input is a pipe");
+                let _ = writeln!(stdin, "{GO}"); // one that has ended has said so
+            }
+        })
+    });
+    for child in &mut children {
+        drop(child.stdin.take()); // a worker at the gate ends when its input does
+        let _ = child.wait();
+    }
+    result
+}
+
+fn start_process(work: &Work, command: &[String]) -> Result<Child> {
+    let doing = "start a worker process";
+    let (program, args) =
+        command.split_first().ok_or_else(|| Error::invalid("the worker's command is empty"))?;
+    let child = Command::new(program).args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+    let mut child = child.map_err(|e| failed(doing, Path::new(program), &e))?;
+    let line = serde_json::to_string(work).map_err(|e| Error::invalid(format!("{doing}: {e}")))?;
+    let told = writeln!(child.stdin.as_mut().expect("the worker's input is a pipe"), "{line}");
+    told.map_err(|e| failed(doing, Path::new(program), &e))?;
+    Ok(child)
+}
+
+fn listen(output: impl BufRead, tx: &mpsc::Sender<Message>) {
+    for line in output.lines() {
+        let message = match line {
+            Ok(line) if line == READY => Message::Ready,
+            Ok(line) => Message::Done(answer(&line)),
+            Err(_) => break,
+        };
+        let done = matches!(message, Message::Done(_));
+        let _ = tx.send(message);
+        if done {
+            return;
+        }
+    }
+    let _ = tx.send(Message::Done(Err(Error::io("a worker process ended before it answered"))));
+}
+
+fn answer(line: &str) -> Result<Outcome> {
+    let parsed: std::result::Result<Answer, _> = serde_json::from_str(line);
+    match parsed {
+        Ok(Answer::Outcome(outcome)) => Ok(outcome),
+        Ok(Answer::Failed(context)) => Err(Error::io(context)),
+        Err(e) => Err(Error::io(format!("a worker process answered {line:?}: {e}"))),
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+enum Answer {
+    Outcome(Outcome),
+    Failed(String),
+}
+
+/// The whole of a worker process: takes its work from standard input and answers on standard output.
+pub fn worker_main() -> Result<()> {
+    let io = |e: io::Error| Error::from_io("talk to the process that started this worker", &e);
+    let mut input = io::stdin().lines();
+    let mut line = || match input.next() {
+        Some(line) => line.map_err(io),
+        None => Err(Error::invalid("the process that started this worker has ended")),
+    };
+    let work: Work = serde_json::from_str(&line()?).map_err(|e| {
+        Error::invalid(format!("this is no work: {e} (`worker` is started by `bench`, not by hand)"))
+    })?;
+    let result = work.run(&mut || {
+        println!("{READY}");
+        line()?;
+        Ok(Instant::now())
+    });
+    let answer = match result {
+        Ok(outcome) => Answer::Outcome(outcome),
+        Err(e) => Answer::Failed(e.context),
+    };
+    println!("{}", serde_json::to_string(&answer).expect("an answer is plain data"));
+    Ok(())
+}
