@@ -134,7 +134,8 @@ impl Header {
         Ok(header)
     }
 
-    fn check_sizes(&self) -> Result<()> {
+    /// Refuses a body or payload that is too long for the kind of frame.
+    pub fn check_sizes(&self) -> Result<()> {
         let body_max = match self.kind {
             FrameKind::Request | FrameKind::Response => BODY_MAX,
             _ => HELLO_BODY_MAX,

@@ -33,9 +33,9 @@ pub const GIB: u64 = 1 << 30;
 ///
 /// Method numbers: 1–99 coordinator, 100–199 metadata, 200–299 target store, 300–399 metadata → client calls.
 /// A number is never given to another message.
-pub trait Request: Wire {
+pub trait Request: Wire + Send + Sync + 'static {
     const METHOD: u16;
     /// The name in traces and metrics.
     const NAME: &'static str;
-    type Reply: Wire;
+    type Reply: Wire + Send;
 }
