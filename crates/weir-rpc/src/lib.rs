@@ -2,32 +2,36 @@
 //!
 //! Frames are multiplexed over one connection in both directions: either end may call. The payload of a frame travels
 //! outside its encoded header, is sent from where it lies, and is received straight into a pooled aligned buffer.
+//! `connect` and `serve` make connections, a [`Channel`] makes a new one whenever the old one broke.
+//!
+//! Invariants: a call ends by its deadline; a request is never sent twice; when a connection ends, every call on it
+//! fails with `Unavailable` at once; requests reach the service in the order they were sent; everything that waits in
+//! memory has a limit.
 //!
 //! Knows nothing of what a request means.
+#![forbid(unsafe_code)]
+
+mod channel;
+mod connection;
+mod hello;
+mod incoming;
+mod outgoing;
+mod server;
+
+pub use channel::Channel;
+pub use connection::{CALLS_MAX, Connection, DEAD_AFTER, PING_AFTER};
+pub use hello::{HELLO_PATIENCE, Identity, connect};
+pub use server::{Server, serve};
 
 use bytes::Bytes;
 use weir_env::{BoxFuture, Instant};
-use weir_proto::{Result, Wire};
-
-/// The answer to a call: an encoded body and bulk bytes.
-#[derive(Debug, Default)]
-pub struct Reply {
-    pub body: Vec<u8>,
-    pub payload: Vec<Bytes>,
-}
-
-impl Reply {
-    pub fn new(body: &impl Wire) -> Reply {
-        Reply { body: body.to_bytes(), payload: Vec::new() }
-    }
-    pub fn with_payload(body: &impl Wire, payload: Vec<Bytes>) -> Reply {
-        Reply { body: body.to_bytes(), payload }
-    }
-}
+use weir_proto::checksum::{crc32c, crc32c_append};
+use weir_proto::{Error, Request, Result, Wire};
 
 /// What a service does with a call: answers in place (short, never blocking), or later in a task of its own.
 pub enum Handled {
     Now(Result<Reply>),
+    /// Runs to its end even if the caller has stopped waiting or the connection is lost.
     Later(BoxFuture<'static, Result<Reply>>),
 }
 
@@ -35,6 +39,7 @@ pub enum Handled {
 pub struct Call {
     pub method: u16,
     pub body: Bytes,
+    /// Lies at the start of an aligned buffer of the node's pool, unless it is empty.
     pub payload: Bytes,
     /// When the caller stops waiting.
     pub deadline: Instant,
@@ -42,14 +47,86 @@ pub struct Call {
     pub connection: Connection,
 }
 
+impl Call {
+    /// The request, if the body is one.
+    pub fn decode<R: Request>(&self) -> Result<R> {
+        R::from_bytes(&self.body).map_err(|e| e.doing(format_args!("decode {}", R::NAME)))
+    }
+    /// The answer to a method that this service does not have.
+    pub fn unknown(&self) -> Error {
+        Error::unsupported(format!("method {} is not served here", self.method))
+    }
+}
+
 pub trait Service: Send + Sync + 'static {
+    /// Called for one request after the other of a connection, in the order they were sent: do not block.
     fn handle(&self, call: Call) -> Handled;
-    /// A connection of this service ended.
+    /// A connection of this service ended. Called once for each connection that got through its hello.
     fn disconnected(&self, connection: &Connection) {
         let _ = connection;
     }
 }
 
-/// One end of a live connection. Cheap to clone.
-#[derive(Clone)]
-pub struct Connection {}
+/// Serves nothing: for a client that nobody calls back.
+pub struct NoService;
+
+impl Service for NoService {
+    fn handle(&self, call: Call) -> Handled {
+        Handled::Now(Err(call.unknown()))
+    }
+}
+
+/// The answer to a call: an encoded body and bulk bytes.
+#[derive(Debug, Default)]
+pub struct Reply {
+    pub body: Vec<u8>,
+    pub payload: Payload,
+}
+
+impl Reply {
+    pub fn new(body: &impl Wire) -> Reply {
+        Reply { body: body.to_bytes(), payload: Payload::default() }
+    }
+    pub fn with_payload(body: &impl Wire, payload: impl Into<Payload>) -> Reply {
+        Reply { body: body.to_bytes(), payload: payload.into() }
+    }
+}
+
+/// Bulk bytes of a frame, in parts that are sent one after the other from where they lie.
+#[derive(Clone, Debug, Default)]
+pub struct Payload {
+    pub parts: Vec<Bytes>,
+    /// CRC32C of all parts, if it is known already (see `weir_proto::checksum::crc_of_blocks`). Computed if not.
+    pub crc: Option<u32>,
+}
+
+impl Payload {
+    pub fn with_crc(parts: Vec<Bytes>, crc: u32) -> Payload {
+        Payload { parts, crc: Some(crc) }
+    }
+    /// All bytes.
+    pub fn len(&self) -> usize {
+        self.parts.iter().map(Bytes::len).sum()
+    }
+    pub fn is_empty(&self) -> bool {
+        self.parts.iter().all(Bytes::is_empty)
+    }
+    fn crc(&self) -> u32 {
+        match (self.crc, &self.parts[..]) {
+            (Some(crc), _) => crc,
+            (None, []) => 0,
+            (None, [one]) => crc32c(one),
+            (None, parts) => parts.iter().fold(0, |crc, part| crc32c_append(crc, part)),
+        }
+    }
+}
+impl From<Vec<Bytes>> for Payload {
+    fn from(parts: Vec<Bytes>) -> Payload {
+        Payload { parts, crc: None }
+    }
+}
+impl From<Bytes> for Payload {
+    fn from(part: Bytes) -> Payload {
+        Payload { parts: vec![part], crc: None }
+    }
+}

@@ -1,0 +1,241 @@
+//! A way to a node that survives its connections: dials when somebody wants to call, and again after a loss.
+//!
+//! Invariants: one dial at a time; a request that was sent is never sent again by a channel (only its caller knows
+//! whether that is right); failed dials are spaced by a growing, jittered pause.
+use crate::hello::{Identity, connect, is_refusal};
+use crate::{Connection, Payload, Service};
+use bytes::Bytes;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::watch;
+use weir_env::{Addr, Env, Instant};
+use weir_proto::{Error, Request, Result};
+
+/// Pause after the first failed round of dials; doubles with each further one,
+const PAUSE_MIN: Duration = Duration::from_millis(20);
+/// up to this: a node that is back is found within a second.
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+
+/// A reconnecting way to one node. Cheap to clone; clones share the connection.
+#[derive(Clone)]
+pub struct Channel(Arc<Inner>);
+
+struct Inner {
+    env: Env,
+    addrs: Vec<Addr>,
+    identity: Identity,
+    callbacks: Arc<dyn Service>,
+    state: Mutex<State>,
+    /// Held while dialing. Its waiters are served in order.
+    dialing: tokio::sync::Mutex<()>,
+    generation: watch::Sender<u64>,
+}
+
+#[derive(Default)]
+struct State {
+    connection: Option<Connection>,
+    failures: u32,
+    /// No dial before this.
+    rest_until: Instant,
+    last_error: Option<Error>,
+}
+
+impl Channel {
+    /// `addrs`: of one node, tried in this order. Nothing is dialed before the first use.
+    pub fn new(env: &Env, addrs: Vec<Addr>, identity: Identity, callbacks: Arc<dyn Service>) -> Channel {
+        Channel(Arc::new(Inner {
+            env: env.clone(),
+            addrs,
+            identity,
+            callbacks,
+            state: Mutex::default(),
+            dialing: tokio::sync::Mutex::new(()),
+            generation: watch::Sender::new(0),
+        }))
+    }
+
+    /// The live connection, if there is one now.
+    pub fn current(&self) -> Option<Connection> {
+        self.0.state().connection.clone().filter(|c| !c.is_closed())
+    }
+
+    /// The live connection; dials until there is one, at most `patience`. A refusal (`Denied`, `Unsupported`) is
+    /// returned at once, everything else as `Unavailable` with the last reason.
+    pub async fn connection(&self, patience: Duration) -> Result<Connection> {
+        if let Some(connection) = self.current() {
+            return Ok(connection);
+        }
+        match self.0.env.clock.timeout(patience, self.dial_until_refused()).await {
+            Ok(result) => result,
+            Err(_) => Err(self.0.unreachable()),
+        }
+    }
+
+    /// The live connection or the result of one round of dials; fails at once while the pause after a failure lasts.
+    /// For callers that have another way to go on.
+    pub async fn connection_now(&self) -> Result<Connection> {
+        if let Some(connection) = self.current() {
+            return Ok(connection);
+        }
+        if self.0.state().rest_until > self.0.env.clock.now() {
+            return Err(self.0.unreachable());
+        }
+        self.dial().await
+    }
+
+    /// Calls on the live connection, dialing until there is one. See [`Connection::call`]; the patience is for both.
+    pub async fn call<R: Request>(
+        &self,
+        request: &R,
+        payload: Vec<Bytes>,
+        patience: Duration,
+    ) -> Result<(R::Reply, Bytes)> {
+        self.call_payload(request, payload.into(), patience).await
+    }
+
+    /// `call` with a payload whose checksum may be known already.
+    pub async fn call_payload<R: Request>(
+        &self,
+        request: &R,
+        payload: Payload,
+        patience: Duration,
+    ) -> Result<(R::Reply, Bytes)> {
+        let begun = self.0.env.clock.now();
+        let connection = self.connection(patience).await.map_err(|e| e.doing(R::NAME))?;
+        let left = patience.saturating_sub(self.0.env.clock.now().since(begun));
+        connection.call_payload(request, payload, left).await
+    }
+
+    /// `call_payload`, but `Unavailable` at once when the node cannot be reached now.
+    pub async fn call_now<R: Request>(
+        &self,
+        request: &R,
+        payload: Payload,
+        patience: Duration,
+    ) -> Result<(R::Reply, Bytes)> {
+        let connection = match self.0.env.clock.timeout(patience, self.connection_now()).await {
+            Ok(connected) => connected.map_err(|e| e.doing(R::NAME))?,
+            Err(_) => return Err(self.0.unreachable().doing(R::NAME)),
+        };
+        connection.call_payload(request, payload, patience).await
+    }
+
+    /// Grows by one with each new connection; 0 before the first.
+    pub fn generation(&self) -> watch::Receiver<u64> {
+        self.0.generation.subscribe()
+    }
+    pub fn addrs(&self) -> &[Addr] {
+        &self.0.addrs
+    }
+    /// Closes the connection; the next use dials again.
+    pub fn disconnect(&self, reason: &str) {
+        let connection = self.0.state().connection.take();
+        if let Some(connection) = connection {
+            connection.close(reason);
+        }
+    }
+
+    async fn dial_until_refused(&self) -> Result<Connection> {
+        loop {
+            let rest_until = self.0.state().rest_until;
+            if rest_until > self.0.env.clock.now() {
+                self.0.env.clock.sleep_until(rest_until).await;
+            }
+            match self.dial().await {
+                Err(e) if !is_refusal(&e) => {}
+                result => return result,
+            }
+        }
+    }
+
+    /// One round over all addresses, unless somebody else's round just ended.
+    async fn dial(&self) -> Result<Connection> {
+        let inner = &self.0;
+        let _one_at_a_time = inner.dialing.lock().await;
+        if let Some(connection) = self.current() {
+            return Ok(connection);
+        }
+        if inner.state().rest_until > inner.env.clock.now() {
+            return Err(inner.failed());
+        }
+        let mut refusal = Error::unavailable("this node has no address");
+        for addr in &inner.addrs {
+            match connect(&inner.env, addr, &inner.identity, inner.callbacks.clone()).await {
+                Ok(connection) => {
+                    inner.connected(&connection);
+                    return Ok(connection);
+                }
+                Err(e) => refusal = e,
+            }
+        }
+        inner.note_failure(refusal);
+        Err(inner.failed())
+    }
+}
+
+impl Inner {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn connected(&self, connection: &Connection) {
+        let old = {
+            let mut state = self.state();
+            (state.failures, state.last_error) = (0, None);
+            state.connection.replace(connection.clone())
+        };
+        drop(old); // its service is told outside of the lock
+        self.generation.send_modify(|generation| *generation += 1);
+    }
+
+    fn note_failure(&self, e: Error) {
+        let mut state = self.state();
+        let pause = pause_after(state.failures, self.env.rng.below(1 << 16));
+        state.failures = state.failures.saturating_add(1);
+        state.rest_until = self.env.clock.now() + pause;
+        let news = state.last_error.as_ref() != Some(&e);
+        if news {
+            tracing::info!("{e}"); // the same reason again is not news
+        }
+        state.last_error = Some(e);
+    }
+
+    /// The last round's error: a refusal as it is, anything else as `Unavailable`.
+    fn failed(&self) -> Error {
+        match &self.state().last_error {
+            Some(e) if is_refusal(e) => e.clone(),
+            Some(e) => Error::unavailable(e.context.clone()),
+            None => Error::unavailable(format!("{} cannot be reached", self.names())),
+        }
+    }
+
+    fn unreachable(&self) -> Error {
+        let error = self.failed();
+        let failures = self.state().failures;
+        Error { context: format!("{} (failed {failures} times)", error.context), ..error }
+    }
+
+    fn names(&self) -> String {
+        self.addrs.iter().map(Addr::to_string).collect::<Vec<_>>().join(", ")
+    }
+}
+
+/// The pause after the (failures + 1)th failure in a row: doubling, less up to a half by chance (`dice` of 2^16).
+fn pause_after(failures: u32, dice: u64) -> Duration {
+    let full = PAUSE_MIN.saturating_mul(1 << failures.min(16)).min(PAUSE_MAX);
+    full - full.mul_f64(dice as f64 / f64::from(1 << 17))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_double_up_to_a_second_and_differ() {
+        assert_eq!(pause_after(0, 0), PAUSE_MIN);
+        assert_eq!(pause_after(2, 0), 4 * PAUSE_MIN);
+        assert_eq!(pause_after(1000, 0), PAUSE_MAX);
+        let least = pause_after(1000, (1 << 16) - 1);
+        assert!(least >= PAUSE_MAX / 2 && least < PAUSE_MAX.mul_f64(0.51));
+    }
+}

@@ -1,0 +1,584 @@
+//! One live connection: calls out, calls in, and the watch over it.
+//!
+//! Invariants: a call is answered once, by its answer, its deadline or the end of the connection; after `close` nothing
+//! waits and nothing is sent. Three tasks serve a connection: reader, writer and watch; they end with it. It ends when
+//! its last user handle is dropped, too.
+use crate::hello::Peer;
+use crate::incoming::{Frame, Incoming, lost};
+use crate::outgoing::Outgoing;
+use crate::{Call, Handled, Payload, Reply, Service};
+use bytes::Bytes;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::Duration;
+use tokio::sync::{Semaphore, SemaphorePermit, oneshot, watch};
+use weir_env::{Env, Instant, TaskHandle};
+use weir_proto::frame::{FLAG_ECHO, FrameKind, HELLO_BODY_MAX, Header, Hello};
+use weir_proto::{Error, ErrorKind, Request, Result, Wire, Writer};
+
+/// Unanswered calls of one connection in one direction; the next one waits for its turn.
+pub const CALLS_MAX: usize = 1024;
+/// Requests being served of one connection. More than a well-behaved peer has under way, even if it gave up on many.
+const SERVED_MAX: usize = 4 * CALLS_MAX;
+/// Payload bytes of unanswered calls of one connection: one bandwidth-delay product of 100 Gb/s × 5 ms.
+const INFLIGHT_BYTES_MAX: usize = 64 << 20;
+/// In-flight bytes are counted in units of this.
+const INFLIGHT_UNIT: usize = 4 << 10;
+/// With more calls under way than this, frames are gathered by the writer task instead of being written in place.
+const INLINE_CALLS_MAX: usize = 4;
+/// A connection silent this long is asked for a sign of life,
+pub const PING_AFTER: Duration = Duration::from_secs(5);
+/// and is dead after this long.
+pub const DEAD_AFTER: Duration = Duration::from_secs(15);
+/// How often the watch looks.
+const WATCH_EVERY: Duration = Duration::from_millis(2500);
+/// An error's words on the wire are cut to this, so that they fit into their frame.
+const REASON_BYTES_MAX: usize = HELLO_BODY_MAX as usize - 64;
+
+/// One end of a live connection. Cheap to clone; the connection closes when the last clone is dropped.
+#[derive(Clone)]
+pub struct Connection(Arc<Handle>);
+
+/// What users hold. The tasks of the connection hold only [`Inner`], so that they do not keep it alive.
+struct Handle(Arc<Inner>);
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.0.close(ended("closed by this node"), true);
+    }
+}
+
+struct Inner {
+    env: Env,
+    id: u64,
+    peer: Peer,
+    service: Arc<dyn Service>,
+    outgoing: Outgoing,
+    calls: Mutex<Calls>,
+    call_slots: Semaphore,
+    byte_slots: Semaphore,
+    /// Calls of the peer that somebody still waits for.
+    served: Mutex<Served>,
+    closed: watch::Sender<bool>,
+    reason: OnceLock<Error>,
+    tasks: Mutex<Vec<TaskHandle>>,
+    handle: OnceLock<Weak<Handle>>,
+    /// Told once when the connection ends.
+    on_close: Mutex<Option<OnClose>>,
+}
+
+pub(crate) type OnClose = Box<dyn FnOnce(u64) + Send>;
+
+#[derive(Default)]
+struct Calls {
+    next: u64,
+    /// In order of their ids: they fail in this order when the connection ends.
+    waiting: BTreeMap<u64, oneshot::Sender<Result<(Bytes, Bytes)>>>,
+    closed: bool,
+}
+
+#[derive(Default)]
+struct Served {
+    /// Requests begun and not ended, waited for or not.
+    count: usize,
+    waited_for: BTreeSet<u64>,
+}
+
+impl Connection {
+    /// Begins to serve a connection that is through its hello.
+    pub(crate) fn start(
+        env: &Env,
+        peer: Peer,
+        incoming: Incoming,
+        outgoing: Outgoing,
+        service: Arc<dyn Service>,
+        on_close: Option<OnClose>,
+    ) -> Connection {
+        let inner = Arc::new(Inner {
+            env: env.clone(),
+            id: env.rng.next_u64(),
+            peer,
+            service,
+            outgoing,
+            calls: Mutex::default(),
+            call_slots: Semaphore::new(CALLS_MAX),
+            byte_slots: Semaphore::new(INFLIGHT_BYTES_MAX / INFLIGHT_UNIT),
+            served: Mutex::default(),
+            closed: watch::Sender::new(false),
+            reason: OnceLock::new(),
+            tasks: Mutex::default(),
+            handle: OnceLock::new(),
+            on_close: Mutex::new(on_close),
+        });
+        let handle = Arc::new(Handle(inner.clone()));
+        let _ = inner.handle.set(Arc::downgrade(&handle)); // set once, here
+        let (reader, writer, watch) = (inner.clone(), inner.clone(), inner.clone());
+        let reads = incoming.reads();
+        let tasks = [
+            env.tasks.spawn("rpc reader", async move {
+                let ended = CloseOnPanic(&reader);
+                let reason = reader.read(incoming).await;
+                drop(ended);
+                reader.close(reason, false);
+            }),
+            env.tasks.spawn("rpc writer", async move {
+                let e = writer.outgoing.run().await;
+                writer.close(lost(&e), false);
+            }),
+            env.tasks.spawn("rpc watch", async move {
+                let reason = watch.watch(&reads).await;
+                watch.close(reason, true);
+            }),
+        ];
+        lock(&inner.tasks).extend(tasks);
+        if inner.reason.get().is_some() {
+            inner.end_tasks(); // closed before its tasks were noted
+        }
+        Connection(handle)
+    }
+
+    /// Sends a request and waits for its answer and the answer's payload, at most `patience`. Dropping the future tells
+    /// the peer that nobody waits any more; the request may still be carried out.
+    ///
+    /// Errors: whatever the service answers; `Deadline`; `Unavailable` when the connection ended, before or after the
+    /// request was carried out; `Damaged` when the answer's payload fails its checksum.
+    pub async fn call<R: Request>(
+        &self,
+        request: &R,
+        payload: Vec<Bytes>,
+        patience: Duration,
+    ) -> Result<(R::Reply, Bytes)> {
+        self.call_payload(request, payload.into(), patience).await
+    }
+
+    /// `call` with a payload whose checksum may be known already.
+    pub async fn call_payload<R: Request>(
+        &self,
+        request: &R,
+        payload: Payload,
+        patience: Duration,
+    ) -> Result<(R::Reply, Bytes)> {
+        let encode = |w: &mut Writer| request.encode(w);
+        let inner = &self.0.0;
+        let (body, payload) =
+            inner.call(Method { number: R::METHOD, name: R::NAME }, &encode, payload, patience).await?;
+        let reply = R::Reply::from_bytes(&body)
+            .map_err(|e| e.doing(format_args!("decode the answer of {} to {}", inner.peer, R::NAME)))?;
+        Ok((reply, payload))
+    }
+
+    /// Different for each connection of a node.
+    pub fn id(&self) -> u64 {
+        self.0.0.id
+    }
+    /// What the peer said of itself.
+    pub fn peer(&self) -> &Hello {
+        &self.0.0.peer.hello
+    }
+    /// The peer's name and address, for people.
+    pub fn peer_name(&self) -> String {
+        self.0.0.peer.to_string()
+    }
+    pub fn is_closed(&self) -> bool {
+        self.0.0.reason.get().is_some()
+    }
+    /// Waits until the connection ends and says why.
+    pub async fn closed(&self) -> Error {
+        let mut closed = self.0.0.closed.subscribe();
+        let _ = closed.wait_for(|closed| *closed).await; // the sender is in `self`
+        self.0.0.reason()
+    }
+    /// Ends the connection; the peer is told the reason.
+    pub fn close(&self, reason: &str) {
+        self.0.0.close(ended(reason), true);
+    }
+}
+
+impl PartialEq for Connection {
+    fn eq(&self, other: &Connection) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+impl std::fmt::Debug for Connection {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "connection to {}", self.0.0.peer)
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Method {
+    number: u16,
+    name: &'static str,
+}
+
+/// Calls out.
+impl Inner {
+    async fn call(
+        &self,
+        method: Method,
+        body: &(dyn Fn(&mut Writer) + Sync),
+        payload: Payload,
+        patience: Duration,
+    ) -> Result<(Bytes, Bytes)> {
+        let begun = self.env.clock.now();
+        let _turn = self.turn(payload.len(), method, patience).await?;
+        let (id, answer) = self.register()?;
+        let _cancel = CancelOnDrop { inner: self, id };
+        let left = patience.saturating_sub(self.env.clock.now().since(begun));
+        let mut header = Header::new(FrameKind::Request, id);
+        header.method = method.number;
+        header.patience_ms = u32::try_from(left.as_nanos().div_ceil(1_000_000)).unwrap_or(u32::MAX);
+        let encode = |w: &mut Writer| body(w);
+        self.outgoing.push(header, &encode, payload).map_err(|e| e.doing(method.name))?;
+        // Not one expression: the guard would live through the flush, which may close and take this lock again.
+        let busy = lock(&self.calls).waiting.len() > INLINE_CALLS_MAX;
+        self.flush(busy);
+        match self.env.clock.timeout(left, answer).await {
+            Ok(Ok(answer)) => answer,
+            // The sender is dropped only by `close`, which answers first.
+            Ok(Err(_)) => Err(self.reason()),
+            Err(_) => Err(Error::deadline(format!(
+                "{} ({}): no answer from {} within {patience:?}",
+                method.name, method.number, self.peer
+            ))),
+        }
+    }
+
+    /// Waits until few enough calls, and bytes, are under way.
+    async fn turn(&self, bytes: usize, method: Method, patience: Duration) -> Result<Turn<'_>> {
+        let units = bytes.div_ceil(INFLIGHT_UNIT).min(INFLIGHT_BYTES_MAX / INFLIGHT_UNIT) as u32;
+        // Almost always there is room: no timer then.
+        if let Ok(call) = self.call_slots.try_acquire() {
+            if units == 0 {
+                return Ok(Turn { _call: call, _bytes: None });
+            }
+            if let Ok(bytes) = self.byte_slots.try_acquire_many(units) {
+                return Ok(Turn { _call: call, _bytes: Some(bytes) });
+            }
+        }
+        let wait = async {
+            let call = self.call_slots.acquire().await.ok()?;
+            let bytes = self.byte_slots.acquire_many(units).await.ok()?;
+            Some(Turn { _call: call, _bytes: Some(bytes) })
+        };
+        match self.env.clock.timeout(patience, wait).await {
+            Ok(Some(turn)) => Ok(turn),
+            Ok(None) => Err(self.reason()),
+            Err(_) => Err(Error::deadline(format!(
+                "{} ({}): {} did not answer earlier calls within {patience:?}, this one was not sent",
+                method.name, method.number, self.peer
+            ))),
+        }
+    }
+
+    fn register(&self) -> Result<(u64, oneshot::Receiver<Result<(Bytes, Bytes)>>)> {
+        let (tx, rx) = oneshot::channel();
+        let mut calls = lock(&self.calls);
+        if calls.closed {
+            drop(calls);
+            return Err(self.reason());
+        }
+        calls.next += 1;
+        let id = calls.next;
+        calls.waiting.insert(id, tx);
+        Ok((id, rx))
+    }
+
+    fn answer(&self, call: u64, answer: Result<(Bytes, Bytes)>) {
+        let waiting = lock(&self.calls).waiting.remove(&call);
+        if let Some(waiting) = waiting {
+            let _ = waiting.send(answer); // nobody waits any more: its Cancel is on the way
+        }
+    }
+}
+
+struct Turn<'a> {
+    _call: SemaphorePermit<'a>,
+    _bytes: Option<SemaphorePermit<'a>>,
+}
+
+/// Tells the peer when nobody waits any more: the deadline passed, or the caller was dropped.
+struct CancelOnDrop<'a> {
+    inner: &'a Inner,
+    id: u64,
+}
+
+impl Drop for CancelOnDrop<'_> {
+    fn drop(&mut self) {
+        let waited = lock(&self.inner.calls).waiting.remove(&self.id);
+        if waited.is_some() {
+            self.inner.send(Header::new(FrameKind::Cancel, self.id));
+            self.inner.flush(true);
+        }
+    }
+}
+
+/// Calls in.
+impl Inner {
+    /// Serves what arrives, until the connection ends; the reason is returned.
+    async fn read(self: &Arc<Self>, mut incoming: Incoming) -> Error {
+        loop {
+            if !incoming.has_header() {
+                // Everything that came with the last read is answered: the answers leave together.
+                self.flush(false);
+                self.outgoing.wait_for_room().await;
+            }
+            let header = match incoming.header().await {
+                Ok(Some(header)) => header,
+                Ok(None) => return ended("closed by the peer"),
+                Err(e) => return e,
+            };
+            let frame = match incoming.rest(header.0, &header.1).await {
+                Ok(frame) => frame,
+                Err(e) => return e,
+            };
+            if let Err(reason) = self.take(frame) {
+                return reason;
+            }
+        }
+    }
+
+    fn take(self: &Arc<Self>, frame: Frame) -> Result<()> {
+        let Frame { header, body, payload } = frame;
+        match header.kind {
+            FrameKind::Request => return self.serve(header, body, payload),
+            FrameKind::Response => self.answer(header.call, payload.map(|payload| (body, payload))),
+            FrameKind::ErrorResponse => self.answer(header.call, Err(Error::from_bytes(&body)?)),
+            FrameKind::Cancel => drop(lock(&self.served).waited_for.remove(&header.call)),
+            FrameKind::Ping if header.flags & FLAG_ECHO != 0 => {
+                self.send(Header::new(FrameKind::Ping, header.call));
+            }
+            FrameKind::Ping => {}
+            FrameKind::Goodbye => return Err(Error::from_bytes(&body)?.doing("closed by the peer")),
+            FrameKind::Hello | FrameKind::HelloAck => {
+                return Err(Error::invalid("a second hello on one connection"));
+            }
+        }
+        Ok(())
+    }
+
+    fn serve(self: &Arc<Self>, header: Header, body: Bytes, payload: Result<Bytes>) -> Result<()> {
+        let payload = match payload {
+            Ok(payload) => payload,
+            Err(e) => {
+                self.reply(header.call, Err(e));
+                return Ok(());
+            }
+        };
+        let Some(handle) = self.handle.get().and_then(Weak::upgrade) else {
+            return Err(ended("closed by this node"));
+        };
+        let patience = Duration::from_millis(header.patience_ms.into());
+        let deadline = self.env.clock.now() + patience;
+        let call = Call { method: header.method, body, payload, deadline, connection: Connection(handle) };
+        match self.service.handle(call) {
+            Handled::Now(result) => self.reply(header.call, result),
+            Handled::Later(work) => {
+                let Some(job) = self.begin(header.call) else {
+                    let busy = format!("{SERVED_MAX} requests of this connection are being served already");
+                    self.reply(header.call, Err(Error::unavailable(busy)));
+                    return Ok(());
+                };
+                self.env.tasks.spawn("rpc request", async move { job.end(work.await) });
+            }
+        }
+        Ok(())
+    }
+
+    fn begin(self: &Arc<Self>, call: u64) -> Option<Job> {
+        let mut served = lock(&self.served);
+        if served.count >= SERVED_MAX {
+            return None;
+        }
+        served.count += 1;
+        served.waited_for.insert(call);
+        Some(Job { inner: self.clone(), call, ended: false })
+    }
+
+    fn reply(&self, call: u64, result: Result<Reply>) {
+        let pushed = result.and_then(|reply| {
+            let body = |w: &mut Writer| w.bytes.extend_from_slice(&reply.body);
+            self.outgoing.push(Header::new(FrameKind::Response, call), &body, reply.payload)
+        });
+        if let Err(e) = pushed {
+            self.send_error(Header::new(FrameKind::ErrorResponse, call), &e);
+        }
+    }
+}
+
+/// A request that is being served in a task of its own.
+struct Job {
+    inner: Arc<Inner>,
+    call: u64,
+    ended: bool,
+}
+
+impl Job {
+    fn end(mut self, result: Result<Reply>) {
+        self.finish(result);
+    }
+    fn finish(&mut self, result: Result<Reply>) {
+        self.ended = true;
+        let (waited_for, busy) = {
+            let mut served = lock(&self.inner.served);
+            served.count -= 1;
+            (served.waited_for.remove(&self.call), served.count > INLINE_CALLS_MAX)
+        };
+        if waited_for {
+            self.inner.reply(self.call, result);
+            self.inner.flush(busy);
+        }
+    }
+}
+
+impl Drop for Job {
+    /// A service that panics fails its call, not its caller's patience. (An aborted task is a killed node's: silent.)
+    fn drop(&mut self) {
+        if !self.ended && std::thread::panicking() {
+            self.finish(Err(Error::io("the service panicked while it served this request")));
+        }
+    }
+}
+
+/// Life and death.
+impl Inner {
+    fn flush(&self, busy: bool) {
+        if let Err(e) = self.outgoing.flush(busy) {
+            self.close(lost(&e), false);
+        }
+    }
+
+    /// Queues a frame without body.
+    fn send(&self, header: Header) {
+        let pushed = self.outgoing.push(header, &|_| {}, Payload::default());
+        pushed.expect("a frame without body is not too long");
+    }
+
+    fn send_error(&self, header: Header, error: &Error) {
+        let error = wire_error(error);
+        let pushed = self.outgoing.push(header, &|w| error.encode(w), Payload::default());
+        pushed.expect("the words of an error were cut to fit");
+    }
+
+    fn reason(&self) -> Error {
+        self.reason.get().cloned().unwrap_or_else(|| ended("closed by this node"))
+    }
+
+    /// Ends the connection once; later reasons are ignored. `tell`: the peer is told why, if it can be at once.
+    fn close(&self, reason: Error, tell: bool) {
+        // Whatever ended it, a caller can do one thing: try again, elsewhere if possible.
+        let words = Error::unavailable(format!("connection to {}: {}", self.peer, reason.context));
+        if self.reason.set(words).is_err() {
+            return;
+        }
+        match reason.kind {
+            ErrorKind::Unavailable => tracing::debug!(peer = %self.peer, "connection ended: {reason}"),
+            _ => tracing::warn!(peer = %self.peer, "connection ended: {reason}"),
+        }
+        if tell || reason.kind != ErrorKind::Unavailable {
+            self.send_error(Header::new(FrameKind::Goodbye, 0), &reason);
+            let _ = self.outgoing.flush(false); // it is ending anyway
+        }
+        self.outgoing.end();
+        self.fail_calls();
+        let on_close = lock(&self.on_close).take();
+        if let Some(on_close) = on_close {
+            on_close(self.id);
+        }
+        if let Some(handle) = self.handle.get().and_then(Weak::upgrade) {
+            self.service.disconnected(&Connection(handle));
+        }
+        self.closed.send_replace(true);
+        self.end_tasks();
+    }
+
+    fn fail_calls(&self) {
+        let waiting = {
+            let mut calls = lock(&self.calls);
+            calls.closed = true;
+            std::mem::take(&mut calls.waiting)
+        };
+        self.call_slots.close();
+        self.byte_slots.close();
+        for (_, call) in waiting {
+            let _ = call.send(Err(self.reason())); // a caller that was dropped just now
+        }
+    }
+
+    fn end_tasks(&self) {
+        lock(&self.tasks).iter().for_each(TaskHandle::abort);
+    }
+
+    /// Pings a silent peer; returns when the connection is dead.
+    async fn watch(&self, reads: &AtomicU64) -> Error {
+        let start = self.env.clock.now();
+        let mut heard = Moved { count: 0, at: start };
+        let mut wrote = Moved { count: 0, at: start };
+        loop {
+            self.env.clock.sleep(WATCH_EVERY).await;
+            let now = self.env.clock.now();
+            let silent = heard.still(reads.load(Relaxed), now);
+            let (waits, sent) = self.outgoing.progress();
+            let stuck = wrote.still(sent, now);
+            if silent >= DEAD_AFTER {
+                return Error::unavailable(format!("the peer was silent for {} s", silent.as_secs()));
+            }
+            if waits && stuck >= DEAD_AFTER {
+                return Error::unavailable(format!("the peer took no byte for {} s", stuck.as_secs()));
+            }
+            if !waits {
+                wrote.at = now;
+            }
+            if silent >= PING_AFTER {
+                self.send(Header { flags: FLAG_ECHO, ..Header::new(FrameKind::Ping, 0) });
+                self.flush(false);
+            }
+        }
+    }
+}
+
+/// A counter and when it last grew.
+struct Moved {
+    count: u64,
+    at: Instant,
+}
+
+impl Moved {
+    fn still(&mut self, count: u64, now: Instant) -> Duration {
+        if count != self.count {
+            *self = Moved { count, at: now };
+        }
+        now.since(self.at)
+    }
+}
+
+/// A service that panics in `handle` takes its connection down, loudly, instead of leaving it half-open.
+struct CloseOnPanic<'a>(&'a Arc<Inner>);
+
+impl Drop for CloseOnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.close(Error::io("the service panicked"), true);
+        }
+    }
+}
+
+/// An end that nobody needs to look at.
+fn ended(reason: &str) -> Error {
+    Error::unavailable(reason)
+}
+
+/// The error with words short enough for its frame.
+pub(crate) fn wire_error(error: &Error) -> Error {
+    let mut context = error.context.clone();
+    if context.len() > REASON_BYTES_MAX {
+        let cut = (0..=REASON_BYTES_MAX).rev().find(|at| context.is_char_boundary(*at)).unwrap_or(0);
+        context.truncate(cut);
+    }
+    Error { kind: error.kind, context }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

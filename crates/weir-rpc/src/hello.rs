@@ -1,0 +1,176 @@
+//! The first frames: both ends say who they are and refuse whom they must not talk to.
+//!
+//! A listener learns nothing else of a caller, and does nothing for it, before its hello was accepted.
+use crate::connection::wire_error;
+use crate::incoming::{Incoming, lost};
+use crate::outgoing::Outgoing;
+use crate::{Connection, Service};
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+use tokio::io::AsyncWriteExt;
+use weir_env::{Addr, BoxStream, BoxWriter, Env};
+use weir_proto::frame::{FrameKind, Header, Hello, VERSION_MAX, VERSION_MIN, check_hello};
+use weir_proto::map::Role;
+use weir_proto::{ClusterId, Error, ErrorKind, Result, Wire};
+
+/// How long a peer may take to connect, and to say hello.
+pub const HELLO_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Who this node is, to its peers. Clones share the cluster id: once known it holds for all of them.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    pub name: String,
+    pub role: Role,
+    /// Differs after each start of the process.
+    pub instance: u64,
+    cluster: Arc<OnceLock<ClusterId>>,
+}
+
+impl Identity {
+    /// `cluster`: `None` as long as this node is not a member of one.
+    pub fn new(env: &Env, name: impl Into<String>, role: Role, cluster: Option<ClusterId>) -> Identity {
+        let identity =
+            Identity { name: name.into(), role, instance: env.rng.next_u64(), cluster: Arc::default() };
+        if let Some(cluster) = cluster {
+            identity.join(cluster);
+        }
+        identity
+    }
+    pub fn cluster(&self) -> Option<ClusterId> {
+        self.cluster.get().copied()
+    }
+    /// From now on this node refuses peers of other clusters. The first cluster stays; false if that is another one.
+    pub fn join(&self, cluster: ClusterId) -> bool {
+        *self.cluster.get_or_init(|| cluster) == cluster
+    }
+    fn hello(&self) -> Hello {
+        Hello {
+            version_min: VERSION_MIN,
+            version_max: VERSION_MAX,
+            cluster: self.cluster(),
+            name: self.name.clone(),
+            role: self.role,
+            instance: self.instance,
+        }
+    }
+}
+
+/// The other end: what it said, and where it is.
+pub(crate) struct Peer {
+    pub hello: Hello,
+    pub addr: String,
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} at {}", self.hello.name, self.addr)
+    }
+}
+
+/// Connects and says hello; `service` answers the peer's calls back. `Denied` or `Unsupported` when one of the two
+/// refuses the other, else `Unavailable`.
+pub async fn connect(
+    env: &Env,
+    addr: &Addr,
+    identity: &Identity,
+    service: Arc<dyn Service>,
+) -> Result<Connection> {
+    let connected = env.clock.timeout(HELLO_PATIENCE, dial(env, addr, identity)).await;
+    let (hello, incoming, writer) = connected
+        .map_err(|_| Error::unavailable(format!("no answer within {} s", HELLO_PATIENCE.as_secs())))
+        .flatten()
+        .map_err(|e| e.doing(format_args!("connect to {addr}")))?;
+    let peer = Peer { hello, addr: addr.to_string() };
+    Ok(Connection::start(env, peer, incoming, Outgoing::new(writer), service, None))
+}
+
+async fn dial(env: &Env, addr: &Addr, identity: &Identity) -> Result<(Hello, Incoming, BoxWriter)> {
+    let stream = env.net.connect(addr).await.map_err(|e| Error::unavailable(e.to_string()))?;
+    let (reader, mut writer) = stream.split();
+    let mut incoming = Incoming::new(reader, env.buffers.clone());
+    send(&mut writer, FrameKind::Hello, &identity.hello()).await?;
+    let answer = first_frame(&mut incoming).await?;
+    let hello = match answer {
+        First { kind: FrameKind::HelloAck, body } => Hello::from_bytes(&body)?,
+        First { kind: FrameKind::ErrorResponse, body } => {
+            return Err(Error::from_bytes(&body)?.doing("refused by the peer"));
+        }
+        First { kind, .. } => return Err(Error::invalid(format!("{kind:?} instead of a hello"))),
+    };
+    if let Err(e) = check_hello(&hello, identity.cluster()) {
+        let _ = send(&mut writer, FrameKind::Goodbye, &wire_error(&e)).await; // it is refused either way
+        return Err(e.doing("refused by this node"));
+    }
+    Ok((hello, incoming, writer))
+}
+
+/// The listener's side. On an error the peer has been told the reason as far as possible.
+pub(crate) async fn welcome(
+    env: &Env,
+    stream: BoxStream,
+    identity: &Identity,
+) -> Result<(Hello, Incoming, BoxWriter)> {
+    let (reader, mut writer) = stream.split();
+    let mut incoming = Incoming::new(reader, env.buffers.clone());
+    let greeting = async {
+        let hello = caller_hello(&mut incoming, identity).await?;
+        send(&mut writer, FrameKind::HelloAck, &identity.hello()).await?;
+        Ok(hello)
+    };
+    let greeted = env.clock.timeout(HELLO_PATIENCE, greeting).await;
+    match greeted.unwrap_or_else(|_| {
+        Err(Error::unavailable(format!("no hello within {} s", HELLO_PATIENCE.as_secs())))
+    }) {
+        Ok(hello) => Ok((hello, incoming, writer)),
+        Err(e) => {
+            let words = wire_error(&e);
+            let goodbye = send(&mut writer, FrameKind::ErrorResponse, &words);
+            let _ = env.clock.timeout(HELLO_PATIENCE, goodbye).await; // it is refused either way
+            Err(e)
+        }
+    }
+}
+
+async fn caller_hello(incoming: &mut Incoming, identity: &Identity) -> Result<Hello> {
+    match first_frame(incoming).await? {
+        First { kind: FrameKind::Hello, body } => {
+            let hello = Hello::from_bytes(&body)?;
+            check_hello(&hello, identity.cluster())?;
+            Ok(hello)
+        }
+        First { kind, .. } => Err(Error::invalid(format!("{kind:?} instead of a hello"))),
+    }
+}
+
+struct First {
+    kind: FrameKind,
+    body: bytes::Bytes,
+}
+
+/// A frame of a kind that has no bulk: a stranger gets no large buffer.
+async fn first_frame(incoming: &mut Incoming) -> Result<First> {
+    let Some((header, bytes)) = incoming.header().await? else {
+        return Err(Error::unavailable("the peer closed the connection before its hello"));
+    };
+    if matches!(header.kind, FrameKind::Request | FrameKind::Response) {
+        return Err(Error::invalid(format!("{:?} before a hello", header.kind)));
+    }
+    let frame = incoming.rest(header, &bytes).await?;
+    Ok(First { kind: header.kind, body: frame.body })
+}
+
+async fn send(writer: &mut BoxWriter, kind: FrameKind, body: &impl Wire) -> Result<()> {
+    let body = body.to_bytes();
+    let header = Header { body_len: body.len() as u32, ..Header::new(kind, 0) };
+    let mut frame = header.encode(&body).to_vec();
+    frame.extend_from_slice(&body);
+    header.check_sizes()?;
+    writer.write_all(&frame).await.map_err(|e| lost(&e))?;
+    writer.flush().await.map_err(|e| lost(&e))
+}
+
+/// Whether a refusal will not be different at the next try, unless somebody changes something.
+pub(crate) fn is_refusal(e: &Error) -> bool {
+    matches!(e.kind, ErrorKind::Denied | ErrorKind::Unsupported)
+}

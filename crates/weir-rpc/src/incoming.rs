@@ -1,0 +1,161 @@
+//! The receiving side of a connection: bytes become frames.
+//!
+//! One buffered read brings many small frames; a payload is read straight into a pooled aligned buffer, and its
+//! checksum is computed while the bytes are still in the cache. What the peer sends is hostile until it is checked.
+use bytes::Bytes;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use tokio::io::{AsyncRead, AsyncReadExt};
+use weir_env::{BoxReader, BufferPool};
+use weir_proto::checksum::crc32c_append;
+use weir_proto::frame::{self, HEADER_BYTES, Header};
+use weir_proto::{Error, Result};
+
+/// Enough for hundreds of small frames; of a large payload only this much is copied.
+const BUFFER_BYTES: usize = 32 << 10;
+
+pub(crate) struct Incoming {
+    reader: BoxReader,
+    buffers: BufferPool,
+    buffer: Box<[u8]>,
+    /// What is read and not yet taken: `buffer[start..end]`.
+    start: usize,
+    end: usize,
+    /// Reads that brought bytes, for the watch over the connection.
+    reads: std::sync::Arc<AtomicU64>,
+}
+
+pub(crate) struct Frame {
+    pub header: Header,
+    pub body: Bytes,
+    /// `Damaged` if it fails its checksum; the stream goes on behind it.
+    pub payload: Result<Bytes>,
+}
+
+impl Incoming {
+    pub fn new(reader: BoxReader, buffers: BufferPool) -> Incoming {
+        let buffer = vec![0; BUFFER_BYTES].into_boxed_slice();
+        Incoming { reader, buffers, buffer, start: 0, end: 0, reads: Default::default() }
+    }
+    pub fn reads(&self) -> std::sync::Arc<AtomicU64> {
+        self.reads.clone()
+    }
+    /// A whole header is here already: the next one can be taken without waiting.
+    pub fn has_header(&self) -> bool {
+        self.end - self.start >= HEADER_BYTES
+    }
+
+    /// The next header, its body and payload not yet looked at. `None`: the peer closed the stream between frames.
+    pub async fn header(&mut self) -> Result<Option<(Header, [u8; HEADER_BYTES])>> {
+        while !self.has_header() {
+            if self.fill().await? == 0 {
+                return match self.end - self.start {
+                    0 => Ok(None),
+                    n => Err(truncated(format_args!("{n} bytes into a header"))),
+                };
+            }
+            // Garbage is refused by its first bytes, not when enough of it came.
+            let n = (self.end - self.start).min(frame::MAGIC.len());
+            if self.buffer[self.start..self.start + n] != frame::MAGIC[..n] {
+                let seen = &self.buffer[self.start..self.start + n];
+                return Err(Error::invalid(format!("not a Weir peer: a frame begins with {seen:02x?}")));
+            }
+        }
+        let bytes = &self.buffer[self.start..self.start + HEADER_BYTES];
+        let bytes: [u8; HEADER_BYTES] = bytes.try_into().expect("as long as asked");
+        self.start += HEADER_BYTES;
+        Ok(Some((Header::decode(&bytes)?, bytes)))
+    }
+
+    /// Body and payload of the frame whose header was taken.
+    pub async fn rest(&mut self, header: Header, bytes: &[u8; HEADER_BYTES]) -> Result<Frame> {
+        let body = self.body(header.body_len as usize).await?;
+        frame::verify(bytes, &body)?;
+        let payload = match header.payload_len {
+            0 => Ok(Bytes::new()),
+            len => self.payload(len as usize, header.payload_crc).await?,
+        };
+        Ok(Frame { header, body, payload })
+    }
+
+    async fn body(&mut self, len: usize) -> Result<Bytes> {
+        if self.end - self.start < len && len <= BUFFER_BYTES {
+            while self.end - self.start < len {
+                if self.fill().await? == 0 {
+                    return Err(truncated(format_args!("in a body of {len} bytes")));
+                }
+            }
+        }
+        if self.end - self.start >= len {
+            let body = Bytes::copy_from_slice(&self.buffer[self.start..self.start + len]);
+            self.start += len;
+            return Ok(body);
+        }
+        let mut body = vec![0; len];
+        let mut filled = self.take_buffered(&mut body);
+        while filled < len {
+            filled += self.read_into(&mut body[filled..]).await?;
+        }
+        Ok(Bytes::from(body))
+    }
+
+    async fn payload(&mut self, len: usize, crc_told: u32) -> Result<Result<Bytes>> {
+        let mut payload = self.buffers.get(len);
+        let mut filled = self.take_buffered(&mut payload);
+        let mut crc = crc32c_append(0, &payload[..filled]);
+        while filled < len {
+            let n = self.read_into(&mut payload[filled..]).await?;
+            crc = crc32c_append(crc, &payload[filled..filled + n]);
+            filled += n;
+        }
+        if crc == crc_told {
+            return Ok(Ok(payload.freeze()));
+        }
+        Ok(Err(Error::damaged(format!(
+            "payload of {len} bytes fails its checksum: {crc_told:08x} was sent, {crc:08x} arrived"
+        ))))
+    }
+
+    fn take_buffered(&mut self, to: &mut [u8]) -> usize {
+        let n = to.len().min(self.end - self.start);
+        to[..n].copy_from_slice(&self.buffer[self.start..self.start + n]);
+        self.start += n;
+        n
+    }
+
+    /// Reads past the buffer, which is empty.
+    async fn read_into(&mut self, to: &mut [u8]) -> Result<usize> {
+        let wanted = to.len();
+        match read(&mut self.reader, to, &self.reads).await? {
+            0 => Err(truncated(format_args!("{wanted} bytes before the end of a frame"))),
+            n => Ok(n),
+        }
+    }
+
+    /// Reads behind what is in the buffer; 0 at the end of the stream.
+    async fn fill(&mut self) -> Result<usize> {
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        } else if self.start > 0 && self.end == self.buffer.len() {
+            self.buffer.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+        let n = read(&mut self.reader, &mut self.buffer[self.end..], &self.reads).await?;
+        self.end += n;
+        Ok(n)
+    }
+}
+
+async fn read(reader: &mut (impl AsyncRead + Unpin + ?Sized), to: &mut [u8], reads: &AtomicU64) -> Result<usize> {
+    let n = reader.read(to).await.map_err(|e| lost(&e))?;
+    reads.fetch_add(1, Relaxed);
+    Ok(n)
+}
+
+/// Whatever the machine says, for a caller it means: the peer cannot be reached.
+pub(crate) fn lost(e: &std::io::Error) -> Error {
+    Error::unavailable(format!("connection lost: {e}"))
+}
+
+fn truncated(at: std::fmt::Arguments<'_>) -> Error {
+    Error::unavailable(format!("connection lost: the stream ended {at}"))
+}

@@ -1,0 +1,298 @@
+//! The sending side of a connection: frames wait in one queue and leave in as few system calls as possible.
+//!
+//! Whoever has something to send and finds the socket free writes it in place: for a single small frame that is faster
+//! than waking a task. When many calls are under way, or a payload goes out, the writer task does it, and everything
+//! that was queued meanwhile leaves in the same call. Payloads are never copied (but for tiny ones).
+//!
+//! Invariants: the socket has one user at a time (whoever took it out of the queue); bytes leave in the order they
+//! were queued. Knows frames, not calls.
+use crate::Payload;
+use bytes::{Buf, Bytes};
+use std::collections::VecDeque;
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use tokio::io::AsyncWrite;
+use tokio::sync::Notify;
+use weir_env::BoxWriter;
+use weir_proto::frame::{BODY_MAX, HEADER_BYTES, Header};
+use weir_proto::{Error, Result, Writer};
+
+/// What may be written in place: more could keep a caller busy for long, and other cores could do it.
+const INLINE_BYTES_MAX: usize = 16 << 10;
+/// A payload this small is copied behind its header: cheaper than a part of its own in the system call.
+const COPY_BYTES_MAX: usize = 2 << 10;
+/// Small frames are gathered in buffers of this size.
+const GATHER_BYTES: usize = 64 << 10;
+/// Parts given to one system call: Linux takes up to 1,024, gains level off long before.
+const PARTS_MAX: usize = 64;
+/// The reader of a connection stops at this many unsent bytes, so that a peer that does not read its answers cannot
+/// fill our memory: eight of the largest payloads.
+const UNSENT_BYTES_MAX: usize = 64 << 20;
+
+pub(crate) struct Outgoing {
+    queue: Mutex<Queue>,
+    /// Tells the writer task that frames wait.
+    wake: Notify,
+    /// Tells the reader that there is room again.
+    room: Notify,
+    unsent: AtomicUsize,
+    /// Bytes that were sent, for the watch over the connection.
+    sent: AtomicU64,
+}
+
+struct Queue {
+    segments: VecDeque<Segment>,
+    /// Absent while somebody writes, and after the end.
+    writer: Option<BoxWriter>,
+    ended: bool,
+    /// A buffer to gather in.
+    spare: Vec<u8>,
+}
+
+enum Segment {
+    Frames(Vec<u8>),
+    Payload(Bytes),
+}
+
+impl Outgoing {
+    pub fn new(writer: BoxWriter) -> Outgoing {
+        Outgoing {
+            queue: Mutex::new(Queue {
+                segments: VecDeque::new(),
+                writer: Some(writer),
+                ended: false,
+                spare: Vec::new(),
+            }),
+            wake: Notify::new(),
+            room: Notify::new(),
+            unsent: AtomicUsize::new(0),
+            sent: AtomicU64::new(0),
+        }
+    }
+
+    /// Queues a frame; it leaves with the next `flush`. After the end frames go nowhere.
+    pub fn push(&self, mut header: Header, body: &dyn Fn(&mut Writer), payload: Payload) -> Result<()> {
+        header.payload_len = u32::try_from(payload.len()).unwrap_or(u32::MAX);
+        header.payload_crc = payload.crc();
+        let mut queue = self.lock();
+        if queue.ended {
+            return Ok(());
+        }
+        let before = queue.gather().len();
+        let encoded = encode(queue.gather(), header, body);
+        if let Err(e) = encoded {
+            queue.gather().truncate(before);
+            queue.segments.pop_back_if(|last| last.bytes().is_empty());
+            return Err(e);
+        }
+        let length = queue.gather().len() - before + header.payload_len as usize;
+        queue.add_payload(payload);
+        self.unsent.fetch_add(length, Relaxed);
+        Ok(())
+    }
+
+    /// Sends what is queued: in place if it is little and the socket is free, else by the writer task.
+    /// `busy`: more is likely to be queued in a moment, so let the task gather it.
+    pub fn flush(&self, busy: bool) -> io::Result<()> {
+        let taken = {
+            let mut queue = self.lock();
+            if queue.segments.is_empty() {
+                return Ok(());
+            }
+            if busy || self.unsent.load(Relaxed) > INLINE_BYTES_MAX { None } else { queue.take() }
+        };
+        let Some((mut writer, mut batch)) = taken else {
+            self.wake.notify_one();
+            return Ok(());
+        };
+        // Nobody is woken by this poll: what does not go out now is handed to the writer task, which polls again.
+        let result = self.poll_write(&mut Context::from_waker(Waker::noop()), &mut writer, &mut batch);
+        if self.give_back(writer, batch) {
+            self.wake.notify_one();
+        }
+        match result {
+            Poll::Ready(done) => done,
+            Poll::Pending => Ok(()),
+        }
+    }
+
+    /// The writer task. Ends only with an error; aborted at the end of the connection.
+    pub async fn run(&self) -> io::Error {
+        loop {
+            self.wake.notified().await;
+            // Callers that became ready together are let through first: their frames leave in one system call.
+            if self.unsent.load(Relaxed) <= INLINE_BYTES_MAX {
+                tokio::task::yield_now().await;
+            }
+            while let Some((mut writer, mut batch)) = self.take() {
+                let result =
+                    std::future::poll_fn(|cx| self.poll_write(cx, &mut writer, &mut batch)).await;
+                self.give_back(writer, batch);
+                if let Err(e) = result {
+                    return e;
+                }
+            }
+        }
+    }
+
+    /// Waits until the peer has read enough.
+    pub async fn wait_for_room(&self) {
+        while self.unsent.load(Relaxed) > UNSENT_BYTES_MAX {
+            self.room.notified().await;
+        }
+    }
+
+    /// Whether bytes wait, and how many were sent in all.
+    pub fn progress(&self) -> (bool, u64) {
+        (self.unsent.load(Relaxed) > 0, self.sent.load(Relaxed))
+    }
+
+    /// Drops the socket and everything queued, now and later.
+    pub fn end(&self) {
+        let mut queue = self.lock();
+        queue.ended = true;
+        queue.segments.clear();
+        queue.writer = None;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(&self) -> Option<(BoxWriter, VecDeque<Segment>)> {
+        self.lock().take()
+    }
+
+    /// Puts the socket and what was not written back. True if something waits.
+    fn give_back(&self, writer: BoxWriter, mut rest: VecDeque<Segment>) -> bool {
+        let mut queue = self.lock();
+        if queue.ended {
+            return false;
+        }
+        queue.writer = Some(writer);
+        while let Some(segment) = rest.pop_back() {
+            queue.segments.push_front(segment);
+        }
+        !queue.segments.is_empty()
+    }
+
+    fn poll_write(
+        &self,
+        cx: &mut Context<'_>,
+        writer: &mut BoxWriter,
+        batch: &mut VecDeque<Segment>,
+    ) -> Poll<io::Result<()>> {
+        while !batch.is_empty() {
+            let mut parts = [IoSlice::new(&[]); PARTS_MAX];
+            let count = batch.iter().zip(&mut parts).map(|(s, p)| *p = IoSlice::new(s.bytes())).count();
+            let n = match Pin::new(&mut *writer).poll_write_vectored(cx, &parts[..count]) {
+                Poll::Ready(Ok(0)) => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+                Poll::Ready(Ok(n)) => n,
+                Poll::Ready(Err(e)) => return Poll::Ready(Err(e)),
+                Poll::Pending => return Poll::Pending,
+            };
+            self.advance(batch, n);
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn advance(&self, batch: &mut VecDeque<Segment>, mut n: usize) {
+        self.sent.fetch_add(n as u64, Relaxed);
+        let unsent = self.unsent.fetch_sub(n, Relaxed);
+        if unsent > UNSENT_BYTES_MAX && unsent - n <= UNSENT_BYTES_MAX {
+            self.room.notify_one();
+        }
+        while n > 0 {
+            let Some(first) = batch.front_mut() else { return };
+            let len = first.bytes().len();
+            if n < len {
+                return first.cut(n);
+            }
+            n -= len;
+            if let Some(Segment::Frames(buffer)) = batch.pop_front() {
+                self.keep(buffer);
+            }
+        }
+    }
+
+    /// Keeps a buffer to gather in, instead of allocating the next.
+    fn keep(&self, mut buffer: Vec<u8>) {
+        if buffer.capacity() > 2 * GATHER_BYTES {
+            return;
+        }
+        buffer.clear();
+        let mut queue = self.lock();
+        if queue.spare.capacity() < buffer.capacity() {
+            queue.spare = buffer;
+        }
+    }
+}
+
+impl Queue {
+    fn take(&mut self) -> Option<(BoxWriter, VecDeque<Segment>)> {
+        if self.segments.is_empty() {
+            return None;
+        }
+        let writer = self.writer.take()?;
+        Some((writer, std::mem::take(&mut self.segments)))
+    }
+
+    /// The buffer that the next small frame goes to.
+    fn gather(&mut self) -> &mut Vec<u8> {
+        let has_room = matches!(self.segments.back(), Some(Segment::Frames(b)) if b.len() < GATHER_BYTES);
+        if !has_room {
+            let buffer = std::mem::take(&mut self.spare);
+            self.segments.push_back(Segment::Frames(buffer));
+        }
+        match self.segments.back_mut() {
+            Some(Segment::Frames(buffer)) => buffer,
+            _ => unreachable!("a buffer was put there"),
+        }
+    }
+
+    fn add_payload(&mut self, payload: Payload) {
+        if payload.len() <= COPY_BYTES_MAX {
+            let buffer = self.gather();
+            payload.parts.iter().for_each(|part| buffer.extend_from_slice(part));
+        } else {
+            let parts = payload.parts.into_iter().filter(|part| !part.is_empty());
+            self.segments.extend(parts.map(Segment::Payload));
+        }
+    }
+}
+
+impl Segment {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Segment::Frames(bytes) => bytes,
+            Segment::Payload(bytes) => bytes,
+        }
+    }
+    fn cut(&mut self, n: usize) {
+        match self {
+            Segment::Frames(bytes) => drop(bytes.drain(..n)),
+            Segment::Payload(bytes) => bytes.advance(n),
+        }
+    }
+}
+
+/// Appends header and body. On an error the caller cuts off what was appended.
+fn encode(buffer: &mut Vec<u8>, mut header: Header, body: &dyn Fn(&mut Writer)) -> Result<()> {
+    let start = buffer.len();
+    let mut writer = Writer { bytes: std::mem::take(buffer) };
+    writer.bytes.resize(start + HEADER_BYTES, 0);
+    body(&mut writer);
+    *buffer = writer.bytes;
+    let body_len = buffer.len() - start - HEADER_BYTES;
+    header.body_len = u32::try_from(body_len).unwrap_or(u32::MAX);
+    if header.body_len > BODY_MAX {
+        return Err(Error::invalid(format!("a body of {body_len} bytes, at most {BODY_MAX} can be sent")));
+    }
+    header.check_sizes()?;
+    let (head, body) = buffer[start..].split_at_mut(HEADER_BYTES);
+    head.copy_from_slice(&header.encode(body));
+    Ok(())
+}

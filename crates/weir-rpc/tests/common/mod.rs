@@ -1,0 +1,183 @@
+//! A small service to call, and a hand-held peer that speaks raw bytes.
+#![allow(dead_code)] // each test file uses its part
+
+use bytes::Bytes;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use weir_env::{Addr, BoxStream, Env};
+use weir_proto::frame::{FrameKind, HEADER_BYTES, Header, Hello, VERSION_MAX, VERSION_MIN};
+use weir_proto::map::Role;
+use weir_proto::{Error, Request, Wire, message};
+use weir_rpc::{Call, Connection, Handled, Identity, Reply, Server, Service, serve};
+
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+message!(
+    /// Answered in place with the same words and payload.
+    Echo = 9001 -> Echoed { words: String }
+);
+message!(Echoed { words: String });
+message!(
+    /// Answered after a while.
+    Wait = 9002 -> Echoed { wait_ms: u32 }
+);
+message!(
+    /// Answered by what a call back to the caller answers.
+    CallMeBack = 9003 -> Echoed { words: String }
+);
+message!(
+    /// Always refused.
+    Refuse = 9004 -> () { why: String }
+);
+message!(
+    /// Answered by the number of requests of this kind before.
+    Count = 9005 -> Counted {}
+);
+message!(Counted { before: u64 });
+message!(Panic = 9006 -> () {});
+message!(
+    /// Answered with this many bytes.
+    Produce = 9007 -> () { bytes: u32 }
+);
+
+pub struct Bench {
+    pub env: Env,
+    pub counted: AtomicU64,
+    /// Waits that ran to their end.
+    pub waits_ended: AtomicUsize,
+    pub gone: Mutex<Vec<u64>>,
+}
+
+impl Bench {
+    pub fn new(env: &Env) -> Arc<Bench> {
+        Arc::new(Bench {
+            env: env.clone(),
+            counted: AtomicU64::new(0),
+            waits_ended: AtomicUsize::new(0),
+            gone: Mutex::default(),
+        })
+    }
+}
+
+/// The service of the tests, shared with them.
+pub struct Shared(pub Arc<Bench>);
+
+impl Service for Shared {
+    fn handle(&self, call: Call) -> Handled {
+        match call.method {
+            Echo::METHOD => Handled::Now(call.decode::<Echo>().map(|echo| {
+                let payload = if call.payload.is_empty() { vec![] } else { vec![call.payload] };
+                Reply::with_payload(&Echoed { words: echo.words }, payload)
+            })),
+            Refuse::METHOD => Handled::Now(call.decode::<Refuse>().and_then(|r| Err(Error::denied(r.why)))),
+            Count::METHOD => {
+                Handled::Now(Ok(Reply::new(&Counted { before: self.0.counted.fetch_add(1, SeqCst) })))
+            }
+            Wait::METHOD => {
+                let bench = self.0.clone();
+                Handled::Later(Box::pin(async move {
+                    let wait = call.decode::<Wait>()?;
+                    bench.env.clock.sleep(Duration::from_millis(wait.wait_ms.into())).await;
+                    bench.waits_ended.fetch_add(1, SeqCst);
+                    Ok(Reply::new(&Echoed { words: "waited".into() }))
+                }))
+            }
+            CallMeBack::METHOD => Handled::Later(Box::pin(async move {
+                let words = call.decode::<CallMeBack>()?.words;
+                let (answer, payload) = call.connection.call(&Echo { words }, vec![call.payload], PATIENCE).await?;
+                Ok(Reply::with_payload(&answer, payload))
+            })),
+            Panic::METHOD => Handled::Later(Box::pin(async move { panic!("as asked") })),
+            Produce::METHOD => Handled::Now(call.decode::<Produce>().map(|p| {
+                Reply::with_payload(&(), Bytes::from(vec![7; p.bytes as usize]))
+            })),
+            _ => Handled::Now(Err(call.unknown())),
+        }
+    }
+    fn disconnected(&self, connection: &Connection) {
+        self.0.gone.lock().unwrap().push(connection.id());
+    }
+}
+
+pub fn identity(env: &Env, name: &str) -> Identity {
+    Identity::new(env, name, Role::Storage, None)
+}
+
+/// A server of the test service.
+pub async fn server(env: &Env, addr: &Addr) -> (Server, Arc<Bench>, Addr) {
+    let bench = Bench::new(env);
+    let server = serve(env, &[addr.clone()], identity(env, "server"), Arc::new(Shared(bench.clone()))).await.unwrap();
+    let bound = server.addrs()[0].clone();
+    (server, bench, bound)
+}
+
+pub async fn client(env: &Env, addr: &Addr) -> Connection {
+    weir_rpc::connect(env, addr, &identity(env, "client"), Arc::new(Shared(Bench::new(env)))).await.unwrap()
+}
+
+/// Waits for a condition, with a deadline.
+pub async fn until(env: &Env, what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = env.clock.now() + PATIENCE;
+    while !condition() {
+        assert!(env.clock.now() < deadline, "never happened: {what}");
+        env.clock.sleep(Duration::from_millis(1)).await;
+    }
+}
+
+/// A frame as bytes.
+pub fn frame(header: Header, body: &[u8], payload: &[u8]) -> Vec<u8> {
+    let header = Header {
+        body_len: body.len() as u32,
+        payload_len: payload.len() as u32,
+        payload_crc: weir_proto::checksum::crc32c(payload),
+        ..header
+    };
+    [&header.encode(body)[..], body, payload].concat()
+}
+
+pub fn hello() -> Hello {
+    Hello {
+        version_min: VERSION_MIN,
+        version_max: VERSION_MAX,
+        cluster: None,
+        name: "by hand".into(),
+        role: Role::Console,
+        instance: 1,
+    }
+}
+
+/// A raw connection that is through its hello.
+pub async fn raw(env: &Env, addr: &Addr) -> BoxStream {
+    let mut stream = env.net.connect(addr).await.unwrap();
+    stream.write_all(&frame(Header::new(FrameKind::Hello, 0), &hello().to_bytes(), &[])).await.unwrap();
+    let (header, _) = read_frame(&mut stream).await.unwrap();
+    assert_eq!(header.kind, FrameKind::HelloAck);
+    stream
+}
+
+/// The next frame without payload, or `None` at the end of the stream.
+pub async fn read_frame(stream: &mut BoxStream) -> Option<(Header, Vec<u8>)> {
+    let mut bytes = [0; HEADER_BYTES];
+    stream.read_exact(&mut bytes).await.ok()?;
+    let header = Header::decode(&bytes).unwrap();
+    let mut body = vec![0; header.body_len as usize];
+    stream.read_exact(&mut body).await.ok()?;
+    weir_proto::frame::verify(&bytes, &body).unwrap();
+    Some((header, body))
+}
+
+/// The peer's last words before it closed, if it said any.
+pub async fn last_words(env: &Env, stream: &mut BoxStream) -> Option<Error> {
+    let words = async {
+        let mut last = None;
+        while let Some((header, body)) = read_frame(stream).await {
+            if matches!(header.kind, FrameKind::Goodbye | FrameKind::ErrorResponse) {
+                last = Some(Error::from_bytes(&body).unwrap());
+            }
+        }
+        last
+    };
+    env.clock.timeout(PATIENCE, words).await.expect("the connection is closed")
+}

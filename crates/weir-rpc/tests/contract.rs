@@ -1,0 +1,242 @@
+//! What calls and connections promise, on the machine (TCP over IPv4 and IPv6, Unix sockets) and in the simulator.
+mod common;
+
+use bytes::Bytes;
+use common::*;
+use std::sync::Arc;
+use std::time::Duration;
+use weir_env::{Addr, Env};
+use weir_proto::map::Role;
+use weir_proto::{ClusterId, ErrorKind};
+use weir_rpc::{CALLS_MAX, Channel, Identity, NoService, Payload, connect, serve};
+
+async fn an_answer_comes_back(env: &Env, addr: &Addr) {
+    let (_server, _, addr) = server(env, addr).await;
+    let client = client(env, &addr).await;
+    assert_eq!(client.peer().name, "server");
+    for len in [0usize, 1, 2000, 5000, 40_000, 1 << 20, 8 << 20] {
+        let payload: Bytes = (0..len).map(|i| (i * 7) as u8).collect::<Vec<_>>().into();
+        let parts = vec![payload.slice(..len / 3), payload.slice(len / 3..)];
+        let request = Echo { words: "x".repeat(len.min(1 << 19)) };
+        let (reply, echoed) = client.call(&request, parts, PATIENCE).await.unwrap();
+        assert_eq!(reply.words, request.words);
+        assert_eq!(echoed, payload);
+    }
+}
+
+async fn many_calls_share_a_connection(env: &Env, addr: &Addr) {
+    let (_server, _, addr) = server(env, addr).await;
+    let client = client(env, &addr).await;
+    let (done, mut results) = tokio::sync::mpsc::channel(16);
+    for i in 0..3 * CALLS_MAX {
+        let (client, done) = (client.clone(), done.clone());
+        env.tasks.spawn("caller", async move {
+            let payload = Bytes::from(vec![i as u8; (i % 100) * 100]);
+            let request = Echo { words: i.to_string() };
+            let (reply, echoed) = client.call(&request, vec![payload.clone()], PATIENCE).await.unwrap();
+            let _ = done.send(reply.words == i.to_string() && echoed == payload).await;
+        });
+    }
+    for _ in 0..3 * CALLS_MAX {
+        assert!(results.recv().await.unwrap());
+    }
+}
+
+async fn a_slow_answer_does_not_hold_back_others(env: &Env, addr: &Addr) {
+    let (_server, bench, addr) = server(env, addr).await;
+    let client = client(env, &addr).await;
+    let slow = client.call(&Wait { wait_ms: 300 }, vec![], PATIENCE);
+    let fast = async {
+        client.call(&Echo { words: "fast".into() }, vec![], PATIENCE).await.unwrap();
+        bench.waits_ended.load(std::sync::atomic::Ordering::SeqCst)
+    };
+    let (slow, ended_before) = tokio::join!(slow, fast);
+    assert_eq!(slow.unwrap().0.words, "waited");
+    assert_eq!(ended_before, 0);
+}
+
+async fn errors_arrive_as_they_were_given(env: &Env, addr: &Addr) {
+    let (_server, _, addr) = server(env, addr).await;
+    let client = client(env, &addr).await;
+    let e = client.call(&Refuse { why: "not you".into() }, vec![], PATIENCE).await.unwrap_err();
+    assert_eq!((e.kind, &e.context[..]), (ErrorKind::Denied, "not you"));
+    let long = client.call(&Refuse { why: "é".repeat(10_000) }, vec![], PATIENCE).await.unwrap_err();
+    assert_eq!(long.kind, ErrorKind::Denied);
+    assert!(long.context.starts_with("éé") && long.context.len() < 4096);
+    let panicked = client.call(&Panic {}, vec![], PATIENCE).await.unwrap_err();
+    assert!(panicked.context.contains("panicked"), "{panicked:?}");
+    let unknown = client.call(&weir_proto::coord::GetStatus {}, vec![], PATIENCE).await.unwrap_err();
+    assert_eq!(unknown.kind, ErrorKind::Unsupported);
+    let big = client.call(&Echo { words: "x".repeat(2 << 20) }, vec![], PATIENCE).await.unwrap_err();
+    assert_eq!(big.kind, ErrorKind::Invalid);
+    let big = client.call(&Produce { bytes: 9 << 20 }, vec![], PATIENCE).await.unwrap_err();
+    assert_eq!(big.kind, ErrorKind::Invalid);
+    // None of it harmed the connection.
+    client.call(&Echo { words: String::new() }, vec![], PATIENCE).await.unwrap();
+}
+
+async fn a_call_ends_by_its_deadline(env: &Env, addr: &Addr) {
+    let (_server, bench, addr) = server(env, addr).await;
+    let client = client(env, &addr).await;
+    let begun = env.clock.now();
+    let e = client.call(&Wait { wait_ms: 700 }, vec![], Duration::from_millis(200)).await.unwrap_err();
+    assert_eq!(e.kind, ErrorKind::Deadline);
+    assert!(e.context.contains("Wait") && e.context.contains("server"), "{e:?}");
+    assert!(env.clock.now().since(begun) < Duration::from_millis(600));
+    // What was begun runs to its end; its answer disturbs nobody.
+    until(env, "the wait ends", || bench.waits_ended.load(std::sync::atomic::Ordering::SeqCst) == 1).await;
+    client.call(&Echo { words: String::new() }, vec![], PATIENCE).await.unwrap();
+}
+
+async fn dropped_calls_free_their_places(env: &Env, addr: &Addr) {
+    let (_server, _, addr) = server(env, addr).await;
+    let client = client(env, &addr).await;
+    for _ in 0..3 {
+        let (ended, mut all_ended) = tokio::sync::mpsc::channel::<()>(1);
+        for _ in 0..CALLS_MAX {
+            let (client, env2, ended) = (client.clone(), env.clone(), ended.clone());
+            env.tasks.spawn("impatient caller", async move {
+                let call = client.call(&Wait { wait_ms: 100 }, vec![], PATIENCE);
+                assert!(env2.clock.timeout(Duration::from_millis(20), call).await.is_err());
+                drop(ended);
+            });
+        }
+        drop(ended);
+        assert!(all_ended.recv().await.is_none());
+    }
+    client.call(&Echo { words: String::new() }, vec![], PATIENCE).await.unwrap();
+}
+
+async fn either_end_may_call(env: &Env, addr: &Addr) {
+    let (server, _, addr) = server(env, addr).await;
+    let client = client(env, &addr).await;
+    let payload = Bytes::from(vec![9; 100_000]);
+    let (reply, echoed) =
+        client.call(&CallMeBack { words: "hi".into() }, vec![payload.clone()], PATIENCE).await.unwrap();
+    assert_eq!((&reply.words[..], echoed), ("hi", payload));
+    let from_server = server.connections().pop().unwrap();
+    assert_eq!(from_server.peer().name, "client");
+    from_server.call(&Echo { words: String::new() }, vec![], PATIENCE).await.unwrap();
+}
+
+async fn the_end_fails_all_calls_at_once(env: &Env, addr: &Addr) {
+    let (server, bench, addr) = server(env, addr).await;
+    let client = client(env, &addr).await;
+    let waiting = client.call(&Wait { wait_ms: 60_000 }, vec![], PATIENCE);
+    let stop = async {
+        client.call(&Echo { words: String::new() }, vec![], PATIENCE).await.unwrap();
+        server.stop();
+    };
+    let (e, ()) = tokio::join!(waiting, stop);
+    let e = e.unwrap_err();
+    assert_eq!(e.kind, ErrorKind::Unavailable);
+    assert!(e.context.contains("this node stops"), "{e:?}");
+    assert_eq!(client.closed().await.kind, ErrorKind::Unavailable);
+    let after = client.call(&Echo { words: String::new() }, vec![], PATIENCE).await.unwrap_err();
+    assert_eq!(after.kind, ErrorKind::Unavailable);
+    assert_eq!(bench.gone.lock().unwrap().len(), 1);
+}
+
+async fn dropping_the_last_handle_closes(env: &Env, addr: &Addr) {
+    let (server, bench, addr) = server(env, addr).await;
+    let first = client(env, &addr).await;
+    let second = first.clone();
+    drop(first);
+    second.call(&Echo { words: String::new() }, vec![], PATIENCE).await.unwrap();
+    drop(second);
+    until(env, "the server notices", || bench.gone.lock().unwrap().len() == 1).await;
+    assert!(server.connections().is_empty());
+}
+
+async fn clusters_do_not_mix(env: &Env, addr: &Addr) {
+    let (ours, theirs) = (ClusterId([1; 16]), ClusterId([2; 16]));
+    let who = Identity::new(env, "server", Role::Storage, None);
+    let server = serve(env, &[addr.clone()], who.clone(), Arc::new(NoService)).await.unwrap();
+    let addr = &server.addrs()[0];
+    let stranger = Identity::new(env, "stranger", Role::Mount, Some(theirs));
+    // Not a member yet: talks to everybody.
+    drop(connect(env, addr, &stranger, Arc::new(NoService)).await.unwrap());
+    assert!(who.join(ours) && !who.join(theirs));
+    let e = connect(env, addr, &stranger, Arc::new(NoService)).await.unwrap_err();
+    assert_eq!(e.kind, ErrorKind::Denied);
+    assert!(e.context.contains(&ours.to_string()) && e.context.contains(&theirs.to_string()), "{e:?}");
+    let channel = Channel::new(env, vec![addr.clone()], stranger, Arc::new(NoService));
+    let begun = env.clock.now();
+    assert_eq!(channel.connection(PATIENCE).await.unwrap_err().kind, ErrorKind::Denied);
+    assert!(env.clock.now().since(begun) < PATIENCE / 2, "a refusal is told at once");
+}
+
+async fn a_channel_comes_back(env: &Env, addr: &Addr) {
+    let (first, bench, bound) = server(env, addr).await;
+    let nobody: Addr = "unix:/nonexistent/weir-test".parse().unwrap();
+    let channel = Channel::new(env, vec![nobody, bound.clone()], identity(env, "client"), Arc::new(NoService));
+    let generation = channel.generation();
+    assert_eq!(*generation.borrow(), 0);
+    let counted = channel.call(&Count {}, vec![], PATIENCE).await.unwrap().0.before;
+    assert_eq!((counted, *generation.borrow()), (0, 1));
+    let connection = channel.current().unwrap();
+    drop(first);
+    connection.closed().await;
+    let e = channel.call(&Count {}, vec![], Duration::from_millis(300)).await.unwrap_err();
+    assert_eq!(e.kind, ErrorKind::Unavailable);
+    assert!(e.context.contains(&bound.to_string()), "{e:?}");
+    let e = channel.call_now(&Count {}, Payload::default(), PATIENCE).await.unwrap_err();
+    assert_eq!(e.kind, ErrorKind::Unavailable);
+    let second = reopened(env, &bound).await;
+    let (counted, _) = channel.call(&Count {}, vec![], PATIENCE).await.unwrap();
+    assert_eq!((counted.before, *generation.borrow()), (0, 2));
+    assert_eq!(bench.counted.load(std::sync::atomic::Ordering::SeqCst), 1, "nothing was sent twice");
+    drop(second);
+}
+
+/// A server again at the same address, which may take a moment to be free.
+async fn reopened(env: &Env, addr: &Addr) -> weir_rpc::Server {
+    let deadline = env.clock.now() + PATIENCE;
+    loop {
+        let service = Arc::new(Shared(Bench::new(env)));
+        match serve(env, &[addr.clone()], identity(env, "server"), service).await {
+            Ok(server) => return server,
+            Err(e) => assert!(env.clock.now() < deadline, "{e:?}"),
+        }
+        env.clock.sleep(Duration::from_millis(5)).await;
+    }
+}
+
+async fn a_wrong_payload_fails_its_call_only(env: &Env, addr: &Addr) {
+    let (_server, _, addr) = server(env, addr).await;
+    let client = client(env, &addr).await;
+    let payload = Payload::with_crc(vec![Bytes::from(vec![1; 10_000])], 12345);
+    let e = client.call_payload(&Echo { words: String::new() }, payload, PATIENCE).await.unwrap_err();
+    assert_eq!(e.kind, ErrorKind::Damaged);
+    client.call(&Echo { words: String::new() }, vec![], PATIENCE).await.unwrap();
+}
+
+macro_rules! contract {
+    ($($test:ident),* $(,)?) => {
+        mod tcp4 { $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)] async fn $test() {
+            super::$test(&weir_env::real::env(), &"tcp:127.0.0.1:0".parse().unwrap()).await;
+        })* }
+        mod tcp6 { $(#[tokio::test] async fn $test() {
+            super::$test(&weir_env::real::env(), &"tcp:[::1]:0".parse().unwrap()).await;
+        })* }
+        mod unix { $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)] async fn $test() {
+            let dir = tempfile::tempdir().unwrap();
+            let addr = weir_env::Addr::Unix(dir.path().join("s"));
+            super::$test(&weir_env::real::env(), &addr).await;
+        })* }
+    };
+}
+contract!(
+    an_answer_comes_back,
+    many_calls_share_a_connection,
+    a_slow_answer_does_not_hold_back_others,
+    errors_arrive_as_they_were_given,
+    a_call_ends_by_its_deadline,
+    dropped_calls_free_their_places,
+    either_end_may_call,
+    the_end_fails_all_calls_at_once,
+    dropping_the_last_handle_closes,
+    clusters_do_not_mix,
+    a_channel_comes_back,
+    a_wrong_payload_fails_its_call_only,
+);
