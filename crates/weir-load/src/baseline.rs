@@ -27,7 +27,7 @@ pub fn baseline(dir: &Path) -> Result<Baseline> {
     Ok(Baseline {
         write_mib_per_s: of(&streams, "write"),
         read_mib_per_s: of(&streams, "cold read"),
-        fsync_p50_us: of(&syncs, "write and fsync p50"),
-        fsync_p99_us: of(&syncs, "write and fsync p99"),
+        fsync_p50_us: of(&syncs, "write and sync p50"),
+        fsync_p99_us: of(&syncs, "write and sync p99"),
     })
 }

@@ -80,7 +80,7 @@ pub(crate) enum Work {
     Unlink(Names),
     SmallWrite { names: Names, bytes: u64, seed: u64 },
     SmallRead { names: Names, bytes: u64, seed: u64 },
-    Fsync { path: PathBuf, writes: u64, bytes: u64, grow: bool, direct: bool },
+    Fsync(Syncs),
 }
 
 /// One file of one worker.
@@ -122,6 +122,19 @@ impl Names {
     }
 }
 
+/// Small writes, each made durable before the next.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Syncs {
+    pub(crate) path: PathBuf,
+    pub(crate) writes: u64,
+    pub(crate) bytes: u64,
+    /// Append instead of overwriting.
+    pub(crate) grow: bool,
+    /// fsync instead of fdatasync.
+    pub(crate) times: bool,
+    pub(crate) direct: bool,
+}
+
 /// Waits until every worker is ready.
 type Gate<'a> = &'a mut dyn FnMut() -> Result<Instant>;
 
@@ -140,9 +153,7 @@ impl Work {
             Work::Unlink(names) => each(names, "unlink", gate, |path, _, _| fs::remove_file(path)),
             Work::SmallWrite { names, bytes, seed } => small_write(names, *bytes, *seed, gate),
             Work::SmallRead { names, bytes, seed } => small_read(names, *bytes, *seed, gate),
-            Work::Fsync { path, writes, bytes, grow, direct } => {
-                fsync(path, *writes, *bytes, *grow, *direct, gate)
-            }
+            Work::Fsync(syncs) => syncs.run(gate),
         }
     }
 }
@@ -376,33 +387,35 @@ fn small_read(names: &Names, bytes: u64, seed: u64, gate: Gate<'_>) -> Result<Ou
 /// Overwritten in place: the blocks exist. Large enough that one block is not written twice in a row.
 const FSYNC_FILE_BYTES: u64 = 16 << 20;
 
-fn fsync(path: &Path, writes: u64, bytes: u64, grow: bool, direct: bool, gate: Gate<'_>) -> Result<Outcome> {
-    let io = |doing: &'static str| move |e: io::Error| failed(doing, path, &e);
-    let direct = direct && bytes.is_multiple_of(BLOCK as u64);
-    let buf = touched(bytes as usize);
-    let file = open_maybe_direct(path, direct, |o| {
-        o.read(true).write(true).create(true).truncate(true);
-    });
-    let file = file.map_err(io("create"))?;
-    let places = (FSYNC_FILE_BYTES / bytes).max(1);
-    if !grow {
-        let zeros = touched((bytes * places) as usize);
-        file.write_all_at(&zeros, 0).map_err(io("write"))?;
-        file.sync_all().map_err(io("fsync"))?;
+impl Syncs {
+    fn run(&self, gate: Gate<'_>) -> Result<Outcome> {
+        let io = |doing: &'static str| move |e: io::Error| failed(doing, &self.path, &e);
+        let direct = self.direct && self.bytes.is_multiple_of(BLOCK as u64);
+        let buf = touched(self.bytes as usize);
+        let file = open_maybe_direct(&self.path, direct, |o| {
+            o.read(true).write(true).create(true).truncate(true);
+        });
+        let file = file.map_err(io("create"))?;
+        let places = (FSYNC_FILE_BYTES / self.bytes).max(1);
+        if !self.grow {
+            file.write_all_at(&touched((self.bytes * places) as usize), 0).map_err(io("write"))?;
+            file.sync_all().map_err(io("fsync"))?;
+        }
+        let start = gate()?;
+        let mut outcome = Outcome::default();
+        for n in 0..self.writes {
+            let from = Instant::now();
+            let place = if self.grow { n } else { n % places };
+            file.write_all_at(&buf, place * self.bytes).map_err(io("write"))?;
+            let synced = if self.times { file.sync_all() } else { file.sync_data() };
+            synced.map_err(io("sync"))?;
+            outcome.latency.record(from.elapsed());
+        }
+        outcome.ops = self.writes;
+        outcome.bytes = self.writes * self.bytes;
+        outcome.seconds = start.elapsed().as_secs_f64();
+        Ok(outcome)
     }
-    let start = gate()?;
-    let mut outcome = Outcome::default();
-    for n in 0..writes {
-        let from = Instant::now();
-        let place = if grow { n } else { n % places };
-        file.write_all_at(&buf, place * bytes).map_err(io("write"))?;
-        file.sync_all().map_err(io("fsync"))?;
-        outcome.latency.record(from.elapsed());
-    }
-    outcome.ops = writes;
-    outcome.bytes = writes * bytes;
-    outcome.seconds = start.elapsed().as_secs_f64();
-    Ok(outcome)
 }
 
 /// How workers are started.

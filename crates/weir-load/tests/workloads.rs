@@ -52,7 +52,7 @@ fn workloads_run_and_tidy_up() {
     for grow in [false, true] {
         let report =
             fsync::run(&fsync::Options { writes: 20, grow, ..fsync::Options::new(common(dir)) }).unwrap();
-        assert_good(&report, "write and fsync p50");
+        assert_good(&report, "write and sync p50");
     }
     assert_empty(dir);
 }
