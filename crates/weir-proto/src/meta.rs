@@ -138,8 +138,8 @@ message!(Usage { bytes: u64, files: u64, directories: u64 });
 message!(StatFs = 117 -> FsStat { session: SessionId });
 message!(FsStat { files: u64, directories: u64, bytes: u64 });
 message!(
-    /// Asks for a lease; others' conflicting leases are recalled first. `kind` None with `write`: the file is shared by
-    /// writers now, write through.
+    /// Asks for a lease; others' conflicting leases are recalled first. The answer None to Write: the file is shared
+    /// now, write through. A client whose Write was recalled asks again before it writes, also to write through.
     AcquireLease = 118 -> Entry { session: SessionId, ino: InodeId, kind: LeaseKind }
 );
 message!(
