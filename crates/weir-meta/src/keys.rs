@@ -1,0 +1,188 @@
+//! Every key of the namespace, on one page.
+//!
+//! ```text
+//! A/<dir>                 access of a directory: mode, owner, parent            Access
+//! T/<dir>                 its times, counts and the numbers it gives next       Tally
+//! E/<dir>/<name>          a name                                                Link
+//! K/<dir>/<cookie>        the same in listing order                             Listed
+//! I/<ino>                 everything that is not a directory                    Inode
+//! D/<ino>                 inline data, or the target of a symbolic link         bytes
+//! X/<ino>/<name>          an extended attribute                                 bytes
+//! N/<ino>/<dir>/<name>    a hard link beside the first one                      nothing
+//! H/<ino>/<session>       open although no name is left                         nothing
+//! S/<session>             a client's registration                               SessionRecord
+//! U/<session>/<slot>      the last change of a slot and its reply               SlotRecord
+//! G/<time>/<ino>          deleted: its cells are to be dropped from all targets Garbage
+//! R/<dir>/<counter>       recursive usage below a directory                     i64
+//! V/<counter>             the volume's next numbers                             u64
+//! ```
+//!
+//! Numbers in keys are big-endian, so keys sort as the numbers do. Values are laid out in `record.rs`.
+//! Knows nothing of what the records mean.
+
+use weir_proto::meta::Time;
+use weir_proto::{InodeId, SessionId};
+
+/// What a directory's recursive usage counts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Counter {
+    Bytes = b'b' as isize,
+    Files = b'f' as isize,
+    Directories = b'd' as isize,
+}
+
+/// The volume's sequences.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Sequence {
+    DirectorySerial = b'd' as isize,
+    Session = b's' as isize,
+}
+
+/// A letter and a number: most keys.
+pub type Key9 = [u8; 9];
+
+fn key9(letter: u8, number: u64) -> Key9 {
+    let mut key = [letter; 9];
+    key[1..].copy_from_slice(&number.to_be_bytes());
+    key
+}
+fn key17(letter: u8, first: u64, second: u64) -> [u8; 17] {
+    let mut key = [letter; 17];
+    key[1..9].copy_from_slice(&first.to_be_bytes());
+    key[9..].copy_from_slice(&second.to_be_bytes());
+    key
+}
+fn named(letter: u8, number: u64, name: &[u8]) -> Vec<u8> {
+    let mut key = Vec::with_capacity(9 + name.len());
+    key.push(letter);
+    key.extend_from_slice(&number.to_be_bytes());
+    key.extend_from_slice(name);
+    key
+}
+
+pub fn access(dir: InodeId) -> Key9 {
+    key9(b'A', dir.0)
+}
+pub fn tally(dir: InodeId) -> Key9 {
+    key9(b'T', dir.0)
+}
+pub fn name(dir: InodeId, name: &[u8]) -> Vec<u8> {
+    named(b'E', dir.0, name)
+}
+pub fn listed(dir: InodeId, cookie: u64) -> [u8; 17] {
+    key17(b'K', dir.0, cookie)
+}
+/// The cookie in a key made by [`listed`].
+pub fn cookie_of(key: &[u8]) -> Option<u64> {
+    Some(u64::from_be_bytes(key.get(9..17)?.try_into().ok()?))
+}
+pub fn inode(ino: InodeId) -> Key9 {
+    key9(b'I', ino.0)
+}
+pub fn data(ino: InodeId) -> Key9 {
+    key9(b'D', ino.0)
+}
+pub fn xattr(ino: InodeId, name: &[u8]) -> Vec<u8> {
+    named(b'X', ino.0, name)
+}
+/// The attribute's name in a key made by [`xattr`].
+pub fn xattr_name(key: &[u8]) -> &[u8] {
+    key.get(9..).unwrap_or_default()
+}
+pub fn link(ino: InodeId, dir: InodeId, name: &[u8]) -> Vec<u8> {
+    let mut key = Vec::with_capacity(17 + name.len());
+    key.extend_from_slice(&key17(b'N', ino.0, dir.0));
+    key.extend_from_slice(name);
+    key
+}
+/// The directory and name in a key made by [`link`].
+pub fn link_place(key: &[u8]) -> Option<(InodeId, &[u8])> {
+    Some((InodeId(u64::from_be_bytes(key.get(9..17)?.try_into().ok()?)), key.get(17..)?))
+}
+pub fn held(ino: InodeId, session: SessionId) -> [u8; 17] {
+    key17(b'H', ino.0, session.0)
+}
+/// Inode and session in a key made by [`held`].
+pub fn held_pair(key: &[u8]) -> Option<(InodeId, SessionId)> {
+    let number = |at: usize| Some(u64::from_be_bytes(key.get(at..at + 8)?.try_into().ok()?));
+    Some((InodeId(number(1)?), SessionId(number(9)?)))
+}
+pub fn session(session: SessionId) -> Key9 {
+    key9(b'S', session.0)
+}
+/// The session in a key made by [`session`].
+pub fn session_of(key: &[u8]) -> Option<SessionId> {
+    Some(SessionId(number_of(key)?))
+}
+pub fn slot(session: SessionId, slot: u32) -> [u8; 13] {
+    let mut key = [b'U'; 13];
+    key[1..9].copy_from_slice(&session.0.to_be_bytes());
+    key[9..].copy_from_slice(&slot.to_be_bytes());
+    key
+}
+pub fn garbage(deleted: Time, ino: InodeId) -> [u8; 17] {
+    key17(b'G', deleted.nanos.max(0) as u64, ino.0)
+}
+/// The inode in a key made by [`garbage`].
+pub fn garbage_ino(key: &[u8]) -> Option<InodeId> {
+    Some(InodeId(u64::from_be_bytes(key.get(9..17)?.try_into().ok()?)))
+}
+pub fn usage(dir: InodeId, counter: Counter) -> [u8; 10] {
+    let mut key = [counter as u8; 10];
+    key[..9].copy_from_slice(&key9(b'R', dir.0));
+    key
+}
+pub fn sequence(sequence: Sequence) -> [u8; 2] {
+    [b'V', sequence as u8]
+}
+
+/// The end of the range of all keys that begin with `prefix` (which must not be all 255).
+pub fn after(prefix: &[u8]) -> Vec<u8> {
+    let mut end = prefix.to_vec();
+    while end.last() == Some(&255) {
+        end.pop();
+    }
+    if let Some(last) = end.last_mut() {
+        *last += 1;
+    }
+    end
+}
+/// A letter and a number as a prefix of longer keys: `(start, end)` of the range.
+pub fn range_of(letter: u8, number: u64) -> (Vec<u8>, Vec<u8>) {
+    let start = key9(letter, number).to_vec();
+    let end = after(&start);
+    (start, end)
+}
+/// All keys of a letter.
+pub fn range_of_letter(letter: u8) -> ([u8; 1], [u8; 1]) {
+    ([letter], [letter + 1])
+}
+
+fn number_of(key: &[u8]) -> Option<u64> {
+    Some(u64::from_be_bytes(key.get(1..9)?.try_into().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_sort_as_their_numbers() {
+        assert!(inode(InodeId(255)) < inode(InodeId(256)));
+        assert!(listed(InodeId(1), u64::MAX) < listed(InodeId(2), 0));
+        let (start, end) = range_of(b'E', 255);
+        let inside = name(InodeId(255), &[255; 255]);
+        assert!(start <= inside && inside < end);
+        assert!(name(InodeId(256), b"") >= end);
+        assert_eq!(after(&[7, 255, 255]), vec![8]);
+    }
+
+    #[test]
+    fn keys_are_read_back() {
+        let (ino, dir, session) = (InodeId(5), InodeId(9), SessionId(u64::MAX));
+        assert_eq!(link_place(&link(ino, dir, b"name")), Some((dir, b"name".as_slice())));
+        assert_eq!(held_pair(&held(ino, session)), Some((ino, session)));
+        assert_eq!(cookie_of(&listed(dir, 77)), Some(77));
+        assert_eq!(session_of(b"S"), None);
+    }
+}

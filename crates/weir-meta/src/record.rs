@@ -1,0 +1,271 @@
+//! The values behind the keys, byte by byte: a version byte, then the fields in the order of their declaration, in
+//! the layout of `weir_proto::wire` (little-endian).
+//!
+//! A record that does not decode is damage in the store and becomes an error that names the key's meaning.
+//! Knows nothing of rules: `namespace` has them.
+
+use bytes::Bytes;
+use weir_proto::map::Layout;
+use weir_proto::meta::{Attr, FileKind, Lease, LeaseKind, Time};
+use weir_proto::{Error, InodeId, Reader, Result, SessionId, Wire, Writer, wire_struct};
+
+/// Version of every record's layout.
+const RECORD_VERSION: u8 = 1;
+/// Room for any record without bytes of variable length.
+const RECORD_BYTES: usize = 160;
+
+/// `A/`: what a permission check and a walk towards the root need.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Access {
+    pub mode: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub parent: InodeId,
+    pub atime: Time,
+    pub btime: Time,
+}
+wire_struct!(Access { mode: u32, uid: u32, gid: u32, parent: InodeId, atime: Time, btime: Time });
+
+/// `T/`: what each change of a directory's names touches.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Tally {
+    pub mtime: Time,
+    pub ctime: Time,
+    pub entries: u64,
+    pub subdirectories: u64,
+    /// The range that inodes are born in: `(serial << 24) | n`.
+    pub serial: u64,
+    /// The next n; past its range the directory takes a new serial.
+    pub next_n: u32,
+    /// The next listing cookie; never reused.
+    pub next_cookie: u64,
+}
+wire_struct!(Tally {
+    mtime: Time,
+    ctime: Time,
+    entries: u64,
+    subdirectories: u64,
+    serial: u64,
+    next_n: u32,
+    next_cookie: u64,
+});
+
+/// `E/`: what a name leads to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Link {
+    pub ino: InodeId,
+    pub kind: FileKind,
+    pub cookie: u64,
+}
+wire_struct!(Link { ino: InodeId, kind: FileKind, cookie: u64 });
+
+/// `K/`: a name in listing order.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Listed {
+    pub ino: InodeId,
+    pub kind: FileKind,
+    pub name: Bytes,
+}
+wire_struct!(Listed { ino: InodeId, kind: FileKind, name: Bytes });
+
+/// `I/`: everything that is not a directory.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Inode {
+    pub kind: FileKind,
+    pub mode: u32,
+    pub uid: u32,
+    pub gid: u32,
+    /// 0: no name is left, somebody has it open (see `H/`).
+    pub nlink: u32,
+    pub rdev: u32,
+    pub size: u64,
+    /// Charged to `parent` and its ancestors while a name is left.
+    pub allocated: u64,
+    pub atime: Time,
+    pub mtime: Time,
+    pub ctime: Time,
+    pub btime: Time,
+    pub data_version: u64,
+    pub layout: Option<Layout>,
+    /// Directory of the first link: it is charged.
+    pub parent: InodeId,
+    /// Raised each time a writer that is not the last one gets the right to write.
+    pub token_epoch: u32,
+    /// The last session with the right to write; 0 none.
+    pub writer: SessionId,
+    /// The writer may have left something uncommitted on targets.
+    pub dirty: bool,
+    /// A writer died and its data is not recovered yet.
+    pub recover: bool,
+    pub data_end: u64,
+}
+wire_struct!(Inode {
+    kind: FileKind, mode: u32, uid: u32, gid: u32, nlink: u32, rdev: u32, size: u64, allocated: u64, atime: Time,
+    mtime: Time, ctime: Time, btime: Time, data_version: u64, layout: Option<Layout>, parent: InodeId,
+    token_epoch: u32, writer: SessionId, dirty: bool, recover: bool, data_end: u64,
+});
+
+/// `S/`: a client's registration.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SessionRecord {
+    pub client: String,
+    pub opened: Time,
+}
+wire_struct!(SessionRecord { client: String, opened: Time });
+
+/// `U/`: the last change of a slot.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SlotRecord {
+    pub seq: u64,
+    pub method: u16,
+    /// As encoded for the wire, with no leases in it: those are granted anew when it is sent again.
+    pub reply: Bytes,
+}
+wire_struct!(SlotRecord { seq: u64, method: u16, reply: Bytes });
+
+/// `G/`: a deleted file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Garbage {
+    /// No writer had more: writes below it are refused from now on.
+    pub token_epoch: u32,
+}
+wire_struct!(Garbage { token_epoch: u32 });
+
+/// A value with its version byte.
+pub trait Record: Wire {
+    fn to_value(&self) -> Vec<u8> {
+        let mut w = Writer { bytes: Vec::with_capacity(RECORD_BYTES) };
+        w.bytes.push(RECORD_VERSION);
+        self.encode(&mut w);
+        w.bytes
+    }
+    /// `what` names the record in the error.
+    fn from_value(value: &[u8], what: impl FnOnce() -> String) -> Result<Self> {
+        decode_versioned(value)
+            .map_err(|e| Error::damaged(format!("the record of {} is damaged: {e}", what())))
+    }
+}
+impl Record for Access {}
+impl Record for Tally {}
+impl Record for Link {}
+impl Record for Listed {}
+impl Record for Inode {}
+impl Record for SessionRecord {}
+impl Record for SlotRecord {}
+impl Record for Garbage {}
+
+fn decode_versioned<T: Wire>(value: &[u8]) -> Result<T> {
+    let mut r = Reader::new(value);
+    match u8::decode(&mut r)? {
+        RECORD_VERSION => {}
+        n => {
+            return Err(Error::unsupported(format!(
+                "layout version {n}, this program knows {RECORD_VERSION}"
+            )));
+        }
+    }
+    let record = T::decode(&mut r)?;
+    r.finish()?;
+    Ok(record)
+}
+
+impl Inode {
+    pub fn attr(&self, ino: InodeId) -> Attr {
+        Attr {
+            ino,
+            kind: self.kind,
+            mode: self.mode,
+            uid: self.uid,
+            gid: self.gid,
+            nlink: self.nlink,
+            rdev: self.rdev,
+            size: self.size,
+            allocated: self.allocated,
+            atime: self.atime,
+            mtime: self.mtime,
+            ctime: self.ctime,
+            btime: self.btime,
+            data_version: self.data_version,
+            layout: self.layout,
+        }
+    }
+    /// What a lease on it says beside its kind, which is granted later.
+    pub fn lease(&self, recover: bool) -> Lease {
+        Lease { kind: LeaseKind::None, token_epoch: self.token_epoch, recover, data_end: self.data_end }
+    }
+    /// Whether a target may hold cells of it.
+    pub fn may_have_cells(&self) -> bool {
+        self.kind == FileKind::Regular && (self.dirty || self.recover || self.data_end > 0)
+    }
+}
+
+/// A directory's attributes.
+pub fn directory_attr(dir: InodeId, access: &Access, tally: &Tally) -> Attr {
+    Attr {
+        ino: dir,
+        kind: FileKind::Directory,
+        mode: access.mode,
+        uid: access.uid,
+        gid: access.gid,
+        nlink: u32::try_from(tally.subdirectories.saturating_add(2)).unwrap_or(u32::MAX),
+        rdev: 0,
+        size: tally.entries,
+        allocated: 0,
+        atime: access.atime,
+        mtime: tally.mtime,
+        ctime: tally.ctime,
+        btime: access.btime,
+        data_version: 0,
+        layout: None,
+    }
+}
+
+/// The lease that nothing was granted with.
+pub fn no_lease() -> Lease {
+    Lease { kind: LeaseKind::None, token_epoch: 0, recover: false, data_end: 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_layout_of_records_never_changes() {
+        let link = Link { ino: InodeId(0x0102), kind: FileKind::Symlink, cookie: 3 };
+        assert_eq!(link.to_value(), [1, 2, 1, 0, 0, 0, 0, 0, 0, 3, 3, 0, 0, 0, 0, 0, 0, 0]);
+        let time = |nanos| Time { nanos };
+        let inode = Inode {
+            kind: FileKind::Regular,
+            mode: 0o644,
+            uid: 1,
+            gid: 2,
+            nlink: 1,
+            rdev: 0,
+            size: 10,
+            allocated: 11,
+            atime: time(1),
+            mtime: time(2),
+            ctime: time(3),
+            btime: time(4),
+            data_version: 5,
+            layout: None,
+            parent: InodeId::ROOT,
+            token_epoch: 6,
+            writer: SessionId(7),
+            dirty: true,
+            recover: false,
+            data_end: 8,
+        };
+        let value = inode.to_value();
+        assert_eq!(value.len(), 1 + 1 + 5 * 4 + 2 * 8 + 4 * 8 + 8 + 1 + 8 + 4 + 8 + 2 + 8);
+        assert_eq!(Inode::from_value(&value, String::new).unwrap(), inode);
+    }
+
+    #[test]
+    fn a_damaged_record_is_an_error_that_names_it() {
+        let error = Link::from_value(&[1, 2], || "name x".into()).unwrap_err();
+        assert!(error.context.contains("name x"), "{error}");
+        assert!(Link::from_value(&[], String::new).is_err());
+        assert!(Link::from_value(&[9; 18], String::new).unwrap_err().context.contains("version 9"));
+    }
+}
