@@ -1,0 +1,329 @@
+//! Who may cache what: the lease table. Pure: told of events, it answers; the caller calls clients back.
+//!
+//! Invariants: a Write lease is the only lease on its inode. While an operation is parked on an inode, or a recall of it
+//! is on its way, nobody gets a new lease on it. A file that two sessions have open, one at least for writing, is
+//! *shared*: nobody gets a lease on it. A session that writes through is never beside a session that caches.
+//!
+//! Knows nothing of names, of records, of time or of the network.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use weir_proto::meta::LeaseKind;
+use weir_proto::{InodeId, SessionId};
+
+/// Leases of one session. Beyond, replies carry no more leases and the client reads through until it gives some back.
+/// A holding takes about 150 bytes here, so a session is bounded to some 150 MB.
+const LEASES_PER_SESSION_MAX: usize = 1 << 20;
+
+/// What an operation is about to do with an inode.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Need {
+    /// Show it as it is: another session's writer commits first and keeps Read.
+    Look,
+    /// Change it, or the names in it: nobody else may cache it.
+    Change,
+}
+
+/// A lease that stands in the way of an operation.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Conflict {
+    pub ino: InodeId,
+    pub session: SessionId,
+    /// What its holder may keep.
+    pub keep: LeaseKind,
+}
+
+/// How often a session has a file open.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Opens {
+    pub read: u32,
+    pub write: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Holding {
+    kind: LeaseKind,
+    opens: Opens,
+    /// The client has been asked to give the lease back.
+    recalling: bool,
+}
+
+#[derive(Default, Debug)]
+struct State {
+    /// Few: most inodes have one holder. In the order they came.
+    holders: Vec<(SessionId, Holding)>,
+    /// Operations that wait for conflicting leases.
+    parked: u32,
+    /// No name is left: goes when the last session closes it.
+    orphan: bool,
+}
+
+#[derive(Default, Debug)]
+pub struct LeaseTable {
+    states: HashMap<InodeId, State>,
+    of_session: BTreeMap<SessionId, BTreeSet<InodeId>>,
+}
+
+const NOTHING: Holding =
+    Holding { kind: LeaseKind::None, opens: Opens { read: 0, write: 0 }, recalling: false };
+
+impl Holding {
+    fn is_nothing(&self) -> bool {
+        self.kind == LeaseKind::None && self.opens == Opens::default() && !self.recalling
+    }
+    fn is_open(&self) -> bool {
+        self.opens != Opens::default()
+    }
+    /// Writes go straight to the targets: whoever caches would not notice.
+    fn writes_through(&self) -> bool {
+        self.opens.write > 0 && self.kind == LeaseKind::None
+    }
+}
+
+impl State {
+    fn get(&self, session: SessionId) -> Option<&Holding> {
+        self.holders.iter().find(|(s, _)| *s == session).map(|(_, h)| h)
+    }
+    fn others(&self, session: SessionId) -> impl Iterator<Item = &(SessionId, Holding)> {
+        self.holders.iter().filter(move |(s, _)| *s != session)
+    }
+    /// No lease may be granted to anybody now.
+    fn closed(&self) -> bool {
+        self.parked > 0 || self.holders.iter().any(|(_, h)| h.recalling)
+    }
+    fn is_nothing(&self) -> bool {
+        self.holders.is_empty() && self.parked == 0
+    }
+}
+
+impl LeaseTable {
+    /// Adds to `out` what must be recalled before `session` may do what it needs.
+    pub fn conflicts(&self, session: SessionId, ino: InodeId, need: Need, out: &mut Vec<Conflict>) {
+        let Some(state) = self.states.get(&ino) else { return };
+        let keep = match need {
+            Need::Look => LeaseKind::Read,
+            Need::Change => LeaseKind::None,
+        };
+        for (holder, holding) in state.others(session) {
+            let conflict = Conflict { ino, session: *holder, keep };
+            if holding.kind > keep && !out.contains(&conflict) {
+                out.push(conflict);
+            }
+        }
+    }
+
+    /// What an open for reading or for writing needs of a file: sharing it takes everybody's lease.
+    pub fn need_to_open(&self, session: SessionId, ino: InodeId, write: bool) -> Need {
+        let Some(state) = self.states.get(&ino) else { return Need::Look };
+        if write || state.others(session).any(|(_, h)| h.opens.write > 0) { Need::Change } else { Need::Look }
+    }
+
+    /// Grants Read where that recalls nobody and endangers nobody; else says what the session holds already.
+    pub fn grant_read(&mut self, session: SessionId, ino: InodeId) -> LeaseKind {
+        self.read_grant(session, ino, false)
+    }
+    /// The same on the client's explicit demand: it has nothing written through under way.
+    pub fn acquire_read(&mut self, session: SessionId, ino: InodeId) -> LeaseKind {
+        self.read_grant(session, ino, true)
+    }
+
+    fn read_grant(&mut self, session: SessionId, ino: InodeId, on_demand: bool) -> LeaseKind {
+        let room = self.of_session.get(&session).is_none_or(|all| all.len() < LEASES_PER_SESSION_MAX);
+        let state = self.states.entry(ino).or_default();
+        let mine = state.get(session).copied().unwrap_or(NOTHING);
+        if mine.recalling {
+            // It is about to be given back: what the client does until then is right, what it begins is not.
+            return LeaseKind::None;
+        }
+        if mine.kind >= LeaseKind::Read {
+            return mine.kind;
+        }
+        let in_the_way = |h: &Holding| {
+            h.kind == LeaseKind::Write || h.writes_through() || (mine.is_open() && h.opens.write > 0)
+        };
+        let refused = !room
+            || state.closed()
+            || (mine.writes_through() && !on_demand)
+            || (mine.opens.write > 0 && state.others(session).any(|(_, h)| h.is_open()))
+            || state.others(session).any(|(_, h)| in_the_way(h));
+        if refused {
+            self.forget_if_nothing(ino);
+            return LeaseKind::None;
+        }
+        self.change(session, ino, |h| h.kind = LeaseKind::Read);
+        LeaseKind::Read
+    }
+
+    /// Grants Write if nobody else holds or uses the inode.
+    pub fn grant_write(&mut self, session: SessionId, ino: InodeId) -> LeaseKind {
+        if let Some(state) = self.states.get(&ino) {
+            let used = state.others(session).any(|(_, h)| h.kind > LeaseKind::None || h.is_open());
+            if state.closed() || used {
+                return state.get(session).filter(|h| !h.recalling).map_or(LeaseKind::None, |h| h.kind);
+            }
+        }
+        self.change(session, ino, |h| h.kind = LeaseKind::Write);
+        LeaseKind::Write
+    }
+
+    /// What the session holds.
+    pub fn held(&self, session: SessionId, ino: InodeId) -> LeaseKind {
+        self.states.get(&ino).and_then(|s| s.get(session)).map_or(LeaseKind::None, |h| h.kind)
+    }
+    /// Whether the session may send data of the file: it holds Write, or has it open for writing.
+    pub fn may_write(&self, session: SessionId, ino: InodeId) -> bool {
+        let holding = self.states.get(&ino).and_then(|s| s.get(session));
+        holding.is_some_and(|h| h.kind == LeaseKind::Write || h.opens.write > 0)
+    }
+    /// Whether another session may be writing the file.
+    pub fn written_by_others(&self, session: SessionId, ino: InodeId) -> bool {
+        let state = self.states.get(&ino);
+        state.is_some_and(|s| s.others(session).any(|(_, h)| h.opens.write > 0 || h.kind == LeaseKind::Write))
+    }
+
+    /// Lowers what a session holds to `keep`. True if an operation waits for that.
+    pub fn lower(&mut self, session: SessionId, ino: InodeId, keep: LeaseKind) -> bool {
+        if self.states.get(&ino).is_none_or(|s| s.get(session).is_none()) {
+            return false;
+        }
+        self.change(session, ino, |h| h.kind = h.kind.min(keep));
+        self.is_awaited(ino)
+    }
+    /// Marks that the client is being asked; false if it already is.
+    pub fn begin_recall(&mut self, session: SessionId, ino: InodeId) -> bool {
+        let new = self.states.get(&ino).and_then(|s| s.get(session)).is_some_and(|h| !h.recalling);
+        if new {
+            self.change(session, ino, |h| h.recalling = true);
+        }
+        new
+    }
+    /// The client has answered, or never will.
+    pub fn end_recall(&mut self, session: SessionId, ino: InodeId, keep: LeaseKind) {
+        if self.states.get(&ino).is_some_and(|s| s.get(session).is_some()) {
+            self.change(session, ino, |h| {
+                h.recalling = false;
+                h.kind = h.kind.min(keep);
+            });
+        }
+    }
+
+    /// An operation waits for the inode's leases.
+    pub fn park(&mut self, ino: InodeId) {
+        self.states.entry(ino).or_default().parked += 1;
+    }
+    pub fn unpark(&mut self, ino: InodeId) {
+        if let Some(state) = self.states.get_mut(&ino) {
+            state.parked = state.parked.saturating_sub(1);
+        }
+        self.forget_if_nothing(ino);
+    }
+    pub fn is_awaited(&self, ino: InodeId) -> bool {
+        self.states.get(&ino).is_some_and(|s| s.parked > 0)
+    }
+
+    /// Counts an open.
+    pub fn open(&mut self, session: SessionId, ino: InodeId, read: bool, write: bool) {
+        self.change(session, ino, |h| {
+            h.opens.read = h.opens.read.saturating_add(u32::from(read));
+            h.opens.write = h.opens.write.saturating_add(u32::from(write));
+        });
+    }
+    /// Takes opens back; true when that was the session's last one.
+    pub fn close(&mut self, session: SessionId, ino: InodeId, reads: u32, writes: u32) -> bool {
+        let was_open = self.states.get(&ino).and_then(|s| s.get(session)).is_some_and(Holding::is_open);
+        if was_open {
+            self.change(session, ino, |h| {
+                h.opens.read = h.opens.read.saturating_sub(reads);
+                h.opens.write = h.opens.write.saturating_sub(writes);
+            });
+        }
+        was_open && !self.is_open_by(session, ino)
+    }
+    /// Sets what a session says it has after a reconnect.
+    pub fn set_opens(&mut self, session: SessionId, ino: InodeId, opens: Opens) {
+        self.change(session, ino, |h| h.opens = opens);
+    }
+    pub fn is_open_by(&self, session: SessionId, ino: InodeId) -> bool {
+        self.states.get(&ino).and_then(|s| s.get(session)).is_some_and(Holding::is_open)
+    }
+    pub fn opens_of(&self, session: SessionId, ino: InodeId) -> Opens {
+        self.states.get(&ino).and_then(|s| s.get(session)).map_or(Opens::default(), |h| h.opens)
+    }
+    /// The sessions that have a file open.
+    pub fn openers(&self, ino: InodeId) -> Vec<SessionId> {
+        let Some(state) = self.states.get(&ino) else { return Vec::new() };
+        state.holders.iter().filter(|(_, h)| h.is_open()).map(|(s, _)| *s).collect()
+    }
+    pub fn mark_orphan(&mut self, ino: InodeId) {
+        if let Some(state) = self.states.get_mut(&ino) {
+            state.orphan = true;
+        }
+    }
+    pub fn is_orphan(&self, ino: InodeId) -> bool {
+        self.states.get(&ino).is_some_and(|s| s.orphan)
+    }
+
+    /// What a session holds or has open, in order.
+    pub fn inodes_of(&self, session: SessionId) -> Vec<InodeId> {
+        self.of_session.get(&session).map_or(Vec::new(), |all| all.iter().copied().collect())
+    }
+    /// Takes everything from a session; the inodes that operations wait for are returned.
+    pub fn drop_session(&mut self, session: SessionId) -> Vec<InodeId> {
+        let mut awaited = Vec::new();
+        for ino in self.inodes_of(session) {
+            self.change(session, ino, |h| *h = NOTHING);
+            if self.is_awaited(ino) {
+                awaited.push(ino);
+            }
+        }
+        awaited
+    }
+    /// An inode is gone for good.
+    pub fn forget(&mut self, ino: InodeId) {
+        for session in
+            self.states.get(&ino).map_or(Vec::new(), |s| s.holders.iter().map(|(s, _)| *s).collect())
+        {
+            self.change(session, ino, |h| {
+                *h = Holding { recalling: h.recalling, ..NOTHING };
+            });
+        }
+    }
+    /// Number of inodes with state, for metrics and tests.
+    pub fn len(&self) -> usize {
+        self.states.len()
+    }
+    pub fn is_empty(&self) -> bool {
+        self.states.is_empty()
+    }
+
+    /// Changes a holding, keeping the index of sessions, and drops what says nothing any more.
+    fn change(&mut self, session: SessionId, ino: InodeId, edit: impl FnOnce(&mut Holding)) {
+        let state = self.states.entry(ino).or_default();
+        let at = match state.holders.iter().position(|(s, _)| *s == session) {
+            Some(at) => at,
+            None => {
+                state.holders.push((session, NOTHING));
+                self.of_session.entry(session).or_default().insert(ino);
+                state.holders.len() - 1
+            }
+        };
+        edit(&mut state.holders[at].1);
+        if state.holders[at].1.is_nothing() {
+            state.holders.remove(at);
+            if let Some(all) = self.of_session.get_mut(&session) {
+                all.remove(&ino);
+                if all.is_empty() {
+                    self.of_session.remove(&session);
+                }
+            }
+            self.forget_if_nothing(ino);
+        }
+    }
+    fn forget_if_nothing(&mut self, ino: InodeId) {
+        if self.states.get(&ino).is_some_and(State::is_nothing) {
+            self.states.remove(&ino);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,172 @@
+//! Claims about the lease table: by table, and for every history.
+use super::*;
+use proptest::prelude::*;
+
+const A: SessionId = SessionId(1);
+const B: SessionId = SessionId(2);
+const FILE: InodeId = InodeId(77);
+
+fn conflicts(table: &LeaseTable, session: SessionId, need: Need) -> Vec<Conflict> {
+    let mut out = Vec::new();
+    table.conflicts(session, FILE, need, &mut out);
+    out
+}
+
+#[test]
+fn readers_share() {
+    let mut t = LeaseTable::default();
+    assert_eq!(t.grant_read(A, FILE), LeaseKind::Read);
+    assert_eq!(t.grant_read(B, FILE), LeaseKind::Read);
+    assert_eq!(conflicts(&t, A, Need::Look), []);
+    assert_eq!(conflicts(&t, A, Need::Change), [Conflict { ino: FILE, session: B, keep: LeaseKind::None }]);
+}
+
+#[test]
+fn a_writer_is_alone_and_lowered_to_read_by_a_look() {
+    let mut t = LeaseTable::default();
+    assert_eq!(t.grant_write(A, FILE), LeaseKind::Write);
+    assert_eq!(t.grant_read(B, FILE), LeaseKind::None);
+    assert_eq!(conflicts(&t, B, Need::Look), [Conflict { ino: FILE, session: A, keep: LeaseKind::Read }]);
+    assert!(t.begin_recall(A, FILE));
+    assert!(!t.begin_recall(A, FILE), "a client is asked once");
+    t.park(FILE);
+    t.end_recall(A, FILE, LeaseKind::Read);
+    assert_eq!(t.grant_read(B, FILE), LeaseKind::None, "the parked operation comes first");
+    t.unpark(FILE);
+    assert_eq!(t.grant_read(B, FILE), LeaseKind::Read);
+    assert_eq!(t.held(A, FILE), LeaseKind::Read);
+}
+
+#[test]
+fn an_own_change_keeps_the_own_lease() {
+    let mut t = LeaseTable::default();
+    t.grant_read(A, FILE);
+    assert_eq!(conflicts(&t, A, Need::Change), []);
+    assert_eq!(t.grant_write(A, FILE), LeaseKind::Write);
+}
+
+#[test]
+fn a_shared_file_has_no_leases_until_one_is_left() {
+    let mut t = LeaseTable::default();
+    t.open(A, FILE, false, true);
+    assert_eq!(t.grant_write(A, FILE), LeaseKind::Write);
+    assert_eq!(t.need_to_open(B, FILE, false), Need::Change, "a reader beside a writer shares");
+    t.lower(A, FILE, LeaseKind::None);
+    t.open(B, FILE, true, false);
+    assert_eq!(t.grant_read(B, FILE), LeaseKind::None);
+    assert_eq!(t.grant_write(A, FILE), LeaseKind::None);
+    assert_eq!(t.acquire_read(A, FILE), LeaseKind::None);
+    assert!(t.close(B, FILE, 1, 0));
+    assert_eq!(t.grant_read(A, FILE), LeaseKind::None, "a writer that writes through must ask");
+    assert_eq!(t.grant_write(A, FILE), LeaseKind::Write);
+}
+
+#[test]
+fn a_bystander_does_not_cache_beside_a_writer_that_writes_through() {
+    let mut t = LeaseTable::default();
+    t.open(A, FILE, false, true);
+    assert_eq!(t.grant_read(B, FILE), LeaseKind::None);
+}
+
+#[test]
+fn a_dropped_session_leaves_nothing() {
+    let mut t = LeaseTable::default();
+    t.open(A, FILE, true, true);
+    t.grant_write(A, FILE);
+    t.park(FILE);
+    assert_eq!(t.drop_session(A), [FILE]);
+    t.unpark(FILE);
+    assert!(t.is_empty() && t.of_session.is_empty());
+}
+
+#[derive(Clone, Debug)]
+enum Event {
+    Read(u64),
+    Write(u64),
+    Open(u64, bool),
+    Close(u64, bool),
+    Lower(u64, bool),
+    Recall(u64),
+    Answer(u64),
+    Park,
+    Unpark,
+    Drop(u64),
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    let s = || 1u64..4;
+    prop_oneof![
+        s().prop_map(Event::Read),
+        s().prop_map(Event::Write),
+        (s(), any::<bool>()).prop_map(|(s, w)| Event::Open(s, w)),
+        (s(), any::<bool>()).prop_map(|(s, w)| Event::Close(s, w)),
+        (s(), any::<bool>()).prop_map(|(s, k)| Event::Lower(s, k)),
+        s().prop_map(Event::Recall),
+        s().prop_map(Event::Answer),
+        Just(Event::Park),
+        Just(Event::Unpark),
+        s().prop_map(Event::Drop),
+    ]
+}
+
+/// As the service does: an open or a demand for Write goes through only when nothing conflicts. Returns the session
+/// that was told to write through.
+fn step(t: &mut LeaseTable, e: &Event) -> Option<u64> {
+    let kept = |read: bool| if read { LeaseKind::Read } else { LeaseKind::None };
+    match *e {
+        Event::Read(s) => drop(t.grant_read(SessionId(s), FILE)),
+        Event::Write(s) => {
+            if conflicts(t, SessionId(s), Need::Change).is_empty()
+                && t.grant_write(SessionId(s), FILE) == LeaseKind::None
+            {
+                return Some(s);
+            }
+        }
+        Event::Open(s, write) => {
+            if conflicts(t, SessionId(s), t.need_to_open(SessionId(s), FILE, write)).is_empty() {
+                t.open(SessionId(s), FILE, !write, write);
+            }
+        }
+        Event::Close(s, write) => drop(t.close(SessionId(s), FILE, u32::from(!write), u32::from(write))),
+        Event::Lower(s, read) => drop(t.lower(SessionId(s), FILE, kept(read))),
+        Event::Recall(s) => drop(t.begin_recall(SessionId(s), FILE)),
+        Event::Answer(s) => t.end_recall(SessionId(s), FILE, LeaseKind::None),
+        Event::Park => t.park(FILE),
+        Event::Unpark => t.unpark(FILE),
+        Event::Drop(s) => drop(t.drop_session(SessionId(s))),
+    }
+    None
+}
+
+proptest! {
+    #[test]
+    fn never_two_conflicting_leases(events in prop::collection::vec(event(), 1..200)) {
+        let mut t = LeaseTable::default();
+        let mut told = [false; 4];
+        for e in &events {
+            let before: Vec<LeaseKind> = (1..4).map(|s| t.held(SessionId(s), FILE)).collect();
+            let closed = t.states.get(&FILE).is_some_and(State::closed);
+            if let Some(s) = step(&mut t, e) {
+                told[s as usize] = true;
+            }
+            let held: Vec<LeaseKind> = (1..4).map(|s| t.held(SessionId(s), FILE)).collect();
+            let writers = held.iter().filter(|k| **k == LeaseKind::Write).count();
+            let any = held.iter().filter(|k| **k > LeaseKind::None).count();
+            prop_assert!(writers == 0 || any == 1, "{e:?}: {held:?}");
+            if closed {
+                prop_assert!(held.iter().zip(&before).all(|(now, was)| now <= was), "{e:?} granted while closed");
+            }
+            for s in 1..4u64 {
+                let through = t.states.get(&FILE).and_then(|x| x.get(SessionId(s))).is_some_and(Holding::writes_through);
+                told[s as usize] &= through;
+                let others = (1..4).filter(|o| *o != s).any(|o| t.held(SessionId(o), FILE) > LeaseKind::None);
+                prop_assert!(!(told[s as usize] && others), "{e:?}: s{s} writes through beside a cache");
+            }
+            for s in 1..4 {
+                let listed = t.of_session.get(&SessionId(s)).is_some_and(|all| all.contains(&FILE));
+                let there = t.states.get(&FILE).is_some_and(|x| x.get(SessionId(s)).is_some());
+                prop_assert_eq!(listed, there);
+            }
+        }
+    }
+}
