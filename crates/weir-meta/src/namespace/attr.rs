@@ -1,0 +1,184 @@
+//! Attributes: what is shown, and setattr with truncation.
+use super::usage::Charge;
+use super::*;
+use bytes::Bytes;
+use weir_proto::meta::{self, FILE_BYTES_MAX, INLINE_MAX, LinkTarget, Looked, SetAttr};
+
+const SET_UID: u32 = 0o4000;
+
+pub fn lookup(view: &mut View<'_>, r: &meta::Lookup) -> Result<Looked> {
+    check_name(&r.name)?;
+    let access = load_access(view.read, r.parent)?;
+    require(&r.cred, &access, r.parent, SEARCH)?;
+    let Some(link) = find_link(view.read, r.parent, &r.name)? else {
+        return Ok(Looked { entry: None, parent_lease: nothing() });
+    };
+    view.need(link.ino, Need::Look);
+    view.clear()?;
+    let entry = entry_of(view.read, view.rules, link.ino, link.kind)?;
+    Ok(Looked { entry: Some(entry), parent_lease: nothing() })
+}
+
+pub fn getattr(view: &mut View<'_>, ino: InodeId) -> Result<Entry> {
+    view.need(ino, Need::Look);
+    view.clear()?;
+    entry(view.read, view.rules, ino)
+}
+
+pub fn readlink(view: &mut View<'_>, ino: InodeId) -> Result<LinkTarget> {
+    if load_file(view.read, ino)?.kind != FileKind::Symlink {
+        return Err(Error::invalid(format!("inode {ino} is not a symbolic link")));
+    }
+    let target = view.read.get(&keys::data(ino))?;
+    let target =
+        target.ok_or_else(|| Error::damaged(format!("the target of symbolic link {ino} is lost")))?;
+    Ok(LinkTarget { target: Bytes::from(target) })
+}
+
+pub fn setattr(cx: &mut Cx<'_>, r: &SetAttr) -> Result<Entry> {
+    match find_inode(cx.read(), r.ino)? {
+        Some(inode) => set_file(cx, r, inode),
+        None => set_directory(cx, r),
+    }
+}
+
+fn set_file(cx: &mut Cx<'_>, r: &SetAttr, mut inode: Inode) -> Result<Entry> {
+    let owner = check_set(cx, r, inode.uid, inode.gid, inode.mode)?;
+    if let Some(size) = r.size {
+        check_size(r.ino, &inode, size)?;
+    }
+    cx.need(r.ino, Need::Change);
+    cx.clear()?;
+    let regular = inode.kind == FileKind::Regular;
+    (inode.mode, inode.uid, inode.gid) = owner.apply(r, (inode.mode, inode.uid, inode.gid), regular);
+    if let Some(size) = r.size {
+        cx.set_size(r.ino, &mut inode, size)?;
+    }
+    inode.atime = r.atime.unwrap_or(inode.atime);
+    inode.mtime = r.mtime.unwrap_or(inode.mtime);
+    inode.ctime = cx.rules.now;
+    cx.put_inode(r.ino, &inode);
+    Ok(cx.rules.entry(r.ino, &inode))
+}
+
+fn set_directory(cx: &mut Cx<'_>, r: &SetAttr) -> Result<Entry> {
+    let mut access = load_access(cx.read(), r.ino)?;
+    let mut tally = load_tally(cx.read(), r.ino)?;
+    if r.size.is_some() {
+        return Err(Error::name(
+            NameRule::IsDirectory,
+            format!("inode {} is a directory: it has no size", r.ino),
+        ));
+    }
+    let owner = check_set(cx, r, access.uid, access.gid, access.mode)?;
+    cx.need(r.ino, Need::Change);
+    cx.clear()?;
+    (access.mode, access.uid, access.gid) = owner.apply(r, (access.mode, access.uid, access.gid), false);
+    access.atime = r.atime.unwrap_or(access.atime);
+    tally.mtime = r.mtime.unwrap_or(tally.mtime);
+    tally.ctime = cx.rules.now;
+    cx.put_access(r.ino, &access);
+    cx.put_tally(r.ino, &tally);
+    Ok(unleased(directory_attr(r.ino, &access, &tally)))
+}
+
+/// What the caller is to the inode.
+struct Claim {
+    root: bool,
+    /// Of the group that the inode will have.
+    member: bool,
+}
+
+impl Claim {
+    /// Mode, owner and group after the request.
+    fn apply(&self, r: &SetAttr, (mode, uid, gid): (u32, u32, u32), regular: bool) -> (u32, u32, u32) {
+        let mut new_mode = r.mode.map_or(mode, |m| m & MODE_BITS);
+        if r.mode.is_some() && !self.root && !self.member {
+            new_mode &= !SET_GID;
+        }
+        // A change of owner takes the bits away with which the file would run as somebody else.
+        if (r.uid.is_some() || r.gid.is_some()) && !self.root && regular && r.mode.is_none() {
+            new_mode &= !SET_UID;
+            new_mode &= if new_mode & 0o010 != 0 { !SET_GID } else { MODE_BITS };
+        }
+        (new_mode, r.uid.unwrap_or(uid), r.gid.unwrap_or(gid))
+    }
+}
+
+fn check_set(cx: &Cx<'_>, r: &SetAttr, uid: u32, gid: u32, mode: u32) -> Result<Claim> {
+    let (root, owner) = (r.cred.uid == 0, r.cred.uid == uid);
+    let writes = permits(&r.cred, mode, uid, gid, WRITE);
+    let refuse = |what: &str| {
+        Err(Error::name(
+            NameRule::NotOwner,
+            format!("user {} may not change the {what} of inode {}", r.cred.uid, r.ino),
+        ))
+    };
+    if r.mode.is_some() && !root && !owner {
+        return refuse("mode");
+    }
+    if r.uid.is_some_and(|new| new != uid || !owner) && !root {
+        return refuse("owner");
+    }
+    if r.gid.is_some_and(|new| !owner || (new != gid && !in_group(&r.cred, new))) && !root {
+        return refuse("group");
+    }
+    if (r.atime.is_some() || r.mtime.is_some()) && !root && !owner && !writes && r.size.is_none() {
+        return refuse("times");
+    }
+    // A file that is open for writing may be cut whatever its mode says now.
+    if r.size.is_some() && !writes && !cx.rules.leases.may_write(cx.rules.session, r.ino) {
+        return Err(Error::denied(format!("user {} may not write inode {}", r.cred.uid, r.ino)));
+    }
+    Ok(Claim { root, member: in_group(&r.cred, r.gid.unwrap_or(gid)) })
+}
+
+fn check_size(ino: InodeId, inode: &Inode, size: u64) -> Result<()> {
+    if inode.kind != FileKind::Regular {
+        return Err(Error::invalid(format!("inode {ino} is not a regular file: it has no size to set")));
+    }
+    if size > FILE_BYTES_MAX {
+        return Err(Error::name(
+            NameRule::FileTooBig,
+            format!("{size} bytes: a file has at most {FILE_BYTES_MAX}"),
+        ));
+    }
+    Ok(())
+}
+
+impl Cx<'_> {
+    /// Cuts or extends a file. What may be on targets beyond stays remembered in `data_end`.
+    pub(super) fn set_size(&mut self, ino: InodeId, inode: &mut Inode, size: u64) -> Result<()> {
+        if size < inode.size {
+            if !self.cut_inline(ino, size)? {
+                inode.data_end = inode.data_end.max(inode.size);
+            }
+            let allocated = inode.allocated.min(size);
+            self.set_allocated(inode, allocated)?;
+        }
+        inode.size = size;
+        inode.data_version += 1;
+        inode.mtime = self.rules.now;
+        Ok(())
+    }
+
+    /// Cuts inline data; false if there is none.
+    fn cut_inline(&mut self, ino: InodeId, size: u64) -> Result<bool> {
+        let Some(data) = self.txn.get(&keys::data(ino))? else { return Ok(false) };
+        if size == 0 {
+            self.txn.delete(&keys::data(ino));
+        } else if (size as usize) < data.len() && size <= INLINE_MAX as u64 {
+            self.txn.put(&keys::data(ino), &data[..size as usize]);
+        }
+        Ok(true)
+    }
+
+    /// Changes what the file is charged with.
+    pub(super) fn set_allocated(&mut self, inode: &mut Inode, allocated: u64) -> Result<()> {
+        if inode.nlink > 0 {
+            self.charge(inode.parent, Charge::bytes(inode.allocated, allocated))?;
+        }
+        inode.allocated = allocated;
+        Ok(())
+    }
+}

@@ -1,0 +1,322 @@
+//! New names: create, mkdir, symlink, mknod, link.
+use super::usage::Charge;
+use super::*;
+use crate::keys::Sequence;
+use crate::record::Listed;
+use bytes::Bytes;
+use weir_proto::meta::{self, Created, Made, SYMLINK_MAX};
+
+/// Numbers of one directory serial.
+const SERIAL_NUMBERS: u32 = 1 << 24;
+/// Number of the root's own inode within serial 1.
+const ROOT_N: u32 = 1;
+/// Hard links to one file.
+const LINKS_MAX: u32 = 1 << 20;
+
+/// A volume's first transaction: the root directory, owned by the administrator, open to all as `/tmp` is not.
+pub fn make_root(txn: &mut dyn Txn, now: Time) {
+    let access = Access { mode: 0o755, uid: 0, gid: 0, parent: InodeId::ROOT, atime: now, btime: now };
+    let tally = Tally {
+        mtime: now,
+        ctime: now,
+        entries: 0,
+        subdirectories: 0,
+        serial: 1,
+        next_n: ROOT_N + 1,
+        next_cookie: 1,
+    };
+    txn.put(&keys::access(InodeId::ROOT), &access.to_value());
+    txn.put(&keys::tally(InodeId::ROOT), &tally.to_value());
+    txn.max(&keys::sequence(Sequence::DirectorySerial), 2);
+}
+
+/// Takes the next number of a sequence of the volume; the first is 1.
+pub fn next_number(txn: &mut dyn Txn, sequence: Sequence) -> Result<u64> {
+    let key = keys::sequence(sequence);
+    let value = txn.get(&key)?.and_then(|v| <[u8; 8]>::try_from(v).ok());
+    let number = value.map_or(0, u64::from_le_bytes).max(1);
+    txn.max(&key, number + 1);
+    Ok(number)
+}
+
+/// A directory in which a name is about to be made.
+struct Birth {
+    dir: InodeId,
+    access: Access,
+    tally: Tally,
+}
+
+impl Cx<'_> {
+    /// Checks that `name` can be made in `parent` and that nobody's lease is in the way.
+    fn prepare_birth(&mut self, cred: &Cred, parent: InodeId, name: &[u8]) -> Result<Birth> {
+        check_name(name)?;
+        let access = load_access(self.read(), parent)?;
+        require(cred, &access, parent, SEARCH)?;
+        if find_link(self.read(), parent, name)?.is_some() {
+            return Err(Error::exists(format!("{:?} is in directory {parent} already", show(name))));
+        }
+        self.prepare_new(cred, parent, access)
+    }
+    fn prepare_new(&mut self, cred: &Cred, parent: InodeId, access: Access) -> Result<Birth> {
+        require(cred, &access, parent, WRITE | SEARCH)?;
+        self.need(parent, Need::Change);
+        self.clear()?;
+        let tally = load_tally(self.read(), parent)?;
+        Ok(Birth { dir: parent, access, tally })
+    }
+
+    fn next_ino(&mut self, tally: &mut Tally) -> Result<InodeId> {
+        if tally.next_n >= SERIAL_NUMBERS {
+            tally.serial = next_number(self.txn, Sequence::DirectorySerial)?;
+            tally.next_n = 0;
+        }
+        let n = tally.next_n;
+        tally.next_n += 1;
+        Ok(InodeId((tally.serial << 24) | u64::from(n)))
+    }
+
+    pub(super) fn insert_name(
+        &mut self,
+        dir: InodeId,
+        tally: &mut Tally,
+        name: &[u8],
+        ino: InodeId,
+        kind: FileKind,
+    ) {
+        let cookie = tally.next_cookie;
+        tally.next_cookie += 1;
+        tally.entries += 1;
+        tally.subdirectories += u64::from(kind == FileKind::Directory);
+        tally.mtime = self.rules.now;
+        tally.ctime = self.rules.now;
+        self.txn.put(&keys::name(dir, name), &Link { ino, kind, cookie }.to_value());
+        let listed = Listed { ino, kind, name: Bytes::copy_from_slice(name) };
+        self.txn.put(&keys::listed(dir, cookie), &listed.to_value());
+    }
+
+    /// A new inode that is not a directory, without a name yet.
+    fn newborn(&self, birth: &Birth, cred: &Cred, kind: FileKind, mode: u32) -> Inode {
+        let now = self.rules.now;
+        let gid = if birth.access.mode & SET_GID != 0 { birth.access.gid } else { cred.gid };
+        Inode {
+            kind,
+            mode: mode & MODE_BITS,
+            uid: cred.uid,
+            gid,
+            nlink: 1,
+            rdev: 0,
+            size: 0,
+            allocated: 0,
+            atime: now,
+            mtime: now,
+            ctime: now,
+            btime: now,
+            data_version: 0,
+            layout: None,
+            parent: birth.dir,
+            token_epoch: 0,
+            writer: SessionId(0),
+            dirty: false,
+            recover: false,
+            data_end: 0,
+        }
+    }
+
+    /// Gives a newborn its number and name; everything but the inode's record.
+    fn give_birth(&mut self, birth: &mut Birth, name: &[u8], kind: FileKind) -> Result<InodeId> {
+        let ino = self.next_ino(&mut birth.tally)?;
+        self.insert_name(birth.dir, &mut birth.tally, name, ino, kind);
+        self.put_tally(birth.dir, &birth.tally);
+        Ok(ino)
+    }
+
+    fn make_file(&mut self, mut birth: Birth, name: &[u8], inode: &Inode) -> Result<Made> {
+        let ino = self.give_birth(&mut birth, name, inode.kind)?;
+        self.put_inode(ino, inode);
+        self.charge(birth.dir, Charge::file(inode.allocated))?;
+        Ok(Made {
+            entry: self.rules.entry(ino, inode),
+            parent_attr: directory_attr(birth.dir, &birth.access, &birth.tally),
+            parent_lease: nothing(),
+        })
+    }
+
+    /// Takes the right to write for this session: a new token epoch if the last writer was another.
+    pub(super) fn take_writer(&mut self, ino: InodeId, inode: &mut Inode) -> bool {
+        let before = inode.clone();
+        let recover = self.rules.must_recover(inode);
+        if inode.writer != self.rules.session || recover {
+            inode.token_epoch = inode.token_epoch.saturating_add(1);
+            inode.writer = self.rules.session;
+        }
+        inode.recover = recover;
+        inode.dirty = true;
+        if inode.layout.is_none() {
+            inode.layout = (self.rules.layout)().map(|p| place(p, ino));
+        }
+        *inode != before
+    }
+}
+
+/// The layout of a file from its birth.
+fn place(policy: LayoutPolicy, ino: InodeId) -> weir_proto::map::Layout {
+    // Fibonacci hashing: neighbours in one directory start on groups far apart.
+    let seed = (ino.0.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as u32;
+    weir_proto::map::Layout {
+        scheme: policy.scheme,
+        cell_shift: policy.cell_shift,
+        first_pg: policy.first_pg,
+        pg_count: policy.pg_count,
+        seed,
+    }
+}
+
+pub fn create(cx: &mut Cx<'_>, r: &meta::Create) -> Result<Created> {
+    check_name(&r.name)?;
+    let access = load_access(cx.read(), r.parent)?;
+    require(&r.cred, &access, r.parent, SEARCH)?;
+    if let Some(link) = find_link(cx.read(), r.parent, &r.name)? {
+        return open_existing(cx, r, link);
+    }
+    let mut birth = cx.prepare_new(&r.cred, r.parent, access)?;
+    let ino = cx.give_birth(&mut birth, &r.name, FileKind::Regular)?;
+    let mut inode = cx.newborn(&birth, &r.cred, FileKind::Regular, r.mode);
+    inode.layout = (cx.rules.layout)().map(|p| place(p, ino));
+    if r.open & meta_open::WRITE != 0 {
+        cx.take_writer(ino, &mut inode);
+    }
+    cx.put_inode(ino, &inode);
+    cx.charge(r.parent, Charge::file(0))?;
+    Ok(Created {
+        entry: cx.rules.entry(ino, &inode),
+        parent_attr: directory_attr(r.parent, &birth.access, &birth.tally),
+        parent_lease: nothing(),
+        created: true,
+        inline: None,
+    })
+}
+
+/// Bits of `Create::open`.
+pub mod meta_open {
+    pub const READ: u8 = 1;
+    pub const WRITE: u8 = 2;
+}
+
+fn open_existing(cx: &mut Cx<'_>, r: &meta::Create, link: Link) -> Result<Created> {
+    if r.exclusive {
+        return Err(Error::exists(format!("{:?} is in directory {} already", show(&r.name), r.parent)));
+    }
+    let parent_attr = directory(cx.read(), r.parent)?;
+    let (entry, inline) = match link.kind {
+        FileKind::Regular => {
+            let (read, write) = (r.open & meta_open::READ != 0, r.open & meta_open::WRITE != 0);
+            let opened = cx.open_file(&r.cred, link.ino, read, write, false)?;
+            (opened.entry, opened.inline)
+        }
+        FileKind::Directory if r.open & meta_open::WRITE != 0 => {
+            return Err(Error::name(NameRule::IsDirectory, format!("{:?} is a directory", show(&r.name))));
+        }
+        kind => {
+            cx.need(link.ino, Need::Look);
+            cx.clear()?;
+            (entry_of(cx.read(), cx.rules, link.ino, kind)?, None)
+        }
+    };
+    Ok(Created { entry, parent_attr, parent_lease: nothing(), created: false, inline })
+}
+
+pub fn mkdir(cx: &mut Cx<'_>, r: &meta::Mkdir) -> Result<Made> {
+    let mut birth = cx.prepare_birth(&r.cred, r.parent, &r.name)?;
+    let ino = cx.give_birth(&mut birth, &r.name, FileKind::Directory)?;
+    let now = cx.rules.now;
+    let inherit = birth.access.mode & SET_GID != 0;
+    let access = Access {
+        mode: (r.mode & MODE_BITS) | if inherit { SET_GID } else { 0 },
+        uid: r.cred.uid,
+        gid: if inherit { birth.access.gid } else { r.cred.gid },
+        parent: r.parent,
+        atime: now,
+        btime: now,
+    };
+    let tally = Tally {
+        mtime: now,
+        ctime: now,
+        entries: 0,
+        subdirectories: 0,
+        serial: next_number(cx.txn, Sequence::DirectorySerial)?,
+        next_n: 0,
+        next_cookie: 1,
+    };
+    cx.put_access(ino, &access);
+    cx.put_tally(ino, &tally);
+    cx.charge(r.parent, Charge { directories: 1, ..Charge::default() })?;
+    Ok(Made {
+        entry: unleased(directory_attr(ino, &access, &tally)),
+        parent_attr: directory_attr(r.parent, &birth.access, &birth.tally),
+        parent_lease: nothing(),
+    })
+}
+
+pub fn symlink(cx: &mut Cx<'_>, r: &meta::Symlink) -> Result<Made> {
+    if r.target.is_empty() || r.target.contains(&0) {
+        return Err(Error::invalid("a symbolic link needs a target without zero bytes"));
+    }
+    if r.target.len() > SYMLINK_MAX {
+        return Err(Error::name(
+            NameRule::TooLong,
+            format!(
+                "the target of a symbolic link has {} bytes: at most {SYMLINK_MAX} are allowed",
+                r.target.len()
+            ),
+        ));
+    }
+    let birth = cx.prepare_birth(&r.cred, r.parent, &r.name)?;
+    let mut inode = cx.newborn(&birth, &r.cred, FileKind::Symlink, 0o777);
+    inode.size = r.target.len() as u64;
+    let made = cx.make_file(birth, &r.name, &inode)?;
+    cx.txn.put(&keys::data(made.entry.attr.ino), &r.target);
+    Ok(made)
+}
+
+pub fn mknod(cx: &mut Cx<'_>, r: &meta::Mknod) -> Result<Made> {
+    if matches!(r.kind, FileKind::Directory | FileKind::Symlink) {
+        return Err(Error::invalid("mknod makes files, pipes, sockets and devices only"));
+    }
+    let birth = cx.prepare_birth(&r.cred, r.parent, &r.name)?;
+    let mut inode = cx.newborn(&birth, &r.cred, r.kind, r.mode);
+    inode.rdev = r.rdev;
+    cx.make_file(birth, &r.name, &inode)
+}
+
+pub fn link(cx: &mut Cx<'_>, r: &meta::Link) -> Result<Made> {
+    check_name(&r.name)?;
+    let mut inode = match find_inode(cx.read(), r.ino)? {
+        Some(inode) => inode,
+        None => {
+            load_access(cx.read(), r.ino)?;
+            return Err(Error::name(
+                NameRule::NotOwner,
+                format!("inode {} is a directory: no hard links", r.ino),
+            ));
+        }
+    };
+    if inode.nlink == 0 {
+        return Err(Error::not_found(format!("inode {} has no name any more", r.ino)));
+    }
+    if inode.nlink >= LINKS_MAX {
+        return Err(Error::name(NameRule::TooManyLinks, format!("inode {} has {LINKS_MAX} links", r.ino)));
+    }
+    cx.need(r.ino, Need::Change);
+    let mut birth = cx.prepare_birth(&r.cred, r.parent, &r.name)?;
+    inode.nlink += 1;
+    inode.ctime = cx.rules.now;
+    cx.insert_name(r.parent, &mut birth.tally, &r.name, r.ino, inode.kind);
+    cx.put_tally(r.parent, &birth.tally);
+    cx.put_inode(r.ino, &inode);
+    cx.txn.put(&keys::link(r.ino, r.parent, &r.name), &[]);
+    Ok(Made {
+        entry: cx.rules.entry(r.ino, &inode),
+        parent_attr: directory_attr(r.parent, &birth.access, &birth.tally),
+        parent_lease: nothing(),
+    })
+}

@@ -1,0 +1,67 @@
+//! The size commit: what a writer made durable on targets becomes part of the file.
+use super::*;
+use weir_proto::meta::{Commit, FILE_BYTES_MAX, INLINE_MAX};
+
+pub fn commit(cx: &mut Cx<'_>, r: &Commit) -> Result<Entry> {
+    let mut inode = load_file(cx.read(), r.ino)?;
+    check(cx.rules, r, &inode)?;
+    cx.need(r.ino, Need::Look);
+    cx.clear()?;
+    let has_inline = store_inline(cx, r, &inode)?;
+    cx.set_allocated(&mut inode, r.allocated)?;
+    inode.size = inode.size.max(r.size);
+    inode.mtime = r.mtime;
+    inode.ctime = cx.rules.now;
+    inode.data_version += 1;
+    inode.data_end = if has_inline { r.data_end } else { r.data_end.max(inode.size) };
+    if r.clean && !cx.rules.leases.written_by_others(cx.rules.session, r.ino) {
+        inode.dirty = false;
+    }
+    cx.put_inode(r.ino, &inode);
+    if r.close_writes > 0 {
+        cx.close_opens(r.ino, 0, r.close_writes, false)?;
+    }
+    Ok(cx.rules.entry(r.ino, &inode))
+}
+
+fn check(rules: &Rules<'_>, r: &Commit, inode: &Inode) -> Result<()> {
+    if inode.kind != FileKind::Regular {
+        return Err(Error::invalid(format!("inode {} is not a regular file: it has no data", r.ino)));
+    }
+    let may = rules.leases.may_write(rules.session, r.ino)
+        || (inode.writer == rules.session && inode.token_epoch == r.token_epoch);
+    if !may || r.token_epoch > inode.token_epoch {
+        return Err(Error::stale(format!(
+            "inode {}: token epoch {} has no right to write it (now {}): ask for its lease again",
+            r.ino, r.token_epoch, inode.token_epoch
+        )));
+    }
+    if r.size.max(r.data_end).max(r.allocated) > FILE_BYTES_MAX {
+        return Err(Error::name(NameRule::FileTooBig, format!("a file has at most {FILE_BYTES_MAX} bytes")));
+    }
+    match &r.inline {
+        Some(data) if data.len() > INLINE_MAX => Err(Error::invalid(format!(
+            "{} bytes of inline data: at most {INLINE_MAX} are kept in an inode",
+            data.len()
+        ))),
+        Some(data) if (data.len() as u64) > r.size.max(inode.size) => {
+            Err(Error::invalid("more inline data than the file is long"))
+        }
+        Some(_) if r.drop_inline => Err(Error::invalid("inline data cannot come and go in one commit")),
+        _ => Ok(()),
+    }
+}
+
+/// Keeps or drops inline data; tells whether the file's data is inline now.
+fn store_inline(cx: &mut Cx<'_>, r: &Commit, inode: &Inode) -> Result<bool> {
+    let key = keys::data(r.ino);
+    if let Some(data) = &r.inline {
+        cx.txn.put(&key, data);
+        return Ok(true);
+    }
+    if r.drop_inline {
+        cx.txn.delete(&key);
+        return Ok(false);
+    }
+    Ok(inode.size <= FILE_BYTES_MAX && cx.txn.get(&key)?.is_some())
+}

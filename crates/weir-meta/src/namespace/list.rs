@@ -1,0 +1,60 @@
+//! Directory listings, in the order in which names were made: stable while others come and go.
+use super::*;
+use crate::record::Listed;
+use weir_kv::Scan;
+use weir_proto::meta::{ListEntry, Listing, ReadDir};
+
+/// Entries of one reply, whatever the client asks for.
+const ENTRIES_MAX: usize = 4096;
+/// Bytes of names and attributes of one reply: half of what a message body may have.
+const LISTING_BYTES_MAX: usize = 512 * 1024;
+/// Bytes of an entry with attributes beside its name.
+const ENTRY_BYTES: usize = 192;
+
+pub fn readdir(view: &mut View<'_>, r: &ReadDir) -> Result<Listing> {
+    load_access(view.read, r.dir)?;
+    let (found, end) = scan_names(view.read, r)?;
+    let mut entries = Vec::with_capacity(found.len());
+    for (cookie, listed) in found {
+        let entry = if r.with_attrs { show_unless_written(view, &listed)? } else { None };
+        entries.push(ListEntry { name: listed.name, ino: listed.ino, kind: listed.kind, cookie, entry });
+    }
+    Ok(Listing { entries, end, dir_lease: nothing() })
+}
+
+fn scan_names(read: &dyn Read, r: &ReadDir) -> Result<(Vec<(u64, Listed)>, bool)> {
+    let limit = (r.limit as usize).clamp(1, ENTRIES_MAX);
+    let (mut found, mut bytes, mut end, mut bad) = (Vec::with_capacity(limit.min(256)), 0, true, None);
+    if r.after == u64::MAX {
+        return Ok((found, true));
+    }
+    let (_, range_end) = keys::range_of(b'K', r.dir.0);
+    read.scan(&keys::listed(r.dir, r.after + 1), &range_end, &mut |key, value| {
+        if found.len() == limit || bytes > LISTING_BYTES_MAX {
+            end = false;
+            return Scan::Stop;
+        }
+        match Listed::from_value(value, || format!("an entry of directory {}", r.dir)) {
+            Ok(listed) => {
+                bytes += ENTRY_BYTES + listed.name.len();
+                found.push((keys::cookie_of(key).unwrap_or(u64::MAX), listed));
+                Scan::More
+            }
+            Err(e) => {
+                bad = Some(e);
+                Scan::Stop
+            }
+        }
+    })?;
+    bad.map_or(Ok((found, end)), Err)
+}
+
+/// A file that another session is writing is left out: who wants its attributes asks for them, and waits.
+fn show_unless_written(view: &View<'_>, listed: &Listed) -> Result<Option<Entry>> {
+    let mut conflicts = Vec::new();
+    view.rules.leases.conflicts(view.rules.session, listed.ino, Need::Look, &mut conflicts);
+    if !conflicts.is_empty() {
+        return Ok(None);
+    }
+    entry_of(view.read, view.rules, listed.ino, listed.kind).map(Some)
+}

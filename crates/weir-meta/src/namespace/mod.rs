@@ -1,0 +1,266 @@
+//! The operations of the namespace: what each reads, checks and changes, inside one transaction.
+//!
+//! Invariants: an operation either changes all that belongs together or, with an error, nothing. It changes nothing as
+//! long as another session's lease is in the way: it names the conflict and is run again later. What it puts into a
+//! reply has no lease kinds in it: those are granted when the transaction is committed.
+//!
+//! Knows nothing of connections, durability, or how leases are recalled.
+
+pub mod attr;
+pub mod create;
+pub mod data;
+pub mod list;
+pub mod open;
+pub mod remove;
+pub mod rename;
+mod usage;
+pub mod xattr;
+
+pub use remove::release_orphan;
+pub use usage::{totals, usage_of};
+
+use crate::keys;
+use crate::lease::{Conflict, LeaseTable, Need};
+use crate::record::{Access, Inode, Link, Record, Tally, directory_attr, no_lease};
+use weir_kv::{Read, Txn};
+use weir_proto::map::Scheme;
+use weir_proto::meta::{Attr, Cred, Entry, FileKind, Lease, NAME_MAX, Time};
+use weir_proto::{Error, InodeId, NameRule, PgId, Result, SessionId};
+
+/// Where new files go, as the cluster map says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LayoutPolicy {
+    pub scheme: Scheme,
+    pub cell_shift: u8,
+    pub first_pg: PgId,
+    pub pg_count: u32,
+}
+
+/// What an operation knows beside the records.
+pub struct Rules<'a> {
+    pub session: SessionId,
+    pub now: Time,
+    pub leases: &'a LeaseTable,
+    /// Whether a session still exists.
+    pub live: &'a dyn Fn(SessionId) -> bool,
+    /// `None`: no placement group exists yet.
+    pub layout: &'a dyn Fn() -> Option<LayoutPolicy>,
+}
+
+/// A reading operation at work.
+pub struct View<'a> {
+    pub read: &'a dyn Read,
+    pub rules: &'a Rules<'a>,
+    pub conflicts: &'a mut Vec<Conflict>,
+}
+
+/// A changing operation at work.
+pub struct Cx<'a> {
+    pub txn: &'a mut (dyn Txn + 'a),
+    pub rules: &'a Rules<'a>,
+    pub conflicts: &'a mut Vec<Conflict>,
+    pub events: &'a mut Events,
+}
+
+/// What the lease table must hear of after the commit.
+#[derive(Default, Debug, PartialEq, Eq)]
+pub struct Events {
+    /// Lost their last name while open.
+    pub orphaned: Vec<InodeId>,
+    /// Do not exist any more.
+    pub gone: Vec<InodeId>,
+    /// A file whose cells are to be dropped was noted.
+    pub garbage: bool,
+}
+
+/// Permission bits of one class.
+pub const READ: u32 = 4;
+pub const WRITE: u32 = 2;
+pub const SEARCH: u32 = 1;
+
+const SET_GID: u32 = 0o2000;
+const STICKY: u32 = 0o1000;
+/// All that chmod may set.
+const MODE_BITS: u32 = 0o7777;
+
+impl View<'_> {
+    fn need(&mut self, ino: InodeId, need: Need) {
+        self.rules.leases.conflicts(self.rules.session, ino, need, self.conflicts);
+    }
+    /// Goes on only if no lease is in the way.
+    fn clear(&self) -> Result<()> {
+        halt_if(!self.conflicts.is_empty())
+    }
+}
+
+impl Cx<'_> {
+    fn read(&self) -> &dyn Read {
+        &*self.txn
+    }
+    fn need(&mut self, ino: InodeId, need: Need) {
+        self.rules.leases.conflicts(self.rules.session, ino, need, self.conflicts);
+    }
+    /// Goes on only if no lease is in the way.
+    fn clear(&self) -> Result<()> {
+        halt_if(!self.conflicts.is_empty())
+    }
+    fn put_inode(&mut self, ino: InodeId, inode: &Inode) {
+        self.txn.put(&keys::inode(ino), &inode.to_value());
+    }
+    fn put_tally(&mut self, dir: InodeId, tally: &Tally) {
+        self.txn.put(&keys::tally(dir), &tally.to_value());
+    }
+    fn put_access(&mut self, dir: InodeId, access: &Access) {
+        self.txn.put(&keys::access(dir), &access.to_value());
+    }
+}
+
+/// Stops a transaction whose conflicts tell why; costs no allocation.
+fn halt_if(blocked: bool) -> Result<()> {
+    if blocked { Err(Error::unavailable(String::new())) } else { Ok(()) }
+}
+
+impl Rules<'_> {
+    /// Whether a writer died with data of this file possibly on its way.
+    pub fn must_recover(&self, inode: &Inode) -> bool {
+        inode.recover || (inode.dirty && inode.writer != self.session && !(self.live)(inode.writer))
+    }
+    fn entry(&self, ino: InodeId, inode: &Inode) -> Entry {
+        Entry { attr: inode.attr(ino), lease: inode.lease(self.must_recover(inode)) }
+    }
+}
+
+// ---- loading
+
+pub fn find_inode(read: &dyn Read, ino: InodeId) -> Result<Option<Inode>> {
+    let value = read.get(&keys::inode(ino))?;
+    value.map(|v| Inode::from_value(&v, || format!("inode {ino}"))).transpose()
+}
+/// A file that must be there and must not be a directory.
+fn load_file(read: &dyn Read, ino: InodeId) -> Result<Inode> {
+    if let Some(inode) = find_inode(read, ino)? {
+        return Ok(inode);
+    }
+    match find_access(read, ino)? {
+        Some(_) => Err(Error::name(NameRule::IsDirectory, format!("inode {ino} is a directory"))),
+        None => Err(stale(ino)),
+    }
+}
+fn find_access(read: &dyn Read, dir: InodeId) -> Result<Option<Access>> {
+    let value = read.get(&keys::access(dir))?;
+    value.map(|v| Access::from_value(&v, || format!("directory {dir}"))).transpose()
+}
+/// A directory that must be there.
+fn load_access(read: &dyn Read, dir: InodeId) -> Result<Access> {
+    if let Some(access) = find_access(read, dir)? {
+        return Ok(access);
+    }
+    match find_inode(read, dir)? {
+        Some(_) => Err(Error::name(NameRule::NotDirectory, format!("inode {dir} is not a directory"))),
+        None => Err(stale(dir)),
+    }
+}
+fn load_tally(read: &dyn Read, dir: InodeId) -> Result<Tally> {
+    let value = read.get(&keys::tally(dir))?.ok_or_else(|| stale(dir))?;
+    Tally::from_value(&value, || format!("the counts of directory {dir}"))
+}
+fn find_link(read: &dyn Read, dir: InodeId, name: &[u8]) -> Result<Option<Link>> {
+    let value = read.get(&keys::name(dir, name))?;
+    value.map(|v| Link::from_value(&v, || format!("{:?} in directory {dir}", show(name)))).transpose()
+}
+fn load_link(read: &dyn Read, dir: InodeId, name: &[u8]) -> Result<Link> {
+    find_link(read, dir, name)?
+        .ok_or_else(|| Error::not_found(format!("{:?} is not in directory {dir}", show(name))))
+}
+fn directory(read: &dyn Read, dir: InodeId) -> Result<Attr> {
+    Ok(directory_attr(dir, &load_access(read, dir)?, &load_tally(read, dir)?))
+}
+/// Attributes of an inode of a kind known from its name.
+fn entry_of(read: &dyn Read, rules: &Rules<'_>, ino: InodeId, kind: FileKind) -> Result<Entry> {
+    if kind == FileKind::Directory {
+        return Ok(Entry { attr: directory(read, ino)?, lease: no_lease() });
+    }
+    Ok(rules.entry(ino, &load_file(read, ino)?))
+}
+/// Attributes of an inode of any kind.
+fn entry(read: &dyn Read, rules: &Rules<'_>, ino: InodeId) -> Result<Entry> {
+    match find_inode(read, ino)? {
+        Some(inode) => Ok(rules.entry(ino, &inode)),
+        None => Ok(Entry { attr: directory(read, ino)?, lease: no_lease() }),
+    }
+}
+/// Owner, group and mode of an inode of a kind known from its name.
+fn owner_of(read: &dyn Read, ino: InodeId, kind: FileKind) -> Result<(u32, u32, u32)> {
+    if kind == FileKind::Directory {
+        return load_access(read, ino).map(|a| (a.uid, a.gid, a.mode));
+    }
+    load_file(read, ino).map(|i| (i.uid, i.gid, i.mode))
+}
+
+fn stale(ino: InodeId) -> Error {
+    Error::stale(format!("inode {ino} does not exist (any more)"))
+}
+
+// ---- rules of POSIX
+
+/// Whether `cred` has all of `want` on something with this owner and mode.
+fn permits(cred: &Cred, mode: u32, uid: u32, gid: u32, want: u32) -> bool {
+    let class = if cred.uid == uid {
+        6
+    } else if in_group(cred, gid) {
+        3
+    } else {
+        0
+    };
+    cred.uid == 0 || (mode >> class) & want == want
+}
+fn in_group(cred: &Cred, gid: u32) -> bool {
+    cred.gid == gid || cred.groups.contains(&gid)
+}
+fn require(cred: &Cred, access: &Access, dir: InodeId, want: u32) -> Result<()> {
+    if permits(cred, access.mode, access.uid, access.gid, want) {
+        return Ok(());
+    }
+    Err(Error::denied(format!("user {} may not {} directory {dir}", cred.uid, verb(want))))
+}
+fn verb(want: u32) -> &'static str {
+    match want {
+        SEARCH => "search",
+        READ => "read",
+        _ => "change",
+    }
+}
+/// In a sticky directory only the owner of an entry or of the directory removes or renames it.
+fn require_sticky(cred: &Cred, dir: &Access, victim_uid: u32) -> Result<()> {
+    if dir.mode & STICKY == 0 || cred.uid == 0 || cred.uid == victim_uid || cred.uid == dir.uid {
+        return Ok(());
+    }
+    Err(Error::name(
+        NameRule::NotOwner,
+        format!("user {} owns neither the entry nor its sticky directory", cred.uid),
+    ))
+}
+fn check_name(name: &[u8]) -> Result<()> {
+    if name.len() > NAME_MAX {
+        return Err(Error::name(
+            NameRule::TooLong,
+            format!("a name of {} bytes: at most {NAME_MAX} are allowed", name.len()),
+        ));
+    }
+    if name.is_empty() || name == b"." || name == b".." || name.iter().any(|b| *b == b'/' || *b == 0) {
+        return Err(Error::invalid(format!("{:?} cannot be a name", show(name))));
+    }
+    Ok(())
+}
+fn show(name: &[u8]) -> String {
+    String::from_utf8_lossy(&name[..name.len().min(NAME_MAX)]).into_owned()
+}
+fn unleased(attr: Attr) -> Entry {
+    Entry { attr, lease: no_lease() }
+}
+fn nothing() -> Lease {
+    no_lease()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,121 @@
+//! Files in use: open, close, the right to write, recovery.
+use super::remove::release_orphan;
+use super::*;
+use bytes::Bytes;
+use weir_proto::meta::{self, InlineData, LeaseKind, Opened};
+
+impl Cx<'_> {
+    pub(super) fn open_file(
+        &mut self,
+        cred: &Cred,
+        ino: InodeId,
+        read: bool,
+        write: bool,
+        truncate: bool,
+    ) -> Result<Opened> {
+        let mut inode = load_file(self.read(), ino)?;
+        if inode.kind != FileKind::Regular {
+            return Err(Error::invalid(format!("inode {ino} is not a regular file")));
+        }
+        let want = if read { READ } else { 0 } | if write || truncate { WRITE } else { 0 };
+        if !permits(cred, inode.mode, inode.uid, inode.gid, want) {
+            return Err(Error::denied(format!("user {} may not open inode {ino} that way", cred.uid)));
+        }
+        let need = if truncate {
+            Need::Change
+        } else {
+            self.rules.leases.need_to_open(self.rules.session, ino, write)
+        };
+        self.need(ino, need);
+        self.clear()?;
+        let mut changed = write && self.take_writer(ino, &mut inode);
+        if truncate && inode.size > 0 {
+            self.set_size(ino, &mut inode, 0)?;
+            inode.ctime = self.rules.now;
+            changed = true;
+        }
+        if changed {
+            self.put_inode(ino, &inode);
+        }
+        let inline = if inode.size > 0 { self.txn.get(&keys::data(ino))?.map(Bytes::from) } else { None };
+        Ok(Opened { entry: self.rules.entry(ino, &inode), inline })
+    }
+}
+
+pub fn open(cx: &mut Cx<'_>, r: &meta::Open) -> Result<Opened> {
+    cx.open_file(&r.cred, r.ino, r.read, r.write, r.truncate)
+}
+
+pub fn read_inline(view: &mut View<'_>, ino: InodeId) -> Result<InlineData> {
+    view.need(ino, Need::Look);
+    view.clear()?;
+    let inode = load_file(view.read, ino)?;
+    if inode.kind != FileKind::Regular {
+        return Err(Error::invalid(format!("inode {ino} is not a regular file")));
+    }
+    let data = view.read.get(&keys::data(ino))?.map(Bytes::from);
+    Ok(InlineData { entry: view.rules.entry(ino, &inode), data })
+}
+
+pub fn acquire(cx: &mut Cx<'_>, r: &meta::AcquireLease) -> Result<Entry> {
+    let Some(mut inode) = find_inode(cx.read(), r.ino)? else {
+        cx.need(r.ino, Need::Look);
+        cx.clear()?;
+        return Ok(unleased(directory(cx.read(), r.ino)?));
+    };
+    let leases = cx.rules.leases;
+    let need = match r.kind {
+        LeaseKind::Write => Need::Change,
+        _ if leases.is_open_by(r.session, r.ino) => leases.need_to_open(r.session, r.ino, false),
+        _ => Need::Look,
+    };
+    cx.need(r.ino, need);
+    cx.clear()?;
+    if r.kind == LeaseKind::Write && inode.kind == FileKind::Regular && cx.take_writer(r.ino, &mut inode) {
+        cx.put_inode(r.ino, &inode);
+    }
+    Ok(cx.rules.entry(r.ino, &inode))
+}
+
+/// One open ends. The last writing one tells that nothing uncommitted is on targets; the last one of all takes a
+/// nameless file with it.
+pub fn close(cx: &mut Cx<'_>, r: &meta::Close) -> Result<()> {
+    let (reads, writes) = (u32::from(!r.write), u32::from(r.write));
+    cx.close_opens(r.ino, reads, writes, r.write)
+}
+
+impl Cx<'_> {
+    /// What the end of so many opens of this session changes in the records. `clean`: its writers left nothing behind.
+    pub(super) fn close_opens(&mut self, ino: InodeId, reads: u32, writes: u32, clean: bool) -> Result<()> {
+        let (session, leases) = (self.rules.session, self.rules.leases);
+        let opens = leases.opens_of(session, ino);
+        let last = opens.read <= reads && opens.write <= writes;
+        if last && leases.is_orphan(ino) {
+            return release_orphan(self, ino, session);
+        }
+        if !clean || opens.write == 0 || opens.write > writes || leases.written_by_others(session, ino) {
+            return Ok(());
+        }
+        if let Some(mut inode) = find_inode(self.read(), ino)?
+            && inode.dirty
+            && !self.rules.must_recover(&inode)
+        {
+            inode.dirty = false;
+            self.put_inode(ino, &inode);
+        }
+        Ok(())
+    }
+}
+
+pub fn recovered(cx: &mut Cx<'_>, r: &meta::Recovered) -> Result<Entry> {
+    let mut inode = load_file(cx.read(), r.ino)?;
+    if inode.writer != cx.rules.session || inode.token_epoch != r.token_epoch {
+        return Err(Error::stale(format!(
+            "inode {} was taken over with token epoch {}, not {}: ask for its lease again",
+            r.ino, inode.token_epoch, r.token_epoch
+        )));
+    }
+    inode.recover = false;
+    cx.put_inode(r.ino, &inode);
+    Ok(cx.rules.entry(r.ino, &inode))
+}

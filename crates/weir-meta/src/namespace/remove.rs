@@ -1,0 +1,186 @@
+//! Names that go: unlink, rmdir; files that nobody can reach any more.
+use super::usage::Charge;
+use super::*;
+use crate::record::Garbage;
+use weir_kv::Scan;
+use weir_proto::meta::{self, Removed};
+
+impl Cx<'_> {
+    pub(super) fn remove_name(&mut self, dir: InodeId, tally: &mut Tally, name: &[u8], link: &Link) {
+        tally.entries = tally.entries.saturating_sub(1);
+        tally.subdirectories =
+            tally.subdirectories.saturating_sub(u64::from(link.kind == FileKind::Directory));
+        tally.mtime = self.rules.now;
+        tally.ctime = self.rules.now;
+        self.txn.delete(&keys::name(dir, name));
+        self.txn.delete(&keys::listed(dir, link.cookie));
+    }
+
+    /// Takes one link from a file; its name has been removed already.
+    pub(super) fn drop_link(&mut self, dir: InodeId, name: &[u8], ino: InodeId) -> Result<()> {
+        let mut inode = load_file(self.read(), ino)?;
+        inode.ctime = self.rules.now;
+        inode.nlink = inode.nlink.saturating_sub(1);
+        if inode.nlink > 0 {
+            self.drop_one_of_many(dir, name, ino, &mut inode)?;
+            self.put_inode(ino, &inode);
+            return Ok(());
+        }
+        self.charge(inode.parent, Charge::file(inode.allocated).back())?;
+        let openers = self.rules.leases.openers(ino);
+        if openers.is_empty() {
+            return self.destroy(ino, &inode);
+        }
+        for session in openers {
+            self.txn.put(&keys::held(ino, session), &[]);
+        }
+        self.put_inode(ino, &inode);
+        self.events.orphaned.push(ino);
+        Ok(())
+    }
+
+    /// The first link has no record: where it goes, another takes its place and its charge.
+    fn drop_one_of_many(&mut self, dir: InodeId, name: &[u8], ino: InodeId, inode: &mut Inode) -> Result<()> {
+        let key = keys::link(ino, dir, name);
+        if self.txn.get(&key)?.is_some() {
+            self.txn.delete(&key);
+            return Ok(());
+        }
+        let (start, end) = keys::range_of(b'N', ino.0);
+        let heir = first_key(self.read(), &start, &end)?;
+        let Some((heir_dir, _)) = heir.as_deref().and_then(keys::link_place) else {
+            return Err(Error::damaged(format!("inode {ino} has {} links more than names", inode.nlink)));
+        };
+        self.txn.delete(&heir.expect("found above"));
+        if heir_dir != inode.parent {
+            self.charge(inode.parent, Charge::file(inode.allocated).back())?;
+            self.charge(heir_dir, Charge::file(inode.allocated))?;
+            inode.parent = heir_dir;
+        }
+        Ok(())
+    }
+
+    /// Removes a file that has neither name nor opener, and notes its cells for the sweeper.
+    fn destroy(&mut self, ino: InodeId, inode: &Inode) -> Result<()> {
+        self.txn.delete(&keys::inode(ino));
+        // Blindly: a delete costs less than to look whether there is something.
+        self.txn.delete(&keys::data(ino));
+        self.delete_range(keys::range_of(b'X', ino.0))?;
+        if inode.may_have_cells() {
+            let garbage = Garbage { token_epoch: inode.token_epoch };
+            self.txn.put(&keys::garbage(self.rules.now, ino), &garbage.to_value());
+            self.events.garbage = true;
+        }
+        self.events.gone.push(ino);
+        Ok(())
+    }
+
+    pub(super) fn delete_range(&mut self, (start, end): (Vec<u8>, Vec<u8>)) -> Result<()> {
+        let mut found = Vec::new();
+        self.txn.scan(&start, &end, &mut |key, _| {
+            found.push(key.to_vec());
+            Scan::More
+        })?;
+        for key in found {
+            self.txn.delete(&key);
+        }
+        Ok(())
+    }
+
+    /// Removes an empty directory whose name has been removed already.
+    pub(super) fn destroy_directory(&mut self, parent: InodeId, dir: InodeId) -> Result<()> {
+        self.txn.delete(&keys::access(dir));
+        self.txn.delete(&keys::tally(dir));
+        self.delete_range(keys::range_of(b'X', dir.0))?;
+        self.delete_range(keys::range_of(b'R', dir.0))?;
+        self.events.gone.push(dir);
+        self.charge(parent, Charge { directories: -1, ..Charge::default() })
+    }
+}
+
+fn first_key(read: &dyn Read, start: &[u8], end: &[u8]) -> Result<Option<Vec<u8>>> {
+    let mut first = None;
+    read.scan(start, end, &mut |key, _| {
+        first = Some(key.to_vec());
+        Scan::Stop
+    })?;
+    Ok(first)
+}
+
+/// What is removed from where, checked, with no lease in the way.
+fn prepare_removal(
+    cx: &mut Cx<'_>,
+    cred: &Cred,
+    parent: InodeId,
+    name: &[u8],
+    fits: impl FnOnce(FileKind) -> Result<()>,
+) -> Result<(Access, Link)> {
+    check_name(name)?;
+    let access = load_access(cx.read(), parent)?;
+    require(cred, &access, parent, SEARCH)?;
+    let link = load_link(cx.read(), parent, name)?;
+    require(cred, &access, parent, WRITE | SEARCH)?;
+    if access.mode & STICKY != 0 {
+        require_sticky(cred, &access, owner_of(cx.read(), link.ino, link.kind)?.0)?;
+    }
+    fits(link.kind)?;
+    cx.need(parent, Need::Change);
+    cx.need(link.ino, Need::Change);
+    cx.clear()?;
+    Ok((access, link))
+}
+
+pub fn unlink(cx: &mut Cx<'_>, r: &meta::Unlink) -> Result<Removed> {
+    let (access, link) = prepare_removal(cx, &r.cred, r.parent, &r.name, |kind| match kind {
+        FileKind::Directory => {
+            Err(Error::name(NameRule::IsDirectory, format!("{:?} is a directory", show(&r.name))))
+        }
+        _ => Ok(()),
+    })?;
+    let mut tally = load_tally(cx.read(), r.parent)?;
+    cx.remove_name(r.parent, &mut tally, &r.name, &link);
+    cx.put_tally(r.parent, &tally);
+    cx.drop_link(r.parent, &r.name, link.ino)?;
+    Ok(Removed {
+        ino: link.ino,
+        parent_attr: directory_attr(r.parent, &access, &tally),
+        parent_lease: nothing(),
+    })
+}
+
+pub fn rmdir(cx: &mut Cx<'_>, r: &meta::Rmdir) -> Result<Removed> {
+    let (access, link) = prepare_removal(cx, &r.cred, r.parent, &r.name, |kind| match kind {
+        FileKind::Directory => Ok(()),
+        _ => Err(Error::name(NameRule::NotDirectory, format!("{:?} is not a directory", show(&r.name)))),
+    })?;
+    require_empty(cx.read(), link.ino)?;
+    let mut tally = load_tally(cx.read(), r.parent)?;
+    cx.remove_name(r.parent, &mut tally, &r.name, &link);
+    cx.put_tally(r.parent, &tally);
+    cx.destroy_directory(r.parent, link.ino)?;
+    Ok(Removed {
+        ino: link.ino,
+        parent_attr: directory_attr(r.parent, &access, &tally),
+        parent_lease: nothing(),
+    })
+}
+
+pub(super) fn require_empty(read: &dyn Read, dir: InodeId) -> Result<()> {
+    match load_tally(read, dir)?.entries {
+        0 => Ok(()),
+        n => Err(Error::name(NameRule::NotEmpty, format!("directory {dir} has {n} entries"))),
+    }
+}
+
+/// A session has nothing open of a nameless file any more; the last one takes the file with it.
+pub fn release_orphan(cx: &mut Cx<'_>, ino: InodeId, session: SessionId) -> Result<()> {
+    cx.txn.delete(&keys::held(ino, session));
+    let (start, end) = keys::range_of(b'H', ino.0);
+    if first_key(cx.read(), &start, &end)?.is_some() {
+        return Ok(());
+    }
+    match find_inode(cx.read(), ino)? {
+        Some(inode) if inode.nlink == 0 => cx.destroy(ino, &inode),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,181 @@
+//! Rename: one name moves, replaces another, or two change places. Atomic; no directory ever comes below itself.
+use super::remove::require_empty;
+use super::usage::{Charge, is_within, usage_of};
+use super::*;
+use weir_proto::meta::{self, RenameMode, Renamed};
+
+/// One end of a rename.
+#[derive(Clone, Copy)]
+struct End<'a> {
+    dir: InodeId,
+    name: &'a [u8],
+}
+
+pub fn rename(cx: &mut Cx<'_>, r: &meta::Rename) -> Result<Renamed> {
+    check_name(&r.name)?;
+    check_name(&r.new_name)?;
+    let (from_dir, to_dir) = (load_access(cx.read(), r.parent)?, load_access(cx.read(), r.new_parent)?);
+    require(&r.cred, &from_dir, r.parent, SEARCH)?;
+    require(&r.cred, &to_dir, r.new_parent, SEARCH)?;
+    let moved = load_link(cx.read(), r.parent, &r.name)?;
+    let target = find_link(cx.read(), r.new_parent, &r.new_name)?;
+    check_mode(r, target.as_ref())?;
+    require(&r.cred, &from_dir, r.parent, WRITE | SEARCH)?;
+    require(&r.cred, &to_dir, r.new_parent, WRITE | SEARCH)?;
+    let replaced = target.filter(|t| t.ino != moved.ino);
+    if target.is_none() || replaced.is_some() {
+        check_move(cx.read(), r, &from_dir, &moved)?;
+        if let Some(other) = &replaced {
+            check_target(cx.read(), r, &to_dir, &moved, other)?;
+        }
+        carry_out(cx, r, &moved, replaced.as_ref())?;
+    }
+    // Else: two links of one file. POSIX: nothing happens.
+    Ok(Renamed {
+        moved: moved.ino,
+        replaced: replaced.filter(|_| r.mode != RenameMode::Exchange).map(|t| t.ino),
+        parent_attr: directory(cx.read(), r.parent)?,
+        new_parent_attr: directory(cx.read(), r.new_parent)?,
+    })
+}
+
+fn check_mode(r: &meta::Rename, target: Option<&Link>) -> Result<()> {
+    match (r.mode, target) {
+        (RenameMode::NoReplace, Some(_)) => {
+            Err(Error::exists(format!("{:?} is in directory {} already", show(&r.new_name), r.new_parent)))
+        }
+        (RenameMode::Exchange, None) => {
+            Err(Error::not_found(format!("{:?} is not in directory {}", show(&r.new_name), r.new_parent)))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Whether `link` may leave its directory for another.
+fn check_leaves(read: &dyn Read, cred: &Cred, dir: &Access, link: &Link, across: bool) -> Result<()> {
+    if dir.mode & STICKY == 0 && !(across && link.kind == FileKind::Directory) {
+        return Ok(());
+    }
+    let (uid, gid, mode) = owner_of(read, link.ino, link.kind)?;
+    require_sticky(cred, dir, uid)?;
+    // Its ".." changes: that is a write to the directory itself.
+    if across && link.kind == FileKind::Directory && !permits(cred, mode, uid, gid, WRITE) {
+        return Err(Error::denied(format!("user {} may not change directory {}", cred.uid, link.ino)));
+    }
+    Ok(())
+}
+
+fn check_move(read: &dyn Read, r: &meta::Rename, from_dir: &Access, moved: &Link) -> Result<()> {
+    let across = r.parent != r.new_parent;
+    check_leaves(read, &r.cred, from_dir, moved, across)?;
+    if across && moved.kind == FileKind::Directory && is_within(read, r.new_parent, moved.ino)? {
+        return Err(Error::invalid(format!("directory {} cannot move below itself", moved.ino)));
+    }
+    Ok(())
+}
+
+fn check_target(
+    read: &dyn Read,
+    r: &meta::Rename,
+    to_dir: &Access,
+    moved: &Link,
+    other: &Link,
+) -> Result<()> {
+    let across = r.parent != r.new_parent;
+    let exchange = r.mode == RenameMode::Exchange;
+    check_leaves(read, &r.cred, to_dir, other, across && exchange)?;
+    if exchange {
+        if across && other.kind == FileKind::Directory && is_within(read, r.parent, other.ino)? {
+            return Err(Error::invalid(format!("directory {} cannot move below itself", other.ino)));
+        }
+        return Ok(());
+    }
+    match (moved.kind == FileKind::Directory, other.kind == FileKind::Directory) {
+        (true, true) => require_empty(read, other.ino),
+        (true, false) => {
+            Err(Error::name(NameRule::NotDirectory, format!("{:?} is not a directory", show(&r.new_name))))
+        }
+        (false, true) => {
+            Err(Error::name(NameRule::IsDirectory, format!("{:?} is a directory", show(&r.new_name))))
+        }
+        (false, false) => Ok(()),
+    }
+}
+
+fn carry_out(cx: &mut Cx<'_>, r: &meta::Rename, moved: &Link, other: Option<&Link>) -> Result<()> {
+    for ino in [r.parent, r.new_parent, moved.ino].into_iter().chain(other.map(|o| o.ino)) {
+        cx.need(ino, Need::Change);
+    }
+    cx.clear()?;
+    let from = End { dir: r.parent, name: &r.name };
+    let to = End { dir: r.new_parent, name: &r.new_name };
+    take_away(cx, from, moved)?;
+    if let Some(other) = other {
+        take_away(cx, to, other)?;
+    }
+    put_there(cx, to, moved)?;
+    relocate(cx, moved, from, to)?;
+    match other {
+        Some(other) if r.mode == RenameMode::Exchange => {
+            put_there(cx, from, other)?;
+            relocate(cx, other, to, from)
+        }
+        Some(other) if other.kind == FileKind::Directory => cx.destroy_directory(to.dir, other.ino),
+        Some(other) => cx.drop_link(to.dir, to.name, other.ino),
+        None => Ok(()),
+    }
+}
+
+fn take_away(cx: &mut Cx<'_>, end: End<'_>, link: &Link) -> Result<()> {
+    let mut tally = load_tally(cx.read(), end.dir)?;
+    cx.remove_name(end.dir, &mut tally, end.name, link);
+    cx.put_tally(end.dir, &tally);
+    Ok(())
+}
+fn put_there(cx: &mut Cx<'_>, end: End<'_>, link: &Link) -> Result<()> {
+    let mut tally = load_tally(cx.read(), end.dir)?;
+    cx.insert_name(end.dir, &mut tally, end.name, link.ino, link.kind);
+    cx.put_tally(end.dir, &tally);
+    Ok(())
+}
+
+/// What moves remembers where it is, and its charge goes with it.
+fn relocate(cx: &mut Cx<'_>, link: &Link, from: End<'_>, to: End<'_>) -> Result<()> {
+    if link.kind == FileKind::Directory {
+        relocate_directory(cx, link.ino, from, to)
+    } else {
+        relocate_file(cx, link.ino, from, to)
+    }
+}
+
+fn relocate_directory(cx: &mut Cx<'_>, dir: InodeId, from: End<'_>, to: End<'_>) -> Result<()> {
+    let mut tally = load_tally(cx.read(), dir)?;
+    tally.ctime = cx.rules.now;
+    cx.put_tally(dir, &tally);
+    if from.dir == to.dir {
+        return Ok(());
+    }
+    let charge = Charge::directory(&usage_of(cx.read(), dir)?);
+    cx.charge(from.dir, charge.back())?;
+    cx.charge(to.dir, charge)?;
+    let mut access = load_access(cx.read(), dir)?;
+    access.parent = to.dir;
+    cx.put_access(dir, &access);
+    Ok(())
+}
+
+fn relocate_file(cx: &mut Cx<'_>, ino: InodeId, from: End<'_>, to: End<'_>) -> Result<()> {
+    let mut inode = load_file(cx.read(), ino)?;
+    inode.ctime = cx.rules.now;
+    let extra = keys::link(ino, from.dir, from.name);
+    if inode.nlink > 1 && cx.txn.get(&extra)?.is_some() {
+        cx.txn.delete(&extra);
+        cx.txn.put(&keys::link(ino, to.dir, to.name), &[]);
+    } else if from.dir != to.dir {
+        cx.charge(from.dir, Charge::file(inode.allocated).back())?;
+        cx.charge(to.dir, Charge::file(inode.allocated))?;
+        inode.parent = to.dir;
+    }
+    cx.put_inode(ino, &inode);
+    Ok(())
+}
