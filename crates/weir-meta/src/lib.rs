@@ -1,0 +1,22 @@
+//! The namespace of a volume: names, attributes, leases, exactly-once changes, recursive usage.
+//!
+//! [`Meta`] is the service of a volume's leader. It keeps everything in a `weir_kv` store under the keys of [`keys`];
+//! [`namespace`] has the operations, [`lease`] decides who may cache what.
+//!
+//! Knows nothing of disks, of FUSE or of home back ends; it never touches a file's data except inline bytes.
+#![forbid(unsafe_code)]
+
+mod executor;
+pub mod keys;
+pub mod lease;
+pub mod namespace;
+mod ops;
+pub mod record;
+mod service;
+mod session;
+mod sweeper;
+
+pub use executor::MetaConfig;
+pub use namespace::LayoutPolicy;
+pub use service::Meta;
+pub use sweeper::{NoTargets, Purge};

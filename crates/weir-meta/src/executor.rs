@@ -1,0 +1,366 @@
+//! Runs operations one at a time: check for leases in the way, transaction, grants, all under one lock.
+//!
+//! Invariants: what an operation saw and what it was granted belong to one moment. A reply leaves only when everything
+//! committed before it is durable. The lock is never held across an await. A change whose slot holds its reply already
+//! is not made again.
+//!
+//! Knows nothing of the wire but the messages' types.
+
+use crate::lease::{Conflict, LeaseTable};
+use crate::namespace::{Cx, Events, LayoutPolicy, Rules, View};
+use crate::ops::{Grants, Operation, Work};
+use crate::record::{Record, SlotRecord};
+use crate::session::{Session, Sessions};
+use crate::sweeper::Purge;
+use crate::{keys, namespace, session};
+use bytes::Bytes;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::Notify;
+use tokio::sync::futures::OwnedNotified;
+use weir_env::{Env, Instant};
+use weir_kv::{CommitSeq, SharedKv, Txn};
+use weir_proto::meta::{Op, SLOTS, Time};
+use weir_proto::{Error, InodeId, Result, SessionId, VolumeId, Wire};
+
+/// What a leader is told when it starts.
+#[derive(Clone)]
+pub struct MetaConfig {
+    pub volume: VolumeId,
+    /// A client that is silent this long loses its leases, ms.
+    pub lease_ms: u32,
+    /// Where new files go now, from the cluster map.
+    pub layout: Arc<dyn Fn() -> Option<LayoutPolicy> + Send + Sync>,
+    /// Drops the cells of deleted files.
+    pub purge: Arc<dyn Purge>,
+}
+
+/// The leader of one volume.
+pub(crate) struct Leader {
+    pub env: Env,
+    pub kv: SharedKv,
+    pub config: MetaConfig,
+    state: Mutex<State>,
+    /// There is garbage to sweep.
+    pub garbage: Notify,
+    /// The journal failed: nothing can be promised any more.
+    pub failed: weir_env::watch::Sender<Option<Error>>,
+}
+
+pub(crate) struct State {
+    pub leases: LeaseTable,
+    pub sessions: Sessions,
+    /// Until then sessions of before the restart may come back.
+    pub grace_until: Option<Instant>,
+    /// The newest commit of this leader; what anybody was shown is not newer.
+    pub newest: CommitSeq,
+    grace_over: Arc<Notify>,
+    /// Operations wait here for leases on an inode. An entry exists while one does.
+    waiters: HashMap<InodeId, Arc<Notify>>,
+    conflicts: Vec<Conflict>,
+}
+
+/// How far an operation came.
+pub(crate) enum Step {
+    /// The reply, to be sent when the commit is durable.
+    Done(Vec<u8>, CommitSeq),
+    /// Again when the wait ends.
+    Wait(OwnedNotified),
+}
+
+impl Leader {
+    pub fn open(env: &Env, kv: SharedKv, config: MetaConfig) -> Result<Arc<Leader>> {
+        let now = env.clock.now();
+        let wall = Time { nanos: env.clock.wall().0 };
+        let newest = kv.transact(&mut |txn| {
+            if txn.get(&keys::access(InodeId::ROOT))?.is_none() {
+                namespace::create::make_root(txn, wall);
+            }
+            Ok(())
+        })?;
+        let mut sessions = Sessions::new();
+        kv.read(&mut |read| {
+            sessions = session::load(read, now)?;
+            Ok(())
+        })?;
+        let term = Duration::from_millis(config.lease_ms.into());
+        let state = State {
+            leases: LeaseTable::default(),
+            grace_until: (!sessions.is_empty()).then(|| now + term),
+            sessions,
+            newest,
+            grace_over: Arc::default(),
+            waiters: HashMap::new(),
+            conflicts: Vec::new(),
+        };
+        let failed = weir_env::watch::Sender::new(None);
+        Ok(Arc::new(Leader {
+            env: env.clone(),
+            kv,
+            config,
+            state: Mutex::new(state),
+            garbage: Notify::new(),
+            failed,
+        }))
+    }
+
+    pub fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    pub fn term(&self) -> Duration {
+        Duration::from_millis(self.config.lease_ms.into())
+    }
+    fn wall(&self) -> Time {
+        Time { nanos: self.env.clock.wall().0 }
+    }
+
+    /// Tries once. Conflicting leases are returned for their recall, and the inodes are parked on in `parked`.
+    pub fn attempt<R: Operation>(
+        &self,
+        state: &mut State,
+        request: &R,
+        parked: &mut Vec<InodeId>,
+    ) -> Result<(Step, Vec<Conflict>)> {
+        state.unpark(parked);
+        let id = request.session();
+        let session = state.sessions.get_mut(&id).ok_or_else(|| no_session(id))?;
+        session.heard = self.env.clock.now();
+        if state.grace_until.is_some() {
+            return Ok((Step::Wait(state.grace_over.clone().notified_owned()), Vec::new()));
+        }
+        let mut conflicts = std::mem::take(&mut state.conflicts);
+        conflicts.clear();
+        let ran = self.run(state, request, &mut conflicts);
+        if conflicts.is_empty() {
+            state.conflicts = conflicts;
+            return ran.map(|reply| (Step::Done(reply, state.newest), Vec::new()));
+        }
+        let wait = state.park(&conflicts, parked);
+        Ok((Step::Wait(wait), conflicts))
+    }
+
+    fn run<R: Operation>(
+        &self,
+        state: &mut State,
+        request: &R,
+        conflicts: &mut Vec<Conflict>,
+    ) -> Result<Vec<u8>> {
+        let (mut reply, first) = match R::work() {
+            Work::Show(show) => (self.show(state, request, conflicts, show)?, true),
+            Work::Change(change) => self.change(state, request, conflicts, change)?,
+        };
+        let mut grants = Grants { leases: &mut state.leases, session: request.session(), first };
+        request.settle(&mut reply, &mut grants);
+        Ok(reply.to_bytes())
+    }
+
+    fn show<R: Operation>(
+        &self,
+        state: &State,
+        request: &R,
+        conflicts: &mut Vec<Conflict>,
+        show: fn(&mut View<'_>, &R) -> Result<R::Reply>,
+    ) -> Result<R::Reply> {
+        let live = |s: SessionId| state.sessions.contains_key(&s);
+        let rules = self.rules(state, request.session(), &live);
+        let mut reply = None;
+        self.kv.read(&mut |read| {
+            conflicts.clear();
+            reply = Some(show(&mut View { read, rules: &rules, conflicts }, request)?);
+            Ok(())
+        })?;
+        Ok(reply.expect("the body ran"))
+    }
+
+    /// The reply, and whether it was made now rather than before.
+    fn change<R: Operation>(
+        &self,
+        state: &mut State,
+        request: &R,
+        conflicts: &mut Vec<Conflict>,
+        change: fn(&mut Cx<'_>, &R) -> Result<R::Reply>,
+    ) -> Result<(R::Reply, bool)> {
+        let op = request.op();
+        op.map_or(Ok(()), check_slot)?;
+        let (mut done, mut replayed, mut events) = (None, false, Events::default());
+        {
+            let live = |s: SessionId| state.sessions.contains_key(&s);
+            let rules = self.rules(state, request.session(), &live);
+            let committed = self.kv.transact(&mut |txn| {
+                conflicts.clear();
+                events = Events::default();
+                if let Some(reply) = op.map_or(Ok(None), |op| earlier_reply::<R>(txn, op))? {
+                    (done, replayed) = (Some(reply), true);
+                    return Ok(());
+                }
+                let reply = change(&mut Cx { txn, rules: &rules, conflicts, events: &mut events }, request)?;
+                if let Some(op) = op {
+                    let record =
+                        SlotRecord { seq: op.seq, method: R::METHOD, reply: Bytes::from(reply.to_bytes()) };
+                    txn.put(&keys::slot(op.session, op.slot), &record.to_value());
+                }
+                done = Some(reply);
+                Ok(())
+            })?;
+            state.newest = state.newest.max(committed);
+        }
+        self.hear(state, &events);
+        let first = op.is_none_or(|op| state.note_applied(op)) || !replayed;
+        Ok((done.expect("the body ran"), first))
+    }
+
+    /// Runs a transaction of the leader itself, in the name of a session that no lease stands against.
+    pub fn housekeep(
+        &self,
+        state: &mut State,
+        session: SessionId,
+        body: &mut dyn FnMut(&mut Cx<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let (mut events, mut conflicts) = (Events::default(), Vec::new());
+        {
+            let live = |s: SessionId| state.sessions.contains_key(&s);
+            let rules = self.rules(state, session, &live);
+            let committed = self.kv.transact(&mut |txn| {
+                events = Events::default();
+                body(&mut Cx { txn, rules: &rules, conflicts: &mut conflicts, events: &mut events })
+            })?;
+            state.newest = state.newest.max(committed);
+        }
+        self.hear(state, &events);
+        Ok(())
+    }
+
+    fn rules<'a>(
+        &'a self,
+        state: &'a State,
+        session: SessionId,
+        live: &'a dyn Fn(SessionId) -> bool,
+    ) -> Rules<'a> {
+        Rules { session, now: self.wall(), leases: &state.leases, live, layout: &*self.config.layout }
+    }
+
+    fn hear(&self, state: &mut State, events: &Events) {
+        events.orphaned.iter().for_each(|ino| state.leases.mark_orphan(*ino));
+        events.gone.iter().for_each(|ino| state.leases.forget(*ino));
+        if events.garbage {
+            self.garbage.notify_one();
+        }
+    }
+
+    /// Waits until a commit is durable. A journal that fails is reported once, and for ever.
+    pub async fn durable(&self, seq: CommitSeq) -> Result<()> {
+        let waited = self.kv.wait_durable(seq).await;
+        if let Err(e) = &waited {
+            self.fail(e);
+        }
+        waited
+    }
+    pub fn fail(&self, e: &Error) {
+        self.failed.send_if_modified(|failed| failed.is_none() && failed.replace(e.clone()).is_none());
+    }
+
+    /// The end of a session: its leases, its opens, its record.
+    pub fn end_session(&self, state: &mut State, id: SessionId, why: &str) -> Result<()> {
+        let Some(session) = state.sessions.remove(&id) else { return Ok(()) };
+        tracing::info!(session = %id, client = session.client, "session ends: {why}");
+        for ino in state.leases.drop_session(id) {
+            state.wake(ino);
+        }
+        session.moved.notify_waiters();
+        let done = self.housekeep(state, id, &mut |cx| session::forget(cx, id));
+        state.end_grace_if_complete();
+        done
+    }
+}
+
+impl State {
+    fn unpark(&mut self, parked: &mut Vec<InodeId>) {
+        for ino in parked.drain(..) {
+            self.leases.unpark(ino);
+            if !self.leases.is_awaited(ino) {
+                self.waiters.remove(&ino);
+            }
+        }
+    }
+    /// Gives a wait up.
+    pub fn give_up(&mut self, parked: &mut Vec<InodeId>) {
+        self.unpark(parked);
+    }
+
+    fn park(&mut self, conflicts: &[Conflict], parked: &mut Vec<InodeId>) -> OwnedNotified {
+        for conflict in conflicts {
+            if !parked.contains(&conflict.ino) {
+                parked.push(conflict.ino);
+                self.leases.park(conflict.ino);
+            }
+        }
+        // One of them is enough: when it is given back the others are looked at again.
+        self.waiters.entry(conflicts[0].ino).or_default().clone().notified_owned()
+    }
+
+    /// Somebody gave back what operations may wait for.
+    pub fn wake(&mut self, ino: InodeId) {
+        if let Some(waiters) = self.waiters.get(&ino) {
+            waiters.notify_waiters();
+        }
+    }
+
+    /// Whether this is the first time since the session's last resume that the change takes effect here.
+    fn note_applied(&mut self, op: &Op) -> bool {
+        let Some(session) = self.sessions.get_mut(&op.session) else { return false };
+        let applied = &mut session.applied[op.slot as usize];
+        std::mem::replace(applied, op.seq) != op.seq
+    }
+
+    pub fn end_grace_if_complete(&mut self) {
+        if self.grace_until.is_some() && self.sessions.values().all(|s| s.resumed) {
+            self.grace_until = None;
+            self.grace_over.notify_waiters();
+        }
+    }
+
+    pub fn session(&mut self, id: SessionId) -> Result<&mut Session> {
+        self.sessions.get_mut(&id).ok_or_else(|| no_session(id))
+    }
+}
+
+pub(crate) fn no_session(id: SessionId) -> Error {
+    Error::stale(format!(
+        "session {id} does not exist (any more): it was silent for more than a lease term, or closed"
+    ))
+}
+
+fn check_slot(op: &Op) -> Result<()> {
+    if op.slot < SLOTS && op.seq > 0 {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "slot {} seq {}: slots are 0 to {}, numbers start at 1",
+        op.slot,
+        op.seq,
+        SLOTS - 1
+    )))
+}
+
+/// The reply of an earlier try of the same change.
+fn earlier_reply<R: Operation>(txn: &mut dyn Txn, op: &Op) -> Result<Option<R::Reply>> {
+    let Some(value) = txn.get(&keys::slot(op.session, op.slot))? else { return Ok(None) };
+    let seq = value.get(1..9).and_then(|b| b.try_into().ok()).map_or(0, u64::from_le_bytes);
+    if op.seq > seq {
+        return Ok(None);
+    }
+    let record = SlotRecord::from_value(&value, || format!("slot {} of session {}", op.slot, op.session))?;
+    if op.seq < record.seq || record.method != R::METHOD {
+        return Err(Error::stale(format!(
+            "slot {} of session {} is at change {} (method {}): change {} (method {}) comes too late",
+            op.slot,
+            op.session,
+            record.seq,
+            record.method,
+            op.seq,
+            R::METHOD
+        )));
+    }
+    R::Reply::from_bytes(&record.reply).map(Some)
+}

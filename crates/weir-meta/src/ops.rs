@@ -1,0 +1,169 @@
+//! Which message is which operation, and what each grants when it is done.
+//!
+//! `settle` runs after the commit, under the same lock as the check for conflicts: what it grants conflicts with nobody.
+
+use crate::lease::LeaseTable;
+use crate::namespace::create::meta_open;
+use crate::namespace::{Cx, View, attr, create, data, list, open, remove, rename, totals, usage_of, xattr};
+use weir_proto::meta::*;
+use weir_proto::{InodeId, Request, Result, SessionId};
+
+/// How an operation does its work.
+pub enum Work<R: Request> {
+    /// Reads one state of the store.
+    Show(fn(&mut View<'_>, &R) -> Result<R::Reply>),
+    /// Is a transaction.
+    Change(fn(&mut Cx<'_>, &R) -> Result<R::Reply>),
+}
+
+/// An operation on the namespace.
+pub trait Operation: Request + Send + Sync + 'static {
+    fn session(&self) -> SessionId;
+    /// Of a change that must happen once.
+    fn op(&self) -> Option<&Op> {
+        None
+    }
+    fn work() -> Work<Self>;
+    /// Grants leases into the reply and counts opens.
+    fn settle(&self, reply: &mut Self::Reply, grants: &mut Grants<'_>);
+}
+
+/// The lease table as a committed operation sees it.
+pub struct Grants<'a> {
+    pub leases: &'a mut LeaseTable,
+    pub session: SessionId,
+    /// False when a reply is sent again and its opens are counted already.
+    pub first: bool,
+}
+
+impl Grants<'_> {
+    /// An entry that is shown: Read, if that recalls nobody. A file to be recovered is read by nobody.
+    fn entry(&mut self, entry: &mut Entry) {
+        let ino = entry.attr.ino;
+        entry.lease.kind = match entry.lease.recover {
+            true => self.leases.held(self.session, ino),
+            false => self.leases.grant_read(self.session, ino),
+        };
+    }
+    fn directory(&mut self, dir: InodeId, lease: &mut Lease) {
+        lease.kind = self.leases.grant_read(self.session, dir);
+    }
+    fn open(&mut self, entry: &mut Entry, read: bool, write: bool) {
+        if self.first && (read || write) {
+            self.leases.open(self.session, entry.attr.ino, read, write);
+        }
+        if write {
+            entry.lease.kind = self.leases.grant_write(self.session, entry.attr.ino);
+        } else {
+            self.entry(entry);
+        }
+    }
+}
+
+macro_rules! operation {
+    ($name:ident, $work:ident $run:expr, ($r:ident, $reply:ident, $g:ident) $settle:expr) => {
+        impl Operation for $name {
+            fn session(&self) -> SessionId {
+                self.session
+            }
+            fn work() -> Work<Self> {
+                Work::$work($run)
+            }
+            fn settle(&self, reply: &mut Self::Reply, grants: &mut Grants<'_>) {
+                let ($r, $reply, $g) = (self, reply, grants);
+                let _ = (&$r, &$g);
+                $settle
+            }
+        }
+    };
+}
+macro_rules! change {
+    ($name:ident, $run:expr, ($r:ident, $reply:ident, $g:ident) $settle:expr) => {
+        impl Operation for $name {
+            fn session(&self) -> SessionId {
+                self.op.session
+            }
+            fn op(&self) -> Option<&Op> {
+                Some(&self.op)
+            }
+            fn work() -> Work<Self> {
+                Work::Change($run)
+            }
+            fn settle(&self, reply: &mut Self::Reply, grants: &mut Grants<'_>) {
+                let ($r, $reply, $g) = (self, reply, grants);
+                let _ = (&$r, &$g);
+                $settle
+            }
+        }
+    };
+}
+
+operation!(Lookup, Show attr::lookup, (r, reply, g) {
+    if let Some(entry) = &mut reply.entry {
+        g.entry(entry);
+    }
+    g.directory(r.parent, &mut reply.parent_lease);
+});
+operation!(GetAttr, Show |view, r| attr::getattr(view, r.ino), (r, reply, g) g.entry(reply));
+operation!(ReadLink, Show |view, r| attr::readlink(view, r.ino), (r, reply, g) { let _ = reply; });
+operation!(ReadDir, Show list::readdir, (r, reply, g) {
+    for entry in reply.entries.iter_mut().filter_map(|e| e.entry.as_mut()) {
+        g.entry(entry);
+    }
+    g.directory(r.dir, &mut reply.dir_lease);
+});
+operation!(GetXattr, Show |view, r| xattr::getxattr(view, r.ino, &r.name), (r, reply, g) { let _ = reply; });
+operation!(ListXattr, Show |view, r| xattr::listxattr(view, r.ino), (r, reply, g) { let _ = reply; });
+operation!(GetUsage, Show |view, r| usage_of(view.read, r.dir), (r, reply, g) { let _ = reply; });
+operation!(StatFs, Show |view, _| totals(view.read), (r, reply, g) { let _ = reply; });
+operation!(ReadInline, Show |view, r| open::read_inline(view, r.ino), (r, reply, g) g.entry(&mut reply.entry));
+operation!(AcquireLease, Change open::acquire, (r, reply, g) {
+    let ino = r.ino;
+    reply.lease.kind = match (r.kind, reply.attr.kind) {
+        (LeaseKind::None, _) => g.leases.held(g.session, ino),
+        (LeaseKind::Write, FileKind::Regular) => g.leases.grant_write(g.session, ino),
+        _ if reply.lease.recover => g.leases.held(g.session, ino),
+        _ => g.leases.acquire_read(g.session, ino),
+    };
+});
+operation!(Open, Change open::open, (r, reply, g) g.open(&mut reply.entry, r.read, r.write));
+operation!(Close, Change open::close, (r, reply, g) {
+    let _ = reply;
+    g.leases.close(g.session, r.ino, u32::from(!r.write), u32::from(r.write));
+});
+
+change!(Recovered, open::recovered, (r, reply, g) g.entry(reply));
+change!(Create, create::create, (r, reply, g) {
+    let regular = reply.entry.attr.kind == FileKind::Regular;
+    let (read, write) = (r.open & meta_open::READ != 0, r.open & meta_open::WRITE != 0);
+    g.open(&mut reply.entry, regular && read, regular && write);
+    g.directory(r.parent, &mut reply.parent_lease);
+});
+change!(Mkdir, create::mkdir, (r, reply, g) {
+    g.entry(&mut reply.entry);
+    g.directory(r.parent, &mut reply.parent_lease);
+});
+change!(Symlink, create::symlink, (r, reply, g) {
+    g.entry(&mut reply.entry);
+    g.directory(r.parent, &mut reply.parent_lease);
+});
+change!(Mknod, create::mknod, (r, reply, g) {
+    g.entry(&mut reply.entry);
+    g.directory(r.parent, &mut reply.parent_lease);
+});
+change!(Link, create::link, (r, reply, g) {
+    g.entry(&mut reply.entry);
+    g.directory(r.parent, &mut reply.parent_lease);
+});
+change!(Unlink, remove::unlink, (r, reply, g) g.directory(r.parent, &mut reply.parent_lease));
+change!(Rmdir, remove::rmdir, (r, reply, g) g.directory(r.parent, &mut reply.parent_lease));
+change!(Rename, rename::rename, (r, reply, g) { let _ = reply; });
+change!(SetAttr, attr::setattr, (r, reply, g) g.entry(reply));
+change!(SetXattr, xattr::setxattr, (r, reply, g) g.entry(reply));
+change!(RemoveXattr, xattr::removexattr, (r, reply, g) g.entry(reply));
+change!(Commit, data::commit, (r, reply, g) {
+    if g.first && r.close_writes > 0 {
+        g.leases.close(g.session, r.ino, 0, r.close_writes);
+    }
+    g.entry(reply);
+});

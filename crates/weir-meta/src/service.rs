@@ -1,0 +1,454 @@
+//! The metadata service: calls come in, operations run, replies leave when they are durable.
+//!
+//! What conflicts with nobody runs in place, in the connection's reader; what must wait for a lease waits in a task of
+//! its own, and nobody waits behind it.
+
+use crate::executor::{Leader, MetaConfig, Step};
+use crate::keys::{self, Sequence};
+use crate::lease::{Conflict, Opens};
+use crate::namespace::{self, create::next_number};
+use crate::ops::Operation;
+use crate::record::{Record, SessionRecord};
+use crate::session::{self, Session};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use weir_env::{Env, Instant};
+use weir_kv::{CommitSeq, SharedKv};
+use weir_proto::meta::*;
+use weir_proto::{Error, ErrorKind, InodeId, Request, Result, SessionId, Wire};
+use weir_rpc::{Call, Connection, Handled, Payload, Reply, Service};
+
+/// A client under recall writes back what it holds; as long as it is heard of it gets this many lease terms for that.
+const RECALL_TERMS_MAX: u32 = 4;
+/// Looks for expired sessions, per lease term.
+const TICKS_PER_TERM: u32 = 4;
+/// Files and directories that one resume may name.
+const HELD_MAX: usize = 1 << 20;
+
+/// The leader of one volume's metadata. Cheap to clone.
+#[derive(Clone)]
+pub struct Meta {
+    leader: Arc<Leader>,
+}
+
+impl Meta {
+    /// Takes the lead over the namespace in `kv` (made if it is empty). Nothing expires until [`Meta::run`] runs.
+    pub fn open(env: &Env, kv: SharedKv, config: MetaConfig) -> Result<Meta> {
+        Ok(Meta { leader: Leader::open(env, kv, config)? })
+    }
+
+    /// Expires silent sessions and sweeps deleted files, until the journal fails: then the node must stop.
+    pub async fn run(&self) -> Error {
+        let mut failed = self.leader.failed.subscribe();
+        let sweeper = crate::sweeper::run(self.leader.clone());
+        tokio::select! {
+            biased;
+            e = failed.wait_for(Option::is_some) => {
+                e.ok().and_then(|e| e.clone()).unwrap_or_else(|| Error::io("the journal failed"))
+            }
+            () = self.expire() => Error::io("the expiry of sessions ended"),
+            e = sweeper => e,
+        }
+    }
+
+    async fn expire(&self) {
+        let leader = &self.leader;
+        let step = leader.term() / TICKS_PER_TERM;
+        let mut last = leader.env.clock.now();
+        loop {
+            leader.env.clock.sleep(step).await;
+            let now = leader.env.clock.now();
+            // This node stood still: silence was not the clients' fault.
+            let stood_still = now.since(last) > step * 2;
+            last = now;
+            let mut state = leader.lock();
+            if stood_still {
+                state.sessions.values_mut().for_each(|s| s.heard = now);
+                continue;
+            }
+            if state.grace_until.is_some_and(|until| now >= until) {
+                let late: Vec<_> =
+                    state.sessions.iter().filter(|(_, s)| !s.resumed).map(|(id, _)| *id).collect();
+                for id in late {
+                    report(
+                        leader.end_session(&mut state, id, "it did not come back after the restart"),
+                        leader,
+                    );
+                }
+            }
+            if state.grace_until.is_none() {
+                for id in session::expired(&state.sessions, now, leader.term()) {
+                    report(leader.end_session(&mut state, id, "it was silent for a lease term"), leader);
+                }
+            }
+        }
+    }
+
+    /// Sessions and inodes under lease, for status and tests.
+    pub fn counts(&self) -> (usize, usize) {
+        let state = self.leader.lock();
+        (state.sessions.len(), state.leases.len())
+    }
+
+    fn operate<R: Operation>(&self, call: &Call) -> Handled {
+        let request = match call.decode::<R>() {
+            Ok(request) => request,
+            Err(e) => return Handled::Now(Err(e)),
+        };
+        let leader = &self.leader;
+        let mut parked = Vec::new();
+        let mut state = leader.lock();
+        let step = leader.attempt(&mut state, &request, &mut parked);
+        let newest = state.newest;
+        drop(state);
+        match step {
+            Ok((Step::Done(body, seq), _)) => self.when_durable(seq, Ok(reply(body))),
+            Ok((Step::Wait(wait), conflicts)) => {
+                self.recall(conflicts);
+                let waiting = Waiting { leader: leader.clone(), parked };
+                Handled::Later(Box::pin(wait_and_retry(self.clone(), request, waiting, wait, call.deadline)))
+            }
+            // A refusal shows what others did, too.
+            Err(e) => self.when_durable(newest, Err(e)),
+        }
+    }
+
+    fn when_durable(&self, seq: CommitSeq, result: Result<Reply>) -> Handled {
+        if seq <= self.leader.kv.durable() {
+            return Handled::Now(result);
+        }
+        let leader = self.leader.clone();
+        Handled::Later(Box::pin(async move {
+            leader.durable(seq).await?;
+            result
+        }))
+    }
+
+    fn recall(&self, conflicts: Vec<Conflict>) {
+        for conflict in conflicts {
+            if self.leader.lock().leases.begin_recall(conflict.session, conflict.ino) {
+                let leader = self.leader.clone();
+                self.leader.env.tasks.spawn("lease recall", async move { recall(leader, conflict).await });
+            }
+        }
+    }
+}
+
+fn report(result: Result<()>, leader: &Leader) {
+    if let Err(e) = result {
+        leader.fail(&e.doing("end a session"));
+    }
+}
+
+fn reply(body: Vec<u8>) -> Reply {
+    Reply { body, payload: Payload::default() }
+}
+
+/// An operation that is parked on inodes; gives them up when it is dropped.
+struct Waiting {
+    leader: Arc<Leader>,
+    parked: Vec<InodeId>,
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        if !self.parked.is_empty() {
+            self.leader.lock().give_up(&mut self.parked);
+        }
+    }
+}
+
+async fn wait_and_retry<R: Operation>(
+    meta: Meta,
+    request: R,
+    mut waiting: Waiting,
+    mut wait: tokio::sync::futures::OwnedNotified,
+    deadline: Instant,
+) -> Result<Reply> {
+    let leader = meta.leader.clone();
+    loop {
+        let over = leader.env.clock.sleep_until(deadline);
+        tokio::select! {
+            biased;
+            () = wait => {}
+            () = over => return Err(too_late::<R>(&leader, &waiting.parked)),
+        }
+        let (step, newest) = {
+            let mut state = leader.lock();
+            let step = leader.attempt(&mut state, &request, &mut waiting.parked);
+            (step, state.newest)
+        };
+        match step {
+            Ok((Step::Done(body, seq), _)) => {
+                leader.durable(seq).await?;
+                return Ok(reply(body));
+            }
+            Ok((Step::Wait(again), conflicts)) => {
+                meta.recall(conflicts);
+                wait = again;
+            }
+            Err(e) => {
+                leader.durable(newest).await?;
+                return Err(e);
+            }
+        }
+    }
+}
+
+fn too_late<R: Request>(leader: &Leader, parked: &[InodeId]) -> Error {
+    let why = match parked.first() {
+        Some(ino) => format!("another client has not given its lease on inode {ino} back yet"),
+        None if leader.lock().grace_until.is_some() => {
+            "clients of before the restart may still come back".to_owned()
+        }
+        None => "the wait was longer than the caller's patience".to_owned(),
+    };
+    Error::deadline(format!("{}: {why}", R::NAME))
+}
+
+/// Asks a client to give a lease back, until it has or its session is over.
+async fn recall(leader: Arc<Leader>, conflict: Conflict) {
+    let deadline = leader.env.clock.now() + leader.term() * RECALL_TERMS_MAX;
+    let request = Recall { ino: conflict.ino, keep: conflict.keep };
+    loop {
+        let (connection, moved) = {
+            let state = leader.lock();
+            let Some(session) = state.sessions.get(&conflict.session) else { return };
+            (session.connection.clone(), session.moved.clone().notified_owned())
+        };
+        let left = deadline.since(leader.env.clock.now());
+        if left.is_zero() {
+            let mut state = leader.lock();
+            let ended = leader.end_session(&mut state, conflict.session, "it did not answer a recall");
+            return report(ended, &leader);
+        }
+        if let Some(connection) = connection {
+            match connection.call(&request, Vec::new(), left).await {
+                Ok(_) => return given_back(&leader, conflict),
+                Err(e) if e.kind == ErrorKind::Unavailable || e.kind == ErrorKind::Deadline => {}
+                Err(e) => {
+                    tracing::warn!(session = %conflict.session, inode = %conflict.ino, "a recall failed: {e}");
+                }
+            }
+        }
+        // It comes back on a new connection, tries again by itself, or expires.
+        let _ = leader.env.clock.timeout(left.min(leader.term() / TICKS_PER_TERM), moved).await;
+    }
+}
+
+fn given_back(leader: &Leader, conflict: Conflict) {
+    let mut state = leader.lock();
+    state.leases.end_recall(conflict.session, conflict.ino, conflict.keep);
+    state.wake(conflict.ino);
+}
+
+// ---- sessions
+
+impl Meta {
+    fn session_open(&self, r: &SessionOpen, connection: &Connection) -> Result<(SessionOpened, CommitSeq)> {
+        let leader = &self.leader;
+        if r.volume != leader.config.volume {
+            return Err(Error::not_found(format!(
+                "volume {} is not led here but {}",
+                r.volume, leader.config.volume
+            )));
+        }
+        let now = leader.env.clock.now();
+        let opened = Time { nanos: leader.env.clock.wall().0 };
+        let record = SessionRecord { client: r.client.clone(), opened };
+        let mut id = SessionId(0);
+        let mut state = leader.lock();
+        let seq = leader.kv.transact(&mut |txn| {
+            id = SessionId(next_number(txn, Sequence::Session)?);
+            txn.put(&keys::session(id), &record.to_value());
+            Ok(())
+        })?;
+        state.newest = state.newest.max(seq);
+        state.sessions.insert(id, Session::new(r.client.clone(), now, Some(connection.clone()), true));
+        tracing::info!(session = %id, client = r.client, "session opened");
+        let grace = state.grace_until.map_or(Duration::ZERO, |until| until.since(now));
+        let lease_ms = leader.config.lease_ms;
+        Ok((SessionOpened { session: id, lease_ms, grace_ms: grace.as_millis() as u32 }, seq))
+    }
+
+    fn session_resume(
+        &self,
+        r: &SessionResume,
+        connection: &Connection,
+    ) -> Result<(SessionResumed, CommitSeq)> {
+        if r.held.len() > HELD_MAX {
+            return Err(Error::invalid(format!("{} leases: a session has at most {HELD_MAX}", r.held.len())));
+        }
+        let leader = &self.leader;
+        let mut state = leader.lock();
+        let session = state.session(r.session)?;
+        let known = session.resumed;
+        session.connection = Some(connection.clone());
+        session.heard = leader.env.clock.now();
+        session.applied = [0; SLOTS as usize];
+        session.moved.notify_waiters();
+        let held: BTreeMap<InodeId, &HeldLease> = r.held.iter().map(|h| (h.ino, h)).collect();
+        for ino in state.leases.inodes_of(r.session) {
+            if !held.contains_key(&ino) {
+                state.leases.set_opens(r.session, ino, Opens::default());
+                state.leases.lower(r.session, ino, LeaseKind::None);
+                state.wake(ino);
+            }
+        }
+        let mut lost = Vec::new();
+        for lease in held.values() {
+            if !leader.take_up(&mut state, r.session, lease, known)? {
+                lost.push(lease.ino);
+            }
+        }
+        leader.housekeep(&mut state, r.session, &mut |cx| {
+            for ino in session::held_by(&*cx.txn, r.session)? {
+                if !cx.rules.leases.is_open_by(r.session, ino) {
+                    namespace::release_orphan(cx, ino, r.session)?;
+                }
+            }
+            Ok(())
+        })?;
+        state.session(r.session)?.resumed = true;
+        state.end_grace_if_complete();
+        Ok((SessionResumed { lost, lease_ms: leader.config.lease_ms }, state.newest))
+    }
+
+    fn keep_alive(&self, r: &KeepAlive, connection: &Connection) -> Result<()> {
+        let mut state = self.leader.lock();
+        let session = state.session(r.session)?;
+        session.heard = self.leader.env.clock.now();
+        if session.connection.as_ref().is_none_or(|c| c.id() != connection.id()) {
+            session.connection = Some(connection.clone());
+            session.moved.notify_waiters();
+        }
+        Ok(())
+    }
+
+    fn session_close(&self, r: &SessionClose) -> Result<CommitSeq> {
+        let mut state = self.leader.lock();
+        self.leader.end_session(&mut state, r.session, "closed by the client")?;
+        Ok(state.newest)
+    }
+
+    fn release(&self, r: &ReleaseLease) -> Result<()> {
+        let mut state = self.leader.lock();
+        state.session(r.session)?.heard = self.leader.env.clock.now();
+        if state.leases.lower(r.session, r.ino, r.keep) {
+            state.wake(r.ino);
+        }
+        Ok(())
+    }
+}
+
+impl Leader {
+    /// Takes up what a client says it holds; false if it cannot keep the lease.
+    fn take_up(
+        &self,
+        state: &mut crate::executor::State,
+        session: SessionId,
+        lease: &HeldLease,
+        known: bool,
+    ) -> Result<bool> {
+        let mut inode = None;
+        let mut exists = false;
+        self.kv.read(&mut |read| {
+            inode = namespace::find_inode(read, lease.ino)?;
+            exists = inode.is_some() || read.get(&keys::access(lease.ino))?.is_some();
+            Ok(())
+        })?;
+        if !exists {
+            return Ok(false);
+        }
+        state.leases.set_opens(session, lease.ino, Opens { read: lease.open_read, write: lease.open_write });
+        if inode.as_ref().is_some_and(|i| i.nlink == 0) {
+            state.leases.mark_orphan(lease.ino);
+        }
+        let had = state.leases.held(session, lease.ino);
+        let wanted = lease.kind;
+        if known || wanted == LeaseKind::None {
+            state.leases.lower(session, lease.ino, wanted);
+            state.wake(lease.ino);
+            return Ok(had >= wanted);
+        }
+        let kept = match (wanted, &inode) {
+            (LeaseKind::Write, Some(i)) if i.writer == session && i.token_epoch == lease.token_epoch => {
+                state.leases.grant_write(session, lease.ino)
+            }
+            (LeaseKind::Read, _) => state.leases.acquire_read(session, lease.ino),
+            _ => LeaseKind::None,
+        };
+        Ok(kept >= wanted)
+    }
+}
+
+// ---- dispatch
+
+impl Service for Meta {
+    fn handle(&self, call: Call) -> Handled {
+        match call.method {
+            Create::METHOD => self.operate::<Create>(&call),
+            GetAttr::METHOD => self.operate::<GetAttr>(&call),
+            Lookup::METHOD => self.operate::<Lookup>(&call),
+            Commit::METHOD => self.operate::<Commit>(&call),
+            Open::METHOD => self.operate::<Open>(&call),
+            Close::METHOD => self.operate::<Close>(&call),
+            Unlink::METHOD => self.operate::<Unlink>(&call),
+            ReadDir::METHOD => self.operate::<ReadDir>(&call),
+            ReadInline::METHOD => self.operate::<ReadInline>(&call),
+            AcquireLease::METHOD => self.operate::<AcquireLease>(&call),
+            SetAttr::METHOD => self.operate::<SetAttr>(&call),
+            Mkdir::METHOD => self.operate::<Mkdir>(&call),
+            Rmdir::METHOD => self.operate::<Rmdir>(&call),
+            Rename::METHOD => self.operate::<Rename>(&call),
+            Symlink::METHOD => self.operate::<Symlink>(&call),
+            ReadLink::METHOD => self.operate::<ReadLink>(&call),
+            Link::METHOD => self.operate::<Link>(&call),
+            Mknod::METHOD => self.operate::<Mknod>(&call),
+            GetXattr::METHOD => self.operate::<GetXattr>(&call),
+            ListXattr::METHOD => self.operate::<ListXattr>(&call),
+            SetXattr::METHOD => self.operate::<SetXattr>(&call),
+            RemoveXattr::METHOD => self.operate::<RemoveXattr>(&call),
+            GetUsage::METHOD => self.operate::<GetUsage>(&call),
+            StatFs::METHOD => self.operate::<StatFs>(&call),
+            Recovered::METHOD => self.operate::<Recovered>(&call),
+            _ => self.handle_session(&call),
+        }
+    }
+
+    fn disconnected(&self, connection: &Connection) {
+        let mut state = self.leader.lock();
+        for session in state.sessions.values_mut() {
+            if session.connection.as_ref().is_some_and(|c| c.id() == connection.id()) {
+                session.connection = None;
+            }
+        }
+    }
+}
+
+impl Meta {
+    fn handle_session(&self, call: &Call) -> Handled {
+        let on = &call.connection;
+        match call.method {
+            KeepAlive::METHOD => now(call.decode().and_then(|r| self.keep_alive(&r, on))),
+            ReleaseLease::METHOD => now(call.decode().and_then(|r| self.release(&r))),
+            SessionOpen::METHOD => self.committed(call.decode().and_then(|r| self.session_open(&r, on))),
+            SessionResume::METHOD => self.committed(call.decode().and_then(|r| self.session_resume(&r, on))),
+            SessionClose::METHOD => {
+                self.committed(call.decode().and_then(|r| self.session_close(&r)).map(|seq| ((), seq)))
+            }
+            _ => Handled::Now(Err(call.unknown())),
+        }
+    }
+    fn committed<T: Wire>(&self, done: Result<(T, CommitSeq)>) -> Handled {
+        match done {
+            Ok((body, seq)) => self.when_durable(seq, Ok(Reply::new(&body))),
+            Err(e) => Handled::Now(Err(e)),
+        }
+    }
+}
+
+fn now(done: Result<()>) -> Handled {
+    Handled::Now(done.map(|()| Reply::new(&())))
+}

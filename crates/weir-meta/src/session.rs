@@ -1,0 +1,100 @@
+//! Sessions: who is registered, heard of when, and what is left when one goes.
+//!
+//! Invariant: a session in memory is a session in the store. After a restart a session is known but not resumed: until
+//! all are, or one lease term has passed, nobody gets anything that one of them may hold.
+
+use crate::keys;
+use crate::namespace::{Cx, release_orphan};
+use crate::record::{Record, SessionRecord};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::Notify;
+use weir_env::Instant;
+use weir_kv::{Read, Scan};
+use weir_proto::meta::SLOTS;
+use weir_proto::{Error, Result, SessionId};
+use weir_rpc::Connection;
+
+/// A registered client.
+pub struct Session {
+    pub client: String,
+    pub heard: Instant,
+    pub connection: Option<Connection>,
+    /// Has said what it holds since this leader started.
+    pub resumed: bool,
+    /// Per slot: the change whose opens are counted since the last resume.
+    pub applied: [u64; SLOTS as usize],
+    /// Told when the session has a new connection or is gone.
+    pub moved: Arc<Notify>,
+}
+
+impl Session {
+    pub fn new(client: String, now: Instant, connection: Option<Connection>, resumed: bool) -> Session {
+        Session {
+            client,
+            heard: now,
+            connection,
+            resumed,
+            applied: [0; SLOTS as usize],
+            moved: Arc::default(),
+        }
+    }
+}
+
+pub type Sessions = BTreeMap<SessionId, Session>;
+
+/// The sessions whose lease term ended, in order.
+pub fn expired(sessions: &Sessions, now: Instant, term: Duration) -> Vec<SessionId> {
+    sessions.iter().filter(|(_, s)| now.since(s.heard) > term).map(|(id, _)| *id).collect()
+}
+
+/// All sessions of the store, as they are when a leader starts.
+pub fn load(read: &dyn Read, now: Instant) -> Result<Sessions> {
+    let (mut sessions, mut bad) = (Sessions::new(), None);
+    let (start, end) = keys::range_of_letter(b'S');
+    read.scan(&start, &end, &mut |key, value| {
+        let record = SessionRecord::from_value(value, || "a session".to_owned());
+        match (keys::session_of(key), record) {
+            (Some(id), Ok(record)) => {
+                sessions.insert(id, Session::new(record.client, now, None, false));
+                Scan::More
+            }
+            (_, Err(e)) => {
+                bad = Some(e);
+                Scan::Stop
+            }
+            (None, _) => {
+                bad = Some(Error::damaged("a session's key is damaged"));
+                Scan::Stop
+            }
+        }
+    })?;
+    bad.map_or(Ok(sessions), Err)
+}
+
+/// Nameless files that a session keeps, in order.
+pub fn held_by(read: &dyn Read, session: SessionId) -> Result<Vec<weir_proto::InodeId>> {
+    let mut held = Vec::new();
+    let (start, end) = keys::range_of_letter(b'H');
+    read.scan(&start, &end, &mut |key, _| {
+        held.extend(keys::held_pair(key).filter(|(_, s)| *s == session).map(|(ino, _)| ino));
+        Scan::More
+    })?;
+    Ok(held)
+}
+
+/// Removes a session from the store, with all that only it kept.
+pub fn forget(cx: &mut Cx<'_>, session: SessionId) -> Result<()> {
+    for ino in held_by(&*cx.txn, session)? {
+        release_orphan(cx, ino, session)?;
+    }
+    cx.txn.delete(&keys::session(session));
+    for slot in 0..SLOTS {
+        let key = keys::slot(session, slot);
+        if cx.txn.get(&key)?.is_some() {
+            cx.txn.delete(&key);
+        }
+    }
+    Ok(())
+}
