@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 use tokio::sync::Notify;
-use weir_env::{BoxFuture, Env, File, OpenMode};
+use weir_env::{BoxFuture, Disk, Env, File, OpenMode};
 use weir_proto::{Error, ErrorKind, Result};
 
 /// The journal is this many segments at most: one being written, its prepared successor, two being folded.
@@ -152,7 +152,7 @@ impl Kv for Engine {
 async fn lock_directory(env: &Env, dir: &Path) -> Result<Arc<dyn File>> {
     let doing = format!("lock the state directory {}", dir.display());
     let io = |e: std::io::Error| Error::from_io(&doing, &e);
-    env.disk.create_dir_all(dir).map_err(io)?;
+    make_directory(&*env.disk, dir).map_err(io)?;
     let file = env.disk.open(&dir.join("lock"), OpenMode::WRITE).map_err(io)?;
     let until = env.clock.now() + LOCK_WAIT;
     loop {
@@ -165,6 +165,20 @@ async fn lock_directory(env: &Env, dir: &Path) -> Result<Arc<dyn File>> {
             Err(_) => env.clock.sleep(LOCK_RETRY).await,
         }
     }
+}
+
+/// Durably, with its parents: a name is durable when its directory is synced.
+fn make_directory(disk: &dyn Disk, dir: &Path) -> std::io::Result<()> {
+    let named = dir.ancestors().skip(1).map(|d| if d.as_os_str().is_empty() { Path::new(".") } else { d });
+    let mut parents = Vec::new();
+    for parent in named {
+        parents.push(parent);
+        if disk.exists(parent) {
+            break; // whoever made it has seen to it
+        }
+    }
+    disk.create_dir_all(dir)?;
+    parents.into_iter().try_for_each(|parent| disk.sync_dir(parent))
 }
 
 /// Flushes whenever something is queued.

@@ -1,0 +1,260 @@
+//! The engine in the simulator: kills and power cuts at random moments, full disks, failing disks.
+//!
+//! A failure names its seed; the same seed repeats it.
+mod common;
+
+use common::{Lcg, Model, Op, contract, dump, tx};
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use weir_env::Env;
+use weir_env::sim::{DiskFaults, SimConfig, World};
+use weir_kv::{CommitSeq, Engine, EngineConfig, Kv};
+use weir_proto::ErrorKind;
+
+const SMALL: EngineConfig = EngineConfig { cache_bytes: 1 << 20, journal_bytes_max: 1 << 20 };
+const DIR: &str = "/state";
+
+async fn open(env: &Env) -> Arc<Engine> {
+    Engine::open(env, Path::new(DIR), SMALL).await.unwrap_or_else(|e| panic!("open: {e}"))
+}
+
+#[test]
+fn keeps_the_contract() {
+    let world = World::new(1, SimConfig::default());
+    let env = world.node("a");
+    world.run(async move { contract(&*open(&env).await).await });
+}
+
+/// Every state that was ever visible, by its number, and the newest that was promised to be durable.
+#[derive(Default)]
+struct History {
+    states: Vec<Model>,
+    promised: CommitSeq,
+}
+
+impl History {
+    fn new() -> Arc<Mutex<History>> {
+        Arc::new(Mutex::new(History { states: vec![Model::new()], ..History::default() }))
+    }
+
+    /// A reopened store must be one of the states, and none before the promised one. Later ones never happened.
+    fn check(&mut self, seed: u64, found: (CommitSeq, Model)) {
+        let (seq, model) = found;
+        assert!(seq >= self.promised, "seed {seed}: {:?} was promised, only {seq:?} is there", self.promised);
+        let state = self.states.get(seq.0 as usize);
+        assert!(Some(&model) == state, "seed {seed}: the state {seq:?} is another");
+        self.states.truncate(seq.0 as usize + 1);
+        self.promised = seq;
+    }
+}
+
+/// Makes random transactions until it is killed; waits for some.
+async fn write_for_ever(engine: Arc<Engine>, env: Env, history: Arc<Mutex<History>>, mut lcg: Lcg) {
+    loop {
+        let big = lcg.below(20) == 0;
+        let mut ops: Vec<Op> = (0..1 + lcg.below(5)).map(|_| Op::random(|n| lcg.below(n))).collect();
+        if big {
+            ops.push(Op::Put(lcg.below(40) as u8, vec![lcg.below(256) as u8; 50_000]));
+        }
+        let seq = {
+            let mut history = history.lock().unwrap();
+            let mut model = history.states.last().unwrap().clone();
+            ops.iter().for_each(|op| op.run_on(&mut model));
+            let seq = tx(&*engine, |t| ops.iter().for_each(|op| op.run(t)));
+            history.states.push(model);
+            assert_eq!(seq.0 as usize + 1, history.states.len());
+            seq
+        };
+        match lcg.below(10) {
+            0..4 => {
+                engine.wait_durable(seq).await.unwrap();
+                let mut history = history.lock().unwrap();
+                history.promised = history.promised.max(seq);
+            }
+            4 => env.clock.sleep(Duration::from_micros(lcg.below(500))).await,
+            5 if lcg.below(20) == 0 => {
+                engine.checkpoint().await.unwrap();
+                let mut history = history.lock().unwrap();
+                history.promised = history.promised.max(seq);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Several lives, each ended at a random moment. The end's trace: equal for equal seeds.
+fn lives(seed: u64, count: u64) -> u64 {
+    let world = World::new(seed, SimConfig::default());
+    let history = History::new();
+    let w = world.clone();
+    world.run(async move {
+        let mut lcg = Lcg(seed);
+        for life in 0..count {
+            let env = w.node("a");
+            let starting = {
+                let (env, history, lcg) = (env.clone(), history.clone(), Lcg(seed * 1000 + life));
+                async move {
+                    let engine = open(&env).await;
+                    history.lock().unwrap().check(seed, dump(&*engine));
+                    assert_eq!(engine.durable(), history.lock().unwrap().promised);
+                    write_for_ever(engine, env, history, lcg).await;
+                }
+            };
+            env.tasks.spawn("writer", starting);
+            // Long enough for a few folds, short enough to end within recovery sometimes.
+            let most_us = [300, 3_000, 30_000, 100_000][lcg.below(4) as usize];
+            w.sleep(Duration::from_micros(lcg.below(most_us))).await;
+            if lcg.below(3) == 0 { w.kill("a") } else { w.power_cut("a") }
+        }
+        let env = w.node("a");
+        let engine = open(&env).await;
+        history.lock().unwrap().check(seed, dump(&*engine));
+    });
+    world.trace_hash()
+}
+
+#[test]
+fn nothing_promised_is_lost_and_nothing_is_half() {
+    for seed in 0..60 {
+        lives(seed, 8);
+    }
+}
+
+#[test]
+fn the_same_seed_is_the_same_run() {
+    assert_eq!(lives(7, 5), lives(7, 5));
+}
+
+/// The disk fills up, within a fold too; transactions are refused, everything stays readable, and goes on later.
+#[test]
+fn a_full_disk_refuses_and_recovers() {
+    for seed in 0..20 {
+        let world = World::new(seed, SimConfig::default());
+        let w = world.clone();
+        world.run(async move {
+            let env = w.node("a");
+            let engine = open(&env).await;
+            let mut model = Model::new();
+            let put = |model: &mut Model, n: u32| {
+                let (key, value) = (n.to_be_bytes().to_vec(), vec![n as u8; 3000]);
+                let done = engine.transact(&mut |t| {
+                    t.put(&key, &value);
+                    Ok(())
+                });
+                if done.is_ok() {
+                    model.insert(key, value);
+                }
+                done
+            };
+            for n in 0..50 {
+                put(&mut model, n).unwrap();
+            }
+            w.set_disk_capacity("a", (2 << 20) + seed * 300_000);
+            let mut refused = None;
+            for n in 0..3000 {
+                if let Err(e) = put(&mut model, n) {
+                    refused = Some(e);
+                    break;
+                }
+                env.clock.sleep(Duration::from_micros(100)).await;
+            }
+            let refused = refused.expect("9 MB do not fit");
+            assert_eq!(refused.kind, ErrorKind::NoSpace, "seed {seed}: {refused}");
+            assert!(dump(&*engine).1 == model, "seed {seed}");
+            w.set_disk_capacity("a", 1 << 30);
+            for n in 3000..3100 {
+                put(&mut model, n).unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+            }
+            let (seq, state) = dump(&*engine);
+            assert!(state == model, "seed {seed}");
+            engine.wait_durable(seq).await.unwrap();
+            w.power_cut("a");
+            let engine = open(&w.node("a")).await;
+            assert!(dump(&*engine) == (seq, model), "seed {seed}");
+        });
+    }
+}
+
+/// Writes and syncs fail: the store stops, says so to everybody, and what was promised is there afterwards.
+#[test]
+fn a_failed_disk_ends_the_store_and_loses_nothing_promised() {
+    let mut stopped = 0;
+    for seed in 0..40 {
+        let world = World::new(seed, SimConfig::default());
+        let w = world.clone();
+        stopped += world.run(async move {
+            let env = w.node("a");
+            let engine = open(&env).await;
+            let mut lcg = Lcg(seed);
+            let mut history = History { states: vec![Model::new()], ..History::default() };
+            let fails = DiskFaults {
+                write_errors_per_million: 500,
+                sync_errors_per_million: 2000,
+                ..Default::default()
+            };
+            w.set_disk_faults("a", fails);
+            let mut failed = false;
+            for _ in 0..1500 {
+                let op = Op::random(|n| lcg.below(n));
+                let mut model = history.states.last().unwrap().clone();
+                op.run_on(&mut model);
+                let done = engine.transact(&mut |t| {
+                    op.run(t);
+                    Ok(())
+                });
+                let Ok(seq) = done else {
+                    failed = true;
+                    break;
+                };
+                history.states.push(model);
+                if lcg.below(4) == 0 {
+                    match engine.wait_durable(seq).await {
+                        Ok(()) => history.promised = seq,
+                        Err(_) => failed = true,
+                    }
+                }
+                if failed {
+                    break;
+                }
+            }
+            if failed {
+                assert!(
+                    engine
+                        .transact(&mut |t| {
+                            t.put(b"k", b"v");
+                            Ok(())
+                        })
+                        .is_err(),
+                    "seed {seed}"
+                );
+            }
+            w.set_disk_faults("a", DiskFaults::default());
+            w.power_cut("a");
+            let engine = open(&w.node("a")).await;
+            history.check(seed, dump(&*engine));
+            u32::from(failed)
+        });
+    }
+    assert!(stopped > 5, "the faults were met ({stopped})");
+}
+
+/// A bit that rots in a durable record is damage that is named, never a silent end of the journal.
+#[test]
+fn a_rotten_bit_in_the_journal_is_named() {
+    let world = World::new(3, SimConfig::default());
+    let w = world.clone();
+    world.run(async move {
+        let engine = open(&w.node("a")).await;
+        for n in 0..10u8 {
+            let seq = tx(&*engine, |t| t.put(&[n], &[n; 300]));
+            engine.wait_durable(seq).await.unwrap();
+        }
+        w.kill("a");
+        drop(engine);
+        w.flip_bit("a", Path::new("/state/journal-0000000000000001"), 4096 + 1000, 3).unwrap();
+        let error = Engine::open(&w.node("a"), Path::new(DIR), SMALL).await.err().unwrap();
+        assert_eq!(error.kind, ErrorKind::Damaged, "{error}");
+        assert!(error.context.contains("journal-0000000000000001"), "{error}");
+    });
+}
