@@ -23,6 +23,8 @@ message!(
     }
 );
 
+impl Copy for Place {}
+
 wire_enum!(WriteMode {
     /// Beyond the committed end of the file: becomes the base at once, whatever was there before.
     Fresh = 1,
@@ -130,7 +132,7 @@ message!(
     /// The payload is the data parts one after the other. A long list comes in parts: see `more`.
     ReadOverlays = 221 -> OverlaysRead { place: Place, cell: CellId, after: Seq }
 );
-message!(OverlayExtent { seq: Seq, offset: u32, len: u32, kind: OverlayKind, crc: u32 });
+message!(OverlayExtent { seq: Seq, offset: u32, len: u32, kind: OverlayKind, crc: u32, token_epoch: u32 });
 message!(OverlaysRead {
     extents: Vec<OverlayExtent>,
     /// There are more than fit: ask again after the last one of these.
