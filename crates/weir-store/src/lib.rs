@@ -9,6 +9,11 @@
 pub mod alloc;
 pub mod cells;
 pub mod format;
+pub mod peers;
 pub mod read;
+pub mod repair;
+mod run;
+pub mod seal;
+pub mod service;
 pub mod slab;
 pub mod store;

@@ -324,7 +324,14 @@ impl Store {
             } else if !inline.is_empty() {
                 payload.push(Bytes::from(inline));
             }
-            reply.extents.push(OverlayExtent { seq, offset: o.offset, len: o.len, kind: o.kind, crc: o.crc });
+            reply.extents.push(OverlayExtent {
+                seq,
+                offset: o.offset,
+                len: o.len,
+                kind: o.kind,
+                crc: o.crc,
+                token_epoch: o.token_epoch,
+            });
         }
         Ok((reply, payload))
     }
@@ -529,6 +536,17 @@ impl Store {
             problem
         })?;
         Ok(found)
+    }
+    /// The newest token epoch among a cell's overlays and base.
+    pub fn newest_token_epoch(&self, cell: CellId) -> Result<u32> {
+        let mut newest = 0;
+        self.kv.read(&mut |r| {
+            let base = get::<Fragment>(r, &base_key(cell))?.map_or(0, |b| b.version.token_epoch());
+            let logged = cells::overlays(r, cell, Seq(0), Seq(u64::MAX))?;
+            newest = logged.iter().map(|(_, o)| o.token_epoch).max().unwrap_or(0).max(base);
+            Ok(())
+        })?;
+        Ok(newest)
     }
     /// The cells of a file that have overlays logged here.
     pub fn overlaid_cells(&self, file: FileId) -> Result<Vec<(CellId, Header)>> {

@@ -1,0 +1,498 @@
+//! Repair: a member that was away gets what it missed; a damaged fragment is rebuilt.
+//!
+//! While a member is behind it receives every new write, so everything it lacks was written before: it lists the cells
+//! that current peers have written since it was current, compares versions, rebuilds its fragment from k others of one
+//! version, copies overlay logs, drops what nobody else knows any more, and then says that it caught up. Listing tells
+//! each peer the group's epoch first, so nothing can be written under an older one after it was listed.
+//!
+//! [`plan`] is the pure part: what to do about one stripe.
+use crate::alloc::Extent;
+use crate::cells::Scope;
+use crate::format::Overlay;
+use crate::peers::join_all;
+use crate::read::CELL_BYTES_MAX;
+use crate::service::{Acting, StorageNode, Target};
+use crate::store::FragmentWrite;
+use bytes::Bytes;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use weir_env::BoxFuture;
+use weir_proto::checksum::{block_crcs, crc32c};
+use weir_proto::data::*;
+use weir_proto::ec::Coder;
+use weir_proto::map::{Group, MemberState};
+use weir_proto::{CellId, Epoch, Error, FileId, Result, Seq, Version};
+
+/// Cells asked for in one listing.
+const LIST_LIMIT: u32 = 2048;
+
+/// What others and this target hold of one stripe.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StripeView {
+    /// Newest base that a current peer holds of any fragment.
+    pub newest: Version,
+    /// Data cells whose overlays a current peer has: index → highest sequence.
+    pub overlays: BTreeMap<u8, Seq>,
+    /// Some peer counts fragments of it as missing.
+    pub missing: u64,
+}
+
+/// What to do about one stripe at the member at `position`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StripePlan {
+    /// Rebuild the own fragment at this version.
+    pub rebuild: Option<Version>,
+    /// Copy the overlay logs of these data cells.
+    pub copy: Vec<u8>,
+    /// Peers count this member's fragment as missing: tell them that it is here.
+    pub clear: bool,
+}
+
+/// `own`: the version of the own base.
+pub fn plan(view: &StripeView, own: Version, position: usize, data: usize) -> StripePlan {
+    let keeps = |index: &u8| position >= data || position == usize::from(*index);
+    StripePlan {
+        rebuild: (view.newest > own).then_some(view.newest),
+        copy: view.overlays.iter().filter(|(i, seq)| keeps(i) && **seq > Seq(0)).map(|(i, _)| *i).collect(),
+        clear: view.missing & (1 << position) != 0,
+    }
+}
+
+/// A fragment rebuilt from others.
+struct Rebuilt {
+    bytes: Bytes,
+    version: Version,
+    cuts: Vec<Seq>,
+    /// For a data cell: overlays up to here are in the bytes.
+    cut: Seq,
+}
+
+impl StorageNode {
+    /// Repairs every group in which a target of this node is behind. Returns the number of groups that caught up.
+    pub(crate) async fn repair_round(&self, target: &Arc<Target>) -> Result<usize> {
+        let map = self.peers.map();
+        let mut caught_up = 0;
+        for group in &map.groups {
+            let Some(position) = group.members.iter().position(|m| m.target == target.store.target) else {
+                continue;
+            };
+            if group.members[position].state != MemberState::Behind {
+                continue;
+            }
+            let scope = Scope { group: group.id, epoch: group.epoch, scheme: group.scheme };
+            let acting = Acting { target: target.clone(), scope, map: map.clone(), position };
+            match self.repair_group(&acting).await {
+                Ok(()) => {
+                    self.peers.caught_up(target.store.target, group.id, group.epoch).await?;
+                    caught_up += 1;
+                }
+                Err(e) => tracing::debug!(group = %group.id, "repair: {e}"),
+            }
+        }
+        Ok(caught_up)
+    }
+
+    async fn repair_group(&self, acting: &Acting) -> Result<()> {
+        let group = acting.group();
+        let since = group.members[acting.position].since;
+        let peers = current_peers(group, acting.position);
+        if peers.is_empty() {
+            return Err(Error::unavailable(format!("{}: no member is current", group.id)));
+        }
+        let mut after = None;
+        loop {
+            let (stripes, next) = self.list_stripes(acting, &peers, after, since).await?;
+            for ((file, stripe), view) in stripes {
+                self.repair_stripe(acting, file, stripe, &view).await?;
+            }
+            match next {
+                Some(cell) => after = Some(cell),
+                None => break,
+            }
+        }
+        self.drop_unknown(acting, &peers).await
+    }
+
+    /// The next stripes in order that any of the peers lists, and where to go on.
+    async fn list_stripes(
+        &self,
+        acting: &Acting,
+        peers: &[usize],
+        after: Option<CellId>,
+        since: Epoch,
+    ) -> Result<(BTreeMap<(FileId, u64), StripeView>, Option<CellId>)> {
+        let group = acting.group();
+        let calls = peers
+            .iter()
+            .map(|p| {
+                let target = group.members[*p].target;
+                let request = ListCells {
+                    target,
+                    group: group.id,
+                    after,
+                    since,
+                    epoch: group.epoch,
+                    limit: LIST_LIMIT,
+                };
+                self.ask(target, request, Vec::new())
+            })
+            .collect();
+        let mut lists = Vec::new();
+        for answer in join_all(calls).await {
+            lists.push(answer?.0);
+        }
+        // Only up to where every list goes; a stripe's cells are neighbours, so stop short of the last stripe.
+        let until = lists.iter().filter(|l| l.more).filter_map(|l| l.cells.last()).map(|s| s.cell).min();
+        let mut stripes: BTreeMap<(FileId, u64), StripeView> = BTreeMap::new();
+        for summary in lists.iter().flat_map(|l| &l.cells) {
+            let cell = summary.cell;
+            if until.is_some_and(|u| cell > u) {
+                continue;
+            }
+            let view = stripes.entry((cell.file, cell.stripe)).or_default();
+            view.newest = view.newest.max(summary.base);
+            view.missing |= summary.missing;
+            if cell.index < group.scheme.data {
+                let seq = view.overlays.entry(cell.index).or_default();
+                *seq = (*seq).max(summary.seq);
+            }
+        }
+        Ok((stripes, until))
+    }
+
+    async fn repair_stripe(
+        &self,
+        acting: &Acting,
+        file: FileId,
+        stripe: u64,
+        view: &StripeView,
+    ) -> Result<()> {
+        let store = &acting.target.store;
+        let own = CellId { file, stripe, index: acting.position as u8 };
+        let stat = store.stat_cell(&acting.scope, own)?;
+        let data = usize::from(acting.scope.scheme.data);
+        let todo = plan(view, stat.base, acting.position, data);
+        if todo.rebuild.is_some() {
+            self.rebuild(acting, own, false).await?;
+        }
+        for index in todo.copy {
+            self.copy_overlays(acting, CellId { index, ..own }).await?;
+        }
+        if todo.clear {
+            self.clear_missing(acting, file, stripe).await;
+        }
+        Ok(())
+    }
+
+    /// Rebuilds this target's fragment from the newest version that k current peers hold.
+    async fn rebuild(&self, acting: &Acting, own: CellId, replace: bool) -> Result<()> {
+        let Some(rebuilt) = self.decode_from_peers(acting, own).await? else { return Ok(()) };
+        let (target, scope) = (acting.target.clone(), acting.scope);
+        let (committed, _) = self
+            .env
+            .tasks
+            .blocking(move || {
+                let write = FragmentWrite {
+                    cell: own,
+                    version: rebuilt.version,
+                    mode: WriteMode::Fresh,
+                    missing: 0,
+                    cuts: &rebuilt.cuts,
+                    block_crcs: &block_crcs(&rebuilt.bytes, CHECKSUM_BLOCK as usize),
+                    data: &rebuilt.bytes,
+                };
+                target.store.install(&scope, &write, rebuilt.cut, replace)
+            })
+            .await?;
+        acting.target.store.durable(committed).await
+    }
+
+    async fn decode_from_peers(&self, acting: &Acting, own: CellId) -> Result<Option<Rebuilt>> {
+        let group = acting.group();
+        let data = usize::from(group.scheme.data);
+        let peers = current_peers(group, acting.position);
+        let mut stats = BTreeMap::new();
+        let asked = peers.iter().map(|p| self.stat_peer(acting, *p, own)).collect();
+        for (p, stat) in peers.iter().zip(join_all(asked).await) {
+            stats.insert(*p, stat?);
+        }
+        if stats.len() < data {
+            return Err(Error::unavailable(format!(
+                "cell {own}: {} members are current, {data} needed",
+                stats.len()
+            )));
+        }
+        // Fewer than k fragments of what is newest: a writer died over it before anything was acknowledged.
+        let Some((version, holders)) = newest_whole(&stats, data) else { return Ok(None) };
+        let mut fragments: Vec<(usize, Bytes)> = Vec::new();
+        let mut cuts = Vec::new();
+        let mut data_cuts: BTreeMap<usize, Seq> = BTreeMap::new();
+        let mut parity_bytes = None;
+        let mut problem = None;
+        for p in holders {
+            if fragments.len() == data && (!cuts.is_empty() || fragments.iter().all(|(p, _)| *p < data)) {
+                break;
+            }
+            match self.read_fragment(acting, p, own, version).await {
+                Ok((read, bytes)) => {
+                    if p >= data {
+                        cuts = read.cuts;
+                        parity_bytes = Some(bytes.len());
+                    } else {
+                        data_cuts.insert(p, read.seq);
+                    }
+                    fragments.push((p, bytes));
+                }
+                Err(e) => drop(problem.insert(e)),
+            }
+        }
+        if fragments.len() < data {
+            return Err(problem.unwrap_or_else(|| Error::damaged(format!("cell {own}: too few fragments"))));
+        }
+        let longest = fragments.iter().map(|(_, b)| b.len()).max().unwrap_or(0);
+        let parity_bytes = parity_bytes.unwrap_or(longest);
+        let len = parity_bytes.max(longest);
+        if len > CELL_BYTES_MAX as usize {
+            return Err(Error::damaged(format!("cell {own}: fragments of {len} bytes")));
+        }
+        let (scheme, wanted, mut buf) = (group.scheme, acting.position, self.env.buffers.get(len));
+        let bytes = self
+            .env
+            .tasks
+            .blocking(move || -> Result<Bytes> {
+                let present: Vec<(usize, &[u8])> = fragments.iter().map(|(p, b)| (*p, &b[..])).collect();
+                Coder::new(scheme)?.reconstruct(&present, &[wanted], &mut [&mut buf[..]])?;
+                Ok(buf.freeze())
+            })
+            .await?;
+        if cuts.is_empty() && acting.position >= data && data_cuts.values().any(|c| *c > Seq(0)) {
+            cuts = (0..data).map(|i| data_cuts.get(&i).copied().unwrap_or_default()).collect();
+        }
+        let cut = if acting.position < data {
+            cuts.get(acting.position).copied().unwrap_or_default()
+        } else {
+            Seq(0)
+        };
+        Ok(Some(Rebuilt { bytes, version, cuts, cut }))
+    }
+
+    fn stat_peer(
+        &self,
+        acting: &Acting,
+        position: usize,
+        own: CellId,
+    ) -> BoxFuture<'static, Result<CellStat>> {
+        let group = acting.group();
+        let place = Place { target: group.members[position].target, group: group.id, epoch: group.epoch };
+        let cell = CellId { index: position as u8, ..own };
+        let answer = self.ask(place.target, StatCell { place, cell }, Vec::new());
+        Box::pin(async move { Ok(answer.await?.0) })
+    }
+
+    /// The whole fragment of a peer at one version, verified.
+    async fn read_fragment(
+        &self,
+        acting: &Acting,
+        position: usize,
+        own: CellId,
+        version: Version,
+    ) -> Result<(CellRead, Bytes)> {
+        let group = acting.group();
+        let place = Place { target: group.members[position].target, group: group.id, epoch: group.epoch };
+        let cell = CellId { index: position as u8, ..own };
+        let request = ReadCell { place, cell, view: ReadView::Base, version, offset: 0, len: CELL_BYTES_MAX };
+        let (read, bytes) = self.ask(place.target, request, Vec::new()).await?;
+        if read.version != version
+            || bytes.len() != read.fragment_bytes as usize
+            || block_crcs(&bytes, CHECKSUM_BLOCK as usize) != read.block_crcs
+        {
+            return Err(Error::damaged(format!("cell {cell} from {}: not what was asked for", place.target)));
+        }
+        Ok((read, bytes))
+    }
+
+    /// Makes the own log of a data cell the same as that of a current holder.
+    async fn copy_overlays(&self, acting: &Acting, cell: CellId) -> Result<()> {
+        let group = acting.group();
+        let data = usize::from(group.scheme.data);
+        let holder = [usize::from(cell.index)]
+            .into_iter()
+            .chain(data..group.members.len())
+            .find(|p| *p != acting.position && group.members[*p].state == MemberState::Current)
+            .ok_or_else(|| Error::unavailable(format!("cell {cell}: no current member has its overlays")))?;
+        let place = Place { target: group.members[holder].target, group: group.id, epoch: group.epoch };
+        let mut after = Seq(0);
+        let (stat, _) = self.ask(place.target, StatCell { place, cell }, Vec::new()).await?;
+        let upto = stat.overlay_seqs.first().copied().unwrap_or_default();
+        let mut copies = Vec::new();
+        loop {
+            let (log, payload) =
+                self.ask(place.target, ReadOverlays { place, cell, after }, Vec::new()).await?;
+            let mut rest = payload;
+            for o in &log.extents {
+                let data = match o.kind {
+                    OverlayKind::Zero => Bytes::new(),
+                    OverlayKind::Data if o.len as usize <= rest.len() => rest.split_to(o.len as usize),
+                    OverlayKind::Data => {
+                        return Err(Error::damaged(format!("overlays of cell {cell}: cut short")));
+                    }
+                };
+                if o.kind == OverlayKind::Data && crc32c(&data) != o.crc {
+                    return Err(Error::damaged(format!(
+                        "overlay {} of cell {cell} fails its checksum",
+                        o.seq
+                    )));
+                }
+                let overlay = Overlay {
+                    offset: o.offset,
+                    len: o.len,
+                    kind: o.kind,
+                    crc: o.crc,
+                    token_epoch: o.token_epoch,
+                    extent: Extent::default(),
+                };
+                if o.seq <= upto {
+                    copies.push((o.seq, overlay, data));
+                }
+                after = o.seq;
+            }
+            if !log.more || log.extents.is_empty() {
+                break;
+            }
+        }
+        let (target, scope) = (acting.target.clone(), acting.scope);
+        let committed = self
+            .env
+            .tasks
+            .blocking(move || target.store.install_overlays(&scope, cell, upto, copies))
+            .await?;
+        acting.target.store.durable(committed).await
+    }
+
+    /// Cells here that no current peer knows, last written before the group's present epoch: dropped while we were away.
+    async fn drop_unknown(&self, acting: &Acting, peers: &[usize]) -> Result<()> {
+        let (store, group) = (&acting.target.store, acting.group());
+        let mut after = None;
+        let mut checked: BTreeSet<(FileId, u64)> = BTreeSet::new();
+        loop {
+            let list = store.list_cells(group.id, after, Epoch(0), group.epoch, LIST_LIMIT)?;
+            for summary in &list.cells {
+                after = Some(summary.cell);
+                let stripe = (summary.cell.file, summary.cell.stripe);
+                if summary.epoch >= group.epoch || checked.contains(&stripe) {
+                    continue;
+                }
+                checked = BTreeSet::from([stripe]);
+                let own = CellId { index: acting.position as u8, ..summary.cell };
+                let asked = peers.iter().map(|p| self.stat_peer(acting, *p, own)).collect();
+                let mut known = false;
+                for stat in join_all(asked).await {
+                    known |= stat?.known;
+                }
+                if !known {
+                    for index in 0..group.members.len() as u8 {
+                        let seq = store.drop_cell_older(CellId { index, ..own }, group.epoch)?;
+                        store.durable(seq).await?;
+                    }
+                }
+            }
+            if !list.more {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Tells the peers that this member's fragment of a stripe is here again.
+    async fn clear_missing(&self, acting: &Acting, file: FileId, stripe: u64) {
+        let group = acting.group();
+        let bit = 1u64 << acting.position;
+        let mut calls = Vec::new();
+        for p in current_peers(group, acting.position) {
+            let place = Place { target: group.members[p].target, group: group.id, epoch: group.epoch };
+            let data = group.scheme.data;
+            let mirrored: Vec<u8> = if p >= usize::from(data) { (0..data).collect() } else { Vec::new() };
+            for index in mirrored.into_iter().chain([p as u8]) {
+                let cell = CellId { file, stripe, index };
+                let (stat, clear) = (self.ask(place.target, StatCell { place, cell }, Vec::new()), bit);
+                calls.push(Box::pin(async move {
+                    let missing = stat.await?.0.missing;
+                    if missing & clear != 0 {
+                        let request =
+                            MarkMissing { place, cell, version: Version(0), missing: missing & !clear };
+                        self.ask(place.target, request, Vec::new()).await?;
+                    }
+                    Ok(())
+                }) as BoxFuture<'_, Result<()>>);
+            }
+        }
+        for e in join_all(calls).await.into_iter().filter_map(|r| r.err()) {
+            tracing::debug!(%file, stripe, "clear a missing fragment: {e}");
+        }
+    }
+
+    /// Verifies what somebody doubts, and rebuilds what is damaged.
+    pub(crate) async fn mend(&self, target: &Arc<Target>) -> Result<()> {
+        for cell in target.take_suspects() {
+            if let Some(acting) = self.acting_for(target, cell)? {
+                let (checked, scope) = (target.clone(), acting.scope);
+                // Its error is the damage, which is counted there and mended below.
+                let _ = self.env.tasks.blocking(move || checked.store.verify(&scope, cell)).await;
+            }
+        }
+        for cell in target.store.damaged_cells() {
+            let Some(acting) = self.acting_for(target, cell)? else { continue };
+            let mended = match usize::from(cell.index) == acting.position {
+                true => self.rebuild(&acting, cell, true).await,
+                false => self.copy_overlays(&acting, cell).await,
+            };
+            if let Err(e) = mended {
+                tracing::debug!(%cell, "mend a damaged fragment: {e}");
+            }
+        }
+        Ok(())
+    }
+    fn acting_for(&self, target: &Arc<Target>, cell: CellId) -> Result<Option<Acting>> {
+        let Some(header) = target.store.header(cell)? else { return Ok(None) };
+        let map = self.peers.map();
+        let Some(group) = map.group(header.group) else { return Ok(None) };
+        let position = group.members.iter().position(|m| m.target == target.store.target);
+        let scope = Scope { group: group.id, epoch: group.epoch, scheme: group.scheme };
+        Ok(position.map(|position| Acting { target: target.clone(), scope, map: map.clone(), position }))
+    }
+}
+
+/// The newest version that is committed anywhere and held (by some still as prepared) by k or more, and its holders.
+fn newest_whole(stats: &BTreeMap<usize, CellStat>, data: usize) -> Option<(Version, Vec<usize>)> {
+    let committed: BTreeSet<Version> = stats.values().map(|s| s.base).filter(|v| *v > Version(0)).collect();
+    committed.into_iter().rev().find_map(|version| {
+        let holds = |s: &CellStat| s.base == version || s.prepared.contains(&version);
+        let holders: Vec<usize> = stats.iter().filter(|(_, s)| holds(s)).map(|(p, _)| *p).collect();
+        (holders.len() >= data).then_some((version, holders))
+    })
+}
+
+fn current_peers(group: &Group, own: usize) -> Vec<usize> {
+    let current = |(p, m): &(usize, &weir_proto::map::Member)| *p != own && m.state == MemberState::Current;
+    group.members.iter().enumerate().filter(current).map(|(p, _)| p).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_member_lacks() {
+        let view = StripeView {
+            newest: Version::new(1, 4),
+            overlays: BTreeMap::from([(0, Seq(3)), (1, Seq(0)), (2, Seq(9))]),
+            missing: 0b10_0000,
+        };
+        let behind = plan(&view, Version::new(1, 3), 5, 4);
+        assert_eq!(behind, StripePlan { rebuild: Some(Version::new(1, 4)), copy: vec![0, 2], clear: true });
+        assert_eq!(
+            plan(&view, Version::new(1, 4), 2, 4),
+            StripePlan { rebuild: None, copy: vec![2], clear: false }
+        );
+        assert_eq!(plan(&view, Version::new(1, 4), 3, 4), StripePlan::default());
+    }
+}

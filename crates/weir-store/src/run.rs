@@ -1,0 +1,67 @@
+//! Background work of a storage node: settle, seal, repair, mend, return space. One loop, one thing at a time per
+//! target, so that it never takes more than a share of the node.
+use crate::seal::SealLimits;
+use crate::service::{StorageNode, Target};
+use std::sync::Arc;
+use std::time::Duration;
+use weir_env::Instant;
+
+/// Pause between rounds in which nothing was done.
+const ROUND_PAUSE: Duration = Duration::from_millis(250);
+/// What seals left in doubt is looked at this often.
+const SETTLE_EVERY: Duration = Duration::from_secs(10);
+
+impl StorageNode {
+    /// Works until the node ends. Failures are logged and tried again in a later round.
+    pub async fn run(self: Arc<Self>) {
+        let mut settled: Option<Instant> = None;
+        loop {
+            let now = self.env.clock.now();
+            let settle = settled.is_none_or(|at| now.since(at) >= SETTLE_EVERY);
+            if settle {
+                settled = Some(now);
+            }
+            let mut busy = false;
+            for target in self.targets.values() {
+                busy |= self.round(target, settle).await;
+            }
+            if !busy {
+                self.env.clock.sleep(ROUND_PAUSE).await;
+            }
+        }
+    }
+
+    /// One round of one target; whether there is likely more to do at once.
+    pub async fn round_of(&self, target: weir_proto::TargetId, settle: bool) -> bool {
+        match self.targets.get(&target) {
+            Some(target) => self.round(target, settle).await,
+            None => false,
+        }
+    }
+
+    async fn round(&self, target: &Arc<Target>, settle: bool) -> bool {
+        if target.store.usable().is_err() {
+            return false;
+        }
+        let log = |what: &str, e: weir_proto::Error| tracing::warn!(target_id = %target.store.target, "{what}: {e}");
+        if settle && let Err(e) = self.settle(target).await {
+            log("settle versions in doubt", e);
+        }
+        let repaired = self.repair_round(target).await.unwrap_or_else(|e| {
+            log("repair", e);
+            0
+        });
+        if let Err(e) = self.mend(target).await {
+            log("mend", e);
+        }
+        let sealed = self.seal_round(target, &SealLimits::DEFAULT).await.unwrap_or_else(|e| {
+            log("seal", e);
+            0
+        });
+        let returning = target.clone();
+        if let Err(e) = self.env.tasks.blocking(move || returning.store.reclaim()).await {
+            log("return space", e);
+        }
+        repaired + sealed > 0
+    }
+}

@@ -1,0 +1,768 @@
+//! The service of the storage role: requests to the targets of one node.
+//!
+//! A request is checked against the cluster map (group, epoch, place) before the store sees it; a higher epoch than the
+//! map's makes it wait for the newer map. Short work that touches no slab is done in place; the rest runs where
+//! blocking is allowed. An overlay is acknowledged when every live member of the group's epoch that keeps this cell's
+//! log has it durably.
+use crate::alloc::Geometry;
+use crate::cells::{Appended, Numbering, Scope};
+use crate::peers::{PeerReply, PeerRequest, Peers, join_all};
+use crate::store::{FragmentWrite, INLINE_BYTES_MAX, OverlayWrite, Store};
+use bytes::Bytes;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::sync::Notify;
+use weir_env::{BoxFuture, Env, Instant};
+use weir_kv::{CommitSeq, SharedKv};
+use weir_proto::coord::TargetReport;
+use weir_proto::data::*;
+use weir_proto::map::{ClusterMap, Group, MemberState};
+use weir_proto::{CellId, Error, ErrorKind, FileId, PgId, Request, Result, Seq, TargetId, Wire};
+use weir_rpc::{Call, Handled, Reply, Service};
+
+/// How long a request with a newer epoch waits for the map that explains it.
+const MAP_PATIENCE: Duration = Duration::from_secs(3);
+/// How long a mirrored overlay waits for the numbers before it.
+const GAP_PATIENCE: Duration = Duration::from_secs(1);
+/// How long one call to a peer may take.
+pub const PEER_PATIENCE: Duration = Duration::from_secs(10);
+/// Between attempts to mirror to a peer that the coordinator says is alive.
+const RETRY_PAUSE: Duration = Duration::from_millis(20);
+/// Stripes with recent overlays that are remembered one by one; beyond that the index is scanned again.
+pub const RECENT_MAX: usize = 65_536;
+/// Cells waiting to be verified because somebody doubts them.
+const SUSPECTS_MAX: usize = 4096;
+
+/// One target of a node.
+pub struct TargetConfig {
+    pub id: TargetId,
+    pub dir: PathBuf,
+    /// Size of slabs and steps if the target is made now.
+    pub geometry: Geometry,
+}
+
+/// The storage role of one node. Runs background work in [`StorageNode::run`].
+pub struct StorageNode {
+    pub(crate) env: Env,
+    pub(crate) targets: BTreeMap<TargetId, Arc<Target>>,
+    pub(crate) peers: Arc<dyn Peers>,
+    /// The way for futures and tasks to hold on to this node.
+    this: std::sync::Weak<StorageNode>,
+}
+
+pub(crate) struct Target {
+    pub store: Arc<Store>,
+    /// An overlay was logged: mirrors that wait for a number look again.
+    progress: Notify,
+    pub recent: Mutex<Recent>,
+    suspects: Mutex<BTreeSet<CellId>>,
+}
+
+/// Stripes with overlays logged here lately, for the seal.
+#[derive(Default)]
+pub(crate) struct Recent {
+    pub stripes: BTreeMap<(FileId, u64), (PgId, Instant)>,
+    /// Some were not remembered: scan the index when there is time.
+    pub incomplete: bool,
+}
+
+/// Where and as what a request acts.
+#[derive(Clone)]
+pub(crate) struct Acting {
+    pub target: Arc<Target>,
+    pub scope: Scope,
+    pub map: Arc<ClusterMap>,
+    /// Which member of the group the target is.
+    pub position: usize,
+}
+impl Acting {
+    pub fn group(&self) -> &Group {
+        self.map.group(self.scope.group).expect("looked up when this was made")
+    }
+    fn state(&self) -> MemberState {
+        self.group().members[self.position].state
+    }
+}
+
+/// Either ready, or the map must be newer than the version first.
+enum Admit {
+    Ready(Acting),
+    NeedsMap(u64),
+}
+
+impl StorageNode {
+    /// Opens the targets over their indexes (`index` makes or opens one in `dir/index`).
+    pub async fn open(
+        env: Env,
+        targets: Vec<(TargetConfig, SharedKv)>,
+        peers: Arc<dyn Peers>,
+    ) -> Result<Arc<StorageNode>> {
+        let mut opened = BTreeMap::new();
+        for (config, kv) in targets {
+            let (store_env, id) = (env.clone(), config.id);
+            let store = env
+                .tasks
+                .blocking(move || Store::open(store_env, config.id, &config.dir, kv, config.geometry))
+                .await?;
+            let target = Target {
+                store: Arc::new(store),
+                progress: Notify::new(),
+                recent: Mutex::new(Recent { incomplete: true, ..Recent::default() }),
+                suspects: Mutex::default(),
+            };
+            opened.insert(id, Arc::new(target));
+        }
+        Ok(Arc::new_cyclic(|this| StorageNode { env, targets: opened, peers, this: this.clone() }))
+    }
+
+    /// For heartbeats.
+    pub fn reports(&self) -> Vec<TargetReport> {
+        self.targets.values().map(|t| t.store.report()).collect()
+    }
+
+    /// A request from anywhere, also from this node itself.
+    pub fn dispatch(&self, method: u16, body: &[u8], payload: Bytes, deadline: Instant) -> Handled {
+        let handled = match method {
+            WriteFragment::METHOD => WriteFragment::from_bytes(body).map(|r| self.write_fragment(r, payload)),
+            CommitStripe::METHOD => CommitStripe::from_bytes(body)
+                .map(|r| self.change(r.place, move |s, scope| s.commit_stripe(scope, r.cell, r.version))),
+            DropPrepared::METHOD => DropPrepared::from_bytes(body)
+                .map(|r| self.change(r.place, move |s, scope| s.drop_prepared(scope, r.cell, r.version))),
+            WriteOverlay::METHOD => {
+                WriteOverlay::from_bytes(body).map(|r| self.write_overlay(r, payload, deadline))
+            }
+            MirrorOverlay::METHOD => MirrorOverlay::from_bytes(body).map(|r| self.mirror_overlay(r, payload)),
+            ReadCell::METHOD => ReadCell::from_bytes(body).map(|r| self.read_cell(r)),
+            ReadOverlays::METHOD => ReadOverlays::from_bytes(body).map(|r| self.read_overlays(r)),
+            StatCell::METHOD => StatCell::from_bytes(body).map(|r| self.stat_cell(r)),
+            MarkMissing::METHOD => MarkMissing::from_bytes(body).map(|r| self.mark_missing(r)),
+            DropFile::METHOD => DropFile::from_bytes(body).map(|r| self.drop_file(r)),
+            SealCell::METHOD => SealCell::from_bytes(body).map(|r| self.seal_cell(r)),
+            ListCells::METHOD => ListCells::from_bytes(body).map(|r| self.list_cells(r)),
+            SealFile::METHOD => SealFile::from_bytes(body).map(|r| self.seal_file(r)),
+            StatTarget::METHOD => StatTarget::from_bytes(body).map(|r| self.stat_target(&r)),
+            _ => Err(Error::unsupported(format!("a target store knows no method {method}"))),
+        };
+        handled.unwrap_or_else(|e| Handled::Now(Err(e)))
+    }
+
+    /// Calls a target: of this node directly, of another one through its channel.
+    pub(crate) fn ask<R: PeerRequest>(
+        &self,
+        target: TargetId,
+        request: R,
+        payload: Vec<Bytes>,
+    ) -> PeerReply<R>
+    where
+        R::Reply: Send,
+    {
+        if !self.targets.contains_key(&target) {
+            return request.send(&*self.peers, target, payload, PEER_PATIENCE);
+        }
+        let payload = match payload.len() {
+            0 => Bytes::new(),
+            1 => payload.into_iter().next().expect("one part"),
+            _ => Bytes::from(payload.concat()),
+        };
+        let deadline = self.env.clock.now() + PEER_PATIENCE;
+        let handled = self.dispatch(R::METHOD, &request.to_bytes(), payload, deadline);
+        Box::pin(async move {
+            let reply = match handled {
+                Handled::Now(reply) => reply?,
+                Handled::Later(reply) => reply.await?,
+            };
+            let payload = reply.payload.parts.concat();
+            Ok((R::Reply::from_bytes(&reply.body)?, Bytes::from(payload)))
+        })
+    }
+
+    pub(crate) fn shared(&self) -> Arc<StorageNode> {
+        self.this.upgrade().expect("a method of the node runs while the node lives")
+    }
+
+    // ---- admission
+
+    /// Checks the place of a request against the newest map.
+    fn admit(&self, place: Place) -> Result<Admit> {
+        let target = self.target(place.target)?;
+        let map = self.peers.map();
+        let group = match map.group(place.group) {
+            Some(group) if group.epoch >= place.epoch => group,
+            _ => return Ok(Admit::NeedsMap(map.version)),
+        };
+        if group.epoch > place.epoch {
+            return Err(crate::cells::lower_epoch(place.group, place.epoch, group.epoch));
+        }
+        let position = group.members.iter().position(|m| m.target == place.target).ok_or_else(|| {
+            Error::stale(format!("{} is no member of {} under {}", place.target, place.group, place.epoch))
+        })?;
+        let scope = Scope { group: group.id, epoch: group.epoch, scheme: group.scheme };
+        Ok(Admit::Ready(Acting { target, scope, map: map.clone(), position }))
+    }
+    /// `admit`, waiting for the map if need be.
+    pub(crate) async fn acting(&self, place: Place) -> Result<Acting> {
+        match self.admit(place)? {
+            Admit::Ready(acting) => return Ok(acting),
+            Admit::NeedsMap(version) => self.peers.wait_newer(version, MAP_PATIENCE).await?,
+        };
+        match self.admit(place)? {
+            Admit::Ready(acting) => Ok(acting),
+            Admit::NeedsMap(_) => Err(Error::unavailable(format!(
+                "request for {} under {}: this node has not learned of that epoch yet, try again",
+                place.group, place.epoch
+            ))),
+        }
+    }
+    fn target(&self, id: TargetId) -> Result<Arc<Target>> {
+        self.targets
+            .get(&id)
+            .cloned()
+            .ok_or_else(|| Error::not_found(format!("this node does not serve target {id}")))
+    }
+
+    /// A request that blocks: admitted, run where blocking is allowed, answered when its commit is durable.
+    fn blocking<T: Wire + Send + 'static>(
+        &self,
+        place: Place,
+        work: impl FnOnce(&Store, &Acting) -> Result<(CommitSeq, T, Vec<Bytes>)> + Send + 'static,
+    ) -> Handled {
+        let node = self.shared();
+        Handled::Later(Box::pin(async move {
+            let acting = node.acting(place).await?;
+            let store = acting.target.store.clone();
+            let (seq, body, payload) =
+                node.env.tasks.blocking(move || work(&acting.target.store, &acting)).await?;
+            store.durable(seq).await?;
+            Ok(Reply::with_payload(&body, payload))
+        }))
+    }
+    /// A short change of the index: made in place, answered when durable.
+    fn change(
+        &self,
+        place: Place,
+        work: impl FnOnce(&Store, &Scope) -> Result<CommitSeq> + Send + 'static,
+    ) -> Handled {
+        let node = self.shared();
+        Handled::Later(Box::pin(async move {
+            let acting = node.acting(place).await?;
+            let seq = work(&acting.target.store, &acting.scope)?;
+            acting.target.store.durable(seq).await?;
+            Ok(Reply::new(&()))
+        }))
+    }
+    /// A look into the index: answered in place unless the map must be fetched first.
+    fn look(&self, place: Place, work: impl FnOnce(&Acting) -> Result<Reply> + Send + 'static) -> Handled {
+        match self.admit(place) {
+            Err(e) => Handled::Now(Err(e)),
+            Ok(Admit::Ready(acting)) => Handled::Now(work(&acting)),
+            Ok(Admit::NeedsMap(_)) => {
+                let node = self.shared();
+                Handled::Later(Box::pin(async move { work(&node.acting(place).await?) }))
+            }
+        }
+    }
+
+    // ---- fragments
+
+    fn write_fragment(&self, r: WriteFragment, payload: Bytes) -> Handled {
+        self.blocking(r.place, move |store, acting| {
+            if usize::from(r.cell.index) != acting.position {
+                return Err(misplaced(r.cell, acting));
+            }
+            let write = FragmentWrite {
+                cell: r.cell,
+                version: r.version,
+                mode: r.mode,
+                missing: r.missing,
+                cuts: &r.cuts,
+                block_crcs: &r.block_crcs,
+                data: &payload,
+            };
+            Ok((store.write_fragment(&acting.scope, &write)?, (), Vec::new()))
+        })
+    }
+    fn seal_cell(&self, r: SealCell) -> Handled {
+        self.blocking(r.place, move |store, acting| store.seal_cell(&acting.scope, r.cell, r.version))
+    }
+    fn mark_missing(&self, r: MarkMissing) -> Handled {
+        let node = self.shared();
+        Handled::Later(Box::pin(async move {
+            let acting = node.acting(r.place).await?;
+            let own = usize::from(r.cell.index) == acting.position && r.cell.index < 64;
+            if own && r.missing & (1 << r.cell.index) != 0 {
+                acting.target.suspect(r.cell);
+                return Ok(Reply::new(&()));
+            }
+            let seq = acting.target.store.mark_missing(&acting.scope, r.cell, r.version, r.missing)?;
+            acting.target.store.durable(seq).await?;
+            Ok(Reply::new(&()))
+        }))
+    }
+
+    // ---- overlays
+
+    fn write_overlay(&self, r: WriteOverlay, payload: Bytes, deadline: Instant) -> Handled {
+        // Numbered in place where that is quick, so that numbers follow the order of arrival.
+        let begun = match self.admit(r.place) {
+            Err(e) => return Handled::Now(Err(e)),
+            Ok(Admit::Ready(acting)) if payload.len() <= INLINE_BYTES_MAX as usize => {
+                match self.number_overlay(&acting, &r, &payload) {
+                    Err(e) => return Handled::Now(Err(e)),
+                    Ok(numbered) => Some((acting, numbered)),
+                }
+            }
+            Ok(_) => None,
+        };
+        let node = self.shared();
+        Handled::Later(Box::pin(async move {
+            let (acting, (seq, committed)) = match begun {
+                Some(begun) => begun,
+                None => {
+                    let acting = node.acting(r.place).await?;
+                    let (blocking, request, data) = (acting.clone(), r.clone(), payload.clone());
+                    let worker = node.clone();
+                    let numbered = node
+                        .env
+                        .tasks
+                        .blocking(move || worker.number_overlay(&blocking, &request, &data))
+                        .await?;
+                    (acting, numbered)
+                }
+            };
+            let store = acting.target.store.clone();
+            let local: BoxFuture<'_, Result<()>> = Box::pin(store.durable(committed));
+            let mirrors: BoxFuture<'_, Result<()>> =
+                Box::pin(node.mirror(acting.clone(), &r, seq, payload, deadline));
+            for done in join_all(vec![local, mirrors]).await {
+                done?;
+            }
+            Ok(Reply::new(&OverlayWritten { seq }))
+        }))
+    }
+
+    fn number_overlay(&self, acting: &Acting, r: &WriteOverlay, data: &Bytes) -> Result<(Seq, CommitSeq)> {
+        let group = acting.group();
+        if r.layout_scheme != group.scheme {
+            return Err(Error::invalid(format!(
+                "cell {}: {} is {}, not {}",
+                r.cell, group.id, group.scheme, r.layout_scheme
+            )));
+        }
+        let sequencer = sequencer(group, r.cell);
+        if sequencer != Some(acting.position) {
+            return Err(Error::stale(format!(
+                "overlay of cell {}: its sequencer is {}, not {}",
+                r.cell,
+                sequencer.map_or("nobody".into(), |p| group.members[p].target.to_string()),
+                acting.target.store.target
+            )));
+        }
+        let write = OverlayWrite {
+            cell: r.cell,
+            token_epoch: r.token_epoch,
+            offset: r.offset,
+            len: r.len,
+            kind: r.kind,
+            crc: r.crc,
+            missing: down_mask(group),
+            data,
+        };
+        match acting.target.store.append(&acting.scope, Numbering::Next, &write)? {
+            (committed, Appended::At(seq)) => {
+                acting.target.logged(r.cell, group.id, self.env.clock.now());
+                Ok((seq, committed))
+            }
+            (_, other) => Err(Error::io(format!("overlay of cell {}: numbered as {other:?}", r.cell))),
+        }
+    }
+
+    /// Returns once every live member that keeps this cell's log has the overlay, under the newest epoch.
+    async fn mirror(
+        &self,
+        mut acting: Acting,
+        r: &WriteOverlay,
+        seq: Seq,
+        payload: Bytes,
+        deadline: Instant,
+    ) -> Result<()> {
+        let mask_at_first = down_mask(acting.group());
+        let mut held: BTreeSet<usize> = BTreeSet::from([acting.position]);
+        loop {
+            let group = acting.group();
+            let wanting: Vec<usize> = log_keepers(group, r.cell)
+                .into_iter()
+                .filter(|p| is_live(group, *p) && !held.contains(p))
+                .collect();
+            if wanting.is_empty() {
+                break;
+            }
+            let calls =
+                wanting.iter().map(|p| self.mirror_to(&acting, *p, r, seq, payload.clone())).collect();
+            let mut problem = None;
+            for (position, outcome) in wanting.iter().zip(join_all(calls).await) {
+                match outcome {
+                    Ok(()) => drop(held.insert(*position)),
+                    Err(e) => problem = Some((*position, e)),
+                }
+            }
+            let Some((position, e)) = problem else { continue };
+            if self.env.clock.now() >= deadline {
+                return Err(e.doing(format_args!("mirror an overlay of cell {}", r.cell)));
+            }
+            acting = self.after_failure(acting, position, &e, r.cell).await?;
+        }
+        let mask = down_mask(acting.group());
+        if mask & !mask_at_first != 0 {
+            self.tell_missing(&acting, r.cell, mask).await?;
+        }
+        Ok(())
+    }
+
+    fn mirror_to<'a>(
+        &'a self,
+        acting: &Acting,
+        position: usize,
+        r: &WriteOverlay,
+        seq: Seq,
+        payload: Bytes,
+    ) -> BoxFuture<'a, Result<()>> {
+        let group = acting.group();
+        let peer = group.members[position].target;
+        let request = MirrorOverlay {
+            place: Place { target: peer, group: group.id, epoch: group.epoch },
+            cell: r.cell,
+            token_epoch: r.token_epoch,
+            seq,
+            offset: r.offset,
+            len: r.len,
+            kind: r.kind,
+            missing: down_mask(group),
+            crc: r.crc,
+            layout_scheme: r.layout_scheme,
+        };
+        let parts = if payload.is_empty() { Vec::new() } else { vec![payload] };
+        let sent = self.ask(peer, request.clone(), parts);
+        let store = acting.target.store.clone();
+        Box::pin(async move {
+            match sent.await {
+                Err(e) if e.kind == ErrorKind::Stale => self.close_gap(&store, request, e).await,
+                outcome => outcome.map(|_| ()),
+            }
+        })
+    }
+
+    /// A mirror that lacks earlier numbers gets them from our own log. `refused`: what it said.
+    async fn close_gap(&self, store: &Store, last: MirrorOverlay, refused: Error) -> Result<()> {
+        let peer = last.place.target;
+        let (stat, _) = self.ask(peer, StatCell { place: last.place, cell: last.cell }, Vec::new()).await?;
+        let mut have = stat.overlay_seqs.first().copied().unwrap_or_default();
+        if have >= last.seq {
+            return Err(refused);
+        }
+        while have < last.seq {
+            let (log, parts) = store.read_overlays(last.cell, have)?;
+            let mut parts = parts.into_iter();
+            for o in log.extents.iter().filter(|o| o.seq <= last.seq) {
+                let payload: Vec<Bytes> =
+                    if o.kind == OverlayKind::Data { parts.next().into_iter().collect() } else { Vec::new() };
+                let request = MirrorOverlay {
+                    seq: o.seq,
+                    offset: o.offset,
+                    len: o.len,
+                    kind: o.kind,
+                    crc: o.crc,
+                    ..last.clone()
+                };
+                self.ask(peer, request, payload).await?;
+                have = o.seq;
+            }
+            if log.extents.is_empty() {
+                return Err(refused);
+            }
+        }
+        Ok(())
+    }
+
+    /// What to do after a peer failed: under which map to go on, or why not.
+    async fn after_failure(
+        &self,
+        acting: Acting,
+        position: usize,
+        e: &Error,
+        cell: CellId,
+    ) -> Result<Acting> {
+        let member = acting.group().members[position].target;
+        match e.kind {
+            ErrorKind::Unavailable | ErrorKind::Deadline | ErrorKind::Io | ErrorKind::NotFound => {
+                let why = format!("mirror an overlay: {e}");
+                // Whatever the coordinator answers shows in the map; if it does not answer, try again below.
+                let _ = self.peers.report(member, acting.scope.group, acting.scope.epoch, why).await;
+            }
+            ErrorKind::Stale => {
+                let _ = self.peers.wait_newer(acting.map.version, RETRY_PAUSE).await;
+            }
+            _ => return Err(e.clone()),
+        }
+        let map = self.peers.map();
+        let epoch = map.group(acting.scope.group).map_or(acting.scope.epoch, |g| g.epoch);
+        if epoch == acting.scope.epoch {
+            self.env.clock.sleep(RETRY_PAUSE).await;
+        }
+        let place = Place { target: acting.target.store.target, group: acting.scope.group, epoch };
+        let acting = self.acting(place).await?;
+        if sequencer(acting.group(), cell) != Some(acting.position) {
+            return Err(Error::stale(format!("overlay of cell {cell}: its sequencer is another target now")));
+        }
+        Ok(acting)
+    }
+
+    /// A member went down after the overlay was logged: the others count the debt.
+    async fn tell_missing(&self, acting: &Acting, cell: CellId, mask: u64) -> Result<()> {
+        let group = acting.group();
+        let calls = log_keepers(group, cell)
+            .into_iter()
+            .filter(|p| is_live(group, *p))
+            .map(|p| {
+                let place = Place { target: group.members[p].target, group: group.id, epoch: group.epoch };
+                let version = weir_proto::Version(0);
+                self.ask(place.target, MarkMissing { place, cell, version, missing: mask }, Vec::new())
+            })
+            .collect();
+        let answers = join_all(calls).await;
+        // The member's epoch tells repair the same; a count that lags is better than a write that fails.
+        for e in answers.into_iter().filter_map(|a| a.err()) {
+            tracing::debug!(%cell, "count a missing fragment: {e}");
+        }
+        Ok(())
+    }
+
+    fn mirror_overlay(&self, r: MirrorOverlay, payload: Bytes) -> Handled {
+        let early = match self.admit(r.place) {
+            Err(e) => return Handled::Now(Err(e)),
+            Ok(Admit::Ready(acting)) if payload.len() <= INLINE_BYTES_MAX as usize => {
+                match self.log_mirrored(&acting, &r, &payload) {
+                    Err(e) => return Handled::Now(Err(e)),
+                    Ok(logged) => Some((acting, logged)),
+                }
+            }
+            Ok(_) => None,
+        };
+        let node = self.shared();
+        Handled::Later(Box::pin(async move {
+            let (acting, mut logged) = match early {
+                Some(early) => early,
+                None => {
+                    let acting = node.acting(r.place).await?;
+                    let logged = node.log_blocking(&acting, &r, &payload).await?;
+                    (acting, logged)
+                }
+            };
+            let deadline = node.env.clock.now() + GAP_PATIENCE;
+            while let (_, Appended::Gap { have }) = logged {
+                let progress = acting.target.progress.notified();
+                tokio::pin!(progress);
+                progress.as_mut().enable();
+                logged = node.log_blocking(&acting, &r, &payload).await?;
+                if !matches!(logged.1, Appended::Gap { .. }) {
+                    break;
+                }
+                let left = deadline.since(node.env.clock.now());
+                if left.is_zero() || node.env.clock.timeout(left, progress).await.is_err() {
+                    return Err(Error::stale(format!(
+                        "overlay {} of cell {}: the numbers after {have} have not come",
+                        r.seq, r.cell
+                    )));
+                }
+            }
+            acting.target.store.durable(logged.0).await?;
+            Ok(Reply::new(&()))
+        }))
+    }
+    async fn log_blocking(
+        &self,
+        acting: &Acting,
+        r: &MirrorOverlay,
+        data: &Bytes,
+    ) -> Result<(CommitSeq, Appended)> {
+        if data.len() <= INLINE_BYTES_MAX as usize {
+            return self.log_mirrored(acting, r, data);
+        }
+        let (node, acting, r, data) = (self.shared(), acting.clone(), r.clone(), data.clone());
+        self.env.tasks.blocking(move || node.log_mirrored(&acting, &r, &data)).await
+    }
+    fn log_mirrored(
+        &self,
+        acting: &Acting,
+        r: &MirrorOverlay,
+        data: &Bytes,
+    ) -> Result<(CommitSeq, Appended)> {
+        let group = acting.group();
+        if !log_keepers(group, r.cell).contains(&acting.position) {
+            return Err(misplaced(r.cell, acting));
+        }
+        let numbering = match acting.state() {
+            MemberState::Current => Numbering::Mirror(r.seq),
+            MemberState::Behind => Numbering::Behind(r.seq),
+            MemberState::Down => {
+                return Err(Error::stale(format!(
+                    "{} is down in {} under {}",
+                    r.place.target, group.id, group.epoch
+                )));
+            }
+        };
+        let write = OverlayWrite {
+            cell: r.cell,
+            token_epoch: r.token_epoch,
+            offset: r.offset,
+            len: r.len,
+            kind: r.kind,
+            crc: r.crc,
+            missing: r.missing,
+            data,
+        };
+        let logged = acting.target.store.append(&acting.scope, numbering, &write)?;
+        if let Appended::At(_) = logged.1 {
+            acting.target.logged(r.cell, group.id, self.env.clock.now());
+        }
+        Ok(logged)
+    }
+
+    // ---- reading
+
+    fn read_cell(&self, r: ReadCell) -> Handled {
+        let acting = match self.admit(r.place) {
+            Err(e) => return Handled::Now(Err(e)),
+            Ok(Admit::Ready(acting)) => acting,
+            Ok(Admit::NeedsMap(_)) => {
+                let node = self.shared();
+                return Handled::Later(Box::pin(async move {
+                    let acting = node.acting(r.place).await?;
+                    node.read_planned(
+                        acting.target.store.clone(),
+                        acting.target.store.plan_read(&acting.scope, &r)?,
+                    )
+                    .await
+                }));
+            }
+        };
+        let store = acting.target.store.clone();
+        match store.plan_read(&acting.scope, &r) {
+            Err(e) => Handled::Now(Err(e)),
+            Ok(plan) if !plan.needs_disk() => {
+                Handled::Now(store.read(&plan).map(|(answer, payload)| Reply::with_payload(&answer, payload)))
+            }
+            Ok(plan) => {
+                let node = self.shared();
+                Handled::Later(Box::pin(async move { node.read_planned(store, plan).await }))
+            }
+        }
+    }
+    async fn read_planned(&self, store: Arc<Store>, plan: crate::read::Plan) -> Result<Reply> {
+        let (answer, payload) = self.env.tasks.blocking(move || store.read(&plan)).await?;
+        Ok(Reply::with_payload(&answer, payload))
+    }
+    fn read_overlays(&self, r: ReadOverlays) -> Handled {
+        self.blocking(r.place, move |store, _| {
+            let (reply, payload) = store.read_overlays(r.cell, r.after)?;
+            Ok((CommitSeq(0), reply, payload))
+        })
+    }
+    fn stat_cell(&self, r: StatCell) -> Handled {
+        self.look(r.place, move |acting| {
+            Ok(Reply::new(&acting.target.store.stat_cell(&acting.scope, r.cell)?))
+        })
+    }
+
+    // ---- files and targets
+
+    fn drop_file(&self, r: DropFile) -> Handled {
+        let node = self.shared();
+        Handled::Later(Box::pin(async move {
+            let store = node.target(r.target)?.store.clone();
+            let worker = store.clone();
+            let (seq, reply) =
+                node.env.tasks.blocking(move || worker.drop_file(r.file, r.from_stripe, r.fence)).await?;
+            store.durable(seq).await?;
+            Ok(Reply::new(&reply))
+        }))
+    }
+    fn list_cells(&self, r: ListCells) -> Handled {
+        let place = Place { target: r.target, group: r.group, epoch: r.epoch };
+        self.blocking(place, move |store, _| {
+            let list = store.list_cells(r.group, r.after, r.since, r.epoch, r.limit)?;
+            Ok((CommitSeq(0), list, Vec::new()))
+        })
+    }
+    fn stat_target(&self, r: &StatTarget) -> Handled {
+        Handled::Now(self.target(r.target).map(|t| Reply::new(&t.store.stat())))
+    }
+    fn seal_file(&self, r: SealFile) -> Handled {
+        let node = self.shared();
+        Handled::Later(Box::pin(async move {
+            let target = node.target(r.target)?;
+            node.seal_file_now(&target, r.file).await?;
+            Ok(Reply::new(&()))
+        }))
+    }
+}
+
+impl Service for StorageNode {
+    fn handle(&self, call: Call) -> Handled {
+        self.dispatch(call.method, &call.body, call.payload, call.deadline)
+    }
+}
+
+impl Target {
+    fn logged(&self, cell: CellId, group: PgId, now: Instant) {
+        self.progress.notify_waiters();
+        let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        if recent.stripes.len() >= RECENT_MAX && !recent.stripes.contains_key(&(cell.file, cell.stripe)) {
+            recent.incomplete = true;
+            return;
+        }
+        recent.stripes.insert((cell.file, cell.stripe), (group, now));
+    }
+    fn suspect(&self, cell: CellId) {
+        let mut suspects = self.suspects.lock().unwrap_or_else(PoisonError::into_inner);
+        if suspects.len() < SUSPECTS_MAX {
+            suspects.insert(cell);
+        }
+    }
+    pub(crate) fn take_suspects(&self) -> BTreeSet<CellId> {
+        std::mem::take(&mut self.suspects.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+fn misplaced(cell: CellId, acting: &Acting) -> Error {
+    Error::invalid(format!(
+        "cell {cell} does not belong on {}, which is place {} of {}",
+        acting.target.store.target, acting.position, acting.scope.group
+    ))
+}
+
+// ---- decisions on a group
+
+/// The positions that keep the overlay log of a data cell: its own, and all parity.
+fn log_keepers(group: &Group, cell: CellId) -> Vec<usize> {
+    let data = usize::from(group.scheme.data);
+    if usize::from(cell.index) >= data {
+        return Vec::new();
+    }
+    [usize::from(cell.index)].into_iter().chain(data..group.members.len()).collect()
+}
+/// Who numbers the overlays of a data cell: the first of its log keepers that is current.
+pub fn sequencer(group: &Group, cell: CellId) -> Option<usize> {
+    log_keepers(group, cell)
+        .into_iter()
+        .find(|p| group.members.get(*p).is_some_and(|m| m.state == MemberState::Current))
+}
+fn is_live(group: &Group, position: usize) -> bool {
+    group.members.get(position).is_some_and(|m| m.state != MemberState::Down)
+}
+/// The fragments of places that are down.
+pub fn down_mask(group: &Group) -> u64 {
+    let down = group.members.iter().enumerate().filter(|(_, m)| m.state == MemberState::Down);
+    down.fold(0, |mask, (i, _)| mask | (1 << i))
+}

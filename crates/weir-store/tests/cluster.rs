@@ -1,0 +1,551 @@
+//! Several targets wired in one process: mirrors, losses, seals killed at each step, repair.
+//!
+//! The oracle reads each stripe as a client would, also with any m members lost, and compares with what was written.
+use bytes::Bytes;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use weir_env::{BoxFuture, Env};
+use weir_kv::SharedKv;
+use weir_kv::memory::MemoryKv;
+use weir_proto::checksum::{block_crcs, crc32c};
+use weir_proto::data::*;
+use weir_proto::ec::Coder;
+use weir_proto::map::*;
+use weir_proto::*;
+use weir_rpc::Handled;
+use weir_store::alloc::Geometry;
+use weir_store::peers::{PeerReply, Peers};
+use weir_store::service::{StorageNode, TargetConfig};
+
+const CELL: usize = 64 << 10;
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The cluster as its members see it; also the coordinator.
+struct World {
+    env: Env,
+    scheme: Scheme,
+    map: Mutex<Arc<ClusterMap>>,
+    nodes: Mutex<BTreeMap<TargetId, Arc<StorageNode>>>,
+    dead: Mutex<BTreeSet<TargetId>>,
+    /// Calls between targets that still go through; then the callers hang, as if their process were gone.
+    calls_left: Mutex<Option<usize>>,
+    disks: Vec<(PathBuf, SharedKv)>,
+    _dir: tempfile::TempDir,
+}
+
+impl World {
+    async fn new(scheme: Scheme) -> Arc<World> {
+        let dir = tempfile::tempdir().unwrap();
+        let width = scheme.width();
+        let member =
+            |i: usize| Member { target: TargetId(i as u32), state: MemberState::Current, since: Epoch(1) };
+        let group = Group {
+            id: PgId(0),
+            pool: "ram".into(),
+            scheme,
+            epoch: Epoch(1),
+            members: (0..width).map(member).collect(),
+        };
+        let map = ClusterMap {
+            cluster: ClusterId([1; 16]),
+            version: 1,
+            settings: Settings { scheme, cell_shift: 16, lease_ms: 1000, target_silence_ms: 1000 },
+            nodes: vec![],
+            targets: vec![],
+            groups: vec![group],
+            volumes: vec![],
+        };
+        let disks = (0..width)
+            .map(|i| (dir.path().join(format!("t{i}")), Arc::new(MemoryKv::new()) as SharedKv))
+            .collect();
+        let world = Arc::new(World {
+            env: weir_env::real::env(),
+            scheme,
+            map: Mutex::new(Arc::new(map)),
+            nodes: Mutex::default(),
+            dead: Mutex::default(),
+            calls_left: Mutex::new(None),
+            disks,
+            _dir: dir,
+        });
+        world.restart().await;
+        world
+    }
+    /// Every process ends and starts again over what its disk holds.
+    async fn restart(self: &Arc<World>) {
+        self.nodes.lock().unwrap().clear();
+        *self.calls_left.lock().unwrap() = None;
+        for i in 0..self.scheme.width() {
+            self.start(TargetId(i as u32)).await;
+        }
+    }
+    async fn start(self: &Arc<World>, id: TargetId) {
+        self.nodes.lock().unwrap().remove(&id);
+        let (dir, kv) = self.disks[id.0 as usize].clone();
+        let geometry = Geometry { slab_bytes: 16 << 20, step_bytes: 8 << 20 };
+        let peers: Arc<dyn Peers> = Arc::new(Wire2(self.clone()));
+        let targets = vec![(TargetConfig { id, dir, geometry }, kv)];
+        let node = StorageNode::open(self.env.clone(), targets, peers).await.unwrap();
+        self.nodes.lock().unwrap().insert(id, node);
+    }
+    fn map(&self) -> Arc<ClusterMap> {
+        self.map.lock().unwrap().clone()
+    }
+    fn set_state(&self, id: TargetId, state: MemberState) {
+        let mut map = self.map.lock().unwrap();
+        let mut next = (**map).clone();
+        next.version += 1;
+        let group = &mut next.groups[0];
+        group.epoch.0 += 1;
+        let epoch = group.epoch;
+        for member in &mut group.members {
+            if member.target == id {
+                member.state = state;
+            }
+            if member.state == MemberState::Current {
+                member.since = epoch;
+            }
+        }
+        *map = Arc::new(next);
+    }
+    fn place(&self, position: usize) -> Place {
+        let map = self.map();
+        Place { target: map.groups[0].members[position].target, group: PgId(0), epoch: map.groups[0].epoch }
+    }
+    fn dispatch<R: Request>(
+        self: &Arc<World>,
+        target: TargetId,
+        request: R,
+        payload: Vec<Bytes>,
+    ) -> BoxFuture<'static, Result<(R::Reply, Bytes)>>
+    where
+        R::Reply: Send,
+    {
+        let node = self.nodes.lock().unwrap().get(&target).cloned();
+        let dead = self.dead.lock().unwrap().contains(&target);
+        let body = request.to_bytes();
+        let deadline = self.env.clock.now() + PATIENCE;
+        Box::pin(async move {
+            let node =
+                node.filter(|_| !dead).ok_or_else(|| Error::unavailable(format!("{target} is gone")))?;
+            let reply = match node.dispatch(R::METHOD, &body, Bytes::from(payload.concat()), deadline) {
+                Handled::Now(reply) => reply?,
+                Handled::Later(reply) => reply.await?,
+            };
+            Ok((R::Reply::from_bytes(&reply.body)?, Bytes::from(reply.payload.parts.concat())))
+        })
+    }
+    /// A client's call to a member.
+    async fn call<R: Request>(
+        self: &Arc<World>,
+        position: usize,
+        request: R,
+        payload: &[u8],
+    ) -> Result<(R::Reply, Bytes)>
+    where
+        R::Reply: Send,
+    {
+        let payload = if payload.is_empty() { vec![] } else { vec![Bytes::copy_from_slice(payload)] };
+        self.dispatch(self.place(position).target, request, payload).await
+    }
+    async fn overlay(self: &Arc<World>, cell: CellId, offset: usize, data: &[u8]) -> Result<Seq> {
+        let position = weir_store::service::sequencer(&self.map().groups[0], cell).unwrap();
+        let request = WriteOverlay {
+            place: self.place(position),
+            cell,
+            token_epoch: 1,
+            offset: offset as u32,
+            len: data.len() as u32,
+            kind: OverlayKind::Data,
+            crc: crc32c(data),
+            layout_scheme: self.scheme,
+        };
+        Ok(self.call(position, request, data).await?.0.seq)
+    }
+    /// A whole stripe at once.
+    async fn stripe(self: &Arc<World>, stripe: u64, version: Version, data: &[Vec<u8>]) -> Result<()> {
+        let len = data.iter().map(Vec::len).max().unwrap();
+        let mut parity = vec![vec![0; len]; usize::from(self.scheme.parity)];
+        let inputs: Vec<&[u8]> = data.iter().map(|d| &d[..]).collect();
+        let mut outputs: Vec<&mut [u8]> = parity.iter_mut().map(|p| &mut p[..]).collect();
+        Coder::new(self.scheme)?.encode(&inputs, &mut outputs)?;
+        for (position, bytes) in data.iter().chain(&parity).enumerate() {
+            if self.map().groups[0].members[position].state == MemberState::Down {
+                continue;
+            }
+            let request = WriteFragment {
+                place: self.place(position),
+                cell: cell(stripe, position),
+                version,
+                mode: WriteMode::Fresh,
+                missing: weir_store::service::down_mask(&self.map().groups[0]),
+                cuts: vec![],
+                block_crcs: block_crcs(bytes, CHECKSUM_BLOCK as usize),
+            };
+            self.call(position, request, bytes).await?;
+        }
+        Ok(())
+    }
+
+    // ---- the oracle
+    async fn read(
+        self: &Arc<World>,
+        position: usize,
+        cell: CellId,
+        view: ReadView,
+        version: Version,
+    ) -> Result<(CellRead, Vec<u8>)> {
+        let request =
+            ReadCell { place: self.place(position), cell, view, version, offset: 0, len: CELL as u32 };
+        let (read, bytes) = self.call(position, request, &[]).await?;
+        assert_eq!(block_crcs(&bytes, CHECKSUM_BLOCK as usize), read.block_crcs);
+        let mut bytes = bytes.to_vec();
+        bytes.resize(CELL, 0);
+        Ok((read, bytes))
+    }
+    /// A data cell without its target: decoded from others, then its overlays from a parity target.
+    async fn decode(self: &Arc<World>, stripe: u64, index: usize, lost: &[usize]) -> Vec<u8> {
+        let (k, width) = (usize::from(self.scheme.data), self.scheme.width());
+        let left: Vec<usize> = (0..width).filter(|p| !lost.contains(p)).collect();
+        let mut stats = BTreeMap::new();
+        for p in &left {
+            let request = StatCell { place: self.place(*p), cell: cell(stripe, *p) };
+            stats.insert(*p, self.call(*p, request, &[]).await.unwrap().0);
+        }
+        let newest = stats.values().map(|s| s.base).max().unwrap();
+        let mut bytes = vec![0; CELL];
+        let mut cuts = vec![];
+        if newest > Version(0) {
+            let mut fragments = vec![];
+            for p in &left {
+                match self.read(*p, cell(stripe, *p), ReadView::Base, newest).await {
+                    Ok((read, bytes)) => {
+                        if *p >= k && !read.cuts.is_empty() {
+                            cuts = read.cuts;
+                        }
+                        fragments.push((*p, bytes));
+                    }
+                    Err(e) => assert_eq!(e.kind, ErrorKind::Stale, "{e:?}"),
+                }
+            }
+            assert!(
+                fragments.len() >= k,
+                "stripe {stripe} without {lost:?}: {} fragments of {newest}: {stats:?}",
+                fragments.len()
+            );
+            let present: Vec<(usize, &[u8])> = fragments.iter().map(|(p, b)| (*p, &b[..])).collect();
+            Coder::new(self.scheme).unwrap().reconstruct(&present, &[index], &mut [&mut bytes[..]]).unwrap();
+        }
+        let parity = left.iter().copied().find(|p| *p >= k).expect("at most m are lost, one of them data");
+        let request = ReadOverlays {
+            place: self.place(parity),
+            cell: cell(stripe, index),
+            after: cuts.get(index).copied().unwrap_or_default(),
+        };
+        let (log, payload) = self.call(parity, request, &[]).await.unwrap();
+        let mut rest = &payload[..];
+        for o in log.extents {
+            let (data, after) = rest.split_at(o.len as usize);
+            rest = after;
+            bytes[o.offset as usize..][..data.len()].copy_from_slice(data);
+        }
+        bytes
+    }
+    /// Every data cell of the stripe, directly and with every member pair (or one) lost.
+    async fn check(self: &Arc<World>, stripe: u64, expected: &[Vec<u8>], context: &str) {
+        let (k, width) = (usize::from(self.scheme.data), self.scheme.width());
+        for (index, expected) in expected.iter().enumerate().take(k) {
+            if self.map().groups[0].members[index].state == MemberState::Current {
+                let (_, bytes) =
+                    self.read(index, cell(stripe, index), ReadView::Merged, Version(0)).await.unwrap();
+                assert!(bytes == *expected, "{context}: cell {index} of stripe {stripe}, direct");
+            }
+            for other in 0..width {
+                let mut lost = vec![index];
+                if self.scheme.parity > 1 && other != index {
+                    lost.push(other);
+                }
+                let not_current =
+                    (0..width).filter(|p| self.map().groups[0].members[*p].state != MemberState::Current);
+                if not_current.clone().any(|p| !lost.contains(&p)) {
+                    continue;
+                }
+                let bytes = self.decode(stripe, index, &lost).await;
+                assert!(bytes == *expected, "{context}: cell {index} of stripe {stripe} without {lost:?}");
+            }
+        }
+    }
+}
+
+struct Wire2(Arc<World>);
+macro_rules! forward {
+    ($($method:ident: $request:ty),* $(,)?) => {$(
+        fn $method(&self, target: TargetId, request: $request, payload: Vec<Bytes>, _: Duration) -> PeerReply<$request> {
+            if let Some(left) = self.0.calls_left.lock().unwrap().as_mut() {
+                if *left == 0 {
+                    return Box::pin(std::future::pending());
+                }
+                *left -= 1;
+            }
+            self.0.dispatch(target, request, payload)
+        }
+    )*};
+}
+impl Peers for Wire2 {
+    fn map(&self) -> Arc<ClusterMap> {
+        self.0.map()
+    }
+    fn wait_newer(&self, version: u64, patience: Duration) -> BoxFuture<'static, Result<Arc<ClusterMap>>> {
+        let world = self.0.clone();
+        Box::pin(async move {
+            let until = world.env.clock.now() + patience;
+            while world.map().version <= version {
+                if world.env.clock.now() >= until {
+                    return Err(Error::deadline("no newer map"));
+                }
+                world.env.clock.sleep(Duration::from_millis(1)).await;
+            }
+            Ok(world.map())
+        })
+    }
+    fn report(
+        &self,
+        target: TargetId,
+        _: PgId,
+        epoch: Epoch,
+        _: String,
+    ) -> BoxFuture<'static, Result<Arc<ClusterMap>>> {
+        let world = self.0.clone();
+        Box::pin(async move {
+            let dead = world.dead.lock().unwrap().contains(&target);
+            if dead && world.map().groups[0].epoch == epoch {
+                world.set_state(target, MemberState::Down);
+            }
+            Ok(world.map())
+        })
+    }
+    fn caught_up(
+        &self,
+        target: TargetId,
+        _: PgId,
+        epoch: Epoch,
+    ) -> BoxFuture<'static, Result<Arc<ClusterMap>>> {
+        let world = self.0.clone();
+        Box::pin(async move {
+            if world.map().groups[0].epoch == epoch {
+                world.set_state(target, MemberState::Current);
+            }
+            Ok(world.map())
+        })
+    }
+    forward!(
+        write_fragment: WriteFragment,
+        commit_stripe: CommitStripe,
+        drop_prepared: DropPrepared,
+        mirror_overlay: MirrorOverlay,
+        read_cell: ReadCell,
+        read_overlays: ReadOverlays,
+        stat_cell: StatCell,
+        mark_missing: MarkMissing,
+        seal_cell: SealCell,
+        list_cells: ListCells,
+    );
+}
+
+fn cell(stripe: u64, index: usize) -> CellId {
+    CellId { file: FileId { volume: VolumeId(1), inode: InodeId(0x1000001) }, stripe, index: index as u8 }
+}
+fn bytes_of(seed: usize, len: usize) -> Vec<u8> {
+    (0..len).map(|i| (i * 7 + seed * 131 + (i >> 8)) as u8).collect()
+}
+const EC: Scheme = Scheme { data: 4, parity: 2 };
+
+/// What a stripe holds: k cells.
+struct Model(Vec<Vec<u8>>);
+impl Model {
+    fn new() -> Model {
+        Model(vec![vec![0; CELL]; 4])
+    }
+    async fn overlay(&mut self, world: &Arc<World>, stripe: u64, index: usize, offset: usize, data: &[u8]) {
+        world.overlay(cell(stripe, index), offset, data).await.unwrap();
+        self.0[index][offset..offset + data.len()].copy_from_slice(data);
+    }
+    async fn fresh(&mut self, world: &Arc<World>, stripe: u64, seed: usize) {
+        self.0 = (0..4).map(|i| bytes_of(seed + i, CELL)).collect();
+        world.stripe(stripe, Version::new(1, 1), &self.0).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn overlays_are_on_every_log_keeper() {
+    let world = World::new(EC).await;
+    let mut model = Model::new();
+    model.overlay(&world, 0, 1, 100, &bytes_of(1, 5000)).await;
+    model.overlay(&world, 0, 1, 3000, &bytes_of(2, 60_000)).await;
+    model.overlay(&world, 0, 3, 0, &bytes_of(3, CELL)).await;
+    world.check(0, &model.0, "overlays").await;
+    let mut model = Model::new();
+    model.fresh(&world, 1, 40).await;
+    world.check(1, &model.0, "fresh").await;
+    for n in 0..20 {
+        model.overlay(&world, 1, n % 4, n * 500, &bytes_of(n, 700 + n)).await;
+    }
+    world.check(1, &model.0, "overlays on a base").await;
+}
+
+#[tokio::test]
+async fn many_writers_of_one_cell_at_once() {
+    let world = World::new(EC).await;
+    let writes = (0..50usize).map(|n| {
+        let world = world.clone();
+        Box::pin(async move { world.overlay(cell(0, 2), n * 1000, &bytes_of(n, 1000)).await })
+            as BoxFuture<'_, Result<Seq>>
+    });
+    let seqs: BTreeSet<Seq> =
+        weir_store::peers::join_all(writes.collect()).await.into_iter().map(|r| r.unwrap()).collect();
+    assert_eq!(seqs.len(), 50);
+    let mut model = Model::new();
+    for n in 0..50 {
+        model.0[2][n * 1000..][..1000].copy_from_slice(&bytes_of(n, 1000));
+    }
+    world.check(0, &model.0, "many writers").await;
+}
+
+#[tokio::test]
+async fn a_seal_keeps_every_byte_and_drops_the_overlays() {
+    let world = World::new(EC).await;
+    let mut whole = Model::new();
+    whole.fresh(&world, 0, 9).await;
+    let mut loose = Model::new();
+    for n in 0..30 {
+        whole.overlay(&world, 0, n % 3, n * 900, &bytes_of(n, 1500)).await;
+        loose.overlay(&world, 7, n % 4, n * 1700, &bytes_of(n, 2500)).await;
+    }
+    for _ in 0..2 {
+        let request = SealFile { target: world.place(4).target, file: cell(0, 0).file };
+        world.call(4, request, &[]).await.unwrap();
+        world.check(0, &whole.0, "sealed").await;
+        world.check(7, &loose.0, "sealed").await;
+    }
+    for position in 0..6 {
+        let (stat, _) =
+            world.call(position, StatTarget { target: world.place(position).target }, &[]).await.unwrap();
+        assert_eq!(stat.overlay_extents, 0, "position {position}");
+    }
+    // And goes on after it.
+    whole.overlay(&world, 0, 0, 5, b"after the seal").await;
+    world.check(0, &whole.0, "after the seal").await;
+}
+
+/// The leader's process ends after each number of calls; all targets start again and settle.
+#[tokio::test]
+async fn a_seal_killed_at_any_step_loses_nothing() {
+    for calls in 0..40 {
+        let world = World::new(EC).await;
+        let mut model = Model::new();
+        model.fresh(&world, 0, calls).await;
+        for n in 0..12 {
+            model.overlay(&world, 0, n % 3, n * 4000, &bytes_of(n, 5000)).await;
+        }
+        *world.calls_left.lock().unwrap() = Some(calls);
+        let request = SealFile { target: world.place(4).target, file: cell(0, 0).file };
+        let sealing = world.call(4, request, &[]);
+        let ended = world.env.clock.timeout(Duration::from_millis(100), sealing).await.is_ok();
+        world.restart().await;
+        world.check(0, &model.0, &format!("killed after {calls} calls, before settling")).await;
+        model.overlay(&world, 0, 1, 77, b"written while in doubt").await;
+        for _ in 0..2 {
+            for t in 0..6 {
+                let node = world.nodes.lock().unwrap()[&TargetId(t)].clone();
+                node.round_of(TargetId(t), true).await;
+            }
+        }
+        world.check(0, &model.0, &format!("killed after {calls} calls, settled")).await;
+        let request = SealFile { target: world.place(4).target, file: cell(0, 0).file };
+        world.call(4, request, &[]).await.unwrap();
+        world.check(0, &model.0, &format!("killed after {calls} calls, sealed again")).await;
+        for position in 0..6 {
+            let request = StatCell { place: world.place(position), cell: cell(0, position) };
+            let stat = world.call(position, request, &[]).await.unwrap().0;
+            assert_eq!(stat.prepared, [], "position {position} after {calls} calls");
+        }
+        if ended {
+            return;
+        }
+    }
+    panic!("the seal never ended");
+}
+
+#[tokio::test]
+async fn writes_go_on_without_members_and_are_repaired() {
+    for (victim, rank) in [(0usize, "data"), (4, "first parity"), (5, "parity"), (2, "data")] {
+        let world = World::new(EC).await;
+        let id = TargetId(victim as u32);
+        let mut models: Vec<Model> = (0..5).map(|_| Model::new()).collect();
+        models[0].fresh(&world, 0, 3).await;
+        models[1].fresh(&world, 1, 30).await;
+        models[2].overlay(&world, 2, victim % 4, 10, b"before").await;
+        world.dead.lock().unwrap().insert(id);
+        if victim < 4 {
+            // Its own overlays find out only through the coordinator.
+            world.set_state(id, MemberState::Down);
+        }
+        for n in 0..12 {
+            models[0].overlay(&world, 0, n % 4, n * 3000, &bytes_of(n, 4000)).await;
+            models[2].overlay(&world, 2, n % 4, n * 3000, &bytes_of(n, 4000)).await;
+        }
+        models[3].fresh(&world, 3, 77).await;
+        assert_eq!(world.map().groups[0].members[victim].state, MemberState::Down, "{rank}");
+        for (stripe, model) in models.iter().enumerate() {
+            world.check(stripe as u64, &model.0, &format!("without its {rank} target")).await;
+        }
+        world.dead.lock().unwrap().remove(&id);
+        world.start(id).await;
+        world.set_state(id, MemberState::Behind);
+        models[1].overlay(&world, 1, victim % 4, 600, b"while behind").await;
+        models[2].overlay(&world, 2, victim % 4, 50, b"while behind, too").await;
+        models[4].fresh(&world, 4, 99).await;
+        let node = world.nodes.lock().unwrap()[&id].clone();
+        node.round_of(id, true).await;
+        assert_eq!(world.map().groups[0].members[victim].state, MemberState::Current, "{rank}");
+        for (stripe, model) in models.iter().enumerate() {
+            world.check(stripe as u64, &model.0, &format!("{rank} target repaired")).await;
+        }
+        for position in 0..6 {
+            let (stat, _) =
+                world.call(position, StatTarget { target: world.place(position).target }, &[]).await.unwrap();
+            assert_eq!(stat.report.debt_cells, 0, "position {position} after the {rank} target's repair");
+        }
+        let request = SealFile { target: world.place(4).target, file: cell(0, 0).file };
+        world.call(4, request, &[]).await.unwrap();
+        for (stripe, model) in models.iter().enumerate() {
+            world.check(stripe as u64, &model.0, &format!("{rank} target repaired, then sealed")).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_damaged_fragment_is_mended() {
+    let world = World::new(EC).await;
+    let mut model = Model::new();
+    model.fresh(&world, 0, 3).await;
+    let slab = world.disks[2].0.join("slab-0000");
+    let file = world.env.disk.open(&slab, weir_env::OpenMode::WRITE).unwrap();
+    file.write_all_at(b"rot", 40_000).unwrap();
+    let request = ReadCell {
+        place: world.place(2),
+        cell: cell(0, 2),
+        view: ReadView::Merged,
+        version: Version(0),
+        offset: 0,
+        len: CELL as u32,
+    };
+    assert_eq!(world.call(2, request, &[]).await.unwrap_err().kind, ErrorKind::Damaged);
+    let node = world.nodes.lock().unwrap()[&TargetId(2)].clone();
+    node.round_of(TargetId(2), false).await;
+    world.check(0, &model.0, "mended").await;
+    let report = &node.reports()[0];
+    assert_eq!((report.damaged_blocks, report.repaired_blocks), (1, 1));
+}
