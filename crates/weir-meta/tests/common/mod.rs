@@ -1,0 +1,219 @@
+//! A metadata role on a simulated node, and clients that do as they are told.
+use bytes::Bytes;
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use weir_env::sim::World;
+use weir_env::{Addr, BoxFuture, Env};
+use weir_kv::engine::{Engine, EngineConfig};
+use weir_meta::{LayoutPolicy, Meta, MetaConfig, Purge};
+use weir_proto::map::{Role, Scheme};
+use weir_proto::meta::*;
+use weir_proto::{ClusterId, Error, FileId, InodeId, PgId, Request, Result, SessionId, VolumeId};
+use weir_rpc::{Call, Connection, Handled, Identity, Reply, Server, Service};
+
+pub const LEASE_MS: u32 = 4000;
+pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const ROOT: InodeId = InodeId::ROOT;
+
+/// Targets that remember what was dropped, and may be out of reach.
+#[derive(Default)]
+pub struct Targets {
+    pub dropped: Mutex<Vec<FileId>>,
+    pub away: Mutex<bool>,
+}
+
+impl Purge for Targets {
+    fn drop_file(&self, file: FileId, fence: u32) -> BoxFuture<'static, Result<()>> {
+        assert!(fence > 0);
+        let away = *self.away.lock().unwrap();
+        if !away {
+            self.dropped.lock().unwrap().push(file);
+        }
+        let result = if away { Err(Error::unavailable("target t3 is away")) } else { Ok(()) };
+        Box::pin(std::future::ready(result))
+    }
+}
+
+pub struct Node {
+    pub meta: Meta,
+    pub targets: Arc<Targets>,
+    _server: Server,
+}
+
+fn addr() -> Addr {
+    "tcp:10.0.0.1:7000".parse().unwrap()
+}
+fn identity(env: &Env, name: &str, role: Role) -> Identity {
+    Identity::new(env, name, role, Some(ClusterId([7; 16])))
+}
+
+/// Starts the metadata role on the node "meta", on whatever its disk holds.
+pub async fn start(world: &World) -> Node {
+    let env = world.node("meta");
+    let config = EngineConfig { cache_bytes: 1 << 20, journal_bytes_max: 4 << 20 };
+    let kv = Engine::open(&env, Path::new("/meta"), config).await.unwrap();
+    let targets = Arc::new(Targets::default());
+    let layout = || {
+        let scheme = Scheme { data: 4, parity: 2 };
+        Some(LayoutPolicy { scheme, cell_shift: 20, first_pg: PgId(0), pg_count: 24 })
+    };
+    let config = MetaConfig {
+        volume: VolumeId(1),
+        lease_ms: LEASE_MS,
+        layout: Arc::new(layout),
+        purge: targets.clone(),
+    };
+    let meta = Meta::open(&env, kv, config).unwrap();
+    let running = meta.clone();
+    env.tasks.spawn("meta", async move {
+        let e = running.run().await;
+        panic!("the metadata role stopped: {e}");
+    });
+    let me = identity(&env, "meta", Role::Meta);
+    let _server = weir_rpc::serve(&env, &[addr()], me, Arc::new(meta.clone())).await.unwrap();
+    Node { meta, targets, _server }
+}
+
+/// What a client does with recalls.
+#[derive(Default)]
+pub struct Recalls {
+    pub seen: Mutex<Vec<Recall>>,
+    /// Never answers.
+    pub deaf: Mutex<bool>,
+}
+
+impl Service for Recalls {
+    fn handle(&self, call: Call) -> Handled {
+        let recall = match call.decode::<Recall>() {
+            Ok(recall) => recall,
+            Err(e) => return Handled::Now(Err(e)),
+        };
+        self.seen.lock().unwrap().push(recall);
+        if *self.deaf.lock().unwrap() {
+            return Handled::Later(Box::pin(std::future::pending()));
+        }
+        Handled::Now(Ok(Reply::new(&())))
+    }
+}
+
+pub struct Client {
+    pub env: Env,
+    pub connection: Connection,
+    pub recalls: Arc<Recalls>,
+    pub session: SessionId,
+    next: std::sync::atomic::AtomicU64,
+}
+
+impl Client {
+    pub async fn start(world: &World, name: &str) -> Client {
+        let env = world.node(name);
+        let recalls = Arc::new(Recalls::default());
+        let connection = dial(&env, name, &recalls).await;
+        let open = SessionOpen { volume: VolumeId(1), client: name.into() };
+        let opened = connection.call(&open, vec![], PATIENCE).await.unwrap().0;
+        assert_eq!(opened.lease_ms, LEASE_MS);
+        let client = Client { env, connection, recalls, session: opened.session, next: 1.into() };
+        client.keep_alive();
+        client
+    }
+    pub fn keep_alive(&self) {
+        let (clock, connection, session) = (self.env.clock.clone(), self.connection.clone(), self.session);
+        self.env.tasks.spawn("keep alive", async move {
+            while connection.call(&KeepAlive { session }, vec![], PATIENCE).await.is_ok() {
+                clock.sleep(Duration::from_millis(1000)).await;
+            }
+        });
+    }
+    /// A new connection; the session is not resumed yet.
+    pub async fn reconnect(&mut self, name: &str) {
+        self.connection = dial(&self.env, name, &self.recalls).await;
+    }
+    pub async fn resume(&self, held: Vec<HeldLease>) -> Result<SessionResumed> {
+        let resumed = self.call(&SessionResume { session: self.session, held }).await;
+        if resumed.is_ok() {
+            self.keep_alive();
+        }
+        resumed
+    }
+    pub async fn call<R: Request>(&self, request: &R) -> Result<R::Reply> {
+        self.connection.call(request, vec![], PATIENCE).await.map(|(reply, _)| reply)
+    }
+    pub fn op(&self) -> Op {
+        let n = self.next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        Op { session: self.session, slot: (n % 8) as u32, seq: n }
+    }
+    pub async fn create(&self, parent: InodeId, name: &str) -> Result<Created> {
+        let (op, cred) = (self.op(), root());
+        self.call(&Create { op, cred, parent, name: b(name), mode: 0o644, exclusive: true, open: 2 }).await
+    }
+    pub async fn mkdir(&self, parent: InodeId, name: &str) -> Result<Made> {
+        self.call(&Mkdir { op: self.op(), cred: root(), parent, name: b(name), mode: 0o755 }).await
+    }
+    pub async fn unlink(&self, parent: InodeId, name: &str) -> Result<Removed> {
+        self.call(&Unlink { op: self.op(), cred: root(), parent, name: b(name) }).await
+    }
+    pub async fn lookup(&self, parent: InodeId, name: &str) -> Result<Looked> {
+        self.call(&Lookup { session: self.session, cred: root(), parent, name: b(name) }).await
+    }
+    pub async fn getattr(&self, ino: InodeId) -> Result<Entry> {
+        self.call(&GetAttr { session: self.session, ino }).await
+    }
+    pub async fn open(&self, ino: InodeId, read: bool, write: bool) -> Result<Opened> {
+        self.call(&Open { session: self.session, cred: root(), ino, read, write, truncate: false }).await
+    }
+    pub async fn close(&self, ino: InodeId, write: bool) -> Result<()> {
+        self.call(&Close { session: self.session, ino, write }).await
+    }
+    pub async fn acquire(&self, ino: InodeId, kind: LeaseKind) -> Result<Entry> {
+        self.call(&AcquireLease { session: self.session, ino, kind }).await
+    }
+    pub async fn commit(&self, ino: InodeId, token_epoch: u32, size: u64, clean: bool) -> Result<Entry> {
+        let request = Commit {
+            op: self.op(),
+            ino,
+            token_epoch,
+            size,
+            mtime: Time { nanos: 1 },
+            allocated: size,
+            inline: None,
+            drop_inline: false,
+            clean,
+            close_writes: 0,
+            data_end: size,
+        };
+        self.call(&request).await
+    }
+    pub fn recalled(&self) -> Vec<(InodeId, LeaseKind)> {
+        self.recalls.seen.lock().unwrap().iter().map(|r| (r.ino, r.keep)).collect()
+    }
+    pub fn set_deaf(&self, deaf: bool) {
+        *self.recalls.deaf.lock().unwrap() = deaf;
+    }
+}
+
+async fn dial(env: &Env, name: &str, recalls: &Arc<Recalls>) -> Connection {
+    let me = identity(env, name, Role::Mount);
+    let until = env.clock.now() + PATIENCE;
+    loop {
+        match weir_rpc::connect(env, &addr(), &me, recalls.clone()).await {
+            Ok(connection) => return connection,
+            Err(e) if env.clock.now() > until => panic!("{e}"),
+            Err(_) => env.clock.sleep(Duration::from_millis(20)).await,
+        }
+    }
+}
+
+pub fn held(entry: &Entry, kind: LeaseKind, open_read: u32, open_write: u32) -> HeldLease {
+    HeldLease { ino: entry.attr.ino, kind, token_epoch: entry.lease.token_epoch, open_read, open_write }
+}
+pub fn root() -> Cred {
+    Cred { uid: 0, gid: 0, groups: vec![] }
+}
+pub fn b(name: &str) -> Bytes {
+    Bytes::copy_from_slice(name.as_bytes())
+}
+pub fn names(listing: &Listing) -> BTreeSet<String> {
+    listing.entries.iter().map(|e| String::from_utf8_lossy(&e.name).into_owned()).collect()
+}

@@ -1,0 +1,367 @@
+//! What the service promises to several clients, across lost replies, deaf clients and restarts.
+mod common;
+
+use common::*;
+use std::time::Duration;
+use weir_env::sim::{SimConfig, World};
+use weir_proto::meta::*;
+use weir_proto::{ErrorKind, NameRule, Request};
+
+fn simulate<T>(seed: u64, work: impl AsyncFnOnce(World) -> T) -> (T, u64) {
+    let world = World::new(seed, SimConfig::default());
+    let done = world.run(work(world.clone()));
+    (done, world.trace_hash())
+}
+
+#[test]
+fn a_change_is_seen_by_others_at_once_and_their_caches_are_recalled() {
+    simulate(1, async |world| {
+        let _meta = start(&world).await;
+        let (a, b) = (Client::start(&world, "a").await, Client::start(&world, "b").await);
+        let absent = b.lookup(ROOT, "f").await.unwrap();
+        assert_eq!((absent.entry, absent.parent_lease.kind), (None, LeaseKind::Read));
+        let made = a.create(ROOT, "f").await.unwrap();
+        assert_eq!(b.recalled(), [(ROOT, LeaseKind::None)]);
+        assert_eq!(
+            (made.created, made.entry.lease.kind, made.entry.lease.token_epoch),
+            (true, LeaseKind::Write, 1)
+        );
+        let ino = made.entry.attr.ino;
+        // The writer's attributes are the writer's: it is lowered to Read before anybody is told.
+        let seen = b.lookup(ROOT, "f").await.unwrap().entry.unwrap();
+        assert_eq!((seen.attr.ino, seen.lease.kind), (ino, LeaseKind::Read));
+        assert_eq!(a.recalled(), [(ino, LeaseKind::Read)]);
+        // An own change keeps the own lease.
+        a.create(ROOT, "g").await.unwrap();
+        assert_eq!(a.recalled().len(), 1);
+        // A listing does not wait for writers; it leaves their attributes out.
+        let list = ReadDir { session: b.session, dir: ROOT, after: 0, limit: 100, with_attrs: true };
+        let listing = b.call(&list).await.unwrap();
+        assert_eq!(names(&listing), ["f".to_owned(), "g".to_owned()].into());
+        assert!(listing.entries[0].entry.is_some() && listing.entries[1].entry.is_none());
+    });
+}
+
+#[test]
+fn a_shared_file_has_no_leases_until_one_is_left() {
+    simulate(2, async |world| {
+        let _meta = start(&world).await;
+        let (a, b) = (Client::start(&world, "a").await, Client::start(&world, "b").await);
+        let ino = a.create(ROOT, "f").await.unwrap().entry.attr.ino;
+        let opened = b.open(ino, true, true).await.unwrap().entry.lease;
+        assert_eq!((opened.kind, opened.token_epoch), (LeaseKind::None, 2));
+        assert_eq!(a.recalled(), [(ino, LeaseKind::None)]);
+        assert_eq!(a.acquire(ino, LeaseKind::Write).await.unwrap().lease.kind, LeaseKind::None);
+        // Both write through and commit, with whatever epoch they had last.
+        a.commit(ino, 1, 10, false).await.unwrap();
+        assert_eq!(b.commit(ino, 2, 5, false).await.unwrap().attr.size, 10, "a commit makes nothing shorter");
+        b.close(ino, false).await.unwrap();
+        b.close(ino, true).await.unwrap();
+        let alone = a.acquire(ino, LeaseKind::Write).await.unwrap().lease;
+        assert_eq!(alone.kind, LeaseKind::Write);
+        assert!(alone.token_epoch > 2 && !alone.recover);
+    });
+}
+
+#[test]
+fn nobody_else_waits_behind_a_parked_operation() {
+    simulate(3, async |world| {
+        let _meta = start(&world).await;
+        let (a, b) = (Client::start(&world, "a").await, Client::start(&world, "b").await);
+        let dir = a.mkdir(ROOT, "d").await.unwrap().entry.attr.ino;
+        let own = b.mkdir(ROOT, "own").await.unwrap().entry.attr.ino;
+        a.lookup(dir, "x").await.unwrap();
+        a.set_deaf(true);
+        let begun = world.now();
+        let parked = b.create(dir, "x");
+        let others = async {
+            b.create(own, "y").await.unwrap();
+            // The holder under recall goes on, and gets no lease on the inode that is waited for.
+            let z = a.create(dir, "z").await.unwrap();
+            assert_eq!(z.parent_lease.kind, LeaseKind::None);
+            world.now().since(begun)
+        };
+        let (parked, others_took) = tokio::join!(parked, others);
+        assert!(others_took < Duration::from_millis(100), "{others_took:?}");
+        parked.unwrap();
+        // It was deaf: in the end its session was taken away, although it kept alive.
+        assert!(world.now().since(begun) >= Duration::from_millis(LEASE_MS.into()));
+        assert_eq!(a.getattr(dir).await.unwrap_err().kind, ErrorKind::Stale);
+    });
+}
+
+#[test]
+fn a_parked_operation_ends_by_its_deadline_and_changes_nothing() {
+    simulate(4, async |world| {
+        let _meta = start(&world).await;
+        let (a, b) = (Client::start(&world, "a").await, Client::start(&world, "b").await);
+        a.lookup(ROOT, "x").await.unwrap();
+        a.set_deaf(true);
+        let request = Mkdir { op: b.op(), cred: root(), parent: ROOT, name: common::b("x"), mode: 0o755 };
+        let e = b.connection.call(&request, vec![], Duration::from_millis(500)).await.unwrap_err();
+        assert_eq!(e.kind, ErrorKind::Deadline);
+        assert!(a.lookup(ROOT, "x").await.unwrap().entry.is_none());
+    });
+}
+
+#[test]
+fn a_dead_writers_file_is_recovered_by_the_next_one() {
+    simulate(5, async |world| {
+        let _meta = start(&world).await;
+        let (a, b) = (Client::start(&world, "a").await, Client::start(&world, "b").await);
+        let file = a.create(ROOT, "f").await.unwrap().entry;
+        let ino = file.attr.ino;
+        let clean = a.create(ROOT, "clean").await.unwrap().entry.attr.ino;
+        a.commit(clean, 1, 100, true).await.unwrap();
+        world.kill("a");
+        let seen = b.getattr(ino).await.unwrap().lease;
+        assert_eq!((seen.kind, seen.recover), (LeaseKind::None, true));
+        assert!(!b.getattr(clean).await.unwrap().lease.recover);
+        let opened = b.open(ino, true, false).await.unwrap().entry.lease;
+        assert_eq!(
+            (opened.kind, opened.recover),
+            (LeaseKind::None, true),
+            "nobody reads before the recovery"
+        );
+        let taken = b.acquire(ino, LeaseKind::Write).await.unwrap().lease;
+        assert_eq!((taken.kind, taken.recover, taken.token_epoch), (LeaseKind::Write, true, 2));
+        let wrong = Recovered { op: b.op(), ino, token_epoch: 1 };
+        assert_eq!(b.call(&wrong).await.unwrap_err().kind, ErrorKind::Stale);
+        let recovered = b.call(&Recovered { op: b.op(), ino, token_epoch: 2 }).await.unwrap();
+        assert!(!recovered.lease.recover);
+        assert!(!b.getattr(ino).await.unwrap().lease.recover);
+    });
+}
+
+#[test]
+fn a_retried_change_happens_once_also_across_a_restart() {
+    simulate(6, async |world| {
+        let node = start(&world).await;
+        let mut a = Client::start(&world, "a").await;
+        let mkdir = Mkdir { op: a.op(), cred: root(), parent: ROOT, name: b("d"), mode: 0o755 };
+        let first = a.call(&mkdir).await.unwrap();
+        let again = a.call(&mkdir).await.unwrap();
+        assert_eq!(first.entry.attr, again.entry.attr);
+        let create = Create {
+            op: a.op(),
+            cred: root(),
+            parent: first.entry.attr.ino,
+            name: b("f"),
+            mode: 0o600,
+            exclusive: true,
+            open: 2,
+        };
+        let made = a.call(&create).await.unwrap();
+        world.kill("meta");
+        drop(node);
+        let _meta = start(&world).await;
+        a.reconnect("a").await;
+        a.resume(vec![]).await.unwrap();
+        let retried = a.call(&create).await.unwrap();
+        assert_eq!(retried.entry.attr, made.entry.attr);
+        assert_eq!((retried.created, retried.entry.lease.kind), (true, LeaseKind::Write));
+        // The open of the retried reply counts, once.
+        a.unlink(first.entry.attr.ino, "f").await.unwrap();
+        assert_eq!(a.getattr(made.entry.attr.ino).await.unwrap().attr.nlink, 0);
+        assert_eq!(a.call(&create).await.unwrap().entry.attr.ino, made.entry.attr.ino);
+        a.close(made.entry.attr.ino, true).await.unwrap();
+        assert_eq!(a.getattr(made.entry.attr.ino).await.unwrap_err().kind, ErrorKind::Stale);
+        // What comes after it in the slot makes it late.
+        let op = Op { seq: create.op.seq + 8, ..create.op.clone() };
+        a.call(&Mkdir { op, name: b("e"), ..mkdir.clone() }).await.unwrap();
+        assert_eq!(a.call(&create).await.unwrap_err().kind, ErrorKind::Stale);
+        let usage = a.call(&GetUsage { session: a.session, dir: ROOT }).await.unwrap();
+        assert_eq!((usage.files, usage.directories), (0, 2));
+    });
+}
+
+#[test]
+fn a_power_cut_loses_nothing_that_was_answered() {
+    for seed in 100..110 {
+        simulate(seed, async |world| {
+            let node = start(&world).await;
+            let a = Client::start(&world, "a").await;
+            let mut answered = Vec::new();
+            for i in 0..50 {
+                let name = format!("f{i}");
+                if i % 3 == 0 {
+                    a.mkdir(ROOT, &name).await.unwrap();
+                } else {
+                    a.create(ROOT, &name).await.unwrap();
+                }
+                answered.push(name);
+            }
+            world.power_cut("meta");
+            drop(node);
+            let _meta = start(&world).await;
+            let c = Client::start(&world, "c").await;
+            let list = ReadDir { session: c.session, dir: ROOT, after: 0, limit: 100, with_attrs: false };
+            assert_eq!(names(&c.call(&list).await.unwrap()), answered.into_iter().collect());
+            let stat = c.call(&StatFs { session: c.session }).await.unwrap();
+            assert_eq!((stat.files, stat.directories), (33, 18));
+        });
+    }
+}
+
+#[test]
+fn after_a_restart_leases_are_taken_up_and_others_wait() {
+    simulate(7, async |world| {
+        let node = start(&world).await;
+        let (mut a, mut b) = (Client::start(&world, "a").await, Client::start(&world, "b").await);
+        let file = a.create(ROOT, "f").await.unwrap().entry;
+        let dead = b.create(ROOT, "g").await.unwrap().entry;
+        world.kill("meta");
+        drop(node);
+        let _meta = start(&world).await;
+        let begun = world.now();
+        a.reconnect("a").await;
+        let mut stolen = held(&dead, LeaseKind::Write, 0, 0);
+        stolen.token_epoch = 1;
+        let resumed = a.resume(vec![held(&file, LeaseKind::Write, 0, 1), stolen]).await.unwrap();
+        assert_eq!(resumed.lost, [dead.attr.ino], "it never had that lease");
+        // b has not said yet what it holds: nobody gets anything.
+        let (made, _) = tokio::join!(a.mkdir(ROOT, "d"), async {
+            world.sleep(Duration::from_millis(1000)).await;
+            b.reconnect("b").await;
+            b.resume(vec![held(&dead, LeaseKind::Write, 0, 1)]).await.unwrap();
+        });
+        made.unwrap();
+        let waited = world.now().since(begun);
+        assert!(waited >= Duration::from_millis(1000) && waited < Duration::from_millis(1100), "{waited:?}");
+        // Both still hold what they held: a look recalls.
+        assert_eq!(b.getattr(file.attr.ino).await.unwrap().lease.kind, LeaseKind::Read);
+        assert_eq!(a.recalled().last(), Some(&(file.attr.ino, LeaseKind::Read)));
+        a.commit(file.attr.ino, 1, 5, true).await.unwrap();
+    });
+}
+
+#[test]
+fn a_session_that_does_not_come_back_after_a_restart_leaves_its_files_to_be_recovered() {
+    simulate(8, async |world| {
+        let node = start(&world).await;
+        let (mut a, b) = (Client::start(&world, "a").await, Client::start(&world, "b").await);
+        let dead = b.create(ROOT, "g").await.unwrap().entry.attr.ino;
+        world.kill("meta");
+        world.kill("b");
+        drop(node);
+        let node = start(&world).await;
+        let begun = world.now();
+        a.reconnect("a").await;
+        a.resume(vec![]).await.unwrap();
+        assert!(a.getattr(dead).await.unwrap().lease.recover);
+        let waited = world.now().since(begun);
+        assert!(waited < Duration::from_millis(u64::from(LEASE_MS) * 3 / 2), "{waited:?}");
+        assert_eq!(node.meta.counts().0, 1);
+    });
+}
+
+#[test]
+fn an_expired_session_closes_its_nameless_files_and_the_targets_are_swept() {
+    simulate(9, async |world| {
+        let node = start(&world).await;
+        *node.targets.away.lock().unwrap() = true;
+        let (a, b) = (Client::start(&world, "a").await, Client::start(&world, "b").await);
+        let ino = a.create(ROOT, "f").await.unwrap().entry.attr.ino;
+        a.commit(ino, 1, 1 << 20, false).await.unwrap();
+        b.unlink(ROOT, "f").await.unwrap();
+        assert_eq!(b.getattr(ino).await.unwrap().attr.nlink, 0);
+        world.kill("a");
+        let until = world.now().0 + 4 * u64::from(LEASE_MS) * 1_000_000;
+        while b.getattr(ino).await.is_ok() {
+            assert!(world.now().0 < until, "the file is still there");
+            world.sleep(Duration::from_millis(100)).await;
+        }
+        world.sleep(Duration::from_secs(5)).await;
+        assert!(node.targets.dropped.lock().unwrap().is_empty(), "the targets are away");
+        *node.targets.away.lock().unwrap() = false;
+        world.sleep(Duration::from_secs(5)).await;
+        let dropped: Vec<_> = node.targets.dropped.lock().unwrap().iter().map(|f| f.inode).collect();
+        assert_eq!(dropped, [ino], "told until it answered, and then no more");
+    });
+}
+
+#[test]
+fn a_broken_connection_keeps_the_session_and_a_recall_finds_it_again() {
+    simulate(10, async |world| {
+        let _meta = start(&world).await;
+        let (mut a, b) = (Client::start(&world, "a").await, Client::start(&world, "b").await);
+        let file = a.create(ROOT, "f").await.unwrap().entry;
+        world.reset_connections("a", "meta");
+        let look = b.getattr(file.attr.ino);
+        let back = async {
+            world.sleep(Duration::from_millis(300)).await;
+            a.reconnect("a").await;
+            let resumed = a.resume(vec![held(&file, LeaseKind::Write, 0, 1)]).await.unwrap();
+            assert!(resumed.lost.is_empty());
+        };
+        let (look, ()) = tokio::join!(look, back);
+        assert_eq!(look.unwrap().lease.kind, LeaseKind::Read);
+        assert_eq!(a.recalled(), [(file.attr.ino, LeaseKind::Read)]);
+        a.commit(file.attr.ino, 1, 5, true).await.unwrap();
+    });
+}
+
+#[test]
+fn closing_a_session_gives_everything_back() {
+    simulate(11, async |world| {
+        let node = start(&world).await;
+        let (a, b) = (Client::start(&world, "a").await, Client::start(&world, "b").await);
+        let ino = a.create(ROOT, "f").await.unwrap().entry.attr.ino;
+        a.commit(ino, 1, 3, true).await.unwrap();
+        a.call(&SessionClose { session: a.session }).await.unwrap();
+        assert_eq!(a.getattr(ino).await.unwrap_err().kind, ErrorKind::Stale);
+        let entry = b.open(ino, false, true).await.unwrap().entry;
+        assert_eq!((entry.lease.kind, entry.lease.recover), (LeaseKind::Write, false));
+        assert!(a.recalled().is_empty());
+        assert_eq!(node.meta.counts().0, 1);
+    });
+}
+
+#[test]
+fn hostile_requests_are_refused() {
+    simulate(12, async |world| {
+        let _meta = start(&world).await;
+        let a = Client::start(&world, "a").await;
+        let op = |slot, seq| Op { session: a.session, slot, seq };
+        let mkdir = |op, name: &str| Mkdir { op, cred: root(), parent: ROOT, name: b(name), mode: u32::MAX };
+        for op in [op(64, 1), op(u32::MAX, 1), op(0, 0)] {
+            assert_eq!(a.call(&mkdir(op, "x")).await.unwrap_err().kind, ErrorKind::Invalid);
+        }
+        let e = a.call(&mkdir(op(0, u64::MAX), &"x".repeat(10_000))).await.unwrap_err();
+        assert_eq!(e.kind, ErrorKind::Name(NameRule::TooLong));
+        let stranger = Op { session: weir_proto::SessionId(999), slot: 0, seq: 1 };
+        assert_eq!(a.call(&mkdir(stranger, "x")).await.unwrap_err().kind, ErrorKind::Stale);
+        let open = SessionOpen { volume: weir_proto::VolumeId(9), client: "x".into() };
+        assert_eq!(a.call(&open).await.unwrap_err().kind, ErrorKind::NotFound);
+        let e = a.open(ROOT, true, false).await.unwrap_err();
+        assert_eq!(e.kind, ErrorKind::Name(NameRule::IsDirectory));
+        assert_eq!(a.call(&weir_proto::coord::GetStatus {}).await.unwrap_err().kind, ErrorKind::Unsupported);
+        // A slot that holds another kind of change.
+        a.call(&mkdir(op(1, 5), "d")).await.unwrap();
+        let unlink = Unlink { op: op(1, 5), cred: root(), parent: ROOT, name: b("d") };
+        assert_eq!(a.call(&unlink).await.unwrap_err().kind, ErrorKind::Stale);
+        assert_ne!(Unlink::METHOD, Mkdir::METHOD);
+    });
+}
+
+#[test]
+fn the_same_seed_gives_the_same_run() {
+    let run = |seed| {
+        simulate(seed, async |world| {
+            let node = start(&world).await;
+            let (a, b) = (Client::start(&world, "a").await, Client::start(&world, "b").await);
+            for i in 0..30 {
+                let (x, y) = (format!("a{i}"), format!("b{i}"));
+                let (x, y) = tokio::join!(a.create(ROOT, &x), b.create(ROOT, &y));
+                let (x, y) = (x.unwrap().entry.attr.ino, y.unwrap().entry.attr.ino);
+                let (p, q) = tokio::join!(a.getattr(y), b.getattr(x));
+                assert!(p.is_ok() && q.is_ok());
+            }
+            world.kill("a");
+            world.sleep(Duration::from_secs(10)).await;
+            node.meta.counts()
+        })
+    };
+    assert_eq!(run(42), run(42));
+    assert_ne!(run(42).1, run(43).1);
+}
