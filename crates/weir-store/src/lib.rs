@@ -9,6 +9,9 @@
 pub mod alloc;
 pub mod cells;
 pub mod format;
+pub mod inspect;
+mod lookup;
+mod open;
 pub mod peers;
 pub mod read;
 pub mod repair;
@@ -17,3 +20,7 @@ pub mod seal;
 pub mod service;
 pub mod slab;
 pub mod store;
+
+pub use alloc::Geometry;
+pub use open::open_index;
+pub use service::{StorageNode, TargetConfig};

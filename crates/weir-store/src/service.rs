@@ -93,8 +93,22 @@ enum Admit {
 }
 
 impl StorageNode {
-    /// Opens the targets over their indexes (`index` makes or opens one in `dir/index`).
+    /// Opens the targets, each with its index in `index/` of its directory.
     pub async fn open(
+        env: Env,
+        targets: Vec<TargetConfig>,
+        peers: Arc<dyn Peers>,
+    ) -> Result<Arc<StorageNode>> {
+        let mut with_index = Vec::new();
+        for config in targets {
+            let kv = crate::open_index(&env, &config.dir).await?;
+            with_index.push((config, kv));
+        }
+        StorageNode::open_over(env, with_index, peers).await
+    }
+
+    /// Opens the targets over indexes that are open already.
+    pub async fn open_over(
         env: Env,
         targets: Vec<(TargetConfig, SharedKv)>,
         peers: Arc<dyn Peers>,

@@ -77,8 +77,18 @@ impl Slabs {
         geometry: Geometry,
         extents: Vec<Extent>,
     ) -> Result<Slabs> {
-        let map = FreeMap::rebuild(geometry, extents)?;
-        let slabs = Slabs {
+        let slabs = Slabs::over(disk, buffers, dir, geometry, FreeMap::rebuild(geometry, extents)?);
+        slabs.return_unused()?;
+        Ok(slabs)
+    }
+
+    /// For looking only: nothing is taken or returned.
+    pub fn view(disk: Arc<dyn Disk>, buffers: BufferPool, dir: &Path, geometry: Geometry) -> Result<Slabs> {
+        Ok(Slabs::over(disk, buffers, dir, geometry, FreeMap::rebuild(geometry, Vec::new())?))
+    }
+
+    fn over(disk: Arc<dyn Disk>, buffers: BufferPool, dir: &Path, geometry: Geometry, map: FreeMap) -> Slabs {
+        Slabs {
             disk,
             dir: dir.into(),
             geometry,
@@ -91,9 +101,7 @@ impl Slabs {
                 next_read: 0,
                 reads: BTreeMap::new(),
             }),
-        };
-        slabs.return_unused()?;
-        Ok(slabs)
+        }
     }
 
     /// Writes `data` to a fresh extent and makes it durable. On error nothing is kept.

@@ -8,6 +8,7 @@
 use crate::alloc::{Extent, Geometry};
 use crate::cells::{self, Admission, Appended, Delta, Numbering, Scope, get};
 use crate::format::*;
+use crate::lookup;
 use crate::read::{BadBlock, CELL_BYTES_MAX, Plan, inline_data};
 use crate::slab::Slabs;
 use bytes::Bytes;
@@ -16,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use weir_env::{Env, File, OpenMode};
-use weir_kv::{CommitSeq, Read, Scan, SharedKv, Txn};
+use weir_kv::{CommitSeq, Scan, SharedKv, Txn};
 use weir_proto::checksum::{block_crcs, crc32c};
 use weir_proto::coord::TargetReport;
 use weir_proto::data::*;
@@ -84,17 +85,17 @@ impl Store {
     pub fn open(env: Env, target: TargetId, dir: &Path, kv: SharedKv, geometry: Geometry) -> Result<Store> {
         let io = |e: std::io::Error| Error::from_io(format_args!("open the target in {}", dir.display()), &e);
         env.disk.create_dir_all(dir).map_err(io)?;
-        let lock = env.disk.open(&dir.join("lock"), OpenMode::WRITE).map_err(io)?;
-        lock.try_lock().map_err(|e| match e.kind() {
-            std::io::ErrorKind::WouldBlock => {
-                Error::exists(format!("the target in {} is in use by another process", dir.display()))
-            }
-            _ => Error::from_io(format_args!("lock the target in {}", dir.display()), &e),
-        })?;
-        let geometry = load_geometry(&kv, geometry)?;
-        let counters = Counters::default();
-        let extents = take_stock(&kv, &counters)?;
-        let slabs = Slabs::open(env.disk.clone(), env.buffers.clone(), dir, geometry, extents)?;
+        let lock = lock_target(&env, dir)?;
+        let geometry = lookup::load_geometry(&kv, geometry)?;
+        let stock = lookup::take_stock(&kv)?;
+        let counters = Counters {
+            cells: AtomicI64::new(stock.cells),
+            debt_cells: AtomicI64::new(stock.debt_cells),
+            overlay_count: AtomicI64::new(stock.overlay_count),
+            overlay_bytes: AtomicI64::new(stock.overlay_bytes),
+            ..Counters::default()
+        };
+        let slabs = Slabs::open(env.disk.clone(), env.buffers.clone(), dir, geometry, stock.extents)?;
         Ok(Store {
             target,
             dir: dir.into(),
@@ -380,7 +381,7 @@ impl Store {
         self.usable()?;
         let mut stat = None;
         self.kv.read(&mut |r| {
-            stat = Some(stat_of(r, scope, cell)?);
+            stat = Some(lookup::stat_of(r, scope, cell)?);
             Ok(())
         })?;
         Ok(stat.expect("a read that succeeds has an answer"))
@@ -427,7 +428,7 @@ impl Store {
         loop {
             let mut dropped = 0;
             let committed = self.change(&mut |txn, delta| {
-                let batch = file_cells(txn, file, from_stripe, DROP_BATCH)?;
+                let batch = lookup::file_cells(txn, file, from_stripe, DROP_BATCH)?;
                 dropped = batch.len();
                 batch.into_iter().try_for_each(|cell| cells::drop_cell(txn, cell, delta))
             })?;
@@ -493,7 +494,7 @@ impl Store {
                     list.more = true;
                     return Scan::Stop;
                 }
-                match cell_of_key(key).and_then(|cell| summary(r, cell)) {
+                match cell_of_key(key).and_then(|cell| lookup::summary(r, cell)) {
                     Ok(Some(s)) if s.epoch >= since || s.missing != 0 => list.cells.push(s),
                     Ok(_) => {}
                     Err(e) => {
@@ -802,6 +803,19 @@ fn cut_of(scope: &Scope, cell: CellId, cuts: &[Seq]) -> Seq {
     if scope.is_data(cell) { cuts.get(usize::from(cell.index)).copied().unwrap_or_default() } else { Seq(0) }
 }
 
+/// Takes the lock of the target in `dir`: one process at a time.
+pub fn lock_target(env: &Env, dir: &Path) -> Result<Arc<dyn File>> {
+    let doing = format!("lock the target in {}", dir.display());
+    let lock = env.disk.open(&dir.join("lock"), OpenMode::WRITE).map_err(|e| Error::from_io(&doing, &e))?;
+    match lock.try_lock() {
+        Ok(()) => Ok(lock),
+        Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {
+            Err(Error::exists(format!("the target in {} is in use by another process", dir.display())))
+        }
+        Err(e) => Err(Error::from_io(&doing, &e)),
+    }
+}
+
 fn check_overlay(scope: &Scope, write: &OverlayWrite<'_>) -> Result<()> {
     let bad = |why: &str| Err(Error::invalid(format!("overlay of cell {}: {why}", write.cell)));
     let expected = if write.kind == OverlayKind::Data { write.len as usize } else { 0 };
@@ -818,109 +832,4 @@ fn check_overlay(scope: &Scope, write: &OverlayWrite<'_>) -> Result<()> {
         return bad("the bytes do not match their checksum");
     }
     Ok(())
-}
-
-fn stat_of(r: &dyn Read, scope: &Scope, cell: CellId) -> Result<CellStat> {
-    let base: Option<Fragment> = get(r, &base_key(cell))?;
-    let header: Option<Header> = get(r, &header_key(cell))?;
-    let of_index = |index: u8| -> Result<Seq> {
-        Ok(get::<Header>(r, &header_key(CellId { index, ..cell }))?.map_or(Seq(0), |h| h.last_seq))
-    };
-    let parity = !scope.is_data(cell);
-    let overlay_seqs = if parity {
-        (0..scope.scheme.data).map(of_index).collect::<Result<_>>()?
-    } else {
-        vec![of_index(cell.index)?]
-    };
-    let cuts = match &base {
-        Some(b) if parity => b.cuts.clone(),
-        _ if parity => Vec::new(),
-        _ => vec![header.as_ref().map_or(Seq(0), |h| h.cut)],
-    };
-    Ok(CellStat {
-        known: cells::stripe_known(r, scope, cell)?,
-        base: base.as_ref().map_or(Version(0), |b| b.version),
-        prepared: cells::prepared(r, cell)?.iter().map(|p| p.version).collect(),
-        overlay_seqs,
-        cuts,
-        missing: header.map_or(0, |h| h.missing),
-        fragment_bytes: base.map_or(0, |b| b.fragment_bytes),
-    })
-}
-
-fn summary(r: &dyn Read, cell: CellId) -> Result<Option<CellSummary>> {
-    let Some(h) = get::<Header>(r, &header_key(cell))? else { return Ok(None) };
-    let base = get::<Fragment>(r, &base_key(cell))?.map_or(Version(0), |b| b.version);
-    Ok(Some(CellSummary { cell, epoch: h.epoch, base, seq: h.last_seq, missing: h.missing }))
-}
-
-fn file_cells(r: &dyn Read, file: FileId, from_stripe: u64, limit: usize) -> Result<Vec<CellId>> {
-    let (start, end) = file_range(HEADER, file, from_stripe);
-    let mut found = Vec::new();
-    let mut problem = Ok(());
-    r.scan(&start, &end, &mut |key, _| match cell_of_key(key) {
-        Ok(cell) if found.len() < limit => {
-            found.push(cell);
-            Scan::More
-        }
-        Ok(_) => Scan::Stop,
-        Err(e) => {
-            problem = Err(e);
-            Scan::Stop
-        }
-    })?;
-    problem.map(|()| found)
-}
-
-fn load_geometry(kv: &SharedKv, wanted: Geometry) -> Result<Geometry> {
-    let mut meta: Option<Meta> = None;
-    kv.transact(&mut |txn| {
-        meta = get(txn, META)?;
-        if meta.is_none() {
-            let made = Meta { slab_bytes: wanted.slab_bytes, step_bytes: wanted.step_bytes };
-            txn.put(META, &made.to_value());
-            meta = Some(made);
-        }
-        Ok(())
-    })?;
-    let meta = meta.expect("read or made");
-    Geometry { slab_bytes: meta.slab_bytes, step_bytes: meta.step_bytes }.check()
-}
-
-/// One pass over the index at open: every extent in use, and the counters.
-fn take_stock(kv: &SharedKv, counters: &Counters) -> Result<Vec<Extent>> {
-    let mut extents = Vec::new();
-    kv.read(&mut |r| {
-        for letter in [BASE, PREPARED] {
-            each(r, letter, |_, value| {
-                extents.push(Fragment::from_value(value)?.extent);
-                Ok(())
-            })?;
-        }
-        each(r, OVERLAY, |_, value| {
-            let overlay = Overlay::from_value(value)?;
-            extents.push(overlay.extent);
-            counters.overlay_count.fetch_add(1, Relaxed);
-            counters.overlay_bytes.fetch_add(i64::from(overlay.len), Relaxed);
-            Ok(())
-        })?;
-        each(r, HEADER, |_, value| {
-            let header = Header::from_value(value)?;
-            counters.cells.fetch_add(1, Relaxed);
-            counters.debt_cells.fetch_add(i64::from(header.missing != 0), Relaxed);
-            Ok(())
-        })
-    })?;
-    Ok(extents)
-}
-
-/// Visits every entry of a letter; the first problem ends it.
-pub fn each(r: &dyn Read, letter: u8, mut visit: impl FnMut(&[u8], &[u8]) -> Result<()>) -> Result<()> {
-    let (start, end) = letter_range(letter);
-    let mut problem = Ok(());
-    r.scan(&start, &end, &mut |key, value| {
-        problem = visit(key, value).map_err(|e| e.doing(format_args!("entry {key:02x?}")));
-        if problem.is_ok() { Scan::More } else { Scan::Stop }
-    })?;
-    problem
 }

@@ -87,7 +87,7 @@ impl World {
         let geometry = Geometry { slab_bytes: 16 << 20, step_bytes: 8 << 20 };
         let peers: Arc<dyn Peers> = Arc::new(Wire2(self.clone()));
         let targets = vec![(TargetConfig { id, dir, geometry }, kv)];
-        let node = StorageNode::open(self.env.clone(), targets, peers).await.unwrap();
+        let node = StorageNode::open_over(self.env.clone(), targets, peers).await.unwrap();
         self.nodes.lock().unwrap().insert(id, node);
     }
     fn map(&self) -> Arc<ClusterMap> {

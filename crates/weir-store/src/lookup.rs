@@ -1,0 +1,124 @@
+//! Look-ups in the index that are more than one entry: statistics, listings, the stock at open.
+//!
+//! Functions of one state of the index; they change nothing (but the geometry of a target that is made).
+use crate::alloc::{Extent, Geometry};
+use crate::cells::{self, Scope, get};
+use crate::format::*;
+use weir_kv::{Read, Scan, SharedKv};
+use weir_proto::data::{CellStat, CellSummary};
+use weir_proto::{CellId, FileId, Result, Seq, Version};
+
+pub fn stat_of(r: &dyn Read, scope: &Scope, cell: CellId) -> Result<CellStat> {
+    let base: Option<Fragment> = get(r, &base_key(cell))?;
+    let header: Option<Header> = get(r, &header_key(cell))?;
+    let of_index = |index: u8| -> Result<Seq> {
+        Ok(get::<Header>(r, &header_key(CellId { index, ..cell }))?.map_or(Seq(0), |h| h.last_seq))
+    };
+    let parity = !scope.is_data(cell);
+    let overlay_seqs = if parity {
+        (0..scope.scheme.data).map(of_index).collect::<Result<_>>()?
+    } else {
+        vec![of_index(cell.index)?]
+    };
+    let cuts = match &base {
+        Some(b) if parity => b.cuts.clone(),
+        _ if parity => Vec::new(),
+        _ => vec![header.as_ref().map_or(Seq(0), |h| h.cut)],
+    };
+    Ok(CellStat {
+        known: cells::stripe_known(r, scope, cell)?,
+        base: base.as_ref().map_or(Version(0), |b| b.version),
+        prepared: cells::prepared(r, cell)?.iter().map(|p| p.version).collect(),
+        overlay_seqs,
+        cuts,
+        missing: header.map_or(0, |h| h.missing),
+        fragment_bytes: base.map_or(0, |b| b.fragment_bytes),
+    })
+}
+
+pub fn summary(r: &dyn Read, cell: CellId) -> Result<Option<CellSummary>> {
+    let Some(h) = get::<Header>(r, &header_key(cell))? else { return Ok(None) };
+    let base = get::<Fragment>(r, &base_key(cell))?.map_or(Version(0), |b| b.version);
+    Ok(Some(CellSummary { cell, epoch: h.epoch, base, seq: h.last_seq, missing: h.missing }))
+}
+
+pub fn file_cells(r: &dyn Read, file: FileId, from_stripe: u64, limit: usize) -> Result<Vec<CellId>> {
+    let (start, end) = file_range(HEADER, file, from_stripe);
+    let mut found = Vec::new();
+    let mut problem = Ok(());
+    r.scan(&start, &end, &mut |key, _| match cell_of_key(key) {
+        Ok(cell) if found.len() < limit => {
+            found.push(cell);
+            Scan::More
+        }
+        Ok(_) => Scan::Stop,
+        Err(e) => {
+            problem = Err(e);
+            Scan::Stop
+        }
+    })?;
+    problem.map(|()| found)
+}
+
+pub fn load_geometry(kv: &SharedKv, wanted: Geometry) -> Result<Geometry> {
+    let mut meta: Option<Meta> = None;
+    kv.transact(&mut |txn| {
+        meta = get(txn, META)?;
+        if meta.is_none() {
+            let made = Meta { slab_bytes: wanted.slab_bytes, step_bytes: wanted.step_bytes };
+            txn.put(META, &made.to_value());
+            meta = Some(made);
+        }
+        Ok(())
+    })?;
+    let meta = meta.expect("read or made");
+    Geometry { slab_bytes: meta.slab_bytes, step_bytes: meta.step_bytes }.check()
+}
+
+/// What a target holds.
+#[derive(Default, Debug)]
+pub struct Stock {
+    pub extents: Vec<Extent>,
+    pub cells: i64,
+    pub debt_cells: i64,
+    pub overlay_count: i64,
+    pub overlay_bytes: i64,
+}
+
+/// One pass over the index at open: every extent in use, and the counters.
+pub fn take_stock(kv: &SharedKv) -> Result<Stock> {
+    let mut stock = Stock::default();
+    kv.read(&mut |r| {
+        for letter in [BASE, PREPARED] {
+            each(r, letter, |_, value| {
+                stock.extents.push(Fragment::from_value(value)?.extent);
+                Ok(())
+            })?;
+        }
+        each(r, OVERLAY, |_, value| {
+            let overlay = Overlay::from_value(value)?;
+            stock.extents.push(overlay.extent);
+            stock.overlay_count += 1;
+            stock.overlay_bytes += i64::from(overlay.len);
+            Ok(())
+        })?;
+        each(r, HEADER, |_, value| {
+            let header = Header::from_value(value)?;
+            stock.cells += 1;
+            stock.debt_cells += i64::from(header.missing != 0);
+            Ok(())
+        })
+    })?;
+    Ok(stock)
+}
+
+/// Visits every entry of a letter; the first problem ends it.
+pub fn each(r: &dyn Read, letter: u8, mut visit: impl FnMut(&[u8], &[u8]) -> Result<()>) -> Result<()> {
+    let (start, end) = letter_range(letter);
+    let mut problem = Ok(());
+    r.scan(&start, &end, &mut |key, value| {
+        problem = visit(key, value).map_err(|e| e.doing(format_args!("entry {key:02x?}")));
+        if problem.is_ok() { Scan::More } else { Scan::Stop }
+    })?;
+    problem
+}

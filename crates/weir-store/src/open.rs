@@ -1,0 +1,27 @@
+//! The index of a target: the engine in `index/` of its directory, with its budget of memory.
+use std::path::Path;
+use weir_env::Env;
+use weir_kv::SharedKv;
+use weir_kv::{Engine, EngineConfig};
+use weir_proto::{Error, Result};
+
+/// Pages of the index that are kept; with the journal's changes and the buffers a process stays below 256 MiB.
+const CACHE_BYTES: usize = 32 << 20;
+/// Overlay data rides in the journal; its changes are in memory too, at two to three times their size.
+const JOURNAL_BYTES_MAX: u64 = 48 << 20;
+
+/// Opens the index of the target in `dir`, or makes an empty one.
+pub async fn open_index(env: &Env, dir: &Path) -> Result<SharedKv> {
+    let at = dir.join("index");
+    let (dir, disk) = (dir.to_owned(), env.disk.clone());
+    let making = move || {
+        disk.create_dir_all(&dir)?;
+        // The name of the target's directory must last, too; that of `index/` is the engine's affair.
+        disk.sync_dir(dir.parent().unwrap_or(Path::new("/")))
+    };
+    let made = env.tasks.blocking(making).await;
+    made.map_err(|e| Error::from_io(format_args!("make the directory of {}", at.display()), &e))?;
+    let config = EngineConfig { cache_bytes: CACHE_BYTES, journal_bytes_max: JOURNAL_BYTES_MAX };
+    let engine = Engine::open(env, &at, config).await.map_err(|e| e.doing("open the index"))?;
+    Ok(engine)
+}

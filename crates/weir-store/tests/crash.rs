@@ -1,0 +1,255 @@
+//! A target in the simulator: power cuts and kills at any moment, full disks, failing disks.
+//!
+//! Claim: what was acknowledged is there afterwards, what was not is there whole or not at all, and inspection finds
+//! nothing wrong.
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use weir_env::Env;
+use weir_env::sim::{DiskFaults, SimConfig, World};
+use weir_proto::checksum::{block_crcs, crc32c};
+use weir_proto::data::*;
+use weir_proto::map::Scheme;
+use weir_proto::*;
+use weir_store::Geometry;
+use weir_store::cells::{Numbering, Scope};
+use weir_store::inspect::{Finding, InspectOptions, inspect};
+use weir_store::open_index;
+use weir_store::store::{FragmentWrite, OverlayWrite, Store};
+
+const CELL_BYTES: u64 = 160 << 10;
+const CELLS: usize = 3;
+const SCOPE: Scope = Scope { group: PgId(3), epoch: Epoch(5), scheme: Scheme { data: 2, parity: 1 } };
+
+fn dir() -> &'static Path {
+    Path::new("/t0")
+}
+fn cell(n: usize) -> CellId {
+    CellId { file: FileId { volume: VolumeId(1), inode: InodeId(n as u64 + 1) }, stripe: 5, index: 1 }
+}
+fn bytes_of(seed: u64, len: usize) -> Vec<u8> {
+    (0..len as u64).map(|i| (i * 13 + seed * 31 + (i >> 9)) as u8).collect()
+}
+async fn open(env: &Env) -> Result<Arc<Store>> {
+    let kv = open_index(env, dir()).await?;
+    let env = env.clone();
+    let geometry = Geometry { slab_bytes: 16 << 20, step_bytes: 8 << 20 };
+    env.clone().tasks.blocking(move || Store::open(env, TargetId(7), dir(), kv, geometry)).await.map(Arc::new)
+}
+fn write(
+    store: &Store,
+    n: usize,
+    version: Version,
+    mode: WriteMode,
+    cut: Seq,
+    data: &[u8],
+) -> Result<weir_kv::CommitSeq> {
+    let crcs = block_crcs(data, CHECKSUM_BLOCK as usize);
+    let cuts = [Seq(0), cut];
+    let write =
+        FragmentWrite { cell: cell(n), version, mode, missing: 0, cuts: &cuts, block_crcs: &crcs, data };
+    store.write_fragment(&SCOPE, &write)
+}
+fn overlay(store: &Store, n: usize, offset: u64, data: &[u8]) -> Result<weir_kv::CommitSeq> {
+    let write = OverlayWrite {
+        cell: cell(n),
+        token_epoch: 1,
+        offset: offset as u32,
+        len: data.len() as u32,
+        kind: OverlayKind::Data,
+        crc: crc32c(data),
+        missing: 0,
+        data,
+    };
+    Ok(store.append(&SCOPE, Numbering::Next, &write)?.0)
+}
+fn read(store: &Store, n: usize) -> Result<Vec<u8>> {
+    let place = Place { target: TargetId(7), group: SCOPE.group, epoch: SCOPE.epoch };
+    let request = ReadCell {
+        place,
+        cell: cell(n),
+        view: ReadView::Merged,
+        version: Version(0),
+        offset: 0,
+        len: 1 << 20,
+    };
+    Ok(store.read(&store.plan_read(&SCOPE, &request)?)?.1.concat())
+}
+
+/// A cell's bytes as acknowledged, and as they would be with the write under way.
+#[derive(Clone, Default)]
+struct Cell {
+    acked: Vec<u8>,
+    pending: Option<Vec<u8>>,
+}
+type Model = Arc<Mutex<Vec<Cell>>>;
+
+/// Writes to one cell, one after the other, until the process ends.
+async fn writer(env: Env, store: Arc<Store>, n: usize, seed: u64, model: Model) {
+    let below = |bound: u64| env.rng.below(bound);
+    loop {
+        let newest = store.stat_cell(&SCOPE, cell(n)).unwrap();
+        let top = newest.prepared.iter().copied().fold(newest.base, Version::max);
+        let version = Version::new(1, top.counter() + 1);
+        let mut bytes = model.lock().unwrap()[n].acked.clone();
+        let op = below(8);
+        let data = match op {
+            0..=3 => bytes_of(below(250) + seed, 1 + below(90_000) as usize),
+            4 | 5 => bytes_of(below(250) + seed, below(CELL_BYTES) as usize),
+            _ => Vec::new(),
+        };
+        let offset = below(CELL_BYTES - 90_001);
+        match op {
+            0..=3 => {
+                let end = offset as usize + data.len();
+                bytes.resize(bytes.len().max(end), 0);
+                bytes[offset as usize..end].copy_from_slice(&data);
+            }
+            4 | 5 => bytes = data.clone(),
+            7 => bytes.clear(),
+            _ => {}
+        }
+        model.lock().unwrap()[n].pending = Some(bytes.clone());
+        let work = store.clone();
+        let done = env
+            .tasks
+            .blocking(move || match op {
+                0..=3 => overlay(&work, n, offset, &data),
+                4 => write(&work, n, version, WriteMode::Fresh, Seq(0), &data),
+                5 => {
+                    let last = newest.overlay_seqs[0];
+                    write(&work, n, version, WriteMode::Prepare, last, &data)?;
+                    work.commit_stripe(&SCOPE, cell(n), version)
+                }
+                6 => {
+                    work.seal_cell(&SCOPE, cell(n), version)?;
+                    work.commit_stripe(&SCOPE, cell(n), version)
+                }
+                _ => Ok(work.drop_file(cell(n).file, 0, 0)?.0),
+            })
+            .await
+            .unwrap();
+        store.durable(done).await.unwrap();
+        model.lock().unwrap()[n] = Cell { acked: bytes, pending: None };
+        store.reclaim().unwrap();
+    }
+}
+
+async fn check_clean(env: &Env, context: &str) {
+    let mut problems = Vec::new();
+    let mut tell = |finding| {
+        if let Finding::Problem { problem } = finding {
+            problems.push(problem);
+        }
+    };
+    let options = InspectOptions { check: true, cell: None };
+    let summary = inspect(env, dir(), options, &mut tell).await.unwrap();
+    assert_eq!((problems, summary.problems), (vec![], 0), "{context}");
+}
+
+/// Several lives of a target, each ended at a random moment.
+fn lives(seed: u64, count: u64) -> u64 {
+    let world = World::new(seed, SimConfig::default());
+    let w = world.clone();
+    world.run(async move {
+        let model: Model = Arc::new(Mutex::new(vec![Cell::default(); CELLS]));
+        for life in 0..=count {
+            let env = w.node("a");
+            let context = format!("seed {seed}, life {life}");
+            if env.disk.exists(&dir().join("index")) {
+                check_clean(&env, &context).await;
+            }
+            let store = open(&env).await.unwrap();
+            for n in 0..CELLS {
+                let bytes = read(&store, n).unwrap();
+                let mut model = model.lock().unwrap();
+                let expected = model[n].clone();
+                assert!(
+                    bytes == expected.acked || expected.pending.as_ref() == Some(&bytes),
+                    "{context}: cell {n} has {} bytes, acknowledged {}, under way {:?}",
+                    bytes.len(),
+                    expected.acked.len(),
+                    expected.pending.map(|p| p.len())
+                );
+                model[n] = Cell { acked: bytes, pending: None };
+            }
+            for n in 0..CELLS {
+                env.tasks.spawn("writer", writer(env.clone(), store.clone(), n, seed + life, model.clone()));
+            }
+            drop(store);
+            w.clock().sleep(Duration::from_micros(w.rng("life").below(40_000))).await;
+            if w.rng("end").below(3) == 0 { w.kill("a") } else { w.power_cut("a") }
+        }
+    });
+    world.trace_hash()
+}
+
+#[test]
+fn what_is_acknowledged_survives_power_cuts() {
+    for seed in 0..10 {
+        lives(seed, 5);
+    }
+}
+
+#[test]
+fn a_seed_gives_the_same_trace_twice() {
+    assert_eq!(lives(7, 3), lives(7, 3));
+}
+
+#[test]
+fn a_full_disk_refuses_writes_and_serves_reads_and_deletes() {
+    let world = World::new(1, SimConfig::default());
+    let w = world.clone();
+    world.run(async move {
+        let env = w.node("a");
+        let store = open(&env).await.unwrap();
+        w.set_disk_capacity("a", 96 << 20);
+        let data = bytes_of(1, 150_000);
+        let mut written = 0;
+        let refused = loop {
+            match write(&store, written, Version::new(1, 1), WriteMode::Fresh, Seq(0), &data) {
+                Ok(seq) => store.durable(seq).await.unwrap(),
+                Err(e) => break e,
+            }
+            written += 1;
+            assert!(written < 2000, "the disk never was full");
+        };
+        assert_eq!(refused.kind, ErrorKind::NoSpace, "{refused:?}");
+        assert!(!store.report().failed);
+        for n in 0..written {
+            assert!(read(&store, n).unwrap() == data);
+        }
+        for n in 0..written {
+            let (seq, _) = store.drop_file(cell(n).file, 0, 0).unwrap();
+            store.durable(seq).await.unwrap();
+        }
+        store.reclaim().unwrap();
+        write(&store, 0, Version::new(1, 1), WriteMode::Fresh, Seq(0), &data).unwrap();
+        assert!(read(&store, 0).unwrap() == data);
+    });
+}
+
+#[test]
+fn a_failed_write_or_sync_fails_the_target_for_ever() {
+    for (what, faults) in [
+        ("sync", DiskFaults { sync_errors_per_million: 1_000_000, ..DiskFaults::default() }),
+        ("write", DiskFaults { write_errors_per_million: 1_000_000, ..DiskFaults::default() }),
+    ] {
+        let world = World::new(1, SimConfig::default());
+        let w = world.clone();
+        world.run(async move {
+            let env = w.node("a");
+            let store = open(&env).await.unwrap();
+            let data = bytes_of(1, 150_000);
+            let seq = write(&store, 0, Version::new(1, 1), WriteMode::Fresh, Seq(0), &data).unwrap();
+            store.durable(seq).await.unwrap();
+            w.set_disk_faults("a", faults);
+            let e = write(&store, 1, Version::new(1, 1), WriteMode::Fresh, Seq(0), &data).unwrap_err();
+            assert_eq!(e.kind, ErrorKind::Io, "{what}: {e:?}");
+            w.set_disk_faults("a", DiskFaults::default());
+            let again = write(&store, 2, Version::new(1, 1), WriteMode::Fresh, Seq(0), &data).unwrap_err();
+            assert_eq!(again, e);
+            assert!(read(&store, 0).is_err() && store.report().failed, "{what}");
+        });
+    }
+}
