@@ -86,7 +86,7 @@ struct Served {
 }
 
 impl Connection {
-    /// Begins to serve a connection that is through its hello.
+    /// Begins to serve a connection that is through its hello. `keep` sees it before anything happens on it.
     pub(crate) fn start(
         env: &Env,
         peer: Peer,
@@ -94,6 +94,7 @@ impl Connection {
         outgoing: Outgoing,
         service: Arc<dyn Service>,
         on_close: Option<OnClose>,
+        keep: impl FnOnce(&Connection),
     ) -> Connection {
         let inner = Arc::new(Inner {
             env: env.clone(),
@@ -113,6 +114,8 @@ impl Connection {
         });
         let handle = Arc::new(Handle(inner.clone()));
         let _ = inner.handle.set(Arc::downgrade(&handle)); // set once, here
+        let connection = Connection(handle);
+        keep(&connection);
         let (reader, writer, watch) = (inner.clone(), inner.clone(), inner.clone());
         let reads = incoming.reads();
         let tasks = [
@@ -135,7 +138,7 @@ impl Connection {
         if inner.reason.get().is_some() {
             inner.end_tasks(); // closed before its tasks were noted
         }
-        Connection(handle)
+        connection
     }
 
     /// Sends a request and waits for its answer and the answer's payload, at most `patience`. Dropping the future tells
@@ -482,11 +485,12 @@ impl Inner {
         }
         self.outgoing.end();
         self.fail_calls();
+        let handle = self.handle.get().and_then(Weak::upgrade); // before a server lets go of the last one
         let on_close = lock(&self.on_close).take();
         if let Some(on_close) = on_close {
             on_close(self.id);
         }
-        if let Some(handle) = self.handle.get().and_then(Weak::upgrade) {
+        if let Some(handle) = handle {
             self.service.disconnected(&Connection(handle));
         }
         self.closed.send_replace(true);

@@ -82,7 +82,7 @@ pub async fn connect(
         .flatten()
         .map_err(|e| e.doing(format_args!("connect to {addr}")))?;
     let peer = Peer { hello, addr: addr.to_string() };
-    Ok(Connection::start(env, peer, incoming, Outgoing::new(writer), service, None))
+    Ok(Connection::start(env, peer, incoming, Outgoing::new(writer), service, None, |_| {}))
 }
 
 async fn dial(env: &Env, addr: &Addr, identity: &Identity) -> Result<(Hello, Incoming, BoxWriter)> {

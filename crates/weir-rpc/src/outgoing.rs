@@ -17,8 +17,8 @@ use std::task::{Context, Poll, Waker};
 use tokio::io::AsyncWrite;
 use tokio::sync::Notify;
 use weir_env::BoxWriter;
-use weir_proto::frame::{BODY_MAX, HEADER_BYTES, Header};
-use weir_proto::{Error, Result, Writer};
+use weir_proto::frame::{HEADER_BYTES, Header};
+use weir_proto::{Result, Writer};
 
 /// What may be written in place: more could keep a caller busy for long, and other cores could do it.
 const INLINE_BYTES_MAX: usize = 16 << 10;
@@ -81,14 +81,13 @@ impl Outgoing {
         if queue.ended {
             return Ok(());
         }
-        let before = queue.gather().len();
-        let encoded = encode(queue.gather(), header, body);
-        if let Err(e) = encoded {
-            queue.gather().truncate(before);
-            queue.segments.pop_back_if(|last| last.bytes().is_empty());
-            return Err(e);
-        }
-        let length = queue.gather().len() - before + header.payload_len as usize;
+        let length = match append(queue.gather(), header, body) {
+            Ok(length) => length + header.payload_len as usize,
+            Err(e) => {
+                queue.segments.pop_back_if(|last| last.bytes().is_empty());
+                return Err(e);
+            }
+        };
         queue.add_payload(payload);
         self.unsent.fetch_add(length, Relaxed);
         Ok(())
@@ -282,8 +281,8 @@ impl Segment {
     }
 }
 
-/// Appends header and body. On an error the caller cuts off what was appended.
-fn encode(buffer: &mut Vec<u8>, mut header: Header, body: &dyn Fn(&mut Writer)) -> Result<()> {
+/// Appends header and body, or nothing. Returns how many bytes.
+fn append(buffer: &mut Vec<u8>, mut header: Header, body: &dyn Fn(&mut Writer)) -> Result<usize> {
     let start = buffer.len();
     let mut writer = Writer { bytes: std::mem::take(buffer) };
     writer.bytes.resize(start + HEADER_BYTES, 0);
@@ -291,11 +290,11 @@ fn encode(buffer: &mut Vec<u8>, mut header: Header, body: &dyn Fn(&mut Writer)) 
     *buffer = writer.bytes;
     let body_len = buffer.len() - start - HEADER_BYTES;
     header.body_len = u32::try_from(body_len).unwrap_or(u32::MAX);
-    if header.body_len > BODY_MAX {
-        return Err(Error::invalid(format!("a body of {body_len} bytes, at most {BODY_MAX} can be sent")));
+    if let Err(e) = header.check_sizes() {
+        buffer.truncate(start);
+        return Err(e);
     }
-    header.check_sizes()?;
     let (head, body) = buffer[start..].split_at_mut(HEADER_BYTES);
     head.copy_from_slice(&header.encode(body));
-    Ok(())
+    Ok(HEADER_BYTES + body_len)
 }

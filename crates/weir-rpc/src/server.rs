@@ -122,9 +122,7 @@ async fn greet(shared: Arc<Shared>, stream: BoxStream, addr: String) {
     });
     let peer = Peer { hello, addr };
     let (env, service) = (&shared.env, shared.service.clone());
-    let connection =
-        Connection::start(env, peer, incoming, Outgoing::new(writer), service, Some(on_close));
-    shared.keep(connection);
+    Connection::start(env, peer, incoming, Outgoing::new(writer), service, Some(on_close), |c| shared.keep(c));
 }
 
 impl Shared {
@@ -137,19 +135,13 @@ impl Shared {
         open.strangers += usize::from(room);
         room
     }
-    fn keep(&self, connection: Connection) {
+    fn keep(&self, connection: &Connection) {
         let mut open = self.open();
         if open.stopped {
             drop(open);
             connection.close("this node stops");
-            return;
-        }
-        open.connections.insert(connection.id(), connection.clone());
-        drop(open);
-        if connection.is_closed() {
-            // It ended before it was noted here.
-            let gone = self.open().connections.remove(&connection.id());
-            drop(gone);
+        } else {
+            open.connections.insert(connection.id(), connection.clone());
         }
     }
 }

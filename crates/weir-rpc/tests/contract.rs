@@ -96,7 +96,7 @@ async fn dropped_calls_free_their_places(env: &Env, addr: &Addr) {
         for _ in 0..CALLS_MAX {
             let (client, env2, ended) = (client.clone(), env.clone(), ended.clone());
             env.tasks.spawn("impatient caller", async move {
-                let call = client.call(&Wait { wait_ms: 100 }, vec![], PATIENCE);
+                let call = client.call(&Wait { wait_ms: 10_000 }, vec![], PATIENCE);
                 assert!(env2.clock.timeout(Duration::from_millis(20), call).await.is_err());
                 drop(ended);
             });

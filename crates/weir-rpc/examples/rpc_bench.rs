@@ -1,0 +1,155 @@
+//! How fast calls are: `rpc_bench [SECONDS]`. Server and client are two runtimes of one process.
+//!
+//! Prints latency of 128-byte calls with one under way, their rate with 64, and the throughput of 1 MiB payloads
+//! in both directions, over TCP and Unix sockets.
+#![allow(clippy::disallowed_methods)] // a program of its own: it owns its runtimes and its clock
+
+use bytes::Bytes;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+use weir_env::{Addr, real};
+use weir_proto::checksum::crc32c;
+use weir_proto::map::Role;
+use weir_proto::{MIB, Request, Wire, message};
+use weir_rpc::{Call, Connection, Handled, Identity, NoService, Payload, Reply, Service, connect, serve};
+
+message!(Small = 9001 -> Small { words: [u8; 16], more: Vec<u64> });
+message!(Put = 9002 -> () {});
+message!(Get = 9003 -> () {});
+message!(SmallLater = 9004 -> Small { small: Small });
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+struct Target {
+    bulk: Payload,
+}
+
+impl Service for Target {
+    fn handle(&self, call: Call) -> Handled {
+        match call.method {
+            Small::METHOD => Handled::Now(call.decode::<Small>().map(|s| Reply::new(&s))),
+            SmallLater::METHOD => Handled::Later(Box::pin(async move {
+                call.decode::<SmallLater>().map(|s| Reply::new(&s.small))
+            })),
+            Put::METHOD => Handled::Now(Ok(Reply::new(&()))),
+            Get::METHOD => Handled::Now(Ok(Reply::with_payload(&(), self.bulk.clone()))),
+            _ => Handled::Now(Err(call.unknown())),
+        }
+    }
+}
+
+fn runtime(threads: usize) -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build().unwrap()
+}
+
+fn main() {
+    let seconds: f64 = std::env::args().nth(1).map_or(1.5, |s| s.parse().expect("SECONDS"));
+    let duration = Duration::from_secs_f64(seconds);
+    let path = std::env::temp_dir().join(format!("weir-rpc-bench-{}", std::process::id()));
+    let asked = [Addr::Unix(path.clone()), "tcp:127.0.0.1:0".parse().unwrap()];
+    let bulk: Bytes = (0..MIB).map(|i| (i * 31) as u8).collect::<Vec<_>>().into();
+    let payload = Payload::with_crc(vec![bulk.clone()], crc32c(&bulk));
+    let server_side = runtime(2);
+    let service = Arc::new(Target { bulk: payload.clone() });
+    let server = server_side.block_on(async {
+        let env = real::env();
+        let who = Identity::new(&env, "target", Role::Storage, None);
+        serve(&env, &asked, who, service).await.unwrap()
+    });
+    let client_side = runtime(2);
+    client_side.block_on(async {
+        for addr in server.addrs() {
+            measure(addr, &payload, duration).await;
+        }
+    });
+    drop(server);
+    let _ = std::fs::remove_file(path);
+}
+
+async fn measure(addr: &Addr, payload: &Payload, duration: Duration) {
+    let small = Small { words: [1; 16], more: vec![7; 13] };
+    let later = SmallLater { small: small.clone() };
+    assert!(small.to_bytes().len() <= 128);
+    let kind = match addr {
+        Addr::Unix(_) => "unix",
+        Addr::Tcp(_) => "tcp",
+    };
+    for _ in 0..2 {
+        let (p50, p99) = latency(addr, &small, duration).await;
+        println!("{kind:5} 128 B, 1 in flight: p50 {p50:.1} µs, p99 {p99:.1} µs");
+    }
+    for in_flight in [8, 64, 256] {
+        let rate = throughput(addr, 1, in_flight, duration, &small, &Payload::default()).await;
+        println!("{kind:5} 128 B, {in_flight} in flight: {:.0} k/s", rate / 1e3);
+    }
+    let rate = throughput(addr, 1, 64, duration, &later, &Payload::default()).await;
+    println!("{kind:5} 128 B, 64 in flight, served by tasks: {:.0} k/s", rate / 1e3);
+    for (connections, in_flight) in [(1, 1), (1, 4), (4, 4), (6, 6)] {
+        for (name, gbs) in [
+            ("put", throughput(addr, connections, in_flight, duration, &Put {}, payload).await),
+            ("get", throughput(addr, connections, in_flight, duration, &Get {}, &Payload::default()).await),
+        ] {
+            println!(
+                "{kind:5} 1 MiB {name}, {connections} connections, {in_flight} in flight: {:.2} GB/s",
+                gbs * MIB as f64 / 1e9
+            );
+        }
+    }
+}
+
+async fn client(addr: &Addr) -> Connection {
+    let env = real::env();
+    let who = Identity::new(&env, "bench", Role::Console, None);
+    connect(&env, addr, &who, Arc::new(NoService)).await.unwrap()
+}
+
+async fn latency(addr: &Addr, small: &Small, duration: Duration) -> (f64, f64) {
+    let (connection, small) = (client(addr).await, small.clone());
+    let task = tokio::spawn(async move {
+        let mut micros = Vec::with_capacity(1 << 18);
+        let end = Instant::now() + duration;
+        while Instant::now() < end {
+            let begun = Instant::now();
+            connection.call(&small, vec![], PATIENCE).await.unwrap();
+            micros.push(begun.elapsed().as_secs_f64() * 1e6);
+        }
+        micros.sort_by(f64::total_cmp);
+        (micros[micros.len() / 2], micros[micros.len() * 99 / 100])
+    });
+    task.await.unwrap()
+}
+
+/// Calls per second in all, with `in_flight` callers spread over `connections`.
+async fn throughput<R: Request + Clone>(
+    addr: &Addr,
+    connections: usize,
+    in_flight: usize,
+    duration: Duration,
+    request: &R,
+    payload: &Payload,
+) -> f64 {
+    let done = Arc::new(AtomicU64::new(0));
+    let mut opened = Vec::new();
+    for _ in 0..connections {
+        opened.push(client(addr).await);
+    }
+    let begun = Instant::now();
+    let end = begun + duration;
+    let callers: Vec<_> = (0..in_flight)
+        .map(|i| {
+            let (connection, done) = (opened[i % connections].clone(), done.clone());
+            let (request, payload) = (request.clone(), payload.clone());
+            tokio::spawn(async move {
+                while Instant::now() < end {
+                    connection.call_payload(&request, payload.clone(), PATIENCE).await.unwrap();
+                    done.fetch_add(1, Relaxed);
+                }
+            })
+        })
+        .collect();
+    for caller in callers {
+        caller.await.unwrap();
+    }
+    done.load(Relaxed) as f64 / begun.elapsed().as_secs_f64()
+}
