@@ -29,9 +29,11 @@ impl Service for Target {
     fn handle(&self, call: Call) -> Handled {
         match call.method {
             Small::METHOD => Handled::Now(call.decode::<Small>().map(|s| Reply::new(&s))),
-            SmallLater::METHOD => Handled::Later(Box::pin(async move {
-                call.decode::<SmallLater>().map(|s| Reply::new(&s.small))
-            })),
+            SmallLater::METHOD => {
+                Handled::Later(Box::pin(
+                    async move { call.decode::<SmallLater>().map(|s| Reply::new(&s.small)) },
+                ))
+            }
             Put::METHOD => Handled::Now(Ok(Reply::new(&()))),
             Get::METHOD => Handled::Now(Ok(Reply::with_payload(&(), self.bulk.clone()))),
             _ => Handled::Now(Err(call.unknown())),

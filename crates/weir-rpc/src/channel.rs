@@ -7,8 +7,7 @@ use crate::{Connection, Payload, Service};
 use bytes::Bytes;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::sync::watch;
-use weir_env::{Addr, Env, Instant};
+use weir_env::{Addr, Env, Instant, watch};
 use weir_proto::{Error, Request, Result};
 
 /// Pause after the first failed round of dials; doubles with each further one,

@@ -12,8 +12,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
-use tokio::sync::{Semaphore, SemaphorePermit, oneshot, watch};
-use weir_env::{Env, Instant, TaskHandle};
+use tokio::sync::{Semaphore, SemaphorePermit, oneshot};
+use weir_env::{Env, Instant, TaskHandle, watch};
 use weir_proto::frame::{FLAG_ECHO, FrameKind, HELLO_BODY_MAX, Header, Hello};
 use weir_proto::{Error, ErrorKind, Request, Result, Wire, Writer};
 
@@ -68,13 +68,16 @@ struct Inner {
     on_close: Mutex<Option<OnClose>>,
 }
 
+/// Body and payload.
+type Answer = (Bytes, Bytes);
+
 pub(crate) type OnClose = Box<dyn FnOnce(u64) + Send>;
 
 #[derive(Default)]
 struct Calls {
     next: u64,
     /// In order of their ids: they fail in this order when the connection ends.
-    waiting: BTreeMap<u64, oneshot::Sender<Result<(Bytes, Bytes)>>>,
+    waiting: BTreeMap<u64, oneshot::Sender<Result<Answer>>>,
     closed: bool,
 }
 
@@ -223,7 +226,7 @@ impl Inner {
         body: &(dyn Fn(&mut Writer) + Sync),
         payload: Payload,
         patience: Duration,
-    ) -> Result<(Bytes, Bytes)> {
+    ) -> Result<Answer> {
         let begun = self.env.clock.now();
         let _turn = self.turn(payload.len(), method, patience).await?;
         let (id, answer) = self.register()?;
@@ -275,7 +278,7 @@ impl Inner {
         }
     }
 
-    fn register(&self) -> Result<(u64, oneshot::Receiver<Result<(Bytes, Bytes)>>)> {
+    fn register(&self) -> Result<(u64, oneshot::Receiver<Result<Answer>>)> {
         let (tx, rx) = oneshot::channel();
         let mut calls = lock(&self.calls);
         if calls.closed {
@@ -288,7 +291,7 @@ impl Inner {
         Ok((id, rx))
     }
 
-    fn answer(&self, call: u64, answer: Result<(Bytes, Bytes)>) {
+    fn answer(&self, call: u64, answer: Result<Answer>) {
         let waiting = lock(&self.calls).waiting.remove(&call);
         if let Some(waiting) = waiting {
             let _ = waiting.send(answer); // nobody waits any more: its Cancel is on the way

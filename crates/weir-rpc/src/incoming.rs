@@ -145,7 +145,11 @@ impl Incoming {
     }
 }
 
-async fn read(reader: &mut (impl AsyncRead + Unpin + ?Sized), to: &mut [u8], reads: &AtomicU64) -> Result<usize> {
+async fn read(
+    reader: &mut (impl AsyncRead + Unpin + ?Sized),
+    to: &mut [u8],
+    reads: &AtomicU64,
+) -> Result<usize> {
     let n = reader.read(to).await.map_err(|e| lost(&e))?;
     reads.fetch_add(1, Relaxed);
     Ok(n)

@@ -84,7 +84,9 @@ impl Outgoing {
         let length = match append(queue.gather(), header, body) {
             Ok(length) => length + header.payload_len as usize,
             Err(e) => {
-                queue.segments.pop_back_if(|last| last.bytes().is_empty());
+                if queue.gather().is_empty() {
+                    queue.segments.pop_back();
+                }
                 return Err(e);
             }
         };
@@ -127,8 +129,7 @@ impl Outgoing {
                 tokio::task::yield_now().await;
             }
             while let Some((mut writer, mut batch)) = self.take() {
-                let result =
-                    std::future::poll_fn(|cx| self.poll_write(cx, &mut writer, &mut batch)).await;
+                let result = std::future::poll_fn(|cx| self.poll_write(cx, &mut writer, &mut batch)).await;
                 self.give_back(writer, batch);
                 if let Err(e) = result {
                     return e;
@@ -253,8 +254,9 @@ impl Queue {
     }
 
     fn add_payload(&mut self, payload: Payload) {
+        // No segment is ever empty: a write of nothing looks like a closed socket.
         if payload.is_empty() {
-            return; // behind a long body `gather` would begin a buffer that stays empty: it reads as a write of nothing
+            return;
         }
         if payload.len() <= COPY_BYTES_MAX {
             let buffer = self.gather();

@@ -122,7 +122,9 @@ async fn greet(shared: Arc<Shared>, stream: BoxStream, addr: String) {
     });
     let peer = Peer { hello, addr };
     let (env, service) = (&shared.env, shared.service.clone());
-    Connection::start(env, peer, incoming, Outgoing::new(writer), service, Some(on_close), |c| shared.keep(c));
+    Connection::start(env, peer, incoming, Outgoing::new(writer), service, Some(on_close), |c| {
+        shared.keep(c)
+    });
 }
 
 impl Shared {

@@ -63,8 +63,6 @@ async fn errors_arrive_as_they_were_given(env: &Env, addr: &Addr) {
     let long = client.call(&Refuse { why: "é".repeat(10_000) }, vec![], PATIENCE).await.unwrap_err();
     assert_eq!(long.kind, ErrorKind::Denied);
     assert!(long.context.starts_with("éé") && long.context.len() < 4096);
-    let panicked = client.call(&Panic {}, vec![], PATIENCE).await.unwrap_err();
-    assert!(panicked.context.contains("panicked"), "{panicked:?}");
     let unknown = client.call(&weir_proto::coord::GetStatus {}, vec![], PATIENCE).await.unwrap_err();
     assert_eq!(unknown.kind, ErrorKind::Unsupported);
     let big = client.call(&Echo { words: "x".repeat(2 << 20) }, vec![], PATIENCE).await.unwrap_err();
@@ -97,7 +95,8 @@ async fn dropped_calls_free_their_places(env: &Env, addr: &Addr) {
             let (client, env2, ended) = (client.clone(), env.clone(), ended.clone());
             env.tasks.spawn("impatient caller", async move {
                 let call = client.call(&Wait { wait_ms: 10_000 }, vec![], PATIENCE);
-                assert!(env2.clock.timeout(Duration::from_millis(20), call).await.is_err());
+                let answered = env2.clock.timeout(Duration::from_millis(20), call).await;
+                assert!(answered.is_err(), "{answered:?}");
                 drop(ended);
             });
         }
@@ -151,7 +150,7 @@ async fn dropping_the_last_handle_closes(env: &Env, addr: &Addr) {
 async fn clusters_do_not_mix(env: &Env, addr: &Addr) {
     let (ours, theirs) = (ClusterId([1; 16]), ClusterId([2; 16]));
     let who = Identity::new(env, "server", Role::Storage, None);
-    let server = serve(env, &[addr.clone()], who.clone(), Arc::new(NoService)).await.unwrap();
+    let server = serve(env, std::slice::from_ref(addr), who.clone(), Arc::new(NoService)).await.unwrap();
     let addr = &server.addrs()[0];
     let stranger = Identity::new(env, "stranger", Role::Mount, Some(theirs));
     // Not a member yet: talks to everybody.
@@ -169,7 +168,8 @@ async fn clusters_do_not_mix(env: &Env, addr: &Addr) {
 async fn a_channel_comes_back(env: &Env, addr: &Addr) {
     let (first, bench, bound) = server(env, addr).await;
     let nobody: Addr = "unix:/nonexistent/weir-test".parse().unwrap();
-    let channel = Channel::new(env, vec![nobody, bound.clone()], identity(env, "client"), Arc::new(NoService));
+    let channel =
+        Channel::new(env, vec![nobody, bound.clone()], identity(env, "client"), Arc::new(NoService));
     let generation = channel.generation();
     assert_eq!(*generation.borrow(), 0);
     let counted = channel.call(&Count {}, vec![], PATIENCE).await.unwrap().0.before;
@@ -194,7 +194,7 @@ async fn reopened(env: &Env, addr: &Addr) -> weir_rpc::Server {
     let deadline = env.clock.now() + PATIENCE;
     loop {
         let service = Arc::new(Shared(Bench::new(env)));
-        match serve(env, &[addr.clone()], identity(env, "server"), service).await {
+        match serve(env, std::slice::from_ref(addr), identity(env, "server"), service).await {
             Ok(server) => return server,
             Err(e) => assert!(env.clock.now() < deadline, "{e:?}"),
         }
@@ -211,6 +211,17 @@ async fn a_wrong_payload_fails_its_call_only(env: &Env, addr: &Addr) {
     client.call(&Echo { words: String::new() }, vec![], PATIENCE).await.unwrap();
 }
 
+/// Not in the simulator, where a panic ends the run.
+#[tokio::test]
+async fn a_service_that_panics_fails_the_call_only() {
+    let env = weir_env::real::env();
+    let (_server, _, addr) = server(&env, &"tcp:127.0.0.1:0".parse().unwrap()).await;
+    let client = client(&env, &addr).await;
+    let panicked = client.call(&Panic {}, vec![], PATIENCE).await.unwrap_err();
+    assert!(panicked.context.contains("panicked"), "{panicked:?}");
+    client.call(&Echo { words: String::new() }, vec![], PATIENCE).await.unwrap();
+}
+
 macro_rules! contract {
     ($($test:ident),* $(,)?) => {
         mod tcp4 { $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)] async fn $test() {
@@ -223,6 +234,14 @@ macro_rules! contract {
             let dir = tempfile::tempdir().unwrap();
             let addr = weir_env::Addr::Unix(dir.path().join("s"));
             super::$test(&weir_env::real::env(), &addr).await;
+        })* }
+        mod sim { $(#[test] fn $test() {
+            let hash = || {
+                let world = weir_env::sim::World::new(7, Default::default());
+                world.run(async { super::$test(&world.node("one"), &"tcp:10.0.0.1:7000".parse().unwrap()).await });
+                world.trace_hash()
+            };
+            assert_eq!(hash(), hash(), "the same seed gives the same run");
         })* }
     };
 }

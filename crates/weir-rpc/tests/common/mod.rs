@@ -86,13 +86,15 @@ impl Service for Shared {
             }
             CallMeBack::METHOD => Handled::Later(Box::pin(async move {
                 let words = call.decode::<CallMeBack>()?.words;
-                let (answer, payload) = call.connection.call(&Echo { words }, vec![call.payload], PATIENCE).await?;
+                let (answer, payload) =
+                    call.connection.call(&Echo { words }, vec![call.payload], PATIENCE).await?;
                 Ok(Reply::with_payload(&answer, payload))
             })),
             Panic::METHOD => Handled::Later(Box::pin(async move { panic!("as asked") })),
-            Produce::METHOD => Handled::Now(call.decode::<Produce>().map(|p| {
-                Reply::with_payload(&(), Bytes::from(vec![7; p.bytes as usize]))
-            })),
+            Produce::METHOD => Handled::Now(
+                call.decode::<Produce>()
+                    .map(|p| Reply::with_payload(&(), Bytes::from(vec![7; p.bytes as usize]))),
+            ),
             _ => Handled::Now(Err(call.unknown())),
         }
     }
@@ -108,7 +110,10 @@ pub fn identity(env: &Env, name: &str) -> Identity {
 /// A server of the test service.
 pub async fn server(env: &Env, addr: &Addr) -> (Server, Arc<Bench>, Addr) {
     let bench = Bench::new(env);
-    let server = serve(env, &[addr.clone()], identity(env, "server"), Arc::new(Shared(bench.clone()))).await.unwrap();
+    let server =
+        serve(env, std::slice::from_ref(addr), identity(env, "server"), Arc::new(Shared(bench.clone())))
+            .await
+            .unwrap();
     let bound = server.addrs()[0].clone();
     (server, bench, bound)
 }
