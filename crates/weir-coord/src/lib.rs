@@ -6,6 +6,17 @@
 //! Knows nothing of files, cells' contents, or metadata.
 #![forbid(unsafe_code)]
 
+mod cluster;
 pub mod decide;
 pub mod identity;
+mod member;
+mod members;
+mod owner;
+mod probe;
+mod server;
 pub mod store;
+
+pub use cluster::{Cluster, Observer, addrs_in_order};
+pub use decide::layout_for_new_file;
+pub use member::{Membership, Reports, no_reports};
+pub use server::{CoordConfig, Coordinator};

@@ -1,0 +1,334 @@
+//! What every role and every client knows of its cluster: the newest map, a membership, and channels to the nodes.
+//!
+//! Invariants: the map never goes back; it is of one cluster for ever; a channel leads to the addresses that the newest
+//! map names.
+//! Knows nothing of what is said over the channels.
+use crate::member::{self, Membership, Reports};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use weir_env::watch;
+use weir_env::{Addr, Env, TaskHandle};
+use weir_proto::coord::{
+    CaughtUp, ClusterStatus, GetMap, GetStatus, Joined, LeadReply, LeadVolume, Leave, MapReply, ReportTarget,
+};
+use weir_proto::map::{ClusterMap, Node, Role};
+use weir_proto::{ClusterId, DiskUuid, Epoch, Error, NodeId, PgId, Request, Result, TargetId};
+use weir_rpc::{Channel, Identity, NoService, Service};
+
+/// The coordinator is asked again for a newer map after this long without one.
+const MAP_WAIT: Duration = Duration::from_secs(10);
+/// How much later than asked an answer may come.
+const ANSWER_SLACK: Duration = Duration::from_secs(5);
+/// Pause after a failed call to the coordinator.
+const RETRY_PAUSE: Duration = Duration::from_millis(100);
+/// Patience for a change of the map: the coordinator may look at a target for a second first, and writes its store.
+const CHANGE_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Who asks, and where the coordinator is.
+#[derive(Clone, Debug)]
+pub struct Observer {
+    pub coordinators: Vec<Addr>,
+    /// `None`: whatever cluster answers there.
+    pub cluster: Option<ClusterId>,
+    /// Unique in the cluster for a node that joins.
+    pub name: String,
+    pub role: Role,
+    /// Equal for processes of one host.
+    pub host: String,
+}
+
+/// A handle on the cluster; cheap to clone. Its tasks end with the last handle.
+#[derive(Clone)]
+pub struct Cluster {
+    handle: Arc<Handle>,
+}
+
+struct Handle {
+    shared: Arc<Shared>,
+    tasks: Mutex<Vec<TaskHandle>>,
+}
+impl Drop for Handle {
+    fn drop(&mut self) {
+        lock(&self.tasks).iter().for_each(TaskHandle::abort);
+    }
+}
+
+/// What the tasks of a handle share.
+pub(crate) struct Shared {
+    pub env: Env,
+    pub who: Observer,
+    pub identity: Identity,
+    pub coordinator: Channel,
+    pub map: watch::Sender<Arc<ClusterMap>>,
+    pub node: Mutex<Option<NodeId>>,
+    /// By node: the addresses it was made for, and the channel.
+    channels: Mutex<BTreeMap<NodeId, (Vec<String>, Channel)>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Cluster {
+    /// Gets the map, within `patience`, and keeps it the newest from then on.
+    pub async fn observe(env: &Env, who: Observer, patience: Duration) -> Result<Cluster> {
+        let identity = Identity::new(env, who.name.as_str(), who.role, who.cluster);
+        let coordinator = Channel::new(env, who.coordinators.clone(), identity.clone(), Arc::new(NoService));
+        let map = first_map(env, &coordinator, patience).await?;
+        if !identity.join(map.cluster) {
+            return Err(Error::denied(format!(
+                "the coordinator leads cluster {}, not {}; hint: correct its address or the cluster id",
+                map.cluster,
+                identity.cluster().unwrap_or_default()
+            )));
+        }
+        let shared = Arc::new(Shared {
+            env: env.clone(),
+            who,
+            identity,
+            coordinator,
+            map: watch::channel(Arc::new(map)).0,
+            node: Mutex::new(None),
+            channels: Mutex::default(),
+        });
+        let follow = env.tasks.spawn("follow the cluster map", follow_map(shared.clone()));
+        Ok(Cluster { handle: Arc::new(Handle { shared, tasks: Mutex::new(vec![follow]) }) })
+    }
+
+    /// Joins as a member and stays one: heartbeats with the targets' reports, and joins again whenever the connection
+    /// broke. Call it once this node serves its addresses.
+    pub async fn join(&self, membership: Membership, reports: Reports) -> Result<Joined> {
+        let (task, joined) = member::start(self.shared().clone(), membership, reports);
+        lock(&self.handle.tasks).push(task);
+        joined.await.map_err(|_| Error::unavailable("joining the cluster was given up".to_owned()))?
+    }
+
+    fn shared(&self) -> &Arc<Shared> {
+        &self.handle.shared
+    }
+
+    /// The newest map known here.
+    pub fn map(&self) -> Arc<ClusterMap> {
+        self.shared().map.borrow().clone()
+    }
+    pub fn id(&self) -> ClusterId {
+        self.map().cluster
+    }
+    /// Tells of each newer map.
+    pub fn subscribe(&self) -> watch::Receiver<Arc<ClusterMap>> {
+        self.shared().map.subscribe()
+    }
+    /// This node, once joined.
+    pub fn node(&self) -> Option<NodeId> {
+        *lock(&self.shared().node)
+    }
+    pub fn who(&self) -> &Observer {
+        &self.shared().who
+    }
+    /// For connections to other nodes.
+    pub fn identity(&self) -> Identity {
+        self.shared().identity.clone()
+    }
+    /// The number that a disk got when it joined.
+    pub fn target_of(&self, disk: DiskUuid) -> Option<TargetId> {
+        self.map().targets.iter().find(|t| t.uuid == disk).map(|t| t.id)
+    }
+
+    /// A map newer than `version`, or `Deadline`.
+    pub async fn wait_newer(&self, version: u64, patience: Duration) -> Result<Arc<ClusterMap>> {
+        self.wait_for(patience, |map| map.version > version)
+            .await
+            .map_err(|e| e.doing(format!("wait for a cluster map newer than {version}")))
+    }
+
+    /// The first map that fits, or `Deadline`.
+    pub async fn wait_for(
+        &self,
+        patience: Duration,
+        fits: impl Fn(&ClusterMap) -> bool,
+    ) -> Result<Arc<ClusterMap>> {
+        let mut maps = self.subscribe();
+        let waited = self.shared().env.clock.timeout(patience, maps.wait_for(|map| fits(map))).await;
+        match waited {
+            Ok(Ok(map)) => Ok(map.clone()),
+            _ => Err(Error::deadline(format!("the cluster map did not change so within {patience:?}"))),
+        }
+    }
+
+    /// Says that a target could not be used under the group's epoch. The coordinator looks for itself; the map returned
+    /// is the newest one after that. An epoch still equal means: it answers the coordinator, try again.
+    pub async fn report_target(
+        &self,
+        target: TargetId,
+        group: PgId,
+        epoch: Epoch,
+        why: &str,
+    ) -> Result<Arc<ClusterMap>> {
+        let report = ReportTarget { target, group, epoch, why: why.to_owned() };
+        let moved_on = |map: &ClusterMap| map.group(group).is_some_and(|g| g.epoch > epoch);
+        // A map that answers the question may come first: the coordinator saw the connection break.
+        tokio::select! {
+            biased;
+            map = self.wait_for(CHANGE_PATIENCE * 2, moved_on) => map,
+            told = self.change(&report) => told,
+        }
+    }
+
+    /// Says that a member that was behind holds everything again. `Stale`: the group has moved on, look again.
+    pub async fn caught_up(&self, target: TargetId, group: PgId, epoch: Epoch) -> Result<Arc<ClusterMap>> {
+        self.change(&CaughtUp { target, group, epoch }).await
+    }
+
+    async fn change<R: Request<Reply = MapReply>>(&self, request: &R) -> Result<Arc<ClusterMap>> {
+        let reply = self.ask(request).await?;
+        if let Some(map) = reply.map {
+            self.shared().offer(map);
+        }
+        Ok(self.map())
+    }
+
+    async fn ask<R: Request>(&self, request: &R) -> Result<R::Reply> {
+        let (reply, _) = self
+            .shared()
+            .coordinator
+            .call(request, Vec::new(), CHANGE_PATIENCE)
+            .await
+            .map_err(|e| e.doing("ask the coordinator"))?;
+        Ok(reply)
+    }
+
+    /// Takes the lead of a volume for this node; made if new. `Exists`: another node that is up leads it.
+    pub async fn lead_volume(&self, volume: &str) -> Result<LeadReply> {
+        let node =
+            self.node().ok_or_else(|| Error::stale("join the cluster before leading a volume".to_owned()))?;
+        let reply = self.ask(&LeadVolume { node, volume: volume.to_owned() }).await?;
+        self.shared().offer(reply.map.clone());
+        Ok(reply)
+    }
+
+    /// Leaves in good order: this node's targets are down at once. It does not join again by itself.
+    pub async fn leave(&self) -> Result<()> {
+        let Some(node) = lock(&self.shared().node).take() else { return Ok(()) };
+        // The task that keeps the membership would join again.
+        lock(&self.handle.tasks).drain(1..).for_each(|task| task.abort());
+        self.ask(&Leave { node }).await
+    }
+
+    pub async fn status(&self) -> Result<ClusterStatus> {
+        self.ask(&GetStatus {}).await
+    }
+
+    /// The channel to a target's node: one for all targets of the node, reconnecting.
+    pub fn target(&self, target: TargetId) -> Result<Channel> {
+        let map = self.map();
+        let node = map.target_node(target).ok_or_else(|| {
+            Error::not_found(format!("the cluster map (version {}) has no {target}", map.version))
+        })?;
+        self.shared().channel_to(node)
+    }
+
+    /// A channel of its own to the node that leads a volume; calls back go to `callbacks`. Ask again when it fails:
+    /// the leader may have changed.
+    pub fn meta_leader(&self, volume: &str, callbacks: Arc<dyn Service>) -> Result<Channel> {
+        let map = self.map();
+        let entry = map.volumes.iter().find(|v| v.name == volume);
+        let entry = entry.ok_or_else(|| Error::unavailable(format!("no volume {volume:?} yet")))?;
+        let leader = entry.leader.and_then(|l| map.node(l));
+        let leader = leader.ok_or_else(|| Error::unavailable(format!("nobody leads volume {volume:?}")))?;
+        let addrs = addrs_in_order(&leader.addrs, leader.host == self.who().host);
+        Ok(Channel::new(&self.shared().env, addrs, self.identity(), callbacks))
+    }
+}
+
+impl Shared {
+    /// Takes a map that is newer. False: it is not.
+    pub fn offer(&self, map: ClusterMap) -> bool {
+        self.map.send_if_modified(|known| {
+            let newer = map.cluster == known.cluster && map.version > known.version;
+            if newer {
+                *known = Arc::new(map);
+            }
+            newer
+        })
+    }
+
+    fn channel_to(&self, node: &Node) -> Result<Channel> {
+        let mut channels = lock(&self.channels);
+        if let Some((addrs, channel)) = channels.get(&node.id)
+            && *addrs == node.addrs
+        {
+            return Ok(channel.clone());
+        }
+        let addrs = addrs_in_order(&node.addrs, node.host == self.who.host);
+        if addrs.is_empty() {
+            return Err(Error::unavailable(format!(
+                "node {:?} announces no address that this host can reach",
+                node.name
+            )));
+        }
+        let channel = Channel::new(&self.env, addrs, self.identity.clone(), Arc::new(NoService));
+        channels.insert(node.id, (node.addrs.clone(), channel.clone()));
+        Ok(channel)
+    }
+}
+
+/// A node's addresses as this host should try them: Unix sockets first on the same host, none elsewhere. What does not
+/// read as an address is left out.
+pub fn addrs_in_order(addrs: &[String], same_host: bool) -> Vec<Addr> {
+    let mut addrs: Vec<Addr> = addrs.iter().filter_map(|a| a.parse().ok()).collect();
+    addrs.retain(|a| same_host || !matches!(a, Addr::Unix(_)));
+    addrs.sort_by_key(|a| !matches!(a, Addr::Unix(_)));
+    addrs
+}
+
+async fn first_map(env: &Env, coordinator: &Channel, patience: Duration) -> Result<ClusterMap> {
+    let deadline = env.clock.now() + patience;
+    loop {
+        let left = deadline.since(env.clock.now());
+        let asked =
+            coordinator.call(&GetMap { newer_than: 0, wait_ms: 0 }, Vec::new(), left.max(RETRY_PAUSE)).await;
+        match asked {
+            Ok((MapReply { map: Some(map) }, _)) => return Ok(map),
+            Ok((MapReply { map: None }, _)) => {}
+            Err(e) if is_temporary(&e) && env.clock.now() < deadline => {}
+            Err(e) => return Err(e.doing("get the cluster map from the coordinator")),
+        }
+        env.clock.sleep(RETRY_PAUSE).await;
+    }
+}
+
+pub(crate) fn is_temporary(e: &Error) -> bool {
+    use weir_proto::ErrorKind::{Deadline, Stale, Unavailable};
+    matches!(e.kind, Unavailable | Deadline | Stale)
+}
+
+async fn follow_map(shared: Arc<Shared>) {
+    let mut told = false;
+    loop {
+        let newer_than = shared.map.borrow().version;
+        let request = GetMap { newer_than, wait_ms: MAP_WAIT.as_millis() as u32 };
+        match shared.coordinator.call(&request, Vec::new(), MAP_WAIT + ANSWER_SLACK).await {
+            Ok((MapReply { map: None }, _)) => told = false,
+            Ok((MapReply { map: Some(map) }, _)) => {
+                told = false;
+                let (cluster, version) = (map.cluster, map.version);
+                let old = !shared.offer(map) && version <= shared.map.borrow().version;
+                if old && version < newer_than {
+                    tracing::error!(
+                        "the coordinator's map of cluster {cluster} has version {version}, {newer_than} is known here: \
+                         its state was lost or replaced"
+                    );
+                    shared.env.clock.sleep(MAP_WAIT).await;
+                }
+            }
+            Err(e) => {
+                if !told {
+                    tracing::warn!("cannot follow the cluster map: {e}");
+                }
+                told = true;
+                shared.env.clock.sleep(RETRY_PAUSE).await;
+            }
+        }
+    }
+}

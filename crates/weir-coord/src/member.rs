@@ -1,0 +1,127 @@
+//! A node's membership as the node sees it: join, heartbeats, join again.
+//!
+//! One task per membership, so a node has one place in the cluster at a time.
+use crate::cluster::{Shared, is_temporary};
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+use tokio::sync::oneshot;
+use weir_env::{Addr, Instant, TaskHandle};
+use weir_proto::coord::{Heartbeat, Join, Joined, TargetOffer, TargetReport};
+use weir_proto::{Error, ErrorKind, Result};
+use weir_rpc::Connection;
+
+/// A node of the same name may be the one that was killed a moment ago: its end is known after its silence at the latest.
+const NAME_PATIENCE: Duration = Duration::from_secs(15);
+const RETRY_PAUSE: Duration = Duration::from_millis(50);
+const RETRY_PAUSE_MAX: Duration = Duration::from_secs(1);
+const JOIN_PATIENCE: Duration = Duration::from_secs(10);
+
+/// What a node brings.
+#[derive(Clone, Debug, Default)]
+pub struct Membership {
+    /// Where it serves.
+    pub addrs: Vec<Addr>,
+    /// Of a storage role.
+    pub targets: Vec<TargetOffer>,
+}
+
+/// Tells how the node's targets are, with each heartbeat. Short, never blocking.
+pub type Reports = Arc<dyn Fn() -> Vec<TargetReport> + Send + Sync>;
+
+/// Reports of a node without targets.
+pub fn no_reports() -> Reports {
+    Arc::new(Vec::new)
+}
+
+pub(crate) fn start(
+    shared: Arc<Shared>,
+    membership: Membership,
+    reports: Reports,
+) -> (TaskHandle, oneshot::Receiver<Result<Joined>>) {
+    let (first, joined) = oneshot::channel();
+    let env = shared.env.clone();
+    let member = Member { shared, membership, reports };
+    (env.tasks.spawn("membership", member.run(first)), joined)
+}
+
+struct Member {
+    shared: Arc<Shared>,
+    membership: Membership,
+    reports: Reports,
+}
+
+impl Member {
+    async fn run(self, first: oneshot::Sender<Result<Joined>>) {
+        let mut first = Some(first);
+        let give_up = self.shared.env.clock.now() + NAME_PATIENCE;
+        let mut pause = RETRY_PAUSE;
+        loop {
+            match self.join().await {
+                Ok((connection, joined)) => {
+                    pause = RETRY_PAUSE;
+                    let interval = Duration::from_millis(u64::from(joined.heartbeat_ms.max(1)));
+                    if let Some(first) = first.take() {
+                        let _ = first.send(Ok(joined)); // the caller may have lost its patience
+                    }
+                    let end = self.stay(&connection, interval).await;
+                    tracing::warn!("the membership ended, joining again: {end}");
+                }
+                Err(e) if first.is_some() && !self.worth_another_try(&e, give_up) => {
+                    if let Some(first) = first.take() {
+                        let _ = first.send(Err(e)); // the caller may have lost its patience
+                    }
+                    return;
+                }
+                Err(e) => {
+                    if first.is_none() && !is_temporary(&e) {
+                        tracing::error!("the coordinator does not take this node back: {e}");
+                    }
+                    self.shared.env.clock.sleep(pause).await;
+                    pause = (pause * 2).min(RETRY_PAUSE_MAX);
+                }
+            }
+        }
+    }
+
+    fn worth_another_try(&self, e: &Error, give_up: Instant) -> bool {
+        (is_temporary(e) || e.kind == ErrorKind::Exists) && self.shared.env.clock.now() < give_up
+    }
+
+    async fn join(&self) -> Result<(Connection, Joined)> {
+        let who = &self.shared.who;
+        let request = Join {
+            cluster: Some(self.shared.map.borrow().cluster),
+            name: who.name.clone(),
+            instance: self.shared.identity.instance,
+            role: who.role,
+            host: who.host.clone(),
+            addrs: self.membership.addrs.iter().map(Addr::to_string).collect(),
+            targets: self.membership.targets.clone(),
+        };
+        let connection = self.shared.coordinator.connection(JOIN_PATIENCE).await?;
+        let (joined, _) = connection.call(&request, Vec::new(), JOIN_PATIENCE).await?;
+        *self.shared.node.lock().unwrap_or_else(PoisonError::into_inner) = Some(joined.node);
+        self.shared.offer(joined.map.clone());
+        Ok((connection, joined))
+    }
+
+    /// Heartbeats until the membership ends; returns why it did.
+    async fn stay(&self, connection: &Connection, interval: Duration) -> Error {
+        // Node ids do not change: the one of the last join is this node's.
+        let node = self.shared.node.lock().unwrap_or_else(PoisonError::into_inner).unwrap_or_default();
+        loop {
+            let heartbeat = Heartbeat { node, targets: (self.reports)() };
+            if let Err(e) = connection.call(&heartbeat, Vec::new(), interval * 4).await {
+                // A late answer is no end: the coordinator judges silence, and says so at the next heartbeat.
+                if e.kind != ErrorKind::Deadline {
+                    return e;
+                }
+            }
+            tokio::select! {
+                biased;
+                reason = connection.closed() => return reason,
+                () = self.shared.env.clock.sleep(interval) => {}
+            }
+        }
+    }
+}

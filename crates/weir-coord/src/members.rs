@@ -1,0 +1,314 @@
+//! Membership: who may join, under which ids, and what the coordinator knows of members at first hand.
+//!
+//! Invariants: one name, one live process; one disk, one live node; ids are never reused.
+//! Knows nothing of connections' bytes or of the store: the server carries the decisions out.
+use crate::decide::{
+    HealthLimits, Presence, Verdict, create_groups, judge, target_back, target_down, target_failed,
+};
+use crate::identity::check_pool_name;
+use std::collections::{BTreeMap, BTreeSet};
+use weir_env::{Addr, Instant};
+use weir_proto::coord::{Join, TargetOffer, TargetReport};
+use weir_proto::map::{ClusterMap, Node, Role, Target, TargetState};
+use weir_proto::{Error, NodeId, Result, TargetId};
+
+/// Longest name of a node or a host, in bytes.
+const NAME_MAX: usize = 64;
+/// Most addresses that one node announces.
+const ADDRS_MAX: usize = 16;
+/// Most targets that one node brings.
+const TARGETS_MAX: usize = 256;
+
+/// One member, as far as it is not in the map.
+#[derive(Clone, Debug)]
+pub struct Member {
+    pub instance: u64,
+    /// The connection of its `Join`.
+    pub connection: u64,
+    pub presence: Presence,
+    /// Targets that it offered: others of its targets in the map are missing.
+    pub serves: BTreeSet<TargetId>,
+}
+
+/// Members, suspicions and reports: all that a restart forgets.
+#[derive(Clone, Default, Debug)]
+pub struct Members {
+    pub by_node: BTreeMap<NodeId, Member>,
+    /// Targets that did not answer though their node is connected.
+    pub suspects: BTreeSet<TargetId>,
+    /// The last report of each target.
+    pub reports: BTreeMap<TargetId, TargetReport>,
+}
+
+impl Members {
+    /// After a start: every node that was up is awaited.
+    pub fn awaiting(map: &ClusterMap, now: Instant) -> Members {
+        let awaited = |node: &Node| Member {
+            instance: 0,
+            connection: 0,
+            presence: Presence::Awaited { since: now },
+            serves: map.targets.iter().filter(|t| t.node == node.id).map(|t| t.id).collect(),
+        };
+        let by_node = map.nodes.iter().filter(|n| n.up).map(|n| (n.id, awaited(n))).collect();
+        Members { by_node, ..Members::default() }
+    }
+
+    /// The instance that holds a node's name now, if it is certain to be alive.
+    fn live_instance(&self, node: NodeId) -> Option<u64> {
+        let member = self.by_node.get(&node)?;
+        matches!(member.presence, Presence::Connected { .. }).then_some(member.instance)
+    }
+
+    /// Takes a node in: its place in the map, and its presence.
+    pub fn admit(
+        &mut self,
+        map: &mut ClusterMap,
+        join: &Join,
+        connection: u64,
+        now: Instant,
+    ) -> Result<Admitted> {
+        check_join(map, join)?;
+        let known = map.nodes.iter().find(|n| n.name == join.name);
+        if let Some(node) = known {
+            check_same_node(node, join, self.live_instance(node.id))?;
+        }
+        let node =
+            known.map_or_else(|| NodeId(1 + map.nodes.iter().map(|n| n.id.0).max().unwrap_or(0)), |n| n.id);
+        for offer in &join.targets {
+            self.check_offer(map, node, offer)?;
+        }
+        record_node(map, node, join);
+        let targets: Vec<TargetId> =
+            join.targets.iter().map(|offer| record_target(map, node, offer)).collect();
+        for target in &targets {
+            self.suspects.remove(target);
+        }
+        let presence = Presence::Connected { last_heard: now };
+        let serves = targets.iter().copied().collect();
+        self.by_node.insert(node, Member { instance: join.instance, connection, presence, serves });
+        Ok(Admitted { node, targets })
+    }
+
+    fn check_offer(&self, map: &ClusterMap, node: NodeId, offer: &TargetOffer) -> Result<()> {
+        let Some(known) = map.targets.iter().find(|t| t.uuid == offer.uuid) else { return Ok(()) };
+        if known.node != node && self.live_instance(known.node).is_some() {
+            let holder = map.node(known.node).map_or("?", |n| n.name.as_str());
+            return Err(Error::exists(format!(
+                "target {} (disk {}) is served by node {holder:?}; hint: two nodes were given the same or a copied \
+                 directory",
+                known.id, known.uuid
+            )));
+        }
+        if known.pool != offer.pool {
+            return Err(Error::invalid(format!(
+                "target {} is in pool {:?}, not in {:?}; hint: a target keeps its pool",
+                known.id, known.pool, offer.pool
+            )));
+        }
+        Ok(())
+    }
+
+    /// A heartbeat of `node` on `connection`. `Stale`: it is no member (any more) and must join again.
+    pub fn heard(
+        &mut self,
+        map: &mut ClusterMap,
+        node: NodeId,
+        connection: u64,
+        reports: Vec<TargetReport>,
+        now: Instant,
+    ) -> Result<()> {
+        let member = self.member_on(node, connection)?;
+        member.presence = Presence::Connected { last_heard: now };
+        let serves = member.serves.clone();
+        for report in reports.into_iter().filter(|r| serves.contains(&r.target)) {
+            if report.failed && target_failed(map, report.target) {
+                tracing::error!("{} failed: its disk is not used any more", report.target);
+            }
+            self.reports.insert(report.target, report);
+        }
+        Ok(())
+    }
+
+    /// The member that joined as `node` on this connection.
+    pub fn member_on(&mut self, node: NodeId, connection: u64) -> Result<&mut Member> {
+        self.by_node
+            .get_mut(&node)
+            .filter(|m| m.connection == connection && matches!(m.presence, Presence::Connected { .. }))
+            .ok_or_else(|| {
+                Error::stale(format!(
+                    "{node} did not join on this connection, or was judged down: join again"
+                ))
+            })
+    }
+
+    /// The connection ended: whoever joined on it is gone.
+    pub fn disconnected(&mut self, connection: u64) {
+        for member in self.by_node.values_mut().filter(|m| m.connection == connection) {
+            if matches!(member.presence, Presence::Connected { .. }) {
+                member.presence = Presence::Gone;
+            }
+        }
+    }
+
+    /// Brings the map in line with what is known: nodes, targets, groups.
+    pub fn reconcile(
+        &mut self,
+        map: &mut ClusterMap,
+        now: Instant,
+        limits: &HealthLimits,
+        expected_targets: usize,
+    ) {
+        let verdicts: Vec<(NodeId, Verdict)> = map
+            .nodes
+            .iter()
+            .map(|n| {
+                (n.id, judge(self.by_node.get(&n.id).map_or(Presence::Gone, |m| m.presence), now, limits))
+            })
+            .collect();
+        for (node, verdict) in verdicts {
+            match verdict {
+                Verdict::Wait => continue,
+                Verdict::Up => set_up(map, node, true, ""),
+                Verdict::Down(why) => {
+                    set_up(map, node, false, why);
+                    if let Some(member) = self.by_node.get_mut(&node) {
+                        member.presence = Presence::Gone; // it must join again
+                    }
+                }
+            }
+            self.reconcile_targets(map, node, verdict == Verdict::Up);
+        }
+        if create_groups(map, expected_targets) {
+            tracing::info!("{} placement groups on {} targets", map.groups.len(), map.targets.len());
+        }
+    }
+
+    fn reconcile_targets(&self, map: &mut ClusterMap, node: NodeId, node_up: bool) {
+        let of_node: Vec<TargetId> = map.targets.iter().filter(|t| t.node == node).map(|t| t.id).collect();
+        let serves = |t: &TargetId| self.by_node.get(&node).is_some_and(|m| m.serves.contains(t));
+        for target in of_node {
+            if node_up && serves(&target) && !self.suspects.contains(&target) {
+                if target_back(map, target) {
+                    tracing::info!("{target} is back");
+                }
+            } else if target_down(map, target) {
+                tracing::warn!("{target} is down");
+            }
+        }
+    }
+}
+
+/// The ids that a node got.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Admitted {
+    pub node: NodeId,
+    /// In the order of the offer.
+    pub targets: Vec<TargetId>,
+}
+
+fn check_join(map: &ClusterMap, join: &Join) -> Result<()> {
+    if join.cluster.is_some_and(|c| c != map.cluster) {
+        return Err(Error::denied(format!(
+            "node {:?} belongs to cluster {}, this is cluster {}; hint: correct the coordinator's address, or the \
+             node's directory",
+            join.name,
+            join.cluster.map(|c| c.to_string()).unwrap_or_default(),
+            map.cluster
+        )));
+    }
+    for (what, text) in [("node name", &join.name), ("host id", &join.host)] {
+        if text.is_empty() || text.len() > NAME_MAX || text.chars().any(|c| c.is_control() || c == '/') {
+            return Err(Error::invalid(format!(
+                "{what} {text:?}: expected 1 to {NAME_MAX} printable bytes without '/'"
+            )));
+        }
+    }
+    if join.addrs.len() > ADDRS_MAX || join.targets.len() > TARGETS_MAX {
+        return Err(Error::invalid(format!(
+            "node {:?} announces {} addresses and {} targets; at most {ADDRS_MAX} and {TARGETS_MAX} are allowed",
+            join.name,
+            join.addrs.len(),
+            join.targets.len()
+        )));
+    }
+    for addr in &join.addrs {
+        addr.parse::<Addr>().map_err(|e| Error::invalid(format!("node {:?}: {e}", join.name)))?;
+    }
+    if join.role != Role::Storage && !join.targets.is_empty() {
+        return Err(Error::invalid(format!("node {:?} brings targets but is no storage role", join.name)));
+    }
+    for (i, offer) in join.targets.iter().enumerate() {
+        check_pool_name(&offer.pool)?;
+        if join.targets[..i].iter().any(|o| o.uuid == offer.uuid) {
+            return Err(Error::invalid(format!(
+                "node {:?} offers disk {} twice; hint: one directory is listed, or was copied, twice",
+                join.name, offer.uuid
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn check_same_node(node: &Node, join: &Join, live_instance: Option<u64>) -> Result<()> {
+    if node.role != join.role {
+        return Err(Error::exists(format!(
+            "the name {:?} belongs to a node of another role; hint: give this one a name of its own",
+            join.name
+        )));
+    }
+    if live_instance.is_some_and(|instance| instance != join.instance) {
+        return Err(Error::exists(format!(
+            "a node named {:?} is running already (host {:?}); hint: stop it first, or choose another name",
+            join.name, node.host
+        )));
+    }
+    Ok(())
+}
+
+fn record_node(map: &mut ClusterMap, id: NodeId, join: &Join) {
+    let node = Node {
+        id,
+        name: join.name.clone(),
+        role: join.role,
+        host: join.host.clone(),
+        addrs: join.addrs.clone(),
+        up: map.node(id).is_some_and(|n| n.up),
+    };
+    match map.nodes.iter_mut().find(|n| n.id == id) {
+        Some(known) => *known = node,
+        None => map.nodes.push(node),
+    }
+}
+
+fn record_target(map: &mut ClusterMap, node: NodeId, offer: &TargetOffer) -> TargetId {
+    if let Some(known) = map.targets.iter_mut().find(|t| t.uuid == offer.uuid) {
+        known.node = node;
+        known.capacity = offer.capacity;
+        return known.id;
+    }
+    let id = TargetId(1 + map.targets.iter().map(|t| t.id.0).max().unwrap_or(0));
+    map.targets.push(Target {
+        id,
+        uuid: offer.uuid,
+        node,
+        pool: offer.pool.clone(),
+        state: TargetState::Down, // until the reconciliation that follows
+        capacity: offer.capacity,
+    });
+    id
+}
+
+fn set_up(map: &mut ClusterMap, node: NodeId, up: bool, why: &str) {
+    if let Some(entry) = map.nodes.iter_mut().find(|n| n.id == node && n.up != up) {
+        entry.up = up;
+        if up {
+            tracing::info!("node {:?} ({node}) is up", entry.name);
+        } else {
+            tracing::warn!("node {:?} ({node}) is down: {why}", entry.name);
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "members_tests.rs"]
+mod tests;

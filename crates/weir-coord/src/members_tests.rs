@@ -1,0 +1,190 @@
+//! Claims about membership, by table.
+use super::*;
+use std::time::Duration;
+use weir_proto::map::{MemberState, Settings};
+use weir_proto::{ClusterId, DiskUuid, ErrorKind};
+
+const LIMITS: HealthLimits = HealthLimits { silence_max: Duration::from_secs(1) };
+
+fn empty_map() -> ClusterMap {
+    let settings = Settings {
+        scheme: "ec:4+2".parse().unwrap(),
+        cell_shift: 20,
+        lease_ms: 10_000,
+        target_silence_ms: 1000,
+    };
+    ClusterMap {
+        cluster: ClusterId([1; 16]),
+        version: 1,
+        settings,
+        nodes: vec![],
+        targets: vec![],
+        groups: vec![],
+        volumes: vec![],
+    }
+}
+fn join(name: &str, instance: u64, disks: &[u8]) -> Join {
+    Join {
+        cluster: Some(ClusterId([1; 16])),
+        name: name.into(),
+        instance,
+        role: Role::Storage,
+        host: "h1".into(),
+        addrs: vec!["tcp:127.0.0.1:7000".into()],
+        targets: disks
+            .iter()
+            .map(|d| TargetOffer { uuid: DiskUuid([*d; 16]), pool: "hdd".into(), capacity: 100 })
+            .collect(),
+    }
+}
+fn at(ms: u64) -> Instant {
+    Instant(ms * 1_000_000)
+}
+
+struct World {
+    map: ClusterMap,
+    members: Members,
+}
+impl World {
+    fn with_six() -> World {
+        let mut world = World { map: empty_map(), members: Members::default() };
+        for n in 1..=6u8 {
+            world.join(&join(&format!("s{n}"), u64::from(n), &[n]), u64::from(n), at(0)).unwrap();
+        }
+        assert_eq!(world.map.groups[0].current_count(), 6);
+        world
+    }
+    fn join(&mut self, join: &Join, connection: u64, now: Instant) -> Result<Admitted> {
+        let admitted = self.members.admit(&mut self.map, join, connection, now)?;
+        self.members.reconcile(&mut self.map, now, &LIMITS, 6);
+        Ok(admitted)
+    }
+    fn reconcile(&mut self, now: Instant) {
+        self.members.reconcile(&mut self.map, now, &LIMITS, 6);
+    }
+    fn target(&self, n: u32) -> TargetState {
+        self.map.target(TargetId(n)).unwrap().state
+    }
+    fn member(&self, n: u32) -> MemberState {
+        self.map.groups[0].members.iter().find(|m| m.target == TargetId(n)).unwrap().state
+    }
+}
+
+#[test]
+fn a_broken_connection_takes_the_targets_down_and_a_join_brings_them_back_behind() {
+    let mut world = World::with_six();
+    world.members.disconnected(3);
+    world.reconcile(at(1));
+    assert_eq!((world.target(3), world.member(3)), (TargetState::Down, MemberState::Down));
+    assert!(!world.map.nodes[2].up);
+    let again = world.join(&join("s3", 99, &[3]), 33, at(2)).unwrap();
+    assert_eq!(again, Admitted { node: NodeId(3), targets: vec![TargetId(3)] });
+    assert_eq!((world.target(3), world.member(3)), (TargetState::Up, MemberState::Behind));
+    // The old connection's end is told late: it means nothing any more.
+    world.members.disconnected(3);
+    world.reconcile(at(3));
+    assert_eq!(world.target(3), TargetState::Up);
+}
+
+#[test]
+fn silence_takes_a_node_down_and_it_must_join_again() {
+    let mut world = World::with_six();
+    for n in 1..=5 {
+        world.members.heard(&mut world.map, NodeId(n), u64::from(n), vec![], at(900)).unwrap();
+    }
+    world.reconcile(at(1500));
+    assert_eq!(world.target(6), TargetState::Down);
+    assert_eq!(world.target(5), TargetState::Up);
+    let late = world.members.heard(&mut world.map, NodeId(6), 6, vec![], at(1501)).unwrap_err();
+    assert_eq!(late.kind, ErrorKind::Stale);
+}
+
+#[test]
+fn after_a_restart_members_are_awaited_then_judged() {
+    let mut world = World::with_six();
+    world.members = Members::awaiting(&world.map, at(10_000));
+    world.reconcile(at(10_500));
+    assert_eq!(world.target(1), TargetState::Up);
+    for n in 1..=5u8 {
+        world.join(&join(&format!("s{n}"), 100 + u64::from(n), &[n]), u64::from(n), at(10_600)).unwrap();
+    }
+    assert_eq!(world.member(1), MemberState::Current, "nothing was written while nobody could be told");
+    world.reconcile(at(11_001));
+    assert_eq!((world.target(6), world.member(6)), (TargetState::Down, MemberState::Down));
+}
+
+#[test]
+fn a_target_that_is_not_offered_again_is_down() {
+    let mut world = World { map: empty_map(), members: Members::default() };
+    world.join(&join("s1", 1, &[1, 2, 3, 4, 5, 6]), 1, at(0)).unwrap();
+    world.members.disconnected(1);
+    world.join(&join("s1", 2, &[1, 2, 3, 4, 5]), 2, at(1)).unwrap();
+    assert_eq!((world.target(5), world.target(6)), (TargetState::Up, TargetState::Down));
+}
+
+#[test]
+fn a_failed_disk_is_out_for_good() {
+    let mut world = World::with_six();
+    let report = TargetReport {
+        target: TargetId(2),
+        failed: true,
+        capacity: 1,
+        used: 0,
+        debt_cells: 0,
+        damaged_blocks: 0,
+        repaired_blocks: 0,
+    };
+    // A node speaks for its own targets only.
+    world.members.heard(&mut world.map, NodeId(1), 1, vec![report.clone()], at(1)).unwrap();
+    assert_eq!(world.target(2), TargetState::Up);
+    world.members.heard(&mut world.map, NodeId(2), 2, vec![report], at(1)).unwrap();
+    world.reconcile(at(1));
+    assert_eq!((world.target(2), world.member(2)), (TargetState::Failed, MemberState::Down));
+}
+
+#[test]
+fn a_suspect_is_down_until_it_answers() {
+    let mut world = World::with_six();
+    world.members.suspects.insert(TargetId(4));
+    world.reconcile(at(1));
+    assert_eq!(world.target(4), TargetState::Down);
+    world.members.suspects.remove(&TargetId(4));
+    world.reconcile(at(2));
+    assert_eq!((world.target(4), world.member(4)), (TargetState::Up, MemberState::Behind));
+}
+
+#[test]
+fn who_may_not_join_is_told_why() {
+    let mut world = World::with_six();
+    let change = |f: &dyn Fn(&mut Join)| {
+        let mut j = join("new", 50, &[9]);
+        f(&mut j);
+        j
+    };
+    for (join, says) in [
+        (join("s1", 77, &[1]), "running already"),
+        (join("other", 77, &[1]), "is served by node \"s1\""),
+        (join("new", 77, &[9, 9]), "twice"),
+        (change(&|j| j.cluster = Some(ClusterId([2; 16]))), "belongs to cluster"),
+        (change(&|j| j.name = "s1".into()), "running already"),
+        (change(&|j| j.name = String::new()), "node name"),
+        (change(&|j| j.name = "a\nb".into()), "node name"),
+        (change(&|j| j.addrs = vec!["http://x".into()]), "address"),
+        (change(&|j| j.role = Role::Meta), "no storage role"),
+        (change(&|j| j.targets[0].pool = "A B".into()), "pool name"),
+    ] {
+        let before = world.map.clone();
+        let error = world.join(&join, 70, at(1)).unwrap_err();
+        assert!(error.context.contains(says), "{says}: {error:?}");
+        assert_eq!(world.map, before, "a refusal changes nothing");
+    }
+    world.members.disconnected(1);
+    let moved = world.join(&join("other", 77, &[1]), 71, at(2)).unwrap();
+    assert_eq!(moved.targets, [TargetId(1)], "a disk may move once its node is gone");
+    let mut other_role = join("s1", 1, &[]);
+    other_role.role = Role::Meta;
+    assert!(world.join(&other_role, 72, at(3)).unwrap_err().context.contains("another role"));
+    let mut pool = join("s2", 2, &[2]);
+    pool.targets[0].pool = "nvme".into();
+    assert!(world.join(&pool, 2, at(3)).unwrap_err().context.contains("keeps its pool"));
+}

@@ -1,0 +1,347 @@
+//! The one task that owns the cluster map.
+//!
+//! It takes events in batches, applies them to a draft, brings the draft in line with what it knows of members, makes it
+//! durable, publishes it, and only then answers: nobody learns of a map that a restart could forget.
+//!
+//! Knows nothing of how messages travel; decisions are in `decide` and `members`.
+use crate::decide::{HealthLimits, caught_up};
+use crate::members::Members;
+use crate::probe::probe;
+use crate::store::{Revision, Store, Swap};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{mpsc, oneshot};
+use weir_env::{Env, Instant, watch};
+use weir_proto::coord::{
+    CaughtUp, ClusterStatus, Heartbeat, HeartbeatAck, Join, Joined, LeadReply, LeadVolume, MapReply,
+    ReportTarget, TargetReport,
+};
+use weir_proto::map::{ClusterMap, MemberState, Node, Role, TargetState, VolumeEntry};
+use weir_proto::{Epoch, Error, NodeId, Result, TargetId, VolumeId, Wire};
+
+/// The key of the map in the store.
+pub const MAP_KEY: &str = "map";
+/// Events waiting for the owner: more than any cluster's members send within one write of the store.
+pub const EVENTS_MAX: usize = 4096;
+/// Events decided on together: one write of the store for all.
+const BATCH_MAX: usize = 256;
+/// How often a target that did not answer is asked again while its node is connected.
+const SUSPECT_PROBE_INTERVAL: Duration = Duration::from_secs(2);
+
+/// Where an answer goes.
+pub type Answer<T> = oneshot::Sender<Result<T>>;
+
+/// Everything that can happen to the owner.
+pub enum Event {
+    Join { join: Join, connection: u64, answer: Answer<Joined> },
+    Heartbeat { heartbeat: Heartbeat, connection: u64, answer: Answer<HeartbeatAck> },
+    Report { report: ReportTarget, answer: Answer<MapReply> },
+    Probed { target: TargetId, outcome: Result<TargetReport> },
+    CaughtUp { said: CaughtUp, answer: Answer<MapReply> },
+    Leave { node: NodeId, connection: u64, answer: Answer<()> },
+    Lead { lead: LeadVolume, connection: u64, answer: Answer<LeadReply> },
+    Status { answer: Answer<ClusterStatus> },
+    Disconnected { connection: u64 },
+}
+
+/// What is done once the batch's map is durable (or is not).
+type AfterWrite = Box<dyn FnOnce(&Result<Arc<ClusterMap>>) + Send>;
+
+pub struct Owner {
+    pub env: Env,
+    pub store: Arc<dyn Store>,
+    pub revision: Revision,
+    pub map: watch::Sender<Arc<ClusterMap>>,
+    pub members: Members,
+    pub expected_targets: usize,
+    pub events: mpsc::Receiver<Event>,
+    /// For the results of probes.
+    pub self_events: mpsc::WeakSender<Event>,
+    pub started: Instant,
+    /// Who waits for the probe of a target under way.
+    pub probing: BTreeMap<TargetId, Vec<Answer<MapReply>>>,
+    pub suspects_asked: Instant,
+}
+
+struct Batch {
+    draft: ClusterMap,
+    after: Vec<AfterWrite>,
+    disconnected: Vec<u64>,
+}
+
+/// How often members tell that they are alive: four times within the silence that is forgiven.
+pub fn heartbeat_ms(map: &ClusterMap) -> u32 {
+    (map.settings.target_silence_ms / 4).clamp(50, 2000)
+}
+
+impl Owner {
+    /// Runs until the last handle of the coordinator is gone.
+    pub async fn run(mut self) {
+        loop {
+            let tick = Duration::from_millis(u64::from(heartbeat_ms(&self.map.borrow())) / 2);
+            let mut first = None;
+            tokio::select! {
+                biased;
+                event = self.events.recv() => match event {
+                    None => return,
+                    event => first = event,
+                },
+                () = self.env.clock.sleep(tick) => {}
+            }
+            self.turn(first).await;
+        }
+    }
+
+    async fn turn(&mut self, first: Option<Event>) {
+        let now = self.env.clock.now();
+        let published = self.map.borrow().clone();
+        let members_before = self.members.clone();
+        let mut batch =
+            Batch { draft: ClusterMap::clone(&published), after: Vec::new(), disconnected: Vec::new() };
+        let mut next = first;
+        for _ in 0..BATCH_MAX {
+            let Some(event) = next else { break };
+            self.apply(event, &mut batch, now);
+            next = self.events.try_recv().ok();
+        }
+        if let Some(event) = next {
+            self.apply(event, &mut batch, now);
+        }
+        let limits = HealthLimits {
+            silence_max: Duration::from_millis(u64::from(published.settings.target_silence_ms)),
+        };
+        self.members.reconcile(&mut batch.draft, now, &limits, self.expected_targets);
+        self.release_reporters(&mut batch);
+        let outcome = self.publish(published, batch.draft).await;
+        if let Err(e) = &outcome {
+            tracing::error!("the cluster map could not be made durable: {e}");
+            self.members = members_before;
+            batch.disconnected.iter().for_each(|c| self.members.disconnected(*c));
+        }
+        for done in batch.after {
+            done(&outcome);
+        }
+        self.ask_suspects(now);
+    }
+
+    /// Makes a changed map durable, then lets everybody see it.
+    async fn publish(&mut self, old: Arc<ClusterMap>, mut new: ClusterMap) -> Result<Arc<ClusterMap>> {
+        if new == *old {
+            return Ok(old);
+        }
+        new.version = old.version + 1;
+        match self.store.compare_and_swap(MAP_KEY, self.revision, new.to_bytes()).await? {
+            Swap::Done(revision) => self.revision = revision,
+            Swap::Conflict(_) => {
+                return Err(Error::stale("another coordinator has changed the cluster map".to_owned()));
+            }
+        }
+        let new = Arc::new(new);
+        self.map.send_replace(new.clone());
+        Ok(new)
+    }
+
+    fn apply(&mut self, event: Event, batch: &mut Batch, now: Instant) {
+        match event {
+            Event::Join { join, connection, answer } => {
+                let heartbeat_ms = heartbeat_ms(&batch.draft);
+                match self.members.admit(&mut batch.draft, &join, connection, now) {
+                    Err(e) => {
+                        tracing::warn!("refused a join: {e}");
+                        refuse(answer, e);
+                    }
+                    Ok(admitted) => batch.after(answer, move |map| Joined {
+                        node: admitted.node,
+                        targets: admitted.targets,
+                        map: ClusterMap::clone(map),
+                        heartbeat_ms,
+                    }),
+                }
+            }
+            Event::Heartbeat { heartbeat: Heartbeat { node, targets }, connection, answer } => {
+                match self.members.heard(&mut batch.draft, node, connection, targets, now) {
+                    Err(e) => refuse(answer, e),
+                    Ok(()) => batch.after(answer, |map| HeartbeatAck { map_version: map.version }),
+                }
+            }
+            Event::Report { report, answer } => self.reported(report, answer, batch),
+            Event::Probed { target, outcome } => self.probed(target, outcome, batch, now),
+            Event::CaughtUp { said, answer } => {
+                match caught_up(&mut batch.draft, said.target, said.group, said.epoch) {
+                    Err(e) => refuse(answer, e),
+                    Ok(news) => {
+                        if news {
+                            tracing::info!("{} holds everything of {} again", said.target, said.group);
+                        }
+                        batch.after(answer, newest);
+                    }
+                }
+            }
+            Event::Leave { node, connection, answer } => match self.members.member_on(node, connection) {
+                Err(e) => refuse(answer, e),
+                Ok(member) => {
+                    member.presence = crate::decide::Presence::Gone;
+                    batch.disconnected.push(connection);
+                    batch.after(answer, |_| ());
+                }
+            },
+            Event::Lead { lead, connection, answer } => {
+                let member = self.members.member_on(lead.node, connection).map(drop);
+                match member.and_then(|()| take_lead(&mut batch.draft, &lead)) {
+                    Err(e) => refuse(answer, e),
+                    Ok((volume, leader_epoch)) => batch.after(answer, move |map| LeadReply {
+                        volume,
+                        leader_epoch,
+                        map: ClusterMap::clone(map),
+                    }),
+                }
+            }
+            Event::Status { answer } => {
+                let targets = self.members.reports.values().cloned().collect();
+                let uptime_ms = now.since(self.started).as_millis() as u64;
+                batch.after(answer, move |map| ClusterStatus {
+                    map: ClusterMap::clone(map),
+                    targets,
+                    uptime_ms,
+                });
+            }
+            Event::Disconnected { connection } => {
+                batch.disconnected.push(connection);
+                self.members.disconnected(connection);
+            }
+        }
+    }
+
+    /// Somebody could not use a target. What the coordinator itself can see decides.
+    fn reported(&mut self, report: ReportTarget, answer: Answer<MapReply>, batch: &mut Batch) {
+        let Some(group) = batch.draft.group(report.group) else {
+            return refuse(answer, Error::not_found(format!("no placement group {}", report.group)));
+        };
+        let Some(member) = group.members.iter().find(|m| m.target == report.target) else {
+            return refuse(
+                answer,
+                Error::invalid(format!("{} is no member of {}", report.target, report.group)),
+            );
+        };
+        let reporter_is_late = group.epoch > report.epoch || member.state == MemberState::Down;
+        if reporter_is_late {
+            return batch.after(answer, newest);
+        }
+        tracing::warn!("{} is reported: {}", report.target, report.why);
+        self.start_probe(report.target, &batch.draft).push(answer);
+    }
+
+    /// Asks the target itself, unless that is being done; returns who waits for it.
+    fn start_probe(&mut self, target: TargetId, map: &ClusterMap) -> &mut Vec<Answer<MapReply>> {
+        let running = self.probing.contains_key(&target);
+        if let (false, Some(events)) = (running, self.self_events.upgrade()) {
+            let (env, node, cluster) = (self.env.clone(), map.target_node(target).cloned(), map.cluster);
+            self.env.tasks.spawn("probe a target", async move {
+                let outcome = probe(env, cluster, node, target).await;
+                let _ = events.send(Event::Probed { target, outcome }).await; // gone with the coordinator
+            });
+        }
+        self.probing.entry(target).or_default()
+    }
+
+    fn probed(&mut self, target: TargetId, outcome: Result<TargetReport>, batch: &mut Batch, now: Instant) {
+        for answer in self.probing.remove(&target).unwrap_or_default() {
+            batch.after(answer, newest);
+        }
+        match outcome {
+            Ok(report) => {
+                if report.failed {
+                    crate::decide::target_failed(&mut batch.draft, target);
+                }
+                if self.members.suspects.remove(&target) {
+                    tracing::info!("{target} answers again");
+                }
+            }
+            Err(e) => {
+                if self.members.suspects.insert(target) {
+                    tracing::warn!("{target} does not answer: {e}");
+                    self.suspects_asked = now;
+                }
+            }
+        }
+    }
+
+    /// Who waits for a probe of a target that is out by now has its answer.
+    fn release_reporters(&mut self, batch: &mut Batch) {
+        let mut answers = Vec::new();
+        for (target, waiting) in &mut self.probing {
+            if batch.draft.target(*target).is_none_or(|t| t.state != TargetState::Up) {
+                answers.append(waiting);
+            }
+        }
+        answers.into_iter().for_each(|answer| batch.after(answer, newest));
+    }
+
+    fn ask_suspects(&mut self, now: Instant) {
+        if self.members.suspects.is_empty() || now.since(self.suspects_asked) < SUSPECT_PROBE_INTERVAL {
+            return;
+        }
+        self.suspects_asked = now;
+        let map = self.map.borrow().clone();
+        let node_up = |t: &TargetId| map.target_node(*t).is_some_and(|n: &Node| n.up);
+        let down = |t: &TargetId| map.target(*t).is_some_and(|t| t.state == TargetState::Down);
+        let ask: Vec<TargetId> =
+            self.members.suspects.iter().filter(|t| node_up(t) && down(t)).copied().collect();
+        for target in ask {
+            self.start_probe(target, &map);
+        }
+    }
+}
+
+impl Batch {
+    /// Answers once the batch is durable, or with the error that prevented it.
+    fn after<T: Send + 'static>(
+        &mut self,
+        answer: Answer<T>,
+        reply: impl FnOnce(&Arc<ClusterMap>) -> T + Send + 'static,
+    ) {
+        self.after.push(Box::new(move |outcome| {
+            // Nobody may wait any more: the change stands all the same.
+            let _ = answer.send(outcome.as_ref().map(reply).map_err(Error::clone));
+        }));
+    }
+}
+
+fn refuse<T>(answer: Answer<T>, error: Error) {
+    let _ = answer.send(Err(error)); // nobody may wait any more
+}
+
+fn newest(map: &Arc<ClusterMap>) -> MapReply {
+    MapReply { map: Some(ClusterMap::clone(map)) }
+}
+
+/// Gives a volume's lead to a node, under a new epoch.
+fn take_lead(map: &mut ClusterMap, lead: &LeadVolume) -> Result<(VolumeId, Epoch)> {
+    let name = &lead.volume;
+    if name.is_empty() || name.len() > 64 || name.chars().any(|c| c.is_control() || c == '/') {
+        return Err(Error::invalid(format!(
+            "volume name {name:?}: expected 1 to 64 printable bytes without '/'"
+        )));
+    }
+    let node = map.node(lead.node).filter(|n| n.role == Role::Meta);
+    let node = node.ok_or_else(|| Error::denied(format!("{} is no metadata role", lead.node)))?.id;
+    let next_id = VolumeId(1 + map.volumes.iter().map(|v| v.id.0).max().unwrap_or(0));
+    let leader_of =
+        |v: &VolumeEntry| v.leader.and_then(|l| map.node(l)).filter(|n| n.up && n.id != node).cloned();
+    if let Some(other) = map.volumes.iter().find(|v| v.name == *name).and_then(leader_of) {
+        return Err(Error::exists(format!("volume {name:?} is led by node {:?}, which is up", other.name)));
+    }
+    if !map.volumes.iter().any(|v| v.name == *name) {
+        map.volumes.push(VolumeEntry {
+            id: next_id,
+            name: name.clone(),
+            leader: None,
+            leader_epoch: Epoch(0),
+        });
+    }
+    let entry = map.volumes.iter_mut().find(|v| v.name == *name).expect("found or made above");
+    entry.leader = Some(node);
+    entry.leader_epoch = Epoch(entry.leader_epoch.0 + 1);
+    Ok((entry.id, entry.leader_epoch))
+}

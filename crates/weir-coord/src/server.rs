@@ -1,0 +1,208 @@
+//! The coordinator as a service: takes messages in, lets the owner decide, sends answers out.
+//!
+//! A member's connection is its membership: when it ends, its targets are down at once.
+//! Knows nothing of files.
+use crate::members::Members;
+use crate::owner::{Answer, EVENTS_MAX, Event, MAP_KEY, Owner};
+use crate::store::{Embedded, Revision, Store, Swap};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{mpsc, oneshot};
+use weir_env::{BoxFuture, Env, watch};
+use weir_proto::coord::{
+    CaughtUp, GetMap, GetStatus, Heartbeat, Join, LeadVolume, Leave, MapReply, ReportTarget,
+};
+use weir_proto::map::{ClusterMap, Settings};
+use weir_proto::{ClusterId, Error, Request, Result, Wire};
+use weir_rpc::{Call, Connection, Handled, Reply, Service};
+
+/// The longest that a `GetMap` is kept waiting.
+const MAP_WAIT_MS_MAX: u32 = 60_000;
+
+#[derive(Clone, Debug)]
+pub struct CoordConfig {
+    /// The cluster that the directory must hold, or that a new one becomes. `None`: whatever is there, or a new id.
+    pub cluster: Option<ClusterId>,
+    /// For a new cluster; an existing one has them in its map.
+    pub settings: Settings,
+    /// Placement groups are made once so many targets are up (and as many as the scheme is wide).
+    pub expected_targets: usize,
+}
+
+impl CoordConfig {
+    /// 1 MiB cells, 10 s leases, 5 s of silence.
+    pub fn new(scheme: weir_proto::map::Scheme, expected_targets: usize) -> CoordConfig {
+        let settings = Settings { scheme, cell_shift: 20, lease_ms: 10_000, target_silence_ms: 5_000 };
+        CoordConfig { cluster: None, settings, expected_targets }
+    }
+}
+
+/// The service that owns the cluster map.
+pub struct Coordinator {
+    env: Env,
+    events: mpsc::Sender<Event>,
+    map: watch::Receiver<Arc<ClusterMap>>,
+}
+
+impl Coordinator {
+    /// Opens the cluster kept in `dir`, or founds one there.
+    pub async fn open(env: Env, dir: &Path, config: CoordConfig) -> Result<Arc<Coordinator>> {
+        let store = Embedded::open(env.clone(), dir)?;
+        Coordinator::open_store(env, store, config).await
+    }
+
+    pub async fn open_store(
+        env: Env,
+        store: Arc<dyn Store>,
+        config: CoordConfig,
+    ) -> Result<Arc<Coordinator>> {
+        check_settings(&config.settings)?;
+        let (map, revision) = match store.get(MAP_KEY).await? {
+            Some(kept) => (ClusterMap::from_bytes(&kept.value)?, kept.revision),
+            None => found(&env, &*store, &config).await?,
+        };
+        if let Some(expected) = config.cluster.filter(|c| *c != map.cluster) {
+            return Err(Error::denied(format!(
+                "the coordinator's directory holds cluster {}, not {expected}; hint: correct the path or the cluster id",
+                map.cluster
+            )));
+        }
+        let started = env.clock.now();
+        let members = Members::awaiting(&map, started);
+        let (publish, published) = watch::channel(Arc::new(map));
+        let (events, inbox) = mpsc::channel(EVENTS_MAX);
+        let owner = Owner {
+            env: env.clone(),
+            store,
+            revision,
+            map: publish,
+            members,
+            expected_targets: config.expected_targets,
+            events: inbox,
+            self_events: events.downgrade(),
+            started,
+            probing: Default::default(),
+            suspects_asked: started,
+        };
+        env.tasks.spawn("coordinator", owner.run());
+        Ok(Arc::new(Coordinator { env, events, map: published }))
+    }
+
+    pub fn map(&self) -> Arc<ClusterMap> {
+        self.map.borrow().clone()
+    }
+
+    pub fn cluster(&self) -> ClusterId {
+        self.map.borrow().cluster
+    }
+
+    /// Hands an event to the owner and waits for its answer.
+    fn ask<R: Request>(&self, event: impl FnOnce(Answer<R::Reply>) -> Event) -> Handled
+    where
+        R::Reply: Send + 'static,
+    {
+        let (answer, answered) = oneshot::channel();
+        let (event, events) = (event(answer), self.events.clone());
+        let stopped = || Error::unavailable(format!("{}: the coordinator has stopped", R::NAME));
+        Handled::Later(Box::pin(async move {
+            events.send(event).await.map_err(|_| stopped())?;
+            answered.await.map_err(|_| stopped())?.map(|reply| Reply::new(&reply))
+        }))
+    }
+
+    fn wait_for_map(&self, request: GetMap) -> BoxFuture<'static, Result<Reply>> {
+        let (clock, mut map) = (self.env.clock.clone(), self.map.clone());
+        let patience = Duration::from_millis(u64::from(request.wait_ms.min(MAP_WAIT_MS_MAX)));
+        Box::pin(async move {
+            // Also what is older than asked for: somebody who knows more than the coordinator must learn that.
+            let other = |m: &Arc<ClusterMap>| m.version != request.newer_than;
+            let newer = clock.timeout(patience, map.wait_for(other)).await;
+            let map = newer.ok().and_then(|found| found.ok().map(|m| ClusterMap::clone(&m)));
+            Ok(Reply::new(&MapReply { map }))
+        })
+    }
+
+    fn decode_and_ask(&self, call: &Call) -> Result<Handled> {
+        let connection = call.connection.id();
+        Ok(match call.method {
+            Join::METHOD => {
+                let join = call.decode::<Join>()?;
+                self.ask::<Join>(|answer| Event::Join { join, connection, answer })
+            }
+            Heartbeat::METHOD => {
+                let heartbeat = call.decode::<Heartbeat>()?;
+                self.ask::<Heartbeat>(|answer| Event::Heartbeat { heartbeat, connection, answer })
+            }
+            GetMap::METHOD => Handled::Later(self.wait_for_map(call.decode::<GetMap>()?)),
+            ReportTarget::METHOD => {
+                let report = call.decode::<ReportTarget>()?;
+                self.ask::<ReportTarget>(|answer| Event::Report { report, answer })
+            }
+            CaughtUp::METHOD => {
+                let said = call.decode::<CaughtUp>()?;
+                self.ask::<CaughtUp>(|answer| Event::CaughtUp { said, answer })
+            }
+            Leave::METHOD => {
+                let Leave { node } = call.decode::<Leave>()?;
+                self.ask::<Leave>(|answer| Event::Leave { node, connection, answer })
+            }
+            LeadVolume::METHOD => {
+                let lead = call.decode::<LeadVolume>()?;
+                self.ask::<LeadVolume>(|answer| Event::Lead { lead, connection, answer })
+            }
+            GetStatus::METHOD => {
+                call.decode::<GetStatus>()?;
+                self.ask::<GetStatus>(|answer| Event::Status { answer })
+            }
+            _ => return Err(call.unknown()),
+        })
+    }
+}
+
+impl Service for Coordinator {
+    fn handle(&self, call: Call) -> Handled {
+        self.decode_and_ask(&call).unwrap_or_else(|e| Handled::Now(Err(e)))
+    }
+
+    fn disconnected(&self, connection: &Connection) {
+        let event = Event::Disconnected { connection: connection.id() };
+        if let Err(mpsc::error::TrySendError::Full(event)) = self.events.try_send(event) {
+            let events = self.events.clone();
+            self.env.tasks.spawn("tell of a broken connection", async move {
+                let _ = events.send(event).await; // the coordinator has stopped
+            });
+        }
+    }
+}
+
+async fn found(env: &Env, store: &dyn Store, config: &CoordConfig) -> Result<(ClusterMap, Revision)> {
+    let map = ClusterMap {
+        cluster: config.cluster.unwrap_or_else(|| ClusterId(env.rng.id_128())),
+        version: 1,
+        settings: config.settings.clone(),
+        nodes: vec![],
+        targets: vec![],
+        groups: vec![],
+        volumes: vec![],
+    };
+    match store.compare_and_swap(MAP_KEY, Revision(0), map.to_bytes()).await? {
+        Swap::Done(revision) => Ok((map, revision)),
+        Swap::Conflict(_) => {
+            Err(Error::stale("another coordinator founds this cluster now; start again".to_owned()))
+        }
+    }
+}
+
+fn check_settings(settings: &Settings) -> Result<()> {
+    if !(16..=22).contains(&settings.cell_shift) {
+        return Err(Error::invalid(format!(
+            "cell size 2^{}: expected 64 KiB (2^16) to 4 MiB (2^22)",
+            settings.cell_shift
+        )));
+    }
+    if settings.target_silence_ms < 200 || settings.lease_ms < 200 {
+        return Err(Error::invalid("lease_ms and target_silence_ms: at least 200 ms".to_owned()));
+    }
+    Ok(())
+}

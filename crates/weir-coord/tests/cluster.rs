@@ -1,0 +1,326 @@
+//! Claims about a coordinator, its members and its observers, in a simulated world.
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use weir_coord::{Cluster, CoordConfig, Coordinator, Membership, Observer, no_reports};
+use weir_env::sim::{SimConfig, World};
+use weir_env::{Addr, Env};
+use weir_proto::coord::{Joined, TargetOffer, TargetReport};
+use weir_proto::data::{StatTarget, TargetStat};
+use weir_proto::map::{ClusterMap, MemberState, Role, TargetState};
+use weir_proto::{ClusterId, DiskUuid, ErrorKind, Request, Result, TargetId};
+use weir_rpc::{Call, Handled, Identity, Reply, Server, Service, serve};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn addr(host: u8) -> Addr {
+    format!("tcp:10.0.0.{host}:7000").parse().unwrap()
+}
+
+/// Answers `StatTarget`, unless it hangs.
+#[derive(Default)]
+struct Storage {
+    hangs: AtomicBool,
+}
+impl Service for Storage {
+    fn handle(&self, call: Call) -> Handled {
+        if call.method != StatTarget::METHOD {
+            return Handled::Now(Err(call.unknown()));
+        }
+        if self.hangs.load(Ordering::Relaxed) {
+            return Handled::Later(Box::pin(std::future::pending()));
+        }
+        Handled::Now(call.decode::<StatTarget>().map(|asked| {
+            Reply::new(&TargetStat {
+                report: report(asked.target),
+                cells: 0,
+                overlay_extents: 0,
+                overlay_bytes: 0,
+                fragment_bytes_written: 0,
+                overlay_bytes_written: 0,
+            })
+        }))
+    }
+}
+fn report(target: TargetId) -> TargetReport {
+    TargetReport {
+        target,
+        failed: false,
+        capacity: 100,
+        used: 7,
+        debt_cells: 0,
+        damaged_blocks: 0,
+        repaired_blocks: 0,
+    }
+}
+
+struct Node {
+    cluster: Cluster,
+    service: Arc<Storage>,
+    joined: Joined,
+    _server: Server,
+}
+
+struct Lab {
+    world: World,
+    doors: Mutex<BTreeMap<String, Server>>,
+}
+
+impl Lab {
+    fn new(seed: u64) -> Lab {
+        Lab { world: World::new(seed, SimConfig::default()), doors: Mutex::default() }
+    }
+    async fn coordinator(&self) -> Arc<Coordinator> {
+        let env = self.world.node("c");
+        let config = CoordConfig::new("ec:4+2".parse().unwrap(), 6);
+        let coordinator = Coordinator::open(env.clone(), Path::new("/coord"), config).await.unwrap();
+        let identity = Identity::new(&env, "c", Role::Coordinator, Some(coordinator.cluster()));
+        let server = serve(&env, &[addr(100)], identity, coordinator.clone()).await.unwrap();
+        self.doors.lock().unwrap().insert("c".into(), server);
+        coordinator
+    }
+    fn observer(&self, name: &str, role: Role) -> (Env, Observer) {
+        let who = Observer {
+            coordinators: vec![addr(100)],
+            cluster: None,
+            name: name.into(),
+            role,
+            host: format!("host-{name}"),
+        };
+        (self.world.node(name), who)
+    }
+    async fn client(&self, name: &str) -> Cluster {
+        let (env, who) = self.observer(name, Role::Mount);
+        Cluster::observe(&env, who, PATIENCE).await.unwrap()
+    }
+    async fn storage(&self, n: u8) -> Result<Node> {
+        let (env, who) = self.observer(&format!("s{n}"), Role::Storage);
+        let cluster = Cluster::observe(&env, who, PATIENCE).await?;
+        let service = Arc::new(Storage::default());
+        let server = serve(&env, &[addr(n)], cluster.identity(), service.clone()).await?;
+        let offer = TargetOffer { uuid: DiskUuid([n; 16]), pool: "hdd".into(), capacity: 100 };
+        let membership = Membership { addrs: server.addrs().to_vec(), targets: vec![offer] };
+        let reports = Arc::new(move || vec![report(TargetId(u32::from(n)))]);
+        let joined = cluster.join(membership, reports).await?;
+        Ok(Node { cluster, service, joined, _server: server })
+    }
+    async fn six(&self) -> Vec<Node> {
+        let mut nodes = Vec::new();
+        for n in 1..=6 {
+            let node = self.storage(n).await.unwrap();
+            assert_eq!(node.joined.targets, [TargetId(u32::from(n))]);
+            nodes.push(node);
+        }
+        nodes
+    }
+}
+
+fn target_is(target: u32, state: TargetState) -> impl Fn(&ClusterMap) -> bool {
+    move |map| map.target(TargetId(target)).is_some_and(|t| t.state == state)
+}
+/// How a target stands in all groups, if it stands alike in all of them.
+fn member_state(map: &ClusterMap, target: u32) -> Option<MemberState> {
+    let members = map.groups.iter().flat_map(|g| &g.members);
+    let mut states = members.filter(|m| m.target == TargetId(target)).map(|m| m.state);
+    let first = states.next()?;
+    states.all(|s| s == first).then_some(first)
+}
+fn all_current(map: &ClusterMap) -> bool {
+    !map.groups.is_empty() && map.groups.iter().all(|g| g.current_count() == g.members.len())
+}
+
+#[test]
+fn members_join_and_all_observers_see_one_map() {
+    let lab = Lab::new(1);
+    lab.world.run(async {
+        let _c = lab.coordinator().await;
+        let (one, two) = (lab.client("m1").await, lab.client("m2").await);
+        let nodes = lab.six().await;
+        let first = one.wait_for(PATIENCE, all_current).await.unwrap();
+        let second = two.wait_for(PATIENCE, |m| m.version >= first.version).await.unwrap();
+        assert_eq!(first, second);
+        assert_eq!(first.groups_of("hdd", "ec:4+2".parse().unwrap()).unwrap().1, 24);
+        assert_eq!(nodes[4].cluster.target_of(DiskUuid([5; 16])), Some(TargetId(5)));
+        lab.world.sleep(Duration::from_secs(2)).await; // every node has sent a heartbeat
+        let status = one.status().await.unwrap();
+        assert_eq!(status.targets.iter().map(|t| t.used).sum::<u64>(), 6 * 7);
+    });
+}
+
+#[test]
+fn a_killed_node_is_down_within_100_ms_and_behind_when_it_returns() {
+    let lab = Lab::new(2);
+    lab.world.run(async {
+        let _c = lab.coordinator().await;
+        let client = lab.client("m1").await;
+        let mut nodes = lab.six().await;
+        client.wait_for(PATIENCE, all_current).await.unwrap();
+        lab.world.kill("s3");
+        let map = client.wait_for(Duration::from_millis(100), target_is(3, TargetState::Down)).await.unwrap();
+        assert_eq!(member_state(&map, 3), Some(MemberState::Down));
+        assert_eq!(member_state(&map, 2), Some(MemberState::Current));
+
+        nodes[2] = lab.storage(3).await.unwrap();
+        let map = client.wait_for(PATIENCE, target_is(3, TargetState::Up)).await.unwrap();
+        // Nothing can have been written to a group of which it is the only member.
+        let states = |map: &ClusterMap, width: usize| {
+            let groups = map.groups.iter().filter(|g| g.members.len() >= width);
+            groups
+                .flat_map(|g| g.members.clone())
+                .filter(|m| m.target == TargetId(3))
+                .map(|m| m.state)
+                .collect::<Vec<_>>()
+        };
+        assert!(states(&map, 2).iter().all(|s| *s == MemberState::Behind));
+        for group in map.groups.iter().filter(|g| g.members.iter().any(|m| m.state == MemberState::Behind)) {
+            nodes[2].cluster.caught_up(TargetId(3), group.id, group.epoch).await.unwrap();
+        }
+        client.wait_for(PATIENCE, all_current).await.unwrap();
+    });
+}
+
+#[test]
+fn a_restarted_coordinator_keeps_map_and_versions_and_members_come_back_current() {
+    let lab = Lab::new(3);
+    lab.world.run(async {
+        let c = lab.coordinator().await;
+        let client = lab.client("m1").await;
+        let _nodes = lab.six().await;
+        let before = client.wait_for(PATIENCE, all_current).await.unwrap();
+        drop(c);
+        lab.world.power_cut("c");
+        lab.doors.lock().unwrap().clear();
+        lab.world.sleep(Duration::from_secs(2)).await;
+        let c = lab.coordinator().await;
+        assert_eq!(*c.map(), *before, "all that anybody learned is still there");
+        lab.world.sleep(Duration::from_secs(10)).await;
+        let after = client.map();
+        assert!(after.version >= before.version && all_current(&after), "{after:?}");
+        // And the cluster lives on.
+        lab.world.kill("s1");
+        client.wait_for(Duration::from_millis(100), target_is(1, TargetState::Down)).await.unwrap();
+    });
+}
+
+#[test]
+fn a_silent_node_is_down_after_its_time_and_comes_back_by_itself() {
+    let lab = Lab::new(4);
+    lab.world.run(async {
+        let _c = lab.coordinator().await;
+        let client = lab.client("m1").await;
+        let _nodes = lab.six().await;
+        client.wait_for(PATIENCE, all_current).await.unwrap();
+        lab.world.partition("s4", "c");
+        lab.world.sleep(Duration::from_secs(2)).await;
+        assert!(target_is(4, TargetState::Up)(&client.map()), "a short silence is forgiven");
+        client.wait_for(Duration::from_secs(8), target_is(4, TargetState::Down)).await.unwrap();
+        lab.world.heal("s4", "c");
+        client.wait_for(Duration::from_secs(40), target_is(4, TargetState::Up)).await.unwrap();
+    });
+}
+
+#[test]
+fn a_report_is_checked_by_asking_the_target() {
+    let lab = Lab::new(5);
+    lab.world.run(async {
+        let _c = lab.coordinator().await;
+        let client = lab.client("m1").await;
+        let nodes = lab.six().await;
+        let map = client.wait_for(PATIENCE, all_current).await.unwrap();
+        let group = &map.groups[0];
+        let told = client.report_target(TargetId(5), group.id, group.epoch, "a bad dream").await.unwrap();
+        assert!(target_is(5, TargetState::Up)(&told), "it answers: it stays");
+
+        nodes[4].service.hangs.store(true, Ordering::Relaxed);
+        let told = client.report_target(TargetId(5), group.id, group.epoch, "no answer").await.unwrap();
+        assert!(target_is(5, TargetState::Down)(&told), "it hangs though its heartbeats come");
+        let late = client.report_target(TargetId(5), group.id, group.epoch, "no answer").await.unwrap();
+        assert!(late.group(group.id).unwrap().epoch > group.epoch, "who is late gets the map");
+
+        nodes[4].service.hangs.store(false, Ordering::Relaxed);
+        client.wait_for(Duration::from_secs(10), target_is(5, TargetState::Up)).await.unwrap();
+        let epoch = client.map().group(group.id).unwrap().epoch;
+        let wrong = client.report_target(TargetId(77), group.id, epoch, "?").await.unwrap_err();
+        assert_eq!(wrong.kind, ErrorKind::Invalid);
+    });
+}
+
+#[test]
+fn a_volume_has_one_leader_and_each_lead_a_higher_epoch() {
+    let lab = Lab::new(6);
+    lab.world.run(async {
+        let _c = lab.coordinator().await;
+        let meta = async |name: &str| {
+            let (env, who) = lab.observer(name, Role::Meta);
+            let cluster = Cluster::observe(&env, who, PATIENCE).await.unwrap();
+            cluster.join(Membership { addrs: vec![addr(50)], targets: vec![] }, no_reports()).await.unwrap();
+            cluster
+        };
+        let (one, two) = (meta("meta1").await, meta("meta2").await);
+        let led = one.lead_volume("root").await.unwrap();
+        let refused = two.lead_volume("root").await.unwrap_err();
+        assert_eq!(refused.kind, ErrorKind::Exists, "{refused:?}");
+        lab.world.kill("meta1");
+        two.wait_for(PATIENCE, |m| m.nodes.iter().any(|n| n.name == "meta1" && !n.up)).await.unwrap();
+        let taken = two.lead_volume("root").await.unwrap();
+        assert_eq!(taken.volume, led.volume);
+        assert!(taken.leader_epoch > led.leader_epoch);
+        let client = lab.client("m1").await;
+        assert!(client.meta_leader("root", Arc::new(weir_rpc::NoService)).is_ok());
+        assert!(client.meta_leader("other", Arc::new(weir_rpc::NoService)).is_err());
+        assert_eq!(client.lead_volume("root").await.unwrap_err().kind, ErrorKind::Stale);
+    });
+}
+
+#[test]
+fn strangers_and_doubles_are_refused_by_name() {
+    let lab = Lab::new(7);
+    lab.world.run(async {
+        let _c = lab.coordinator().await;
+        let _s1 = lab.storage(1).await.unwrap();
+        let (env, mut who) = lab.observer("m9", Role::Mount);
+        who.cluster = Some(ClusterId([9; 16]));
+        let stranger = Cluster::observe(&env, who, PATIENCE).await.err().unwrap();
+        assert_eq!(stranger.kind, ErrorKind::Denied, "{stranger:?}");
+        assert!(stranger.context.contains("cluster"), "{stranger:?}");
+
+        let (_, who) = lab.observer("s1", Role::Storage);
+        let double = Cluster::observe(&lab.world.node("elsewhere"), who, PATIENCE).await.unwrap();
+        let refused = double.join(Membership::default(), no_reports()).await.unwrap_err();
+        assert_eq!(refused.kind, ErrorKind::Exists);
+        assert!(refused.context.contains("running already"), "{refused:?}");
+    });
+}
+
+#[test]
+fn who_leaves_is_down_at_once() {
+    let lab = Lab::new(8);
+    lab.world.run(async {
+        let _c = lab.coordinator().await;
+        let client = lab.client("m1").await;
+        let nodes = lab.six().await;
+        client.wait_for(PATIENCE, all_current).await.unwrap();
+        nodes[0].cluster.leave().await.unwrap();
+        client.wait_for(Duration::from_millis(100), target_is(1, TargetState::Down)).await.unwrap();
+        lab.world.sleep(Duration::from_secs(10)).await;
+        assert!(target_is(1, TargetState::Down)(&client.map()), "it does not come back by itself");
+    });
+}
+
+#[test]
+fn the_same_seed_gives_the_same_trace() {
+    let trace = || {
+        let lab = Lab::new(42);
+        lab.world.run(async {
+            let _c = lab.coordinator().await;
+            let client = lab.client("m1").await;
+            let _nodes = lab.six().await;
+            lab.world.kill("s2");
+            client.wait_for(PATIENCE, target_is(2, TargetState::Down)).await.unwrap();
+        });
+        lab.world.trace_hash()
+    };
+    assert_eq!(trace(), trace());
+}
