@@ -1,0 +1,56 @@
+//! ARCHITECTURE.md's table of crates says what each may use: this compares it with what each really uses.
+#![allow(clippy::disallowed_methods, reason = "reads the repository it is in")]
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+type Uses = BTreeMap<String, BTreeSet<String>>;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// The rows `| weir-x | duty | must not know | a, b |` of the table.
+fn documented() -> Uses {
+    let text = std::fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
+    let mut uses = Uses::new();
+    for line in text.lines().filter(|l| l.starts_with("| `weir")) {
+        let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
+        let [name, _, _, used] = cells[..] else { panic!("not four cells: {line}") };
+        let used = used.split(',').map(str::trim).filter(|u| *u != "–").map(|u| format!("weir-{u}")).collect();
+        assert!(uses.insert(name.trim_matches('`').to_owned(), used).is_none(), "{name} is there twice");
+    }
+    uses
+}
+
+/// Dependencies between the workspace's crates, without those of tests.
+fn real() -> Uses {
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--format-version", "1", "--no-deps", "--offline"])
+        .current_dir(root())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
+    let mut uses = Uses::new();
+    for package in metadata["packages"].as_array().unwrap() {
+        let dependencies = package["dependencies"].as_array().unwrap().iter();
+        let ours = dependencies.filter(|d| d["kind"].is_null()).map(|d| text(&d["name"]));
+        uses.insert(text(&package["name"]), ours.filter(|name| name.starts_with("weir-")).collect());
+    }
+    uses
+}
+
+#[test]
+fn crates_use_what_the_architecture_says_and_nothing_else() {
+    let (documented, real) = (documented(), real());
+    assert_eq!(
+        documented.keys().collect::<Vec<_>>(),
+        real.keys().collect::<Vec<_>>(),
+        "the table and the workspace name different crates"
+    );
+    for (name, used) in &real {
+        assert_eq!(&documented[name], used, "{name}: ARCHITECTURE.md (left) and Cargo.toml (right) differ");
+    }
+}
