@@ -228,23 +228,24 @@ impl Inner {
         patience: Duration,
     ) -> Result<Answer> {
         let begun = self.env.clock.now();
-        let _turn = self.turn(payload.len(), method, patience).await?;
-        let (id, answer) = self.register()?;
+        let deadline = begun + patience;
+        let (_turn, waited) = self.turn(payload.len(), method, patience).await?;
+        let now = if waited { self.env.clock.now() } else { begun };
+        let (id, mut answer) = self.register()?;
         let _cancel = CancelOnDrop { inner: self, id };
-        let left = patience.saturating_sub(self.env.clock.now().since(begun));
         let mut header = Header::new(FrameKind::Request, id);
         header.method = method.number;
-        header.patience_ms = u32::try_from(left.as_nanos().div_ceil(1_000_000)).unwrap_or(u32::MAX);
+        header.patience_ms = millis_rounded_up(deadline.since(now));
         let encode = |w: &mut Writer| body(w);
         self.outgoing.push(header, &encode, payload).map_err(|e| e.doing(method.name))?;
         // Not one expression: the guard would live through the flush, which may close and take this lock again.
         let busy = lock(&self.calls).waiting.len() > INLINE_CALLS_MAX;
         self.flush(busy);
-        match self.env.clock.timeout(left, answer).await {
-            Ok(Ok(answer)) => answer,
+        tokio::select! {
+            biased;
             // The sender is dropped only by `close`, which answers first.
-            Ok(Err(_)) => Err(self.reason()),
-            Err(_) => Err(Error::deadline(format!(
+            answer = &mut answer => answer.unwrap_or_else(|_| Err(self.reason())),
+            () = self.env.clock.sleep_until(deadline) => Err(Error::deadline(format!(
                 "{} ({}): no answer from {} within {patience:?}",
                 method.name, method.number, self.peer
             ))),
@@ -252,15 +253,16 @@ impl Inner {
     }
 
     /// Waits until few enough calls, and bytes, are under way.
-    async fn turn(&self, bytes: usize, method: Method, patience: Duration) -> Result<Turn<'_>> {
+    /// True: that took time.
+    async fn turn(&self, bytes: usize, method: Method, patience: Duration) -> Result<(Turn<'_>, bool)> {
         let units = bytes.div_ceil(INFLIGHT_UNIT).min(INFLIGHT_BYTES_MAX / INFLIGHT_UNIT) as u32;
         // Almost always there is room: no timer then.
         if let Ok(call) = self.call_slots.try_acquire() {
             if units == 0 {
-                return Ok(Turn { _call: call, _bytes: None });
+                return Ok((Turn { _call: call, _bytes: None }, false));
             }
             if let Ok(bytes) = self.byte_slots.try_acquire_many(units) {
-                return Ok(Turn { _call: call, _bytes: Some(bytes) });
+                return Ok((Turn { _call: call, _bytes: Some(bytes) }, false));
             }
         }
         let wait = async {
@@ -269,7 +271,7 @@ impl Inner {
             Some(Turn { _call: call, _bytes: Some(bytes) })
         };
         match self.env.clock.timeout(patience, wait).await {
-            Ok(Some(turn)) => Ok(turn),
+            Ok(Some(turn)) => Ok((turn, true)),
             Ok(None) => Err(self.reason()),
             Err(_) => Err(Error::deadline(format!(
                 "{} ({}): {} did not answer earlier calls within {patience:?}, this one was not sent",
@@ -569,6 +571,10 @@ impl Drop for CloseOnPanic<'_> {
             self.0.close(Error::io("the service panicked"), true);
         }
     }
+}
+
+fn millis_rounded_up(d: Duration) -> u32 {
+    u32::try_from(d.as_nanos().div_ceil(1_000_000)).unwrap_or(u32::MAX)
 }
 
 /// An end that nobody needs to look at.
