@@ -380,23 +380,25 @@ impl Inner {
         let patience = Duration::from_millis(header.patience_ms.into());
         let deadline = self.env.clock.now() + patience;
         let call = Call { method: header.method, body, payload, deadline, connection: Connection(handle) };
-        match self.service.handle(call) {
-            Handled::Now(result) => self.reply(header.call, result),
-            Handled::Later(work) => {
-                let Some(job) = self.begin(header.call) else {
-                    let busy = format!("{SERVED_MAX} requests of this connection are being served already");
-                    self.reply(header.call, Err(Error::unavailable(busy)));
-                    return Ok(());
-                };
-                self.env.tasks.spawn("rpc request", async move { job.end(work.await) });
+        match self.service.handle_or_defer(call, Defer { inner: self, call: header.call }) {
+            Some(Handled::Now(result)) => self.reply(header.call, result),
+            Some(Handled::Later(work)) => {
+                if let Some(job) = self.begin(header.call) {
+                    self.env.tasks.spawn("rpc request", async move { job.end(work.await) });
+                }
             }
+            None => {}
         }
         Ok(())
     }
 
+    /// `None`: too many requests are being served, and the caller has been told.
     fn begin(self: &Arc<Self>, call: u64) -> Option<Job> {
         let mut served = lock(&self.served);
         if served.count >= SERVED_MAX {
+            drop(served);
+            let busy = format!("{SERVED_MAX} requests of this connection are being served already");
+            self.reply(call, Err(Error::unavailable(busy)));
             return None;
         }
         served.count += 1;
@@ -415,7 +417,30 @@ impl Inner {
     }
 }
 
-/// A request that is being served in a task of its own.
+/// The offer to answer a request later without a task for it.
+pub struct Defer<'a> {
+    inner: &'a Arc<Inner>,
+    call: u64,
+}
+
+impl Defer<'_> {
+    /// `None`: too many requests are being served, and the caller has been told.
+    pub fn take(self) -> Option<Responder> {
+        self.inner.begin(self.call).map(Responder)
+    }
+}
+
+/// The right to answer one request, from wherever its answer comes to be. Dropped unanswered, the caller
+/// waits until its deadline.
+pub struct Responder(Job);
+
+impl Responder {
+    pub fn answer(self, result: Result<Reply>) {
+        self.0.end(result);
+    }
+}
+
+/// A request that is being served and not answered yet.
 struct Job {
     inner: Arc<Inner>,
     call: u64,
