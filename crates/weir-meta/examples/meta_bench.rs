@@ -31,6 +31,15 @@ fn main() {
     });
 }
 
+/// CPU time of this process until now: client and server together.
+fn cpu_seconds() -> f64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").expect("Linux");
+    let fields: Vec<&str> = stat.rsplit(')').next().expect("fields").split_whitespace().collect();
+    let ticks: f64 =
+        fields[11].parse::<f64>().expect("a number") + fields[12].parse::<f64>().expect("a number");
+    ticks / 100.0
+}
+
 struct Bench {
     env: Env,
     connection: Connection,
@@ -105,6 +114,14 @@ impl Bench {
             name: format!("file-{slot:02}-{:08}", n % (count / 128).max(1)).into(),
         };
         self.load("lookup", time, self.in_flight, lookup).await;
+        let one = move |slot: u32, n: u64| Create {
+            name: format!("one-{n}").into(),
+            ..create(slot, n + (1 << 40))
+        };
+        self.load("create+open", time.min(Duration::from_secs(2)), 1, one).await;
+        let one =
+            move |_: u32, n: u64| GetAttr { session, ino: InodeId(first + n.wrapping_mul(7919) % count) };
+        self.load("getattr", time.min(Duration::from_secs(2)), 1, one).await;
         let close = move |slot: u32, n: u64| Close {
             session,
             ino: InodeId(first + (n * 64 + u64::from(slot)) % count),
@@ -119,14 +136,6 @@ impl Bench {
             name: format!("file-{slot:02}-{:08}", n % done.max(1)).into(),
         };
         self.load("unlink", time.min(Duration::from_secs(2)), self.in_flight, unlink).await;
-        let one = move |slot: u32, n: u64| Create {
-            name: format!("one-{n}").into(),
-            ..create(slot, n + (1 << 40))
-        };
-        self.load("create+open", time.min(Duration::from_secs(2)), 1, one).await;
-        let one =
-            move |_: u32, n: u64| GetAttr { session, ino: InodeId(first + n.wrapping_mul(7919) % count) };
-        self.load("getattr", time.min(Duration::from_secs(2)), 1, one).await;
     }
 
     /// Calls for `time`, so many at once; prints the rate and returns the replies and the rate.
@@ -137,7 +146,7 @@ impl Bench {
         F: Fn(u32, u64) -> R + Clone + Send + Sync + 'static,
     {
         let keep_all = std::mem::size_of::<R::Reply>() > 0 && what.starts_with("create");
-        let begun = self.env.clock.now();
+        let (begun, cpu_begun) = (self.env.clock.now(), cpu_seconds());
         let until = begun + time;
         let (failed, done) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
         let (tx, mut rx) = tokio::sync::mpsc::channel(in_flight as usize);
@@ -170,7 +179,10 @@ impl Bench {
         let (done, failed) = (done.load(Relaxed), failed.load(Relaxed));
         let rate = done as f64 / took;
         let wait_us = 1e6 / rate * f64::from(in_flight);
-        println!("{what:12} {in_flight:3} in flight: {rate:9.0}/s  mean {wait_us:6.0} us  errors {failed}");
+        let cpu_us = (cpu_seconds() - cpu_begun) * 1e6 / done as f64;
+        println!(
+            "{what:12} {in_flight:3} in flight: {rate:9.0}/s  mean {wait_us:6.0} us  CPU {cpu_us:5.1} us each  errors {failed}"
+        );
         (replies, rate)
     }
 }
