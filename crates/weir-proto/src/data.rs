@@ -29,7 +29,8 @@ wire_enum!(WriteMode {
     /// Beyond the committed end of the file: becomes the base at once, whatever was there before.
     Fresh = 1,
     /// Kept beside the present base until `CommitStripe` or `DropPrepared`. The version must be above the present base's
-    /// (`Stale` otherwise: ask `StatCell`, choose a higher one).
+    /// (`Stale` otherwise). A writer takes even counters, at least two above the base that `StatCell` tells; a seal takes
+    /// the next odd one: so the two never take the same, and a writer who meets a seal is above it.
     Prepare = 2,
     /// `Prepare` by the leader of a seal: the leader itself resolves it after a crash.
     PrepareSeal = 3,
