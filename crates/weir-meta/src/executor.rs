@@ -10,7 +10,6 @@ use crate::lease::{Conflict, LeaseTable};
 use crate::namespace::{Cx, Events, LayoutPolicy, Rules, View};
 use crate::ops::{Grants, Operation, Work};
 use crate::record::{Record, SlotRecord};
-use crate::replies::Replies;
 use crate::session::{Session, Sessions};
 use crate::sweeper::Purge;
 use crate::{keys, namespace, session};
@@ -43,7 +42,6 @@ pub(crate) struct Leader {
     pub kv: SharedKv,
     pub config: MetaConfig,
     state: Mutex<State>,
-    pub replies: Arc<Replies>,
     /// There is garbage to sweep.
     pub garbage: Notify,
     /// The journal failed: nothing can be promised any more.
@@ -102,7 +100,6 @@ impl Leader {
             kv,
             config,
             state: Mutex::new(state),
-            replies: Arc::default(),
             garbage: Notify::new(),
             failed,
         }))

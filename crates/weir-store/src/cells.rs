@@ -272,11 +272,18 @@ pub fn prepare(
     delta: &mut Delta,
 ) -> Result<()> {
     let change = Change::open(txn, scope, cell)?;
-    if fragment.seal && change.before.is_none() && !stripe_known(txn, scope, cell)? {
+    // A data target may know nothing of its cell: the leader asked because others do.
+    if fragment.seal && !scope.is_data(cell) && !stripe_known(txn, scope, cell)? {
         return Err(Error::stale(format!("seal of cell {cell}: it was dropped meanwhile")));
     }
     let kept = [fragment.extent, base_extent(txn, cell)?];
     if let Some(earlier) = get::<Fragment>(txn, &prepared_key(cell, fragment.version))? {
+        if earlier.seal != fragment.seal || earlier.block_crcs != fragment.block_crcs {
+            return Err(Error::stale(format!(
+                "cell {cell}: version {} is prepared here with other bytes, choose a higher one",
+                fragment.version
+            )));
+        }
         drop_bytes(delta, earlier.extent, &kept);
     }
     txn.put(&prepared_key(cell, fragment.version), &fragment.to_value());

@@ -8,6 +8,7 @@
 
 pub mod alloc;
 pub mod cells;
+mod channels;
 pub mod format;
 pub mod inspect;
 mod lookup;

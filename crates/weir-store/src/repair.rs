@@ -16,6 +16,7 @@ use crate::store::FragmentWrite;
 use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 use weir_env::BoxFuture;
 use weir_proto::checksum::{block_crcs, crc32c};
 use weir_proto::data::*;
@@ -25,6 +26,10 @@ use weir_proto::{CellId, Epoch, Error, FileId, Result, Seq, Version};
 
 /// Cells asked for in one listing.
 const LIST_LIMIT: u32 = 2048;
+
+/// A commit of a version that is not here waits this long for the other members' commits.
+const FETCH_PATIENCE: Duration = Duration::from_secs(1);
+const FETCH_PAUSE: Duration = Duration::from_millis(10);
 
 /// What others and this target hold of one stripe.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -205,6 +210,27 @@ impl StorageNode {
             })
             .await?;
         acting.target.store.durable(committed).await
+    }
+
+    /// Waits for a version to be committed at the peers, and takes it from them. `missing`: what to say if it is not.
+    pub(crate) async fn fetch_version(
+        &self,
+        acting: &Acting,
+        cell: CellId,
+        version: Version,
+        missing: Error,
+    ) -> Result<()> {
+        let deadline = self.env.clock.now() + FETCH_PATIENCE;
+        loop {
+            self.rebuild(acting, cell, false).await?;
+            if acting.target.store.stat_cell(&acting.scope, cell)?.base >= version {
+                return Ok(());
+            }
+            if self.env.clock.now() >= deadline {
+                return Err(missing);
+            }
+            self.env.clock.sleep(FETCH_PAUSE).await;
+        }
     }
 
     async fn decode_from_peers(&self, acting: &Acting, own: CellId) -> Result<Option<Rebuilt>> {

@@ -207,7 +207,8 @@ impl StorageNode {
             let stat = stat?;
             newest = stat.prepared.into_iter().fold(newest.max(stat.base), Version::max);
         }
-        let version = Version(newest.0 + 1);
+        // Odd: a writer's are even (see `WriteMode::Prepare`).
+        let version = Version((newest.0 + 1) | 1);
         let data = usize::from(scope.scheme.data);
         let sealed = self.fold(&acting, data, version, first).await;
         let prepared = match sealed {
@@ -306,18 +307,19 @@ impl StorageNode {
             self.ask(place.target, CommitStripe { place, cell, version }, Vec::new())
         };
         let others = (0..acting.group().members.len()).filter(|i| *i != acting.position);
-        let mut first_problem = None;
+        let (mut committed, mut first_problem) = (false, None);
         for outcome in join_all(others.map(commit).collect()).await {
             match outcome {
-                Ok(_) => {}
+                Ok(_) => committed = true,
                 // Overtaken by a later version, or dropped with its file: nothing is in doubt there.
                 Err(e) if matches!(e.kind, ErrorKind::NotFound) => tracing::debug!("seal: {e}"),
                 Err(e) => drop(first_problem.get_or_insert(e)),
             }
         }
         match first_problem {
-            Some(e) => Err(e),
-            None => commit(acting.position).await.map(|_| ()),
+            // One commit decides: who missed it holds it prepared and settles, or comes back behind and is repaired.
+            Some(e) if !committed => Err(e),
+            _ => commit(acting.position).await.map(|_| ()),
         }
     }
 

@@ -140,8 +140,7 @@ impl StorageNode {
     pub fn dispatch(&self, method: u16, body: &[u8], payload: Bytes, deadline: Instant) -> Handled {
         let handled = match method {
             WriteFragment::METHOD => WriteFragment::from_bytes(body).map(|r| self.write_fragment(r, payload)),
-            CommitStripe::METHOD => CommitStripe::from_bytes(body)
-                .map(|r| self.change(r.place, move |s, scope| s.commit_stripe(scope, r.cell, r.version))),
+            CommitStripe::METHOD => CommitStripe::from_bytes(body).map(|r| self.commit_stripe(r)),
             DropPrepared::METHOD => DropPrepared::from_bytes(body)
                 .map(|r| self.change(r.place, move |s, scope| s.drop_prepared(scope, r.cell, r.version))),
             WriteOverlay::METHOD => {
@@ -296,6 +295,21 @@ impl StorageNode {
             };
             Ok((store.write_fragment(&acting.scope, &write)?, (), Vec::new()))
         })
+    }
+    fn commit_stripe(&self, r: CommitStripe) -> Handled {
+        let node = self.shared();
+        Handled::Later(Box::pin(async move {
+            let acting = node.acting(r.place).await?;
+            match acting.target.store.commit_stripe(&acting.scope, r.cell, r.version) {
+                Ok(seq) => acting.target.store.durable(seq).await?,
+                // Prepared while this member was down, committed now that it is back: it takes the version from others.
+                Err(e) if e.kind == ErrorKind::NotFound => {
+                    node.fetch_version(&acting, r.cell, r.version, e).await?
+                }
+                Err(e) => return Err(e),
+            }
+            Ok(Reply::new(&()))
+        }))
     }
     fn seal_cell(&self, r: SealCell) -> Handled {
         self.blocking(r.place, move |store, acting| store.seal_cell(&acting.scope, r.cell, r.version))
@@ -665,7 +679,7 @@ impl StorageNode {
         match store.plan_read(&acting.scope, &r) {
             Err(e) => Handled::Now(Err(e)),
             Ok(plan) if !plan.needs_disk() => {
-                Handled::Now(store.read(&plan).map(|(answer, payload)| Reply::with_payload(&answer, payload)))
+                Handled::Now(store.read(&plan).map(|(answer, payload)| read_reply(&answer, payload)))
             }
             Ok(plan) => {
                 let node = self.shared();
@@ -675,7 +689,7 @@ impl StorageNode {
     }
     async fn read_planned(&self, store: Arc<Store>, plan: crate::read::Plan) -> Result<Reply> {
         let (answer, payload) = self.env.tasks.blocking(move || store.read(&plan)).await?;
-        Ok(Reply::with_payload(&answer, payload))
+        Ok(read_reply(&answer, payload))
     }
     fn read_overlays(&self, r: ReadOverlays) -> Handled {
         self.blocking(r.place, move |store, _| {
@@ -747,6 +761,13 @@ impl Target {
     pub(crate) fn take_suspects(&self) -> BTreeSet<CellId> {
         std::mem::take(&mut self.suspects.lock().unwrap_or_else(PoisonError::into_inner))
     }
+}
+
+/// The checksum of the whole follows from the blocks': the bytes are not read again.
+fn read_reply(answer: &CellRead, parts: Vec<Bytes>) -> Reply {
+    let len = parts.iter().map(|p| p.len() as u64).sum();
+    let crc = weir_proto::checksum::crc_of_blocks(&answer.block_crcs, len);
+    Reply::with_payload(answer, weir_rpc::Payload { parts, crc })
 }
 
 fn misplaced(cell: CellId, acting: &Acting) -> Error {

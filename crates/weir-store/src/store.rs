@@ -246,8 +246,7 @@ impl Store {
             if plan.header.is_some() && txn.get(&header_key(cell))?.is_none() {
                 return Err(Error::stale(format!("seal of cell {cell}: it was dropped meanwhile")));
             }
-            cells::prepare(txn, scope, cell, &Fragment { seal: false, ..fragment.clone() }, delta)?;
-            txn.put(&prepared_key(cell, version), &fragment.to_value());
+            cells::prepare(txn, scope, cell, &fragment, delta)?;
             Ok(())
         })?;
         let sealed =

@@ -1,0 +1,75 @@
+//! The cluster's channels as [`Peers`].
+use crate::peers::{PeerReply, Peers};
+use bytes::Bytes;
+use std::sync::Arc;
+use std::time::Duration;
+use weir_coord::Cluster;
+use weir_env::BoxFuture;
+use weir_proto::data::*;
+use weir_proto::map::ClusterMap;
+use weir_proto::{Epoch, PgId, Request, Result, TargetId};
+
+fn call<R: Request + Send + Sync + 'static>(
+    cluster: &Cluster,
+    target: TargetId,
+    request: R,
+    payload: Vec<Bytes>,
+    patience: Duration,
+) -> BoxFuture<'static, Result<(R::Reply, Bytes)>>
+where
+    R::Reply: Send,
+{
+    let channel = cluster.target(target);
+    // `now`: a peer that cannot be reached is reported at once, not waited for.
+    Box::pin(async move { channel?.call_now(&request, payload.into(), patience).await })
+}
+
+macro_rules! calls {
+    ($($method:ident: $request:ty),* $(,)?) => {$(
+        fn $method(&self, target: TargetId, request: $request, payload: Vec<Bytes>, patience: Duration)
+            -> PeerReply<$request> {
+            call(self, target, request, payload, patience)
+        }
+    )*};
+}
+
+impl Peers for Cluster {
+    fn map(&self) -> Arc<ClusterMap> {
+        Cluster::map(self)
+    }
+    fn wait_newer(&self, version: u64, patience: Duration) -> BoxFuture<'static, Result<Arc<ClusterMap>>> {
+        let cluster = self.clone();
+        Box::pin(async move { Cluster::wait_newer(&cluster, version, patience).await })
+    }
+    fn report(
+        &self,
+        target: TargetId,
+        group: PgId,
+        epoch: Epoch,
+        why: String,
+    ) -> BoxFuture<'static, Result<Arc<ClusterMap>>> {
+        let cluster = self.clone();
+        Box::pin(async move { cluster.report_target(target, group, epoch, &why).await })
+    }
+    fn caught_up(
+        &self,
+        target: TargetId,
+        group: PgId,
+        epoch: Epoch,
+    ) -> BoxFuture<'static, Result<Arc<ClusterMap>>> {
+        let cluster = self.clone();
+        Box::pin(async move { Cluster::caught_up(&cluster, target, group, epoch).await })
+    }
+    calls!(
+        write_fragment: WriteFragment,
+        commit_stripe: CommitStripe,
+        drop_prepared: DropPrepared,
+        mirror_overlay: MirrorOverlay,
+        read_cell: ReadCell,
+        read_overlays: ReadOverlays,
+        stat_cell: StatCell,
+        mark_missing: MarkMissing,
+        seal_cell: SealCell,
+        list_cells: ListCells,
+    );
+}
