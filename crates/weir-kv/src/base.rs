@@ -48,7 +48,8 @@ impl Tree {
         let doing = "fold the journal into the state tree";
         let mut txn = self.database.begin_write().map_err(|e| error(doing, e))?;
         txn.set_durability(Durability::Immediate).map_err(|e| error(doing, e))?;
-        // Keeps the allocator's state in the commit: opening after a crash need not walk the tree.
+        // Keeps the allocator's state in the commit: opening after a crash need not walk the tree. It also syncs the
+        // pages before the root that names them, so that a root is never believed whose pages' sync failed.
         txn.set_quick_repair(true);
         {
             let mut entries = txn.open_table(ENTRIES).map_err(|e| error(doing, e))?;

@@ -215,8 +215,8 @@ impl Core {
         let tree_path = dir.join("state.redb");
         let doing = format!("open the state tree {}", tree_path.display());
         let tree_file = env.disk.open(&tree_path, OpenMode::WRITE).map_err(|e| Error::from_io(doing, &e))?;
-        let tree = Tree::open(tree_file.clone(), config.cache_bytes)?;
         let shelf = Shelf { disk: env.disk.clone(), dir, segment_bytes };
+        let tree = Tree::open(tree_file.clone(), config.cache_bytes)?;
         shelf.disk.sync_dir(&shelf.dir).map_err(|e| Error::from_io("sync the state directory", &e))?;
         let found = recover(&shelf, tree.folded()?)?;
         let base = tree.snapshot()?;
@@ -226,9 +226,9 @@ impl Core {
         let deltas = found.ended.into_iter().map(|e| Arc::new(e.delta)).collect();
         Ok(Core {
             env,
+            journal: Arc::new(Journal::new(&found.tail, found.last)),
             shelf,
             cache_bytes: config.cache_bytes,
-            journal: Arc::new(Journal::new(&found.tail, found.last)),
             writer: Mutex::new(found.tail),
             state: RwLock::new(State { seq: found.last, active: found.active, sealed: deltas, base }),
             sealed: Mutex::new(sealed),

@@ -71,6 +71,19 @@ impl Shelf {
     }
 }
 
+/// Writes what a file holds from `from` to `end` once more, and syncs it.
+pub(crate) fn rewrite(file: &dyn File, from: u64, end: u64) -> std::io::Result<()> {
+    let mut piece = vec![0; ZEROS_BYTES.min((end - from) as usize)];
+    let mut at = from;
+    while at < end {
+        let n = piece.len().min((end - at) as usize);
+        file.read_exact_at(&mut piece[..n], at)?;
+        file.write_all_at(&piece[..n], at)?;
+        at += n as u64;
+    }
+    file.sync_data()
+}
+
 pub(crate) fn write_zeros(file: &dyn File, mut from: u64, end: u64) -> std::io::Result<()> {
     let zeros = vec![0; ZEROS_BYTES.min((end - from) as usize)];
     while from < end {
@@ -160,8 +173,9 @@ impl Journal {
 
     /// Ends it: every later call gets this error, and everybody who waits.
     pub(crate) fn fail(&self, error: Error) {
-        tracing::error!(%error, "the store stops");
-        let _ = self.failed.set(error); // the first reason stays
+        if self.failed.set(error.clone()).is_ok() {
+            tracing::error!(%error, "the store stops");
+        }
         lock(&self.waiters).by_seq.clear();
     }
 

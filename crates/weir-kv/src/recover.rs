@@ -7,7 +7,7 @@ use crate::CommitSeq;
 use crate::base::Folded;
 use crate::change::Delta;
 use crate::format::{SEGMENT_HEADER_BYTES, decode_record, decode_segment_header, replay};
-use crate::journal::{Segment, Shelf, Tail, write_zeros};
+use crate::journal::{Segment, Shelf, Tail, rewrite, write_zeros};
 use std::path::PathBuf;
 use std::sync::Arc;
 use weir_env::OpenMode;
@@ -77,8 +77,7 @@ fn assemble(segments: Vec<Found>, folded: Folded, spare: Option<PathBuf>) -> Res
             return Err(Error::damaged("the journal's last segment has ended, and its successor is missing"));
         };
         let read = found.read(&mut last)?;
-        // After a kill (no power cut) the records may be in the page cache only: what was read must be durable.
-        found.sync()?;
+        found.make_durable(read.end)?;
         if !read.ended {
             break (Tail { segment: found.segment, used: read.end }, read.delta);
         }
@@ -131,7 +130,7 @@ struct Found {
 struct Contents {
     delta: Delta,
     ended: bool,
-    /// Where the next record goes.
+    /// Of its records.
     end: u64,
 }
 
@@ -150,9 +149,12 @@ impl Found {
         Ok(Found { segment: Arc::new(Segment { number, path, file }), bytes })
     }
 
-    fn sync(&self) -> Result<()> {
+    /// After a kill (no power cut) the records may be in the page cache only, and if it was a failed sync that ended
+    /// the process before, another sync would not write them: they are written again.
+    fn make_durable(&self, end: u64) -> Result<()> {
         let path = self.segment.path.display();
-        self.segment.file.sync_data().map_err(|e| Error::from_io(format!("sync the journal {path}"), &e))
+        let written = rewrite(&*self.segment.file, SEGMENT_HEADER_BYTES as u64, end);
+        written.map_err(|e| Error::from_io(format!("write the recovered journal {path}"), &e))
     }
 
     /// Replays its records, which follow `last`; cuts a torn end.
@@ -164,7 +166,7 @@ impl Found {
                 Error::damaged(format!("{what}, at byte {at} of the journal {}", self.segment.path.display()))
             };
             if record.body.is_empty() && record.seq == *last {
-                return Ok(Contents { delta, ended: true, end: at as u64 });
+                return Ok(Contents { delta, ended: true, end: (at + record.len) as u64 });
             }
             if record.body.is_empty() || record.seq.0 != last.0 + 1 {
                 return Err(damaged(format!("the record {} follows the record {}", record.seq.0, last.0)));
