@@ -1,6 +1,6 @@
 //! Identities. Each is a type of its own, so that none is taken for another.
-use crate::wire::{Reader, Wire, Writer};
 use crate::Result;
+use crate::wire::{Reader, Wire, Writer};
 use std::fmt;
 
 macro_rules! id {

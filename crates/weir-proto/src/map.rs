@@ -2,7 +2,7 @@
 //! Small, versioned, the same for everybody who holds the same version.
 use crate::{ClusterId, DiskUuid, Epoch, NodeId, PgId, TargetId, VolumeId};
 use crate::{Reader, Wire, Writer};
-use crate::{message, wire_enum, wire_struct};
+use crate::{message, wire_enum};
 use std::fmt;
 
 /// k data cells and m parity cells per stripe. `replica:n` is k = 1, m = n − 1; `single` is k = 1, m = 0.
@@ -11,7 +11,17 @@ pub struct Scheme {
     pub data: u8,
     pub parity: u8,
 }
-wire_struct!(Scheme { data: u8, parity: u8 });
+impl Wire for Scheme {
+    fn encode(&self, w: &mut Writer) {
+        self.data.encode(w);
+        self.parity.encode(w);
+    }
+    fn decode(r: &mut Reader<'_>) -> crate::Result<Scheme> {
+        let scheme = Scheme { data: Wire::decode(r)?, parity: Wire::decode(r)? };
+        scheme.check()?;
+        Ok(scheme)
+    }
+}
 
 impl Scheme {
     pub const DATA_MAX: u8 = 32;
