@@ -226,7 +226,7 @@ impl Core {
         let deltas = found.ended.into_iter().map(|e| Arc::new(e.delta)).collect();
         Ok(Core {
             env,
-            journal: Arc::new(Journal::new(&found.tail, found.last)),
+            journal: Arc::new(Journal::new(&found.tail, found.last)?),
             shelf,
             cache_bytes: config.cache_bytes,
             writer: Mutex::new(found.tail),

@@ -13,11 +13,13 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use tokio::sync::{Notify, oneshot};
-use weir_env::{BoxFuture, Disk, File, OpenMode};
+use weir_env::{BoxFuture, BufferPool, Disk, File, IO_ALIGN, OpenMode};
 use weir_proto::{Error, Result};
 
 /// Beyond this the one who commits flushes in place: memory stays bounded when nobody waits for durability.
 const QUEUED_BYTES_MAX: usize = 8 << 20;
+/// One write: a disk's full speed, and buffers that are reused.
+const WRITE_BYTES_MAX: usize = 1 << 20;
 /// Zeros are written in pieces of this size.
 const ZEROS_BYTES: usize = 1 << 20;
 
@@ -29,7 +31,18 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(crate) struct Segment {
     pub(crate) number: u64,
     pub(crate) path: PathBuf,
+    /// For making and reading it.
     pub(crate) file: Arc<dyn File>,
+    /// For appending, past the page cache: measured 42 µs for write and sync against 60, and no slow ones.
+    appender: Arc<dyn File>,
+}
+
+impl Segment {
+    pub(crate) fn open(disk: &dyn Disk, number: u64, path: PathBuf) -> std::io::Result<Segment> {
+        let mode = OpenMode { create: false, ..OpenMode::WRITE };
+        let (file, appender) = (disk.open(&path, mode)?, disk.open(&path, mode.direct())?);
+        Ok(Segment { number, path, file, appender })
+    }
 }
 
 /// Where segments live, and how big they are.
@@ -50,7 +63,7 @@ impl Shelf {
     pub(crate) fn make(&self, number: u64, spare: Option<&Path>) -> Result<Segment> {
         let path = self.path(number);
         let doing = format!("prepare the journal segment {}", path.display());
-        let made = || -> std::io::Result<Arc<dyn File>> {
+        let made = || {
             let header = encode_segment_header(number, self.segment_bytes);
             let from = match spare {
                 Some(spare) => spare.to_path_buf(),
@@ -64,10 +77,9 @@ impl Shelf {
             file.sync_data()?;
             self.disk.rename(&from, &path)?;
             self.disk.sync_dir(&self.dir)?;
-            Ok(file)
+            Segment::open(&*self.disk, number, path.clone())
         };
-        let file = made().map_err(|e| Error::from_io(doing, &e))?;
-        Ok(Segment { number, path, file })
+        made().map_err(|e| Error::from_io(doing, &e))
     }
 }
 
@@ -114,7 +126,72 @@ struct Queue {
 /// Where the next flush writes.
 struct Pen {
     segment: Arc<Segment>,
-    offset: u64,
+    /// Of the first block that is not full.
+    block_offset: u64,
+    /// What that block holds: it is written again with what follows.
+    block: Vec<u8>,
+    buffers: BufferPool,
+}
+
+impl Pen {
+    fn at(tail: &Tail) -> std::io::Result<Pen> {
+        let in_block = tail.used % IO_ALIGN as u64;
+        let block_offset = tail.used - in_block;
+        let mut block = vec![0; in_block as usize];
+        tail.segment.file.read_exact_at(&mut block, block_offset)?;
+        let buffers = BufferPool::new(2 * WRITE_BYTES_MAX);
+        Ok(Pen { segment: tail.segment.clone(), block_offset, block, buffers })
+    }
+
+    fn turn_to(&mut self, segment: &Arc<Segment>) {
+        self.segment = segment.clone();
+        self.block_offset = SEGMENT_HEADER_BYTES as u64;
+        self.block.clear();
+    }
+
+    /// Appends the parts in whole blocks, and syncs once.
+    fn write(&mut self, parts: &mut Vec<&[u8]>) -> std::io::Result<()> {
+        if parts.is_empty() {
+            return Ok(());
+        }
+        let mut rest = &parts[..];
+        while !rest.is_empty() {
+            let (count, len) = fitting(rest, self.block.len());
+            self.write_some(&rest[..count], len)?;
+            rest = &rest[count..];
+        }
+        parts.clear();
+        self.segment.appender.sync_data()
+    }
+
+    fn write_some(&mut self, parts: &[&[u8]], len: usize) -> std::io::Result<()> {
+        let mut buf = self.buffers.get(len.next_multiple_of(IO_ALIGN));
+        let mut at = 0;
+        for part in std::iter::once(&&self.block[..]).chain(parts) {
+            buf[at..at + part.len()].copy_from_slice(part);
+            at += part.len();
+        }
+        buf[len..].fill(0);
+        self.segment.appender.write_all_at(&buf, self.block_offset)?;
+        let full = len - len % IO_ALIGN;
+        self.block_offset += full as u64;
+        self.block.clear();
+        self.block.extend_from_slice(&buf[full..len]);
+        Ok(())
+    }
+}
+
+/// How many parts go into one write, at least one, and their length with the block before them.
+fn fitting(parts: &[&[u8]], before: usize) -> (usize, usize) {
+    let (mut count, mut len) = (0, before);
+    for part in parts {
+        if count > 0 && len + part.len() > WRITE_BYTES_MAX {
+            break;
+        }
+        count += 1;
+        len += part.len();
+    }
+    (count, len)
 }
 
 /// The committer's account of the newest segment: what is queued for it counts as used.
@@ -152,15 +229,18 @@ struct Waiters {
 }
 
 impl Journal {
-    pub(crate) fn new(tail: &Tail, durable: CommitSeq) -> Journal {
-        Journal {
+    pub(crate) fn new(tail: &Tail, durable: CommitSeq) -> Result<Journal> {
+        let path = tail.segment.path.display();
+        let pen =
+            Pen::at(tail).map_err(|e| Error::from_io(format!("read the end of the journal {path}"), &e))?;
+        Ok(Journal {
             queue: Mutex::default(),
-            pen: Mutex::new(Pen { segment: tail.segment.clone(), offset: tail.used }),
+            pen: Mutex::new(pen),
             durable: AtomicU64::new(durable.0),
             failed: OnceLock::new(),
             waiters: Mutex::default(),
             wake: Notify::new(),
-        }
+        })
     }
 
     pub(crate) fn durable(&self) -> CommitSeq {
@@ -283,21 +363,10 @@ fn write_items(pen: &mut Pen, items: &[Item]) -> std::io::Result<()> {
         match item {
             Item::Record { bytes, .. } => parts.push(bytes),
             Item::Next(segment) => {
-                write_parts(pen, &mut parts)?;
-                *pen = Pen { segment: segment.clone(), offset: SEGMENT_HEADER_BYTES as u64 };
+                pen.write(&mut parts)?;
+                pen.turn_to(segment);
             }
         }
     }
-    write_parts(pen, &mut parts)
-}
-
-fn write_parts(pen: &mut Pen, parts: &mut Vec<&[u8]>) -> std::io::Result<()> {
-    if parts.is_empty() {
-        return Ok(());
-    }
-    pen.segment.file.write_all_vectored_at(parts, pen.offset)?;
-    pen.segment.file.sync_data()?;
-    pen.offset += parts.iter().map(|p| p.len() as u64).sum::<u64>();
-    parts.clear();
-    Ok(())
+    pen.write(&mut parts)
 }

@@ -139,14 +139,14 @@ impl Found {
         let path = shelf.path(number);
         let doing = format!("read the journal segment {}", path.display());
         let io = |e: std::io::Error| Error::from_io(&doing, &e);
-        let file = shelf.disk.open(&path, OpenMode { create: false, ..OpenMode::WRITE }).map_err(io)?;
-        let mut bytes = vec![0; file.len().map_err(io)? as usize];
-        file.read_exact_at(&mut bytes, 0).map_err(io)?;
+        let segment = Segment::open(&*shelf.disk, number, path).map_err(io)?;
+        let mut bytes = vec![0; segment.file.len().map_err(io)? as usize];
+        segment.file.read_exact_at(&mut bytes, 0).map_err(io)?;
         let (written, _) = decode_segment_header(&bytes).map_err(|e| e.doing(&doing))?;
         if written != number {
             return Err(Error::damaged(format!("{doing}: its header says that it is number {written}")));
         }
-        Ok(Found { segment: Arc::new(Segment { number, path, file }), bytes })
+        Ok(Found { segment: Arc::new(segment), bytes })
     }
 
     /// After a kill (no power cut) the records may be in the page cache only, and if it was a failed sync that ended
