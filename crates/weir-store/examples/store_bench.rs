@@ -10,7 +10,7 @@ use weir_proto::data::*;
 use weir_proto::map::Scheme;
 use weir_proto::*;
 use weir_store::cells::{Numbering, Scope};
-use weir_store::store::{FragmentWrite, OverlayWrite, Store};
+use weir_store::store::{FragmentWrite, INLINE_BYTES_MAX, OverlayWrite, Store};
 use weir_store::{Geometry, open_index};
 
 const SCOPE: Scope = Scope { group: PgId(0), epoch: Epoch(1), scheme: Scheme { data: 4, parity: 2 } };
@@ -27,8 +27,8 @@ async fn main() {
     let kv = open_index(&env, &dir).await.unwrap();
     let store = Arc::new(Store::open(env.clone(), TargetId(1), &dir, kv, Geometry::DEFAULT).unwrap());
     let time = Duration::from_secs(seconds);
-    for writers in [1, 8] {
-        overlays(&env, &store, writers, time).await;
+    for (bytes, writers) in [(4096, 1), (4096, 8), (47_008, 1), (47_008, 8), (70_000, 1), (70_000, 8)] {
+        overlays(&env, &store, bytes, writers, time).await;
     }
     for writers in [1, 4, 16] {
         fragments(&env, &store, writers, time).await;
@@ -41,8 +41,21 @@ fn cell(file: u64, stripe: u64) -> CellId {
     CellId { file: FileId { volume: VolumeId(1), inode: InodeId(file) }, stripe, index: 1 }
 }
 
-async fn overlays(env: &Env, store: &Arc<Store>, writers: u64, time: Duration) {
-    let data = vec![7; 4096];
+fn write_of(w: u64, n: u64, bytes: u32, crc: u32) -> OverlayWrite<'static> {
+    OverlayWrite {
+        cell: cell(u64::from(bytes) * 1000 + w, n / 14),
+        token_epoch: 1,
+        offset: (n % 14) as u32 * bytes,
+        len: bytes,
+        kind: OverlayKind::Data,
+        crc,
+        missing: 0,
+        data: &[],
+    }
+}
+
+async fn overlays(env: &Env, store: &Arc<Store>, bytes: u32, writers: u64, time: Duration) {
+    let data = vec![7; bytes as usize];
     let crc = crc32c(&data);
     let tasks = (0..writers).map(|w| {
         let (env, store, data) = (env.clone(), store.clone(), data.clone());
@@ -50,18 +63,26 @@ async fn overlays(env: &Env, store: &Arc<Store>, writers: u64, time: Duration) {
             let (begun, mut times) = (env.clock.now(), Vec::new());
             while env.clock.now().since(begun) < time {
                 let n = times.len() as u64;
-                let write = OverlayWrite {
-                    cell: cell(10_000 + writers * 100 + w, n / 256),
-                    token_epoch: 1,
-                    offset: (n % 256) as u32 * 4096,
-                    len: 4096,
-                    kind: OverlayKind::Data,
-                    crc,
-                    missing: 0,
-                    data: &data,
-                };
                 let start = env.clock.now();
-                let (seq, _) = store.append(&SCOPE, Numbering::Next, &write).unwrap();
+                let (seq, _) = if bytes > INLINE_BYTES_MAX {
+                    let (store, data) = (store.clone(), data.clone());
+                    let write = move || {
+                        store.append(
+                            &SCOPE,
+                            Numbering::Next,
+                            &OverlayWrite { data: &data, ..write_of(w, n, bytes, crc) },
+                        )
+                    };
+                    env.tasks.blocking(write).await.unwrap()
+                } else {
+                    store
+                        .append(
+                            &SCOPE,
+                            Numbering::Next,
+                            &OverlayWrite { data: &data, ..write_of(w, n, bytes, crc) },
+                        )
+                        .unwrap()
+                };
                 store.durable(seq).await.unwrap();
                 times.push(env.clock.now().since(start));
             }
@@ -71,10 +92,11 @@ async fn overlays(env: &Env, store: &Arc<Store>, writers: u64, time: Duration) {
     let mut times = weir_store::peers::join_all(tasks.collect()).await.concat();
     times.sort_unstable();
     println!(
-        "overlay 4 KiB, {writers} writers: p50 {:?}, p99 {:?}, {:.0}/s",
+        "overlay {bytes} B, {writers} writers: p50 {:?}, p99 {:?}, {:.0}/s, {:.0} MiB/s",
         times[times.len() / 2],
         times[times.len() * 99 / 100],
-        times.len() as f64 / time.as_secs_f64()
+        times.len() as f64 / time.as_secs_f64(),
+        times.len() as f64 * f64::from(bytes) / MIB as f64 / time.as_secs_f64()
     );
 }
 

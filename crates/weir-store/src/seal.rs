@@ -8,7 +8,7 @@
 //! Whether and when to seal is [`judge`], a pure decision.
 use crate::cells::Scope;
 use crate::peers::join_all;
-use crate::service::{Acting, StorageNode, Target};
+use crate::service::{Acting, RecentStripe, StorageNode, Target};
 use bytes::Bytes;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
@@ -104,19 +104,27 @@ impl StorageNode {
     pub(crate) async fn seal_round(&self, target: &Arc<Target>, limits: &SealLimits) -> Result<usize> {
         self.find_overlaid(target, limits)?;
         let now = self.env.clock.now();
-        let recent: Vec<_> = {
+        let due: Vec<_> = {
             let recent = target.recent.lock().unwrap_or_else(PoisonError::into_inner);
-            recent.stripes.iter().map(|(stripe, (group, at))| (*stripe, *group, *at)).collect()
+            let due = |s: &RecentStripe| {
+                s.bytes >= limits.full_bytes || s.count >= limits.count_max || now.since(s.at) >= limits.idle
+            };
+            recent
+                .stripes
+                .iter()
+                .filter(|(_, s)| due(s))
+                .map(|(stripe, s)| (*stripe, s.group, s.at))
+                .collect()
         };
         let mut sealed = 0;
-        for ((file, stripe), group, at) in recent {
+        for ((file, stripe), group, at) in due {
             let verdict = match self.as_leader(target, group) {
                 None => SealVerdict::Leave,
+                Some(acting) if leader(acting.group()).is_none() => SealVerdict::Wait,
                 Some(acting) => {
                     let (overlay_bytes, overlay_count) = overlays_of(target, &acting.scope, file, stripe)?;
-                    let all_current = leader(acting.group()).is_some();
                     judge(
-                        &SealFacts { overlay_bytes, overlay_count, idle: now.since(at), all_current },
+                        &SealFacts { overlay_bytes, overlay_count, idle: now.since(at), all_current: true },
                         limits,
                     )
                 }
@@ -129,12 +137,14 @@ impl StorageNode {
                     Ok(()) => sealed += 1,
                     Err(e) => {
                         tracing::debug!(%file, stripe, "seal: {e}");
+                        // It may have ended in doubt.
+                        self.settle(target).await?;
                         continue;
                     }
                 }
             }
             let mut recent = target.recent.lock().unwrap_or_else(PoisonError::into_inner);
-            if recent.stripes.get(&(file, stripe)).is_some_and(|(_, last)| *last == at) {
+            if recent.stripes.get(&(file, stripe)).is_some_and(|s| s.at == at) {
                 recent.stripes.remove(&(file, stripe));
             }
         }
@@ -149,7 +159,7 @@ impl StorageNode {
         }
         recent.incomplete = false;
         drop(recent);
-        let found = target.store.unsettled(limits.small_bytes / 32)?.overlaid;
+        let found = target.store.overlaid(limits.small_bytes / 32)?;
         let now = self.env.clock.now();
         let mut recent = target.recent.lock().unwrap_or_else(PoisonError::into_inner);
         for (cell, header) in found {
@@ -157,7 +167,12 @@ impl StorageNode {
                 recent.incomplete = true;
                 break;
             }
-            recent.stripes.entry((cell.file, cell.stripe)).or_insert((header.group, now));
+            recent.stripes.entry((cell.file, cell.stripe)).or_insert(RecentStripe {
+                group: header.group,
+                at: now,
+                bytes: 0,
+                count: 0,
+            });
         }
         Ok(())
     }
@@ -351,7 +366,7 @@ impl StorageNode {
 
     /// Settles what seals left in doubt on this target: after a start, and now and then.
     pub(crate) async fn settle(&self, target: &Arc<Target>) -> Result<()> {
-        let seals = target.store.unsettled(u64::MAX)?.prepared.into_iter().filter(|(_, _, seal)| *seal);
+        let seals = target.store.in_doubt()?.into_iter().filter(|(_, _, seal)| *seal);
         for (cell, version, _) in seals {
             if let Err(e) = self.settle_one(target, cell, version).await {
                 tracing::debug!(%cell, "settle a version in doubt: {e}");

@@ -60,12 +60,21 @@ pub(crate) struct Target {
     suspects: Mutex<BTreeSet<CellId>>,
 }
 
-/// Stripes with overlays logged here lately, for the seal.
+/// Stripes with overlays logged here lately whose seal this target leads.
 #[derive(Default)]
 pub(crate) struct Recent {
-    pub stripes: BTreeMap<(FileId, u64), (PgId, Instant)>,
+    pub stripes: BTreeMap<(FileId, u64), RecentStripe>,
     /// Some were not remembered: scan the index when there is time.
     pub incomplete: bool,
+}
+
+/// A stripe's overlays since it was last looked at.
+pub(crate) struct RecentStripe {
+    pub group: PgId,
+    /// The last one.
+    pub at: Instant,
+    pub bytes: u64,
+    pub count: u64,
 }
 
 /// Where and as what a request acts.
@@ -80,6 +89,25 @@ pub(crate) struct Acting {
 impl Acting {
     pub fn group(&self) -> &Group {
         self.map.group(self.scope.group).expect("looked up when this was made")
+    }
+    /// An overlay was logged: mirrors that wait for a number look again, and the leader of seals takes note.
+    fn logged(&self, cell: CellId, len: u32, now: Instant) {
+        self.target.progress.notify_waiters();
+        if self.position != usize::from(self.scope.scheme.data) {
+            return;
+        }
+        let mut recent = self.target.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        let stripe = (cell.file, cell.stripe);
+        if recent.stripes.len() >= RECENT_MAX && !recent.stripes.contains_key(&stripe) {
+            recent.incomplete = true;
+            return;
+        }
+        let group = self.scope.group;
+        let entry =
+            recent.stripes.entry(stripe).or_insert(RecentStripe { group, at: now, bytes: 0, count: 0 });
+        entry.at = now;
+        entry.bytes += u64::from(len);
+        entry.count += 1;
     }
     fn state(&self) -> MemberState {
         self.group().members[self.position].state
@@ -399,7 +427,7 @@ impl StorageNode {
         };
         match acting.target.store.append(&acting.scope, Numbering::Next, &write)? {
             (committed, Appended::At(seq)) => {
-                acting.target.logged(r.cell, group.id, self.env.clock.now());
+                acting.logged(r.cell, r.len, self.env.clock.now());
                 Ok((seq, committed))
             }
             (_, other) => Err(Error::io(format!("overlay of cell {}: numbered as {other:?}", r.cell))),
@@ -652,7 +680,7 @@ impl StorageNode {
         };
         let logged = acting.target.store.append(&acting.scope, numbering, &write)?;
         if let Appended::At(_) = logged.1 {
-            acting.target.logged(r.cell, group.id, self.env.clock.now());
+            acting.logged(r.cell, r.len, self.env.clock.now());
         }
         Ok(logged)
     }
@@ -743,15 +771,6 @@ impl Service for StorageNode {
 }
 
 impl Target {
-    fn logged(&self, cell: CellId, group: PgId, now: Instant) {
-        self.progress.notify_waiters();
-        let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
-        if recent.stripes.len() >= RECENT_MAX && !recent.stripes.contains_key(&(cell.file, cell.stripe)) {
-            recent.incomplete = true;
-            return;
-        }
-        recent.stripes.insert((cell.file, cell.stripe), (group, now));
-    }
     fn suspect(&self, cell: CellId) {
         let mut suspects = self.suspects.lock().unwrap_or_else(PoisonError::into_inner);
         if suspects.len() < SUSPECTS_MAX {

@@ -508,23 +508,30 @@ impl Store {
         Ok(list)
     }
 
-    /// All cells with a prepared version, or with more logged overlay bytes than `overlay_bytes`, in order.
-    pub fn unsettled(&self, overlay_bytes: u64) -> Result<Unsettled> {
-        let mut found = Unsettled::default();
+    /// All prepared versions: cell, version, whether a seal prepared it.
+    pub fn in_doubt(&self) -> Result<Vec<(CellId, Version, bool)>> {
+        let mut found = Vec::new();
         self.kv.read(&mut |r| {
-            found = Unsettled::default();
             let (start, end) = letter_range(PREPARED);
-            for (cell, f) in
-                cells::collect(r, &start, &end, |k, v| Ok((cell_of_key(k)?, Fragment::from_value(v)?)))?
-            {
-                found.prepared.push((cell, f.version, f.seal));
-            }
+            found = cells::collect(r, &start, &end, |k, v| {
+                let fragment = Fragment::from_value(v)?;
+                Ok((cell_of_key(k)?, fragment.version, fragment.seal))
+            })?;
+            Ok(())
+        })?;
+        Ok(found)
+    }
+    /// All cells with more logged overlay bytes than `overlay_bytes`, in order.
+    pub fn overlaid(&self, overlay_bytes: u64) -> Result<Vec<(CellId, Header)>> {
+        let mut found = Vec::new();
+        self.kv.read(&mut |r| {
+            found.clear();
             let (start, end) = letter_range(HEADER);
             let mut problem = Ok(());
             r.scan(&start, &end, &mut |key, value| match (cell_of_key(key), Header::from_value(value)) {
                 (Ok(cell), Ok(h)) => {
                     if h.overlay_bytes > overlay_bytes {
-                        found.overlaid.push((cell, h));
+                        found.push((cell, h));
                     }
                     Scan::More
                 }
@@ -784,14 +791,6 @@ impl Store {
         }); // as above
         u64::try_from(value).unwrap_or(0)
     }
-}
-
-/// See [`Store::unsettled`].
-#[derive(Default, Debug)]
-pub struct Unsettled {
-    /// Cell, version, whether a seal prepared it.
-    pub prepared: Vec<(CellId, Version, bool)>,
-    pub overlaid: Vec<(CellId, Header)>,
 }
 
 fn count(counter: &AtomicI64) -> u64 {
