@@ -1,0 +1,283 @@
+//! Mounting and unmounting. An unmount always ends: what a hanging mount does not give back is taken off the tree and
+//! its connection cut.
+use super::filesystem::{Mounted, OwnAttributes};
+use super::kernel::Notices;
+use crate::failure::{Doing, Failure, Outcome};
+use fuser::{BackgroundSession, Config, MountOption, Session, SessionACL};
+use rustix::mount::UnmountFlags;
+use std::collections::HashMap;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use std::time::Duration;
+use weir_client::Client;
+use weir_env::BufferPool;
+use weir_proto::Error;
+
+/// What the kernel reads ahead, in KiB. Several requests of 1 MiB are then under way for one reader; the client's own
+/// prefetch goes further.
+const READ_AHEAD_KIB: u32 = 2048;
+const SOURCE: &str = "weir";
+/// How long an ordinary unmount may take before it is made an unconditional one.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How to mount.
+pub struct Options {
+    pub path: PathBuf,
+    pub kernel_threads: usize,
+    pub allow_other: bool,
+    pub buffers: BufferPool,
+    pub own_attributes: OwnAttributes,
+}
+
+/// A live mount.
+pub struct Attached {
+    session: BackgroundSession,
+    path: PathBuf,
+}
+
+impl Attached {
+    /// Blocks until the kernel ends the session: somebody unmounted.
+    pub fn wait(self) -> Outcome<()> {
+        self.session.join().doing(format_args!("serve the mount {}", self.path.display()))
+    }
+}
+
+/// What is missing to mount at all, told before anything is started.
+pub fn preflight(path: &Path) -> Outcome<()> {
+    let device = Path::new("/dev/fuse");
+    if !device.exists() {
+        return Err(Failure::new(
+            Error::unsupported("/dev/fuse is missing: the kernel has no FUSE here"),
+            "run `modprobe fuse`; in a container pass the device in (docker: --device /dev/fuse --cap-add SYS_ADMIN)",
+        ));
+    }
+    if let Err(e) = fs::OpenOptions::new().read(true).write(true).open(device) {
+        return Err(Failure::new(
+            Error::from_io("open /dev/fuse", &e),
+            "run as root, or make /dev/fuse readable and writable for this user",
+        ));
+    }
+    if !rustix::process::geteuid().is_root() && helper().is_none() {
+        return Err(Failure::new(
+            Error::unsupported("fusermount3 is missing, and only root can mount without it"),
+            "install the package fuse3, or run as root",
+        ));
+    }
+    if is_mounted(path) {
+        return Err(Failure::new(
+            Error::exists(format!("{} is a mount already", path.display())),
+            format!("`weir unmount {}` takes it off", path.display()),
+        ));
+    }
+    let meta = fs::metadata(path).doing(format_args!("look at the mount point {}", path.display()))?;
+    if !meta.is_dir() {
+        let error = Error::invalid(format!("the mount point {} is not a directory", path.display()));
+        return Err(Failure::new(error, "name an empty directory"));
+    }
+    Ok(())
+}
+
+/// Mounts, and returns when the kernel has accepted. Must be called in a runtime.
+pub fn attach(client: &Client, notices: &Notices, options: Options) -> Outcome<Attached> {
+    let path = fs::canonicalize(&options.path).doing(format_args!("find {}", options.path.display()))?;
+    let mounted = Mounted {
+        client: client.clone(),
+        buffers: options.buffers,
+        runtime: tokio::runtime::Handle::current(),
+        own_attributes: options.own_attributes,
+        groups: Mutex::new(HashMap::new()),
+    };
+    let mut config = Config::default();
+    config.mount_options = vec![
+        MountOption::FSName(SOURCE.into()),
+        MountOption::Subtype(SOURCE.into()),
+        MountOption::DefaultPermissions,
+    ];
+    if options.allow_other {
+        config.acl = SessionACL::All;
+    }
+    config.n_threads = Some(options.kernel_threads);
+    config.clone_fd = true;
+    let session = Session::new(mounted, &path, &config).map_err(|e| {
+        let error = Error::from_io(format_args!("mount at {}", path.display()), &e);
+        let hint = match e.kind() {
+            std::io::ErrorKind::PermissionDenied => {
+                "run as root, or add user_allow_other to /etc/fuse.conf, or set allow_other = false"
+            }
+            _ => "is the package fuse3 installed, and the directory free?",
+        };
+        Failure::new(error, hint)
+    })?;
+    notices.mounted(session.notifier());
+    let session = session.spawn().doing("start the mount's threads")?;
+    if let Err(e) = raise_read_ahead(&path) {
+        tracing::info!("the kernel's read-ahead stays at its default: {e}");
+    }
+    Ok(Attached { session, path })
+}
+
+/// The kernel's default read-ahead of 128 KiB is far below a request.
+fn raise_read_ahead(path: &Path) -> std::io::Result<()> {
+    let device = mounts().into_iter().rev().find(|m| m.path == path).map(|m| m.device);
+    let device = device.ok_or_else(|| std::io::Error::other("the mount is not listed"))?;
+    fs::write(format!("/sys/class/bdi/{device}/read_ahead_kb"), READ_AHEAD_KIB.to_string())
+}
+
+struct Listed {
+    device: String,
+    path: PathBuf,
+    kind: String,
+}
+
+fn mounts() -> Vec<Listed> {
+    let text = fs::read("/proc/self/mountinfo").unwrap_or_default();
+    text.split(|b| *b == b'\n').filter_map(listed).collect()
+}
+
+/// `36 35 0:44 / /mnt rw,… - fuse.weir weir …`, spaces in paths as `\040`.
+fn listed(line: &[u8]) -> Option<Listed> {
+    let mut fields = line.split(|b| *b == b' ');
+    let device = String::from_utf8(fields.nth(2)?.to_vec()).ok()?;
+    let path = unescape(fields.nth(1)?);
+    let kind = fields.skip_while(|f| *f != b"-").nth(1)?;
+    Some(Listed {
+        device,
+        path: PathBuf::from(std::ffi::OsStr::from_bytes(&path)),
+        kind: String::from_utf8_lossy(kind).into_owned(),
+    })
+}
+
+fn unescape(field: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let Some((first, tail)) = rest.split_first() {
+        let octal = (*first == b'\\').then(|| tail.get(..3)).flatten();
+        let value =
+            octal.and_then(|d| std::str::from_utf8(d).ok()).and_then(|d| u8::from_str_radix(d, 8).ok());
+        match value {
+            Some(byte) => {
+                out.push(byte);
+                rest = &tail[3..];
+            }
+            None => {
+                out.push(*first);
+                rest = tail;
+            }
+        }
+    }
+    out
+}
+
+/// Whether something is mounted exactly there. Asks the kernel's list, never the file system itself, which may hang.
+pub fn is_mounted(path: &Path) -> bool {
+    let path = absolute(path);
+    mounts().iter().any(|m| m.path == path)
+}
+
+fn is_ours(path: &Path) -> bool {
+    mounts().iter().rev().find(|m| m.path == path).is_some_and(|m| m.kind == format!("fuse.{SOURCE}"))
+}
+
+/// The path with its last directory resolved but not entered: entering would ask a daemon that may be dead.
+fn absolute(path: &Path) -> PathBuf {
+    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
+    match (absolute.parent(), absolute.file_name()) {
+        (Some(parent), Some(name)) => {
+            fs::canonicalize(parent).map_or_else(|_| absolute.clone(), |parent| parent.join(name))
+        }
+        _ => absolute,
+    }
+}
+
+/// Takes a mount of ours off the tree; also one whose process died. `lazy`: at once, even while files are open there.
+pub fn unmount(path: &Path, lazy: bool) -> Outcome<()> {
+    let path = absolute(path);
+    if !is_mounted(&path) {
+        let error = Error::not_found(format!("nothing is mounted at {}", path.display()));
+        return Err(Failure::new(error, "`weir status --dir DIR` lists the mounts of a cluster"));
+    }
+    if !is_ours(&path) {
+        let error = Error::invalid(format!("the mount at {} is not one of Weir", path.display()));
+        return Err(Failure::new(error, "use umount(8) for it"));
+    }
+    match in_time(&path) {
+        Some(Ok(())) => Ok(()),
+        Some(Err(rustix::io::Errno::BUSY)) if !lazy => Err(Failure::new(
+            Error::name(
+                weir_proto::NameRule::Busy,
+                format!("unmount {}: a process still uses it", path.display()),
+            ),
+            format!(
+                "`fuser -vm {}` names it; --lazy takes the mount away now and ends it with the last use",
+                path.display()
+            ),
+        )),
+        // Busy, or it hangs because its process does not answer: cut it off.
+        Some(Err(rustix::io::Errno::PERM)) => by_helper(&path, lazy),
+        Some(Err(_)) => detach(&path, UnmountFlags::DETACH),
+        None => detach(&path, UnmountFlags::DETACH | UnmountFlags::FORCE),
+    }
+}
+
+/// An ordinary unmount, given up after [`PATIENCE`]: `None`. Its thread then ends with the connection.
+fn in_time(path: &Path) -> Option<rustix::io::Result<()>> {
+    let (tx, rx) = std::sync::mpsc::channel();
+    let path = path.to_path_buf();
+    std::thread::spawn(move || {
+        let _ = tx.send(rustix::mount::unmount(&path, UnmountFlags::NOFOLLOW)); // nobody waits any more
+    });
+    rx.recv_timeout(PATIENCE).ok()
+}
+
+fn detach(path: &Path, flags: UnmountFlags) -> Outcome<()> {
+    rustix::mount::unmount(path, flags | UnmountFlags::NOFOLLOW)
+        .doing(format_args!("unmount {}", path.display()))
+}
+
+fn helper() -> Option<&'static str> {
+    let works = |name: &&str| {
+        let probe = Command::new(name).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
+        probe.is_ok()
+    };
+    ["fusermount3", "fusermount"].into_iter().find(works)
+}
+
+/// Without root only the set-uid helper may unmount.
+fn by_helper(path: &Path, lazy: bool) -> Outcome<()> {
+    let missing = || Failure::new(Error::unsupported("fusermount3 is missing"), "install the package fuse3");
+    let mut command = Command::new(helper().ok_or_else(missing)?);
+    command.arg("-u").args(lazy.then_some("-z")).arg("--").arg(path);
+    let output = command.output().doing("run fusermount3")?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr).trim().to_string();
+    Err(Failure::new(
+        Error::denied(format!("unmount {}: {said}", path.display())),
+        "only its owner and root may unmount; --lazy unmounts while it is in use",
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_of_the_mount_table_is_read_with_its_escapes() {
+        let line = br"36 35 0:44 / /mnt/a\040b\134 rw,nosuid shared:1 - fuse.weir weir rw,user_id=0";
+        let found = listed(line).unwrap();
+        assert_eq!((found.device.as_str(), found.kind.as_str()), ("0:44", "fuse.weir"));
+        assert_eq!(found.path, PathBuf::from(r"/mnt/a b\"));
+        assert!(listed(b"").is_none());
+    }
+
+    #[test]
+    fn a_directory_that_is_no_mount_is_told_so() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(!is_mounted(dir.path()));
+        assert!(unmount(dir.path(), false).unwrap_err().to_string().contains("nothing is mounted"));
+    }
+}

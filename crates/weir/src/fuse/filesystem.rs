@@ -1,0 +1,754 @@
+//! One method per request of the kernel. Each is polled once on the kernel's thread: what leases and buffers answer is
+//! answered there without waking anybody; what has to wait goes on as a task.
+use super::translate as tr;
+use bytes::Bytes;
+use fuser::{
+    Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, IoctlFlags, KernelConfig, LockOwner,
+    OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus,
+    ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyWrite,
+    ReplyXattr, Request, TimeOrNow, WriteFlags,
+};
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Waker};
+use std::time::{Duration, Instant, SystemTime};
+use tokio::runtime::Handle as Runtime;
+use weir_client::{Client, Handle, OpenMode, SetAttrs, Stat};
+use weir_env::BufferPool;
+use weir_proto::meta::{Cred, NAME_MAX};
+use weir_proto::{Error, InodeId, Result};
+
+/// Requests that the kernel may have under way in the background (read-ahead, direct I/O pieces).
+const BACKGROUND_MAX: u16 = 128;
+/// Largest request, in bytes: what the kernel's limit of 256 pages allows.
+const REQUEST_BYTES_MAX: u32 = 1 << 20;
+/// Entries asked of the client at once; the kernel's buffer takes about as many.
+const LISTING_LIMIT: u32 = 256;
+/// Cookies 1 and 2 are "." and "..": the client's start above.
+const DOTS: u64 = 2;
+/// The kernel asks for each name again: the answer comes from the client's lease.
+const NAME_TTL: Duration = Duration::ZERO;
+const GENERATION: Generation = Generation(0); // inode numbers are never used again
+/// How long a process's supplementary groups are remembered.
+const GROUPS_TTL: Duration = Duration::from_secs(1);
+const GROUPS_REMEMBERED_MAX: usize = 1024;
+/// Block size shown by `statfs`, in bytes.
+const STATFS_BLOCK_BYTES: u64 = 4096;
+/// Free inodes shown by `statfs`: their number has no limit.
+const STATFS_FILES_FREE: u64 = 1 << 40;
+
+/// Answers for attributes of ours (`weir.layout`, …): inode, name → text.
+pub type OwnAttributes = Arc<dyn Fn(&Client, InodeId, &str) -> OwnAnswer + Send + Sync>;
+pub type OwnAnswer = Pin<Box<dyn Future<Output = Result<String>> + Send>>;
+/// Prefix of attribute names that the mount answers itself.
+const OWN_PREFIX: &[u8] = b"weir.";
+
+/// Groups of a (process, user, group) and when they were read.
+pub type KnownGroups = HashMap<(u32, u32, u32), (Instant, Vec<u32>)>;
+
+pub struct Mounted {
+    pub client: Client,
+    pub buffers: BufferPool,
+    pub runtime: Runtime,
+    pub own_attributes: OwnAttributes,
+    pub groups: Mutex<KnownGroups>,
+}
+
+impl Mounted {
+    /// Polls once here, then goes on as a task if it has to wait. Their number is bounded by the kernel's requests.
+    fn answer(&self, work: impl Future<Output = ()> + Send + 'static) {
+        let _inside = self.runtime.enter();
+        let mut work = Box::pin(work);
+        // Nothing is lost with the first waker: the task polls again and leaves its own.
+        if work.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
+            self.runtime.spawn(work);
+        }
+    }
+
+    fn cred(&self, request: &Request) -> Cred {
+        let (uid, gid, pid) = (request.uid(), request.gid(), request.pid());
+        // The superuser's groups are never asked for.
+        let groups = if uid == 0 { vec![gid] } else { self.groups_of(pid, uid, gid) };
+        Cred { uid, gid, groups }
+    }
+
+    fn groups_of(&self, pid: u32, uid: u32, gid: u32) -> Vec<u32> {
+        let now = Instant::now();
+        let mut known = self.groups.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if let Some((at, groups)) = known.get(&(pid, uid, gid))
+            && now.duration_since(*at) < GROUPS_TTL
+        {
+            return groups.clone();
+        }
+        if known.len() >= GROUPS_REMEMBERED_MAX {
+            known.clear();
+        }
+        let groups = read_groups(pid, gid);
+        known.insert((pid, uid, gid), (now, groups.clone()));
+        groups
+    }
+
+    /// `true`: nothing to take away (the common case, told from the cache).
+    fn keeps_no_privileges(&self, ino: InodeId) -> bool {
+        self.client.try_getattr(ino).is_some_and(|stat| !tr::has_privileges(stat.attr.mode))
+    }
+}
+
+/// Takes set-uid and set-gid away, as a change of data by somebody else does.
+async fn drop_privileges(client: &Client, cred: &Cred, ino: InodeId) -> Result<()> {
+    let mode = client.getattr(ino).await?.attr.mode;
+    if !tr::has_privileges(mode) {
+        return Ok(());
+    }
+    // In the name of the superuser: the right to write was enough to lose them.
+    let cred = Cred { uid: 0, ..cred.clone() };
+    let set = SetAttrs { mode: Some(tr::without_privileges(mode)), ..SetAttrs::default() };
+    client.setattr(&cred, ino, None, set).await.map(drop)
+}
+
+/// The primary group first, then the supplementary ones, sorted.
+fn read_groups(pid: u32, gid: u32) -> Vec<u32> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let listed = status.lines().find_map(|line| line.strip_prefix("Groups:")).unwrap_or("");
+    let mut rest: Vec<u32> =
+        listed.split_ascii_whitespace().filter_map(|g| g.parse().ok()).filter(|g| *g != gid).collect();
+    rest.sort_unstable();
+    rest.dedup();
+    let mut groups = vec![gid];
+    groups.append(&mut rest);
+    groups
+}
+
+fn reply_entry(reply: ReplyEntry, result: Result<Stat>) {
+    match result {
+        Ok(stat) => reply.entry_with_ttls(&NAME_TTL, &tr::attr_ttl(&stat), &tr::attr(&stat.attr), GENERATION),
+        Err(e) => reply.error(refused(&e)),
+    }
+}
+fn reply_looked(reply: ReplyEntry, result: Result<Option<Stat>>) {
+    match result {
+        Ok(Some(stat)) => reply_entry(reply, Ok(stat)),
+        Ok(None) => reply.error(Errno::ENOENT),
+        Err(e) => reply.error(refused(&e)),
+    }
+}
+fn reply_attr(reply: ReplyAttr, result: Result<Stat>) {
+    match result {
+        Ok(stat) => reply.attr(&tr::attr_ttl(&stat), &tr::attr(&stat.attr)),
+        Err(e) => reply.error(refused(&e)),
+    }
+}
+fn reply_empty(reply: ReplyEmpty, result: Result<()>) {
+    match result {
+        Ok(()) => reply.ok(),
+        Err(e) => reply.error(refused(&e)),
+    }
+}
+fn reply_written(reply: ReplyWrite, result: Result<usize>) {
+    match result {
+        Ok(n) => reply.written(n as u32),
+        Err(e) => reply.error(refused(&e)),
+    }
+}
+fn reply_data(reply: ReplyData, result: Result<Vec<Bytes>>) {
+    thread_local! {
+        // One reply is one piece for this FUSE crate: parts are joined in memory that is touched already.
+        static JOINED: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+    }
+    match result {
+        Ok(parts) => match parts.as_slice() {
+            [] => reply.data(&[]),
+            [one] => reply.data(one),
+            many => JOINED.with_borrow_mut(|joined| {
+                joined.clear();
+                many.iter().for_each(|part| joined.extend_from_slice(part));
+                reply.data(joined);
+            }),
+        },
+        Err(e) => reply.error(refused(&e)),
+    }
+}
+fn reply_xattr(reply: ReplyXattr, room: u32, result: Result<Bytes>) {
+    match result {
+        Ok(value) if room == 0 => reply.size(value.len() as u32),
+        Ok(value) if value.len() > room as usize => reply.error(Errno::ERANGE),
+        Ok(value) => reply.data(&value),
+        Err(e) => reply.error(refused(&e)),
+    }
+}
+
+/// The number for an error; what is not the caller's doing is told in the log, once, here.
+fn refused(e: &Error) -> Errno {
+    use weir_proto::ErrorKind::{Damaged, Deadline, Io, Unavailable};
+    if matches!(e.kind, Damaged | Deadline | Io | Unavailable) {
+        tracing::warn!("{e}");
+    }
+    tr::errno(e)
+}
+
+fn handle(fh: FileHandle) -> Handle {
+    Handle(fh.0)
+}
+
+impl Filesystem for Mounted {
+    fn init(&mut self, _: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
+        // A kernel that cannot do one of them goes without.
+        for wanted in tr::WANTED {
+            let _ = config.add_capabilities(wanted);
+        }
+        let _ = config.set_max_write(REQUEST_BYTES_MAX);
+        let _ = config.set_max_background(BACKGROUND_MAX);
+        if let Err(most) = config.set_max_readahead(REQUEST_BYTES_MAX) {
+            let _ = config.set_max_readahead(most);
+        }
+        Ok(())
+    }
+
+    fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let parent = tr::from_kernel_ino(parent);
+        if let Some(known) = self.client.try_lookup(parent, name.as_bytes()) {
+            return reply_looked(reply, Ok(known));
+        }
+        let (client, cred, name) = (self.client.clone(), self.cred(request), name.to_owned());
+        self.answer(async move { reply_looked(reply, client.lookup(&cred, parent, name.as_bytes()).await) });
+    }
+
+    fn forget(&self, _: &Request, ino: INodeNo, _nlookup: u64) {
+        self.client.forget(tr::from_kernel_ino(ino));
+    }
+
+    fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        let ino = tr::from_kernel_ino(ino);
+        if let Some(stat) = self.client.try_getattr(ino) {
+            return reply_attr(reply, Ok(stat));
+        }
+        let client = self.client.clone();
+        self.answer(async move { reply_attr(reply, client.getattr(ino).await) });
+    }
+
+    fn setattr(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        mode: Option<u32>,
+        uid: Option<u32>,
+        gid: Option<u32>,
+        size: Option<u64>,
+        atime: Option<TimeOrNow>,
+        mtime: Option<TimeOrNow>,
+        _ctime: Option<SystemTime>,
+        fh: Option<FileHandle>,
+        _crtime: Option<SystemTime>,
+        _chgtime: Option<SystemTime>,
+        _bkuptime: Option<SystemTime>,
+        _flags: Option<fuser::BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
+        let set = SetAttrs {
+            mode: mode.map(tr::permissions),
+            uid,
+            gid,
+            size,
+            atime: atime.map(tr::set_time),
+            mtime: mtime.map(tr::set_time),
+        };
+        let (client, cred, ino) = (self.client.clone(), self.cred(request), tr::from_kernel_ino(ino));
+        let fh = fh.filter(|_| size.is_some()).map(handle);
+        self.answer(async move {
+            let mut result = client.setattr(&cred, ino, fh, set).await;
+            if size.is_some()
+                && cred.uid != 0
+                && result.as_ref().is_ok_and(|s| tr::has_privileges(s.attr.mode))
+            {
+                result = match drop_privileges(&client, &cred, ino).await {
+                    Ok(()) => client.getattr(ino).await,
+                    Err(e) => Err(e),
+                };
+            }
+            reply_attr(reply, result);
+        });
+    }
+
+    fn readlink(&self, _: &Request, ino: INodeNo, reply: ReplyData) {
+        let (client, ino) = (self.client.clone(), tr::from_kernel_ino(ino));
+        self.answer(async move { reply_data(reply, client.readlink(ino).await.map(|target| vec![target])) });
+    }
+
+    fn mknod(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        _umask: u32,
+        rdev: u32,
+        reply: ReplyEntry,
+    ) {
+        let Some(kind) = tr::node_kind(mode) else { return reply.error(Errno::EINVAL) };
+        let (client, cred, name) = (self.client.clone(), self.cred(request), name.to_owned());
+        let (parent, mode) = (tr::from_kernel_ino(parent), tr::permissions(mode));
+        self.answer(async move {
+            reply_entry(reply, client.mknod(&cred, parent, name.as_bytes(), mode, kind, rdev).await)
+        });
+    }
+
+    fn mkdir(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        _umask: u32,
+        reply: ReplyEntry,
+    ) {
+        let (client, cred, name) = (self.client.clone(), self.cred(request), name.to_owned());
+        let (parent, mode) = (tr::from_kernel_ino(parent), tr::permissions(mode));
+        self.answer(
+            async move { reply_entry(reply, client.mkdir(&cred, parent, name.as_bytes(), mode).await) },
+        );
+    }
+
+    fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let (client, cred, name) = (self.client.clone(), self.cred(request), name.to_owned());
+        let parent = tr::from_kernel_ino(parent);
+        self.answer(async move { reply_empty(reply, client.unlink(&cred, parent, name.as_bytes()).await) });
+    }
+
+    fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let (client, cred, name) = (self.client.clone(), self.cred(request), name.to_owned());
+        let parent = tr::from_kernel_ino(parent);
+        self.answer(async move { reply_empty(reply, client.rmdir(&cred, parent, name.as_bytes()).await) });
+    }
+
+    fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
+        let (client, cred, name) = (self.client.clone(), self.cred(request), name.to_owned());
+        let (parent, target) = (tr::from_kernel_ino(parent), target.to_owned());
+        self.answer(async move {
+            let target = target.as_os_str().as_bytes();
+            reply_entry(reply, client.symlink(&cred, parent, name.as_bytes(), target).await);
+        });
+    }
+
+    fn rename(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        newparent: INodeNo,
+        newname: &OsStr,
+        flags: RenameFlags,
+        reply: ReplyEmpty,
+    ) {
+        let Some(mode) = tr::rename_mode(flags) else { return reply.error(Errno::EINVAL) };
+        let (client, cred) = (self.client.clone(), self.cred(request));
+        let (parent, newparent) = (tr::from_kernel_ino(parent), tr::from_kernel_ino(newparent));
+        let (name, newname) = (name.to_owned(), newname.to_owned());
+        self.answer(async move {
+            let (name, newname) = (name.as_bytes(), newname.as_bytes());
+            reply_empty(reply, client.rename(&cred, parent, name, newparent, newname, mode).await);
+        });
+    }
+
+    fn link(&self, request: &Request, ino: INodeNo, newparent: INodeNo, newname: &OsStr, reply: ReplyEntry) {
+        let (client, cred, name) = (self.client.clone(), self.cred(request), newname.to_owned());
+        let (ino, parent) = (tr::from_kernel_ino(ino), tr::from_kernel_ino(newparent));
+        self.answer(
+            async move { reply_entry(reply, client.link(&cred, ino, parent, name.as_bytes()).await) },
+        );
+    }
+
+    fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        let mode = tr::open_mode(flags.0);
+        let (client, cred, ino) = (self.client.clone(), self.cred(request), tr::from_kernel_ino(ino));
+        self.answer(async move {
+            let opened = match client.open(&cred, ino, mode).await {
+                Ok(opened) => opened,
+                Err(e) => return reply.error(refused(&e)),
+            };
+            let strip = mode.truncate && cred.uid != 0 && tr::has_privileges(opened.stat.attr.mode);
+            if strip && let Err(e) = drop_privileges(&client, &cred, ino).await {
+                let _ = client.release(opened.handle).await; // the first error is the one that is told
+                return reply.error(refused(&e));
+            }
+            reply.opened(FileHandle(opened.handle.0), tr::open_reply(&opened, mode));
+        });
+    }
+
+    fn create(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        _umask: u32,
+        flags: i32,
+        reply: ReplyCreate,
+    ) {
+        let (client, cred, name) = (self.client.clone(), self.cred(request), name.to_owned());
+        let (parent, mode, exclusive) =
+            (tr::from_kernel_ino(parent), tr::permissions(mode), flags & libc::O_EXCL != 0);
+        let open: OpenMode = tr::open_mode(flags);
+        self.answer(async move {
+            match client.create(&cred, parent, name.as_bytes(), mode, exclusive, open).await {
+                Ok(opened) => reply.created(
+                    // One time-out for name and attributes here: the name's rules.
+                    &NAME_TTL,
+                    &tr::attr(&opened.stat.attr),
+                    GENERATION,
+                    FileHandle(opened.handle.0),
+                    tr::open_reply(&opened, open),
+                ),
+                Err(e) => reply.error(refused(&e)),
+            }
+        });
+    }
+
+    fn read(
+        &self,
+        _: &Request,
+        _ino: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        size: u32,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        let (fh, len) = (handle(fh), size as usize);
+        if let Some(result) = self.client.try_read(fh, offset, len) {
+            return reply_data(reply, result);
+        }
+        let client = self.client.clone();
+        self.answer(async move { reply_data(reply, client.read(fh, offset, len).await) });
+    }
+
+    fn write(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        data: &[u8],
+        write_flags: WriteFlags,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        let (fh, ino) = (handle(fh), tr::from_kernel_ino(ino));
+        let strip =
+            write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID) && !self.keeps_no_privileges(ino);
+        if !strip && let Some(result) = self.client.try_write(fh, offset, data) {
+            return reply_written(reply, result);
+        }
+        let (client, cred) = (self.client.clone(), self.cred(request));
+        let data = self.buffers.copy(data).freeze();
+        self.answer(async move {
+            if strip && let Err(e) = drop_privileges(&client, &cred, ino).await {
+                return reply.error(refused(&e));
+            }
+            reply_written(reply, client.write(fh, offset, data).await);
+        });
+    }
+
+    fn flush(&self, _: &Request, _ino: INodeNo, fh: FileHandle, _: LockOwner, reply: ReplyEmpty) {
+        let client = self.client.clone();
+        self.answer(async move { reply_empty(reply, client.flush(handle(fh)).await) });
+    }
+
+    fn release(
+        &self,
+        _: &Request,
+        _ino: INodeNo,
+        fh: FileHandle,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        _flush: bool,
+        reply: ReplyEmpty,
+    ) {
+        let client = self.client.clone();
+        self.answer(async move { reply_empty(reply, client.release(handle(fh)).await) });
+    }
+
+    fn fsync(&self, _: &Request, _ino: INodeNo, fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {
+        let client = self.client.clone();
+        self.answer(async move { reply_empty(reply, client.fsync(handle(fh)).await) });
+    }
+
+    fn opendir(&self, _: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        reply.opened(FileHandle(0), FopenFlags::empty());
+    }
+
+    fn readdir(&self, _: &Request, ino: INodeNo, _fh: FileHandle, offset: u64, mut reply: ReplyDirectory) {
+        for (at, name) in [(1, "."), (2, "..")] {
+            if offset < at && reply.add(ino, at, fuser::FileType::Directory, name) {
+                return reply.ok();
+            }
+        }
+        let (client, dir) = (self.client.clone(), tr::from_kernel_ino(ino));
+        self.answer(async move {
+            let listing = match client.readdir(dir, offset.saturating_sub(DOTS), LISTING_LIMIT, false).await {
+                Ok(listing) => listing,
+                Err(e) => return reply.error(refused(&e)),
+            };
+            for entry in listing.entries {
+                let name = OsStr::from_bytes(&entry.name);
+                if reply.add(
+                    tr::to_kernel_ino(entry.ino),
+                    entry.cookie + DOTS,
+                    tr::file_type(entry.kind),
+                    name,
+                ) {
+                    break;
+                }
+            }
+            reply.ok();
+        });
+    }
+
+    fn readdirplus(
+        &self,
+        _: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectoryPlus,
+    ) {
+        let (client, dir) = (self.client.clone(), tr::from_kernel_ino(ino));
+        self.answer(async move {
+            match list_with_attributes(&client, dir, offset, &mut reply).await {
+                Ok(()) => reply.ok(),
+                Err(e) => reply.error(refused(&e)),
+            }
+        });
+    }
+
+    fn releasedir(&self, _: &Request, _ino: INodeNo, _fh: FileHandle, _flags: OpenFlags, reply: ReplyEmpty) {
+        reply.ok();
+    }
+
+    // Changes of names are durable when they are answered.
+    fn fsyncdir(&self, _: &Request, _ino: INodeNo, _fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {
+        reply.ok();
+    }
+
+    fn statfs(&self, _: &Request, _ino: INodeNo, reply: ReplyStatfs) {
+        let client = self.client.clone();
+        self.answer(async move {
+            match client.statfs().await {
+                Ok(space) => {
+                    let free = space.capacity_bytes.saturating_sub(space.used_bytes) / STATFS_BLOCK_BYTES;
+                    let files = space.files + space.directories;
+                    let block = STATFS_BLOCK_BYTES as u32;
+                    reply.statfs(
+                        space.capacity_bytes / STATFS_BLOCK_BYTES,
+                        free,
+                        free,
+                        files + STATFS_FILES_FREE,
+                        STATFS_FILES_FREE,
+                        block,
+                        NAME_MAX as u32,
+                        block,
+                    );
+                }
+                Err(e) => reply.error(refused(&e)),
+            }
+        });
+    }
+
+    fn setxattr(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        name: &OsStr,
+        value: &[u8],
+        flags: i32,
+        _position: u32,
+        reply: ReplyEmpty,
+    ) {
+        if is_foreign(name) || name.as_bytes().starts_with(OWN_PREFIX) {
+            return reply.error(Errno::EOPNOTSUPP);
+        }
+        let (client, cred, ino) = (self.client.clone(), self.cred(request), tr::from_kernel_ino(ino));
+        let (name, value) = (name.to_owned(), value.to_vec());
+        let (create, replace) = (flags & libc::XATTR_CREATE != 0, flags & libc::XATTR_REPLACE != 0);
+        self.answer(async move {
+            reply_empty(reply, client.set_xattr(&cred, ino, name.as_bytes(), &value, create, replace).await);
+        });
+    }
+
+    fn getxattr(&self, _: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+        if is_foreign(name) {
+            return reply.error(if name == "security.capability" {
+                Errno::NO_XATTR
+            } else {
+                Errno::EOPNOTSUPP
+            });
+        }
+        let (client, ino) = (self.client.clone(), tr::from_kernel_ino(ino));
+        if let Some(own) = name.to_str().filter(|n| n.as_bytes().starts_with(OWN_PREFIX)) {
+            let text = (self.own_attributes)(&client, ino, own);
+            return self.answer(async move { reply_xattr(reply, size, text.await.map(Bytes::from)) });
+        }
+        let name = name.to_owned();
+        self.answer(async move { reply_xattr(reply, size, client.get_xattr(ino, name.as_bytes()).await) });
+    }
+
+    fn listxattr(&self, _: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+        let (client, ino) = (self.client.clone(), tr::from_kernel_ino(ino));
+        self.answer(async move {
+            let names = client.list_xattr(ino).await.map(|names| {
+                let ended = names.iter().flat_map(|name| name.iter().copied().chain([0]));
+                Bytes::from_iter(ended)
+            });
+            reply_xattr(reply, size, names);
+        });
+    }
+
+    fn removexattr(&self, request: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let (client, cred, ino) = (self.client.clone(), self.cred(request), tr::from_kernel_ino(ino));
+        let name = name.to_owned();
+        self.answer(
+            async move { reply_empty(reply, client.remove_xattr(&cred, ino, name.as_bytes()).await) },
+        );
+    }
+
+    fn fallocate(
+        &self,
+        _: &Request,
+        _ino: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        length: u64,
+        mode: i32,
+        reply: ReplyEmpty,
+    ) {
+        let what = match tr::allocate(mode) {
+            Ok(Some(what)) => what,
+            Ok(None) => return reply.ok(),
+            Err(e) => return reply.error(e),
+        };
+        let client = self.client.clone();
+        self.answer(
+            async move { reply_empty(reply, client.fallocate(handle(fh), what, offset, length).await) },
+        );
+    }
+
+    fn lseek(&self, _: &Request, _ino: INodeNo, fh: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
+        let Ok(offset) = u64::try_from(offset) else { return reply.error(Errno::ENXIO) };
+        let (client, fh) = (self.client.clone(), handle(fh));
+        self.answer(async move {
+            let found = match whence {
+                libc::SEEK_DATA => client.seek_data(fh, offset).await,
+                libc::SEEK_HOLE => client.seek_hole(fh, offset).await,
+                _ => return reply.error(Errno::EINVAL),
+            };
+            match found {
+                Ok(Some(at)) => reply.offset(i64::try_from(at).unwrap_or(i64::MAX)),
+                Ok(None) => reply.error(Errno::ENXIO),
+                Err(e) => reply.error(refused(&e)),
+            }
+        });
+    }
+
+    fn ioctl(
+        &self,
+        _: &Request,
+        _ino: INodeNo,
+        _fh: FileHandle,
+        _flags: IoctlFlags,
+        _cmd: u32,
+        _in_data: &[u8],
+        _out_size: u32,
+        reply: ReplyIoctl,
+    ) {
+        reply.error(Errno::ENOTTY);
+    }
+
+    // Files are always ready; the kernel remembers this answer and does not ask again.
+    fn poll(
+        &self,
+        _: &Request,
+        _ino: INodeNo,
+        _fh: FileHandle,
+        _ph: fuser::PollNotifier,
+        _events: fuser::PollEvents,
+        _flags: fuser::PollFlags,
+        reply: ReplyPoll,
+    ) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    // The kernel then copies by reading and writing.
+    fn copy_file_range(
+        &self,
+        _: &Request,
+        _ino_in: INodeNo,
+        _fh_in: FileHandle,
+        _offset_in: u64,
+        _ino_out: INodeNo,
+        _fh_out: FileHandle,
+        _offset_out: u64,
+        _len: u64,
+        _flags: fuser::CopyFileRangeFlags,
+        reply: ReplyWrite,
+    ) {
+        reply.error(Errno::ENOSYS);
+    }
+}
+
+/// Attributes that programs ask for on every file and that cannot have an effect here: there are no access lists yet,
+/// and a mount without set-uid programs ignores file capabilities.
+fn is_foreign(name: &OsStr) -> bool {
+    let name = name.as_bytes();
+    name == b"security.capability" || name.starts_with(b"system.posix_acl_")
+}
+
+/// Fills the kernel's buffer. The names' time-out is zero (one time-out for both in this reply); the attributes stay
+/// in the client under its leases, so the look-ups that follow are answered without a message.
+async fn list_with_attributes(
+    client: &Client,
+    dir: InodeId,
+    offset: u64,
+    reply: &mut ReplyDirectoryPlus,
+) -> Result<()> {
+    if offset < DOTS {
+        let own = tr::attr(&client.getattr(dir).await?.attr);
+        for (at, name) in [(1, "."), (2, "..")] {
+            if offset < at && reply.add(own.ino, at, name, &NAME_TTL, &own, GENERATION) {
+                return Ok(());
+            }
+        }
+    }
+    let listing = client.readdir(dir, offset.saturating_sub(DOTS), LISTING_LIMIT, true).await?;
+    for entry in listing.entries {
+        let attr = match &entry.entry {
+            Some(known) => tr::attr(&known.attr),
+            None => match client.getattr(entry.ino).await {
+                Ok(stat) => tr::attr(&stat.attr),
+                Err(_) => continue, // it went away since it was listed
+            },
+        };
+        let name = OsStr::from_bytes(&entry.name);
+        if reply.add(attr.ino, entry.cookie + DOTS, name, &NAME_TTL, &attr, GENERATION) {
+            break;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_groups_of_a_process_start_with_its_primary_one() {
+        let groups = read_groups(std::process::id(), 4_000_000);
+        assert_eq!(groups[0], 4_000_000);
+        assert!(groups[1..].is_sorted());
+    }
+}

@@ -1,0 +1,12 @@
+//! The mount: what the kernel asks through FUSE becomes calls of [`weir_client::Client`], and nothing more.
+//!
+//! Invariant: no type of the FUSE crate leaves this directory, so that another transport can take its place.
+//! Knows nothing of stripes, targets or leases beyond "may be cached" and "forget this".
+mod attach;
+mod filesystem;
+mod kernel;
+mod translate;
+
+pub use attach::{Options, attach, is_mounted, preflight, unmount};
+pub use filesystem::OwnAttributes;
+pub use kernel::Notices;

@@ -1,0 +1,212 @@
+//! Words of the kernel ↔ words of the client. Pure.
+use fuser::{Errno, FileAttr, FileType, FopenFlags, INodeNo, InitFlags, RenameFlags, TimeOrNow};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use weir_client::{Allocate, OpenMode, Opened, SetTime, Stat};
+use weir_proto::meta::{Attr, FileKind, RenameMode, Time};
+use weir_proto::{Error, InodeId};
+
+/// How long the kernel keeps attributes that a lease protects: until it is told otherwise.
+const LEASED_TTL: Duration = Duration::from_secs(3600);
+/// Unit of `st_blocks`, in bytes.
+const BLOCK_BYTES: u64 = 512;
+/// What programs are told to read and write at once (`st_blksize`), in bytes.
+const PREFERRED_IO_BYTES: u32 = 1 << 20;
+
+/// The kernel calls the root 1; no inode of ours has that number (directory serials start at 1).
+pub fn to_kernel_ino(ino: InodeId) -> INodeNo {
+    if ino == InodeId::ROOT { INodeNo::ROOT } else { INodeNo(ino.0) }
+}
+pub fn from_kernel_ino(ino: INodeNo) -> InodeId {
+    if ino == INodeNo::ROOT { InodeId::ROOT } else { InodeId(ino.0) }
+}
+
+pub fn errno(e: &Error) -> Errno {
+    Errno::from_i32(e.kind.errno())
+}
+
+pub fn file_type(kind: FileKind) -> FileType {
+    match kind {
+        FileKind::Regular => FileType::RegularFile,
+        FileKind::Directory => FileType::Directory,
+        FileKind::Symlink => FileType::Symlink,
+        FileKind::Fifo => FileType::NamedPipe,
+        FileKind::Socket => FileType::Socket,
+        FileKind::CharDevice => FileType::CharDevice,
+        FileKind::BlockDevice => FileType::BlockDevice,
+    }
+}
+
+/// The kind that `mknod` asks for; `None`: not one of its kinds.
+pub fn node_kind(mode: u32) -> Option<FileKind> {
+    Some(match mode & libc::S_IFMT {
+        0 | libc::S_IFREG => FileKind::Regular,
+        libc::S_IFIFO => FileKind::Fifo,
+        libc::S_IFSOCK => FileKind::Socket,
+        libc::S_IFCHR => FileKind::CharDevice,
+        libc::S_IFBLK => FileKind::BlockDevice,
+        _ => return None,
+    })
+}
+
+pub fn permissions(mode: u32) -> u32 {
+    mode & 0o7777
+}
+
+pub fn attr(attr: &Attr) -> FileAttr {
+    FileAttr {
+        ino: to_kernel_ino(attr.ino),
+        size: attr.size,
+        blocks: attr.allocated.div_ceil(BLOCK_BYTES),
+        atime: system_time(attr.atime),
+        mtime: system_time(attr.mtime),
+        ctime: system_time(attr.ctime),
+        crtime: system_time(attr.btime),
+        kind: file_type(attr.kind),
+        perm: permissions(attr.mode) as u16,
+        nlink: attr.nlink,
+        uid: attr.uid,
+        gid: attr.gid,
+        rdev: attr.rdev,
+        blksize: PREFERRED_IO_BYTES,
+        flags: 0,
+    }
+}
+
+pub fn attr_ttl(stat: &Stat) -> Duration {
+    if stat.leased { LEASED_TTL } else { Duration::ZERO }
+}
+
+fn system_time(t: Time) -> SystemTime {
+    let distance = Duration::from_nanos(t.nanos.unsigned_abs());
+    if t.nanos >= 0 { UNIX_EPOCH + distance } else { UNIX_EPOCH - distance }
+}
+
+pub fn set_time(t: TimeOrNow) -> SetTime {
+    match t {
+        TimeOrNow::Now => SetTime::Now,
+        TimeOrNow::SpecificTime(at) => SetTime::At(Time { nanos: nanos(at) }),
+    }
+}
+
+/// Saturates far outside of 1677 to 2262.
+fn nanos(t: SystemTime) -> i64 {
+    match t.duration_since(UNIX_EPOCH) {
+        Ok(after) => i64::try_from(after.as_nanos()).unwrap_or(i64::MAX),
+        Err(before) => i64::try_from(before.duration().as_nanos()).map_or(i64::MIN, |n| -n),
+    }
+}
+
+pub fn open_mode(flags: i32) -> OpenMode {
+    let access = flags & libc::O_ACCMODE;
+    OpenMode {
+        read: access != libc::O_WRONLY,
+        write: access != libc::O_RDONLY,
+        append: flags & libc::O_APPEND != 0,
+        truncate: flags & libc::O_TRUNC != 0,
+    }
+}
+
+/// Pages are kept only under a lease. A file that is only written gains nothing from pages: its writes come here as
+/// large as the program made them.
+pub fn open_reply(opened: &Opened, mode: OpenMode) -> FopenFlags {
+    if opened.kernel_cache && mode.read {
+        FopenFlags::FOPEN_KEEP_CACHE
+    } else {
+        FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES
+    }
+}
+
+pub fn rename_mode(flags: RenameFlags) -> Option<RenameMode> {
+    if flags.is_empty() {
+        Some(RenameMode::Replace)
+    } else if flags == RenameFlags::RENAME_NOREPLACE {
+        Some(RenameMode::NoReplace)
+    } else if flags == RenameFlags::RENAME_EXCHANGE {
+        Some(RenameMode::Exchange)
+    } else {
+        None
+    }
+}
+
+/// What `fallocate` asks for; `Ok(None)`: nothing has to be done.
+pub fn allocate(mode: i32) -> Result<Option<Allocate>, Errno> {
+    let keep_size = mode & libc::FALLOC_FL_KEEP_SIZE != 0;
+    match mode & !libc::FALLOC_FL_KEEP_SIZE {
+        0 if keep_size => Ok(None), // space is not reserved
+        0 => Ok(Some(Allocate::Extend)),
+        libc::FALLOC_FL_PUNCH_HOLE if keep_size => Ok(Some(Allocate::PunchHole)),
+        libc::FALLOC_FL_ZERO_RANGE if keep_size => Ok(Some(Allocate::PunchHole)),
+        libc::FALLOC_FL_ZERO_RANGE => Ok(Some(Allocate::ZeroRange)),
+        _ => Err(Errno::EOPNOTSUPP),
+    }
+}
+
+/// A write or truncation by somebody without the right to keep them takes these bits away.
+pub fn has_privileges(mode: u32) -> bool {
+    mode & libc::S_ISUID != 0 || mode & (libc::S_ISGID | libc::S_IXGRP) == (libc::S_ISGID | libc::S_IXGRP)
+}
+pub fn without_privileges(mode: u32) -> u32 {
+    let sgid = if mode & libc::S_IXGRP != 0 { libc::S_ISGID } else { 0 };
+    permissions(mode) & !(libc::S_ISUID | sgid)
+}
+
+/// What is asked of the kernel where it can.
+pub const WANTED: [InitFlags; 12] = [
+    InitFlags::FUSE_ASYNC_READ,
+    InitFlags::FUSE_ATOMIC_O_TRUNC,
+    InitFlags::FUSE_BIG_WRITES,
+    InitFlags::FUSE_MAX_PAGES,
+    InitFlags::FUSE_ASYNC_DIO,
+    InitFlags::FUSE_PARALLEL_DIROPS,
+    InitFlags::FUSE_DO_READDIRPLUS,
+    InitFlags::FUSE_READDIRPLUS_AUTO,
+    InitFlags::FUSE_CACHE_SYMLINKS,
+    // Pages go when a lease is recalled, not when a size or time changes.
+    InitFlags::FUSE_EXPLICIT_INVAL_DATA,
+    // Without it the kernel asks for the attribute `security.capability` before every write.
+    InitFlags::FUSE_HANDLE_KILLPRIV_V2,
+    InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP,
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_root_has_the_kernels_number_and_comes_back() {
+        assert_eq!(to_kernel_ino(InodeId::ROOT), INodeNo(1));
+        for ino in [InodeId::ROOT, InodeId(InodeId::ROOT.0 + 1), InodeId(77 << 24)] {
+            assert_eq!(from_kernel_ino(to_kernel_ino(ino)), ino);
+        }
+    }
+
+    #[test]
+    fn times_survive_on_both_sides_of_1970() {
+        for n in [0, 1, -1, 1_700_000_000_123_456_789, -1_500_000_000, i64::MIN, i64::MAX] {
+            assert_eq!(nanos(system_time(Time { nanos: n })), n);
+        }
+    }
+
+    #[test]
+    fn open_flags_are_read_as_posix_means_them() {
+        assert_eq!(open_mode(libc::O_RDONLY), OpenMode::READ);
+        assert_eq!(open_mode(libc::O_WRONLY | libc::O_CLOEXEC), OpenMode::WRITE);
+        assert_eq!(
+            open_mode(libc::O_RDWR | libc::O_APPEND | libc::O_TRUNC),
+            OpenMode { append: true, truncate: true, ..OpenMode::BOTH }
+        );
+    }
+
+    #[test]
+    fn privileges_go_as_posix_says() {
+        assert!(
+            has_privileges(0o4755)
+                && has_privileges(0o2755)
+                && !has_privileges(0o2644)
+                && !has_privileges(0o755)
+        );
+        assert_eq!(without_privileges(0o104755), 0o755);
+        assert_eq!(without_privileges(0o6775), 0o775);
+        assert_eq!(without_privileges(0o6644), 0o2644, "without group execution it marks mandatory locking");
+    }
+}
