@@ -17,7 +17,8 @@ fn documented() -> Uses {
     for line in text.lines().filter(|l| l.starts_with("| `weir")) {
         let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
         let [name, _, _, used] = cells[..] else { panic!("not four cells: {line}") };
-        let used = used.split(',').map(str::trim).filter(|u| *u != "–").map(|u| format!("weir-{u}")).collect();
+        let used =
+            used.split(',').map(str::trim).filter(|u| *u != "–").map(|u| format!("weir-{u}")).collect();
         assert!(uses.insert(name.trim_matches('`').to_owned(), used).is_none(), "{name} is there twice");
     }
     uses

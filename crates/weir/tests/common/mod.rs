@@ -1,0 +1,200 @@
+//! A cluster of the real binary for one test; whatever happens in the test, nothing of it stays behind.
+#![allow(dead_code, reason = "each test file uses its part")]
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "tests are users of the operating system"
+)]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// Whether this machine can mount at all; says so if a test is left out.
+pub fn can_mount() -> bool {
+    let can = Path::new("/dev/fuse").exists();
+    if !can {
+        eprintln!("left out: /dev/fuse is missing on this machine");
+    }
+    can
+}
+
+/// Whether a program is installed; says so if a test is left out.
+pub fn has(program: &str) -> bool {
+    let found =
+        Command::new("sh").args(["-c", &format!("command -v {program}")]).output().unwrap().status.success();
+    if !found {
+        eprintln!("left out: {program} is not installed");
+    }
+    found
+}
+
+pub fn weir(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_weir")).args(args).output().unwrap()
+}
+
+pub fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Runs a shell script; panics with all that it said if it fails.
+pub fn shell(script: &str) -> String {
+    let output = Command::new("bash").args(["-euo", "pipefail", "-c", script]).output().unwrap();
+    assert!(
+        output.status.success(),
+        "{}\n--- script\n{script}\n--- stdout\n{}\n--- stderr\n{}",
+        output.status,
+        text(&output.stdout),
+        text(&output.stderr)
+    );
+    text(&output.stdout)
+}
+
+/// Waits for a condition of the world outside.
+pub fn wait_until(what: &str, patience: Duration, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + patience;
+    while !condition() {
+        assert!(Instant::now() < deadline, "not within {patience:?}: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A cluster in a temporary directory, with its mounts.
+pub struct Cluster {
+    root: TempDir,
+    pub mounts: Vec<PathBuf>,
+    options: Vec<String>,
+}
+
+impl Cluster {
+    /// 6 targets, 4+2.
+    pub fn start(mounts: usize) -> Cluster {
+        Cluster::with(mounts, &[])
+    }
+
+    pub fn with(mounts: usize, options: &[&str]) -> Cluster {
+        let root = tempfile::Builder::new().prefix("weir-test-").tempdir().unwrap();
+        let mounts = (1..=mounts).map(|n| root.path().join(format!("mnt{n}"))).collect();
+        let cluster = Cluster { root, mounts, options: options.iter().map(ToString::to_string).collect() };
+        cluster.up();
+        cluster
+    }
+
+    pub fn dir(&self) -> PathBuf {
+        self.root.path().join("cluster")
+    }
+
+    pub fn mount(&self) -> &Path {
+        &self.mounts[0]
+    }
+
+    /// Starts what is missing.
+    pub fn up(&self) {
+        let output = self.try_up();
+        assert!(output.status.success(), "{}\n{}{}", text(&output.stdout), text(&output.stderr), self.logs());
+    }
+
+    pub fn try_up(&self) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
+        command.arg("up").arg("--dir").arg(self.dir()).args(&self.options);
+        for mount in &self.mounts {
+            command.arg("--mount").arg(mount);
+        }
+        command.output().unwrap()
+    }
+
+    pub fn status(&self) -> serde_json::Value {
+        let output = weir(&["status", "--dir", self.dir().to_str().unwrap(), "--json"]);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    /// The last lines of every log, for a failing test.
+    pub fn logs(&self) -> String {
+        let mut all = String::new();
+        for entry in fs::read_dir(self.dir().join("log")).into_iter().flatten().flatten() {
+            let log = text(&fs::read(entry.path()).unwrap_or_default());
+            let lines: Vec<&str> = log.lines().collect();
+            all += &format!(
+                "--- {}\n{}\n",
+                entry.path().display(),
+                lines[lines.len().saturating_sub(15)..].join("\n")
+            );
+        }
+        all
+    }
+
+    /// The process of a pid file, if it is still the same one.
+    pub fn pid(&self, name: &str) -> Option<i64> {
+        let file = fs::read(self.dir().join("run").join(format!("{name}.pid"))).ok()?;
+        let file: serde_json::Value = serde_json::from_slice(&file).ok()?;
+        let pid = file["pid"].as_i64()?;
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_ascii_whitespace().collect();
+        (fields[0] != "Z" && fields[19].parse() == Ok(file["started"].as_u64()?)).then_some(pid)
+    }
+
+    pub fn signal(&self, name: &str, signal: &str) {
+        let pid = self.pid(name).unwrap_or_else(|| panic!("{name} does not run"));
+        shell(&format!("kill -{signal} {pid}"));
+    }
+
+    pub fn kill(&self, name: &str) {
+        let pid = self.pid(name).unwrap_or_else(|| panic!("{name} does not run"));
+        shell(&format!("kill -KILL {pid}"));
+        wait_until(&format!("{name} is gone"), Duration::from_secs(10), || self.pid(name).is_none());
+    }
+
+    pub fn names(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.dir().join("run")).into_iter().flatten().flatten();
+        let mut names: Vec<String> = entries
+            .filter_map(|e| e.file_name().to_str()?.strip_suffix(".pid").map(str::to_string))
+            .collect();
+        names.sort();
+        names
+    }
+
+    /// SIGKILL for every process at once.
+    pub fn kill_all(&self) {
+        let names = self.names();
+        let pids: Vec<String> = names.iter().filter_map(|n| self.pid(n)).map(|p| p.to_string()).collect();
+        shell(&format!("kill -KILL {}", pids.join(" ")));
+        wait_until("all are gone", Duration::from_secs(10), || names.iter().all(|n| self.pid(n).is_none()));
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("{}", self.logs());
+        }
+        let down = weir(&["down", "--dir", self.dir().to_str().unwrap()]);
+        if !down.status.success() {
+            eprintln!("weir down: {}", text(&down.stderr));
+        }
+        for name in self.names() {
+            if let Some(pid) = self.pid(&name) {
+                let _ = Command::new("kill").args(["-KILL", &pid.to_string()]).status();
+            }
+        }
+        for mount in &self.mounts {
+            let _ = Command::new("umount").arg("-l").arg(mount).output();
+        }
+    }
+}
+
+/// Bytes that differ with every seed and offset.
+pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut bytes = Vec::with_capacity(len + 8);
+    while bytes.len() < len {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend_from_slice(&state.to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
+}

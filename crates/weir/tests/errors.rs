@@ -1,0 +1,211 @@
+//! Claim: wrong input gets a clear error with a hint, and never harms a running cluster.
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "tests are users of the operating system"
+)]
+mod common;
+
+use common::{Cluster, can_mount, pattern, text, weir};
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::time::Duration;
+
+/// Runs, expects failure, and gives the exit code and what was said.
+fn refused(args: &[&str]) -> (i32, String) {
+    let output = weir(args);
+    assert!(!output.status.success(), "{args:?} should fail\n{}", text(&output.stdout));
+    (output.status.code().unwrap(), text(&output.stderr))
+}
+
+#[test]
+fn wrong_flags_are_named() {
+    let (code, said) = refused(&["up", "--dri", "/x"]);
+    assert_eq!(code, 2);
+    assert!(said.contains("--dri") && said.contains("--dir"), "{said}");
+    let (code, said) = refused(&["up", "--dir", "/x", "--scheme", "ec:4"]);
+    assert_eq!(code, 2);
+    assert!(said.contains("ec:K+M"), "{said}");
+    let (code, said) = refused(&["upp"]);
+    assert_eq!(code, 2);
+    assert!(said.contains("up"), "{said}");
+}
+
+#[test]
+fn a_wrong_configuration_line_is_named_with_a_hint() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("weir.toml");
+    fs::write(&file, "[node]\nname = \"n1\"\n\n[mount]\nmemroy_mib = 4\n").unwrap();
+    for command in [vec!["config", "check"], vec!["storage", "--config"], vec!["coord", "--config"]] {
+        let mut args = command.clone();
+        args.push(file.to_str().unwrap());
+        let (code, said) = refused(&args);
+        assert_eq!(code, 2);
+        assert!(
+            said.contains("weir.toml:5: memroy_mib") && said.contains("hint: did you mean \"memory_mib\"?"),
+            "{said}"
+        );
+    }
+    fs::write(&file, "[coord]\ncell_kib = 100\n").unwrap();
+    let (_, said) = refused(&["config", "check", file.to_str().unwrap()]);
+    assert!(said.contains("coord.cell_kib") && said.contains("hint:"), "{said}");
+}
+
+#[test]
+fn too_few_targets_and_foreign_directories_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("c");
+    let (_, said) = refused(&["up", "--dir", path.to_str().unwrap(), "--targets", "3", "--scheme", "ec:4+2"]);
+    assert!(said.contains("needs 6 targets") && said.contains("hint:"), "{said}");
+    assert!(!path.exists(), "nothing was made");
+    fs::write(dir.path().join("thesis.tex"), "x").unwrap();
+    let (_, said) = refused(&["up", "--dir", dir.path().to_str().unwrap()]);
+    assert!(said.contains("holds files") && said.contains("hint:"), "{said}");
+    let (code, said) = refused(&["status", "--dir", dir.path().to_str().unwrap()]);
+    assert_eq!(code, 3);
+    assert!(said.contains("hint: `weir up"), "{said}");
+    let (_, said) = refused(&["file", "layout", "/tmp"]);
+    assert!(said.contains("not on a Weir") && said.contains("hint:"), "{said}");
+    let (_, said) = refused(&["unmount", dir.path().to_str().unwrap()]);
+    assert!(said.contains("nothing is mounted") && said.contains("hint:"), "{said}");
+    let (_, said) = refused(&["status", "--coordinator", "tcp:127.0.0.1:1"]);
+    assert!(said.contains("does not answer") && said.contains("hint:"), "{said}");
+}
+
+#[test]
+fn an_occupied_port_is_named() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = format!("tcp:{}", listener.local_addr().unwrap());
+    let dir = tempfile::tempdir().unwrap();
+    let (code, said) = refused(&["coord", "--dir", dir.path().to_str().unwrap(), "--listen", &addr]);
+    assert!(code > 2, "{code}");
+    assert!(said.contains(&addr) && said.contains("in use") && said.contains("hint:"), "{said}");
+}
+
+/// One cluster for all that needs a running one: it must go on working after each.
+#[test]
+fn a_running_cluster_shrugs_off_garbage_and_strangers() {
+    if !can_mount() {
+        return;
+    }
+    let cluster = Cluster::start(1);
+    let file = cluster.mount().join("f");
+    let bytes = pattern(5, 5_000_000);
+    fs::write(&file, &bytes).unwrap();
+
+    // Garbage, half a frame and silence on every port.
+    let status = cluster.status();
+    let nodes = status["nodes"].as_array().unwrap();
+    let tcp: Vec<String> = nodes
+        .iter()
+        .flat_map(|n| n["addresses"].as_array().unwrap())
+        .filter_map(|a| a.as_str()?.strip_prefix("tcp:").map(str::to_string))
+        .collect();
+    assert!(tcp.len() >= 7, "{status:#}");
+    let mut silent = Vec::new();
+    for (n, addr) in tcp.iter().enumerate() {
+        for garbage in
+            [pattern(n as u64, 4096), vec![0; 64], b"GET / HTTP/1.1\r\n\r\n".to_vec(), vec![0xff; 1 << 20]]
+        {
+            let mut stream = TcpStream::connect(addr).unwrap();
+            stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+            let _ = stream.write_all(&garbage); // it may be closed before all is sent
+            let _ = stream.shutdown(Shutdown::Write);
+            let mut answer = Vec::new();
+            let _ = stream.read_to_end(&mut answer); // closed, with or without a reason
+        }
+        silent.push(TcpStream::connect(addr).unwrap());
+    }
+    assert!(fs::read(&file).unwrap() == bytes);
+    assert_eq!(cluster.status()["healthy"], true, "{:#}", cluster.status()["troubles"]);
+
+    // Another `up` with other wishes.
+    let dir = cluster.dir();
+    let (_, said) = refused(&["up", "--dir", dir.to_str().unwrap(), "--targets", "7"]);
+    assert!(said.contains("has 6 targets") && said.contains("hint:"), "{said}");
+
+    // A second coordinator on the same directory.
+    let (_, said) =
+        refused(&["coord", "--dir", dir.join("coord").to_str().unwrap(), "--listen", "tcp:127.0.0.1:0"]);
+    assert!(said.contains("another coordinator runs") && said.contains("hint:"), "{said}");
+
+    // A target of another cluster, offered to this one.
+    let other = Cluster::with(0, &["--targets", "1"]);
+    let stolen = other.dir().join("t1");
+    assert!(weir(&["down", "--dir", other.dir().to_str().unwrap()]).status.success());
+    let coordinator = format!("unix:{}", dir.join("run/coord.sock").display());
+    let (_, said) = refused(&[
+        "storage",
+        "--name",
+        "thief",
+        "--coordinator",
+        &coordinator,
+        "--dir",
+        stolen.to_str().unwrap(),
+        "--listen",
+        "tcp:127.0.0.1:0",
+    ]);
+    assert!(said.contains("belongs to cluster") && said.contains("hint:"), "{said}");
+
+    // The same name twice.
+    let second = tempfile::tempdir().unwrap();
+    let (_, said) = refused(&[
+        "storage",
+        "--name",
+        "storage-1",
+        "--coordinator",
+        &coordinator,
+        "--dir",
+        second.path().to_str().unwrap(),
+        "--listen",
+        "tcp:127.0.0.1:0",
+    ]);
+    assert!(said.contains("storage-1") && said.contains("hint:"), "{said}");
+
+    assert!(fs::read(&file).unwrap() == bytes);
+    drop(silent);
+}
+
+#[test]
+fn a_full_disk_is_an_error_and_deleting_helps() {
+    if !can_mount() || !rustix::process::geteuid().is_root() {
+        return;
+    }
+    // Six targets on a memory file system of 400 MiB.
+    let root = tempfile::tempdir().unwrap();
+    let small = root.path().join("small");
+    fs::create_dir(&small).unwrap();
+    common::shell(&format!("mount -t tmpfs -o size=400m small {}", small.display()));
+    let result = std::panic::catch_unwind(|| {
+        let mount = root.path().join("mnt");
+        let dir = small.join("c");
+        let up = weir(&["up", "--dir", dir.to_str().unwrap(), "--mount", mount.to_str().unwrap()]);
+        assert!(up.status.success(), "{}", text(&up.stderr));
+        let block = pattern(1, 4 << 20);
+        let mut failed = None;
+        for n in 0..200 {
+            let written = fs::File::create(mount.join(format!("f{n}"))).and_then(|mut f| {
+                f.write_all(&block)?;
+                f.sync_all()
+            });
+            if let Err(e) = written {
+                failed = Some((n, e));
+                break;
+            }
+        }
+        let (n, e) = failed.expect("the disk is full at some point");
+        assert_eq!(e.raw_os_error(), Some(28), "after {n} files: {e}");
+        assert!(fs::read(mount.join("f0")).unwrap() == block, "what was written is still read");
+        for n in 0..n {
+            fs::remove_file(mount.join(format!("f{n}"))).unwrap();
+        }
+        common::wait_until("space comes back", Duration::from_secs(30), || {
+            fs::write(mount.join("again"), &block).is_ok()
+        });
+        assert!(weir(&["down", "--dir", dir.to_str().unwrap()]).status.success());
+    });
+    let _ = weir(&["down", "--dir", small.join("c").to_str().unwrap()]);
+    common::shell(&format!("umount -l {}", small.display()));
+    result.unwrap();
+}
