@@ -110,8 +110,9 @@ sections! {
         targets: Vec<PathBuf> = Vec::new(), shown "required";
         /// The pool that its targets belong to.
         pool: String = "default".into(), shown "\"default\"";
-        /// Memory for each target's index, in MiB.
-        cache_mib: u64 = 32, shown "32";
+        /// Targets, here and of other nodes, whose directories are on the same file system: each counts as its part of
+        /// the free space.
+        shared_by: u32 = 1, shown "1";
     }
     /// Of `weir mount`.
     [mount] Mount {
@@ -214,8 +215,16 @@ mod tests {
     #[test]
     fn a_wrong_line_is_named_with_what_was_meant() {
         let cases = [
-            ("[mount]\nmemroy_mib = 4\n", "f:2: memroy_mib: unknown field `memroy_mib`", "did you mean \"memory_mib\"?"),
-            ("[coord]\n\nscheme = \"ec:4\"\n", "f:3: scheme: scheme \"ec:4\": expected", "weir config reference"),
+            (
+                "[mount]\nmemroy_mib = 4\n",
+                "f:2: memroy_mib: unknown field `memroy_mib`",
+                "did you mean \"memory_mib\"?",
+            ),
+            (
+                "[coord]\n\nscheme = \"ec:4\"\n",
+                "f:3: scheme: scheme \"ec:4\": expected",
+                "weir config reference",
+            ),
             ("[coordd]\n", "f:1: [coordd]: unknown field", "did you mean \"coord\"?"),
             ("[node]\nthreads = \"x\"\n", "f:2: threads: invalid type", "weir config reference"),
             ("[node]\nlisten = [\"udp:1\"]\n", "f:2: listen: address \"udp:1\"", "weir config reference"),

@@ -62,7 +62,9 @@ impl<T> Doing<T> for std::io::Result<T> {
             let error = Error::from_io(&what, &e);
             match error.kind {
                 ErrorKind::NoSpace => Failure::new(error, "free some space there, or use another directory"),
-                ErrorKind::Denied => Failure::new(error, "run as a user who may do that, or use another directory"),
+                ErrorKind::Denied => {
+                    Failure::new(error, "run as a user who may do that, or use another directory")
+                }
                 _ => error.into(),
             }
         })

@@ -1,1 +1,77 @@
-fn main() {}
+//! The binary: roles, the mount and the command line. The outermost shell: it alone reads the environment, and it
+//! alone talks to the operating system past `weir-env` where an environment has nothing for it (processes, mounts).
+#![forbid(unsafe_code)]
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "the outermost shell starts processes, reads pid files and mounts; nothing of it runs in the simulator"
+)]
+
+mod bench;
+mod bench_meta;
+mod cli;
+mod config;
+mod demo;
+mod failure;
+mod file;
+mod fuse;
+mod inspect;
+mod manual;
+mod observe;
+mod place;
+mod process;
+mod roles;
+mod status;
+mod table;
+mod up;
+mod wiring;
+
+use clap::Parser;
+use failure::Outcome;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let cli = match cli::Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(e) => e.exit(),
+    };
+    // The environment is read here and nowhere else.
+    let environment = roles::Environment {
+        log: std::env::var("WEIR_LOG").ok(),
+        frames: std::env::var_os("WEIR_FRAMES").map(Into::into),
+    };
+    match run(cli.command, &environment) {
+        Ok(code) => code,
+        Err(failure) => {
+            eprintln!("{failure}");
+            ExitCode::from(failure.kind().exit_code())
+        }
+    }
+}
+
+fn run(command: cli::Command, environment: &roles::Environment) -> Outcome<ExitCode> {
+    use cli::{Command, ConfigCommand, FileCommand};
+    let done = match command {
+        Command::Up(args) => up::up(&args),
+        Command::Down(args) => up::down(&args),
+        Command::Status(args) => status::status(&args),
+        Command::File(FileCommand::Stat(args)) => file::stat(&args),
+        Command::File(FileCommand::Layout(args)) => file::layout(&args),
+        Command::Inspect(args) => return inspect::inspect(&args),
+        Command::Bench(bench) => return bench::run(bench, environment),
+        Command::Demo(args) => return demo::demo(&args, environment),
+        Command::Mount(args) => roles::mount(&args, environment),
+        Command::Unmount(args) => fuse::unmount(&args.path, args.lazy),
+        Command::Coord(args) => roles::coord(&args, environment),
+        Command::Meta(args) => roles::meta(&args, environment),
+        Command::Storage(args) => roles::storage(&args, environment),
+        Command::Config(ConfigCommand::Reference) => {
+            print!("{}", config::reference());
+            Ok(())
+        }
+        Command::Config(ConfigCommand::Check { file }) => roles::check_file(&file),
+        Command::Completion { shell } => manual::completion(shell),
+        Command::Man { dir } => manual::write_pages(&dir),
+    };
+    done.map(|()| ExitCode::SUCCESS)
+}

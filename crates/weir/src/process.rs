@@ -30,8 +30,9 @@ impl PidFile {
     /// Of this very process.
     pub fn own(ready: bool) -> Outcome<PidFile> {
         let pid = rustix::process::getpid().as_raw_nonzero().get();
-        let started = start_time(pid)
-            .ok_or_else(|| Error::unsupported("read the process's start time from /proc: is /proc mounted?"))?;
+        let started = start_time(pid).ok_or_else(|| {
+            Error::unsupported("read the process's start time from /proc: is /proc mounted?")
+        })?;
         Ok(PidFile { pid, started, boot: boot_id(), ready })
     }
     pub fn read(path: &Path) -> Option<PidFile> {

@@ -1,0 +1,93 @@
+//! `weir bench`: the workloads of `weir-load` on any mounted file system, and the metadata role alone over RPC.
+use crate::bench_meta;
+use crate::failure::{Doing, Outcome};
+use crate::roles::Environment;
+use clap::{Args, Subcommand};
+use indicatif::{ProgressBar, ProgressStyle};
+use std::io::IsTerminal;
+use std::process::ExitCode;
+use std::time::Duration;
+use weir_load::{Common, Report, detector, fsync, mdtest, shared, smallfile, stream};
+
+/// Exit code when everything ran but bytes were wrong: "the answer is no".
+const WRONG: u8 = 1;
+
+/// A workload with the choice of how its result is printed.
+#[derive(Args)]
+pub struct Printed<O: Args> {
+    #[command(flatten)]
+    pub options: O,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Subcommand)]
+pub enum Bench {
+    /// Detectors that write frames at their rate, read back and compared
+    Detector(Printed<detector::Options>),
+    /// A file per worker: write, cold read, warm read
+    Stream(Printed<stream::Options>),
+    /// Interleaved records of several workers in one file
+    Shared(Printed<shared::Options>),
+    /// Empty files: create, stat, remove
+    Mdtest(Printed<mdtest::Options>),
+    /// Small files in one directory
+    Smallfile(Printed<smallfile::Options>),
+    /// Latency of a small write with fsync
+    Fsync(Printed<fsync::Options>),
+    /// The metadata role alone, over RPC: creates and stats, many in flight
+    Meta(bench_meta::Options),
+    /// Runs a part of a workload for another process
+    #[command(hide = true)]
+    Worker,
+}
+
+pub fn run(bench: Bench, environment: &Environment) -> Outcome<ExitCode> {
+    match bench {
+        Bench::Detector(mut args) => {
+            args.options.frames = args.options.frames.or_else(|| environment.frames.clone());
+            one(args, |o| &mut o.common, detector::run)
+        }
+        Bench::Stream(args) => one(args, |o| &mut o.common, stream::run),
+        Bench::Shared(args) => one(args, |o| &mut o.common, shared::run),
+        Bench::Mdtest(args) => one(args, |o| &mut o.common, mdtest::run),
+        Bench::Smallfile(args) => one(args, |o| &mut o.common, smallfile::run),
+        Bench::Fsync(args) => one(args, |o| &mut o.common, fsync::run),
+        Bench::Meta(options) => bench_meta::run(&options),
+        Bench::Worker => Ok(weir_load::worker_main().map(|()| ExitCode::SUCCESS)?),
+    }
+}
+
+fn one<O: Args>(
+    mut args: Printed<O>,
+    common: impl Fn(&mut O) -> &mut Common,
+    workload: impl Fn(&O) -> weir_proto::Result<Report>,
+) -> Outcome<ExitCode> {
+    common(&mut args.options).worker_command = worker_command()?;
+    let bar = spinner("measuring");
+    let report = workload(&args.options);
+    bar.finish_and_clear();
+    let report = report?;
+    match args.json {
+        true => println!("{}", report.json()),
+        false => print!("{}", report.table()),
+    }
+    Ok(if report.is_good() { ExitCode::SUCCESS } else { ExitCode::from(WRONG) })
+}
+
+fn worker_command() -> Outcome<Vec<String>> {
+    let binary = std::env::current_exe().doing("find this binary")?;
+    Ok(vec![binary.display().to_string(), "bench".into(), "worker".into()])
+}
+
+/// On a terminal only.
+pub fn spinner(what: &'static str) -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::new_spinner().with_message(what);
+    bar.set_style(ProgressStyle::with_template("{spinner} {msg} {elapsed}").expect("a valid template"));
+    bar.enable_steady_tick(Duration::from_millis(200));
+    bar
+}

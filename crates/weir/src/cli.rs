@@ -1,0 +1,267 @@
+//! The command line: nouns and verbs, declared once; help, completion and man pages follow from it.
+use clap::{Args, Parser, Subcommand, ValueHint};
+use std::path::PathBuf;
+use weir_env::Addr;
+use weir_proto::map::Scheme;
+
+#[derive(Parser)]
+#[command(
+    name = "weir",
+    version,
+    about = "One file system for a research facility",
+    after_help = "A cluster on this machine in one command: weir up --dir DIR --mount PATH",
+    disable_help_subcommand = true,
+    propagate_version = true
+)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Subcommand)]
+pub enum Command {
+    /// Start a whole cluster on this machine, in the background; start again what is missing
+    Up(Up),
+    /// Stop a cluster that `weir up` started
+    Down(Down),
+    /// Tell how a cluster is: nodes, targets, placement groups, missing redundancy, damage
+    Status(Status),
+    /// Look at one file of a mounted file system
+    #[command(subcommand)]
+    File(FileCommand),
+    /// Decode a target's directory offline
+    Inspect(Inspect),
+    /// Measure with workloads that verify what they read
+    #[command(subcommand)]
+    Bench(crate::bench::Bench),
+    /// Take two detectors' data while a storage process is killed, and verify every byte
+    Demo(Demo),
+    /// Mount in the foreground
+    Mount(MountRole),
+    /// Unmount; also a mount whose process died
+    Unmount(Unmount),
+    /// Run the coordinator role in the foreground
+    Coord(CoordRole),
+    /// Run the metadata role in the foreground
+    Meta(MetaRole),
+    /// Run the storage role in the foreground
+    Storage(StorageRole),
+    /// Configuration files
+    #[command(subcommand)]
+    Config(ConfigCommand),
+    /// Print a shell's completion script
+    Completion {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// Write man pages
+    Man {
+        /// Directory to write them to
+        #[arg(value_hint = ValueHint::DirPath)]
+        dir: PathBuf,
+    },
+}
+
+#[derive(Args, Clone)]
+pub struct Up {
+    /// Directory that holds everything of the cluster
+    #[arg(long, value_hint = ValueHint::DirPath)]
+    pub dir: PathBuf,
+    /// Storage targets, each with a process of its own [default: 6]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub targets: Option<u32>,
+    /// How new files are protected: ec:K+M, replica:N or single [default: ec:4+2]
+    #[arg(long)]
+    pub scheme: Option<Scheme>,
+    /// Mount the file system there; may be given several times
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::DirPath)]
+    pub mount: Vec<PathBuf>,
+    /// Keep everything in memory; `weir down` then leaves nothing
+    #[arg(long)]
+    pub memory: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args)]
+pub struct Down {
+    /// The directory that `weir up` was given
+    #[arg(long, value_hint = ValueHint::DirPath)]
+    pub dir: PathBuf,
+    /// The cluster is in memory: remove all of it. (One that is in memory is removed without this, too)
+    #[arg(long)]
+    pub memory: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Where the coordinator is.
+#[derive(Args)]
+pub struct Status {
+    /// The directory that `weir up` was given
+    #[arg(long, value_hint = ValueHint::DirPath, required_unless_present = "coordinator")]
+    pub dir: Option<PathBuf>,
+    /// Address of the coordinator, for a cluster of several machines
+    #[arg(long, value_name = "ADDR")]
+    pub coordinator: Vec<Addr>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Subcommand)]
+pub enum FileCommand {
+    /// Attributes as the metadata role keeps them
+    Stat(OnePath),
+    /// Where the bytes are: scheme, cells, placement groups, targets
+    Layout(OnePath),
+}
+
+#[derive(Args)]
+pub struct OnePath {
+    /// A file or directory on a mounted Weir
+    #[arg(value_hint = ValueHint::AnyPath)]
+    pub path: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args)]
+pub struct Inspect {
+    /// The target's directory; its process must not run
+    #[arg(value_hint = ValueHint::DirPath)]
+    pub dir: PathBuf,
+    /// Read every byte and verify every checksum
+    #[arg(long)]
+    pub check: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args)]
+pub struct Demo {
+    /// Directory for the cluster, its targets and its mount [default: a new one in the system's temporary directory]
+    #[arg(long, value_hint = ValueHint::DirPath)]
+    pub dir: Option<PathBuf>,
+    /// How long the detectors run, in seconds
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(2..=3600))]
+    pub seconds: u32,
+    /// Frames per second of each detector
+    #[arg(long, default_value_t = 25.0)]
+    pub hz: f64,
+    /// Detectors
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=16))]
+    pub detectors: u32,
+    /// Keep the cluster in memory instead of on the disk
+    #[arg(long)]
+    pub memory: bool,
+    /// Directory of real frames (*.cbf, *.cbf.bz2) [default: WEIR_FRAMES, else synthesized]
+    #[arg(long, value_hint = ValueHint::DirPath)]
+    pub frames: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args)]
+pub struct Unmount {
+    /// The mount point
+    #[arg(value_hint = ValueHint::DirPath)]
+    pub path: PathBuf,
+    /// Take it away now, even while files are open there
+    #[arg(long)]
+    pub lazy: bool,
+}
+
+/// What every role may be told without a file. Flags win over the file.
+#[derive(Args, Default, Clone)]
+pub struct RoleArgs {
+    /// Read a weir.toml
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub config: Option<PathBuf>,
+    /// Name of this node, unique in the cluster
+    #[arg(long)]
+    pub name: Option<String>,
+    /// Address to listen on (unix:/PATH or tcp:HOST:PORT); may be given several times
+    #[arg(long, value_name = "ADDR")]
+    pub listen: Vec<Addr>,
+    /// Address of the coordinator; may be given several times
+    #[arg(long, value_name = "ADDR")]
+    pub coordinator: Vec<Addr>,
+    /// Write pid and readiness to this file
+    #[arg(long, value_name = "FILE", hide = true)]
+    pub pid_file: Option<PathBuf>,
+}
+
+#[derive(Args)]
+pub struct CoordRole {
+    #[command(flatten)]
+    pub role: RoleArgs,
+    /// Directory of the cluster map
+    #[arg(long, value_hint = ValueHint::DirPath)]
+    pub dir: Option<PathBuf>,
+    /// Targets to wait for before the first placement groups are made
+    #[arg(long)]
+    pub targets: Option<u32>,
+    /// How new files are protected
+    #[arg(long)]
+    pub scheme: Option<Scheme>,
+}
+
+#[derive(Args)]
+pub struct MetaRole {
+    #[command(flatten)]
+    pub role: RoleArgs,
+    /// Directory of the namespace
+    #[arg(long, value_hint = ValueHint::DirPath)]
+    pub dir: Option<PathBuf>,
+    /// The volume to lead
+    #[arg(long)]
+    pub volume: Option<String>,
+}
+
+#[derive(Args)]
+pub struct StorageRole {
+    #[command(flatten)]
+    pub role: RoleArgs,
+    /// Directory of a target; may be given several times
+    #[arg(long, value_hint = ValueHint::DirPath)]
+    pub dir: Vec<PathBuf>,
+    /// Pool of its targets
+    #[arg(long)]
+    pub pool: Option<String>,
+}
+
+#[derive(Args)]
+pub struct MountRole {
+    #[command(flatten)]
+    pub role: RoleArgs,
+    /// Where the file system appears
+    #[arg(value_hint = ValueHint::DirPath)]
+    pub path: Option<PathBuf>,
+    /// The cluster of this directory (of `weir up`), instead of --config or --coordinator
+    #[arg(long, value_hint = ValueHint::DirPath)]
+    pub dir: Option<PathBuf>,
+    /// The volume to show
+    #[arg(long)]
+    pub volume: Option<String>,
+    /// Memory for data on its way and cached, in MiB
+    #[arg(long)]
+    pub memory_mib: Option<u64>,
+}
+
+#[derive(Subcommand)]
+pub enum ConfigCommand {
+    /// Print every key of weir.toml with its documentation and default
+    Reference,
+    /// Check a file
+    Check {
+        /// The file
+        #[arg(value_hint = ValueHint::FilePath)]
+        file: PathBuf,
+    },
+}

@@ -1,0 +1,313 @@
+//! `weir demo`: the main job, from nothing to nothing. Detectors write at their rate, a storage process is killed at half
+//! time, everything is read back and compared, and the directory is as it was before.
+use crate::bench::spinner;
+use crate::failure::{Doing, Failure, Outcome};
+use crate::place::{Place, RoleName};
+use crate::process::PidFile;
+use crate::roles::Environment;
+use crate::{cli, file, fuse, observe, table, up};
+use indicatif::{ProgressBar, ProgressStyle};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use std::fs;
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+use weir_load::{Report, detector};
+use weir_proto::Error;
+use weir_proto::coord::ClusterStatus;
+use weir_proto::map::TargetState;
+
+/// The storage process that dies.
+const VICTIM: &str = "storage-3";
+/// How often the cluster is asked whether it has noticed.
+const POLL: Duration = Duration::from_millis(2);
+const NOTICE_PATIENCE: Duration = Duration::from_secs(10);
+
+/// The cluster of the demo; gone with it, whatever happens.
+struct Stage {
+    root: PathBuf,
+    made_root: bool,
+    mount: PathBuf,
+    ended: AtomicBool,
+}
+
+impl Stage {
+    fn cluster_dir(&self) -> PathBuf {
+        self.root.join("cluster")
+    }
+    fn end(&self) -> Outcome<()> {
+        if self.ended.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        if let Ok(place) = Place::open(&self.cluster_dir()) {
+            up::take_down(&place)?;
+        }
+        if self.cluster_dir().exists() {
+            fs::remove_dir_all(self.cluster_dir()).doing("remove the demo's cluster")?;
+        }
+        fs::remove_dir(&self.mount)
+            .or_else(|e| if self.mount.exists() { Err(e) } else { Ok(()) })
+            .doing("remove the demo's mount point")?;
+        if self.made_root {
+            fs::remove_dir(&self.root).doing("remove the demo's directory")?;
+        }
+        Ok(())
+    }
+}
+impl Drop for Stage {
+    fn drop(&mut self) {
+        if let Err(e) = self.end() {
+            eprintln!("{}", e.doing("clean up after the demo"));
+        }
+    }
+}
+
+/// What happened to the storage process.
+struct Kill {
+    at_s: f64,
+    noticed_ms: Option<f64>,
+}
+
+pub fn demo(args: &cli::Demo, environment: &Environment) -> Outcome<ExitCode> {
+    let stage = Arc::new(prepare(args)?);
+    end_on_signal(stage.clone());
+    let result = play(args, environment, &stage);
+    let cleaned = stage.end();
+    let code = result?;
+    cleaned?;
+    Ok(code)
+}
+
+fn prepare(args: &cli::Demo) -> Outcome<Stage> {
+    let root = match &args.dir {
+        Some(dir) => crate::place::absolute(dir)?,
+        None => std::env::temp_dir().join(format!("weir-demo-{}", std::process::id())),
+    };
+    let made_root = !root.exists();
+    let mount = root.join("mnt");
+    fs::create_dir_all(&mount).doing(format_args!("make {}", mount.display()))?;
+    let stage = Stage { root, made_root, mount, ended: AtomicBool::new(false) };
+    if stage.cluster_dir().exists() {
+        stage.ended.store(true, Ordering::Release); // not this demo's to remove
+        let error = Error::exists(format!("{} is there already", stage.cluster_dir().display()));
+        return Err(Failure::new(
+            error,
+            "name another --dir, or stop that cluster with `weir down` and remove it",
+        ));
+    }
+    fuse::preflight(&stage.mount)?;
+    Ok(stage)
+}
+
+/// SIGINT and SIGTERM end the demo, and clean up before.
+fn end_on_signal(stage: Arc<Stage>) {
+    std::thread::spawn(move || {
+        let waited = observe::block_on(async {
+            use tokio::signal::unix::{SignalKind, signal};
+            let mut int = signal(SignalKind::interrupt()).doing("listen for SIGINT")?;
+            let mut term = signal(SignalKind::terminate()).doing("listen for SIGTERM")?;
+            tokio::select! {
+                biased;
+                _ = int.recv() => {}
+                _ = term.recv() => {}
+            }
+            Ok(())
+        });
+        if waited.is_ok() {
+            eprintln!("\nstopped; cleaning up");
+            let _ = stage.end(); // told by the main thread if it is still there
+            std::process::exit(130);
+        }
+    });
+}
+
+fn play(args: &cli::Demo, environment: &Environment, stage: &Arc<Stage>) -> Outcome<ExitCode> {
+    let quiet = args.json;
+    let say = |text: String| {
+        if !quiet {
+            println!("{text}");
+        }
+    };
+    let begun = Instant::now();
+    let wish = cli::Up {
+        dir: stage.cluster_dir(),
+        targets: Some(6),
+        scheme: Some(crate::place::SCHEME_DEFAULT),
+        mount: vec![stage.mount.clone()],
+        memory: args.memory,
+        json: false,
+    };
+    let bar = spinner("starting the cluster");
+    let (place, _) = up::bring_up(&wish)?;
+    bar.finish_and_clear();
+    say(format!(
+        "cluster: 1 coordinator, 1 meta, 6 storage processes with ec:4+2, 1 mount at {} ({:.1} s)",
+        stage.mount.display(),
+        begun.elapsed().as_secs_f64()
+    ));
+
+    let mut options = detector::Options::at(&stage.mount);
+    options.detectors = args.detectors as u16;
+    options.hz = args.hz;
+    options.duration = f64::from(args.seconds);
+    options.frames = args.frames.clone().or_else(|| environment.frames.clone());
+    options.common.keep = true;
+    say(format!(
+        "detectors: {} × {} Hz × {} for {} s; {VICTIM} is killed at half time",
+        args.detectors,
+        args.hz,
+        match &options.frames {
+            Some(dir) => format!("real frames of {}", dir.display()),
+            None => "6.25 MB".to_string(),
+        },
+        args.seconds
+    ));
+    let (report, kill) = run(args, options, &place, quiet)?;
+    let status = ask(&place)?;
+    let client = file::ask(&stage.mount, file::CLIENT)?;
+    let good = is_good(&report) && kill.noticed_ms.is_some();
+    if quiet {
+        println!("{:#}", as_json(&report, &kill, &status, &client, good));
+    } else {
+        print!("\n{}", as_text(&report, &kill, &status, &client));
+        println!("\n{}", if good { "nothing was late, missing or wrong" } else { "NOT GOOD: see above" });
+    }
+    Ok(if good { ExitCode::SUCCESS } else { ExitCode::from(1) })
+}
+
+/// Runs the detectors, with the kill at half time.
+fn run(args: &cli::Demo, options: detector::Options, place: &Place, quiet: bool) -> Outcome<(Report, Kill)> {
+    let watch: Arc<detector::Watch> = Arc::default();
+    let half = Duration::from_secs_f64(f64::from(args.seconds) / 2.0);
+    let running = AtomicBool::new(true);
+    std::thread::scope(|scope| {
+        let work = scope.spawn(|| {
+            let report = detector::run_watched(&options, &watch);
+            running.store(false, Ordering::Release);
+            report
+        });
+        let bar = progress(quiet);
+        let mut begun = None;
+        let mut kill = None;
+        while running.load(Ordering::Acquire) {
+            let p = watch.progress();
+            bar.set_length(p.frames_total);
+            bar.set_position(p.frames_done);
+            bar.set_message(format!("{} late, {} failed", p.late, p.failed));
+            // Frames are loaded first: the clock starts with the first one written.
+            if p.frames_done > 0 && begun.is_none() {
+                begun = Some(Instant::now());
+            }
+            match begun {
+                Some(at) if kill.is_none() && at.elapsed() >= half => {
+                    kill = Some(kill_one(place, at.elapsed().as_secs_f64())?);
+                }
+                _ => std::thread::sleep(Duration::from_millis(20)),
+            }
+        }
+        bar.finish_and_clear();
+        let report = work.join().map_err(|_| Error::io("the detectors' thread panicked"))??;
+        let kill =
+            kill.ok_or_else(|| Error::io("the detectors ended before half time: nothing was killed"))?;
+        Ok((report, kill))
+    })
+}
+
+fn progress(quiet: bool) -> ProgressBar {
+    if quiet || !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::new(0);
+    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} frames, {msg} {elapsed}");
+    bar.set_style(style.expect("a valid template"));
+    bar
+}
+
+/// SIGKILL, and how long the coordinator took to notice.
+fn kill_one(place: &Place, at_s: f64) -> Outcome<Kill> {
+    let missing = || Error::not_found(format!("{VICTIM} does not run"));
+    let process = place.of_role(RoleName::Storage).find(|p| p.name == VICTIM).ok_or_else(missing)?;
+    let pid = PidFile::read(&place.pid_file(process)).ok_or_else(missing)?;
+    let noticed_ms = observe::block_on(async {
+        let env = weir_env::real::env();
+        let cluster = observe::observe(&env, &place.coordinators(), "weir demo").await?;
+        let begun = Instant::now();
+        pid.signal(Signal::KILL)?;
+        let is_down = |t: &weir_proto::map::Target| t.state != TargetState::Up;
+        while begun.elapsed() < NOTICE_PATIENCE {
+            if cluster.map().targets.iter().any(is_down) {
+                return Ok(Some(begun.elapsed().as_secs_f64() * 1e3));
+            }
+            env.clock.sleep(POLL).await;
+        }
+        Ok(None)
+    })?;
+    Ok(Kill { at_s, noticed_ms })
+}
+
+fn ask(place: &Place) -> Outcome<ClusterStatus> {
+    observe::block_on(async {
+        let env = weir_env::real::env();
+        Ok(observe::observe(&env, &place.coordinators(), "weir demo").await?.status().await?)
+    })
+}
+
+fn is_good(report: &Report) -> bool {
+    let none = |name: &str| report.row(name).is_some_and(|r| r.value.max == 0.0);
+    report.is_good() && none("late frames") && none("failed frames") && none("bad frames")
+}
+
+fn number(client: &Value, key: &str) -> f64 {
+    client.get(key).and_then(Value::as_f64).unwrap_or(0.0)
+}
+
+fn as_text(report: &Report, kill: &Kill, status: &ClusterStatus, client: &Value) -> String {
+    let noticed = kill.noticed_ms.map_or("not noticed".to_string(), |ms| format!("noticed after {ms:.0} ms"));
+    let health = observe::Health::of(status);
+    let wire = number(client, "wire_sent_bytes") / number(client, "written_bytes").max(1.0);
+    let rows = vec![
+        vec!["killed".into(), format!("{VICTIM} at {:.1} s, {noticed}", kill.at_s)],
+        vec!["written with less redundancy".into(), format!("{} stripes", number(client, "degraded_writes"))],
+        vec![
+            "lacking redundancy now".into(),
+            format!("{} cells (repaired when it returns)", health.debt_cells),
+        ],
+        vec!["decoded from parity".into(), format!("{} reads", number(client, "degraded_reads"))],
+        vec!["checksum failures".into(), format!("{}", number(client, "crc_failures"))],
+        vec!["wire bytes per payload byte".into(), format!("{wire:.3}")],
+        vec!["client memory at most".into(), table::bytes(number(client, "memory_peak_bytes") as u64)],
+    ];
+    format!("{}\n{}", report.table(), table::render(&["", ""], &rows).trim_start_matches('\n'))
+}
+
+fn as_json(report: &Report, kill: &Kill, status: &ClusterStatus, client: &Value, good: bool) -> Value {
+    json!({
+        "good": good, "detector": serde_json::to_value(report).unwrap_or(Value::Null),
+        "killed": { "process": VICTIM, "at_s": kill.at_s, "noticed_ms": kill.noticed_ms },
+        "health": observe::Health::of(status), "client": client,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stage_removes_what_it_made_and_only_that() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("demo");
+        fs::create_dir_all(root.join("mnt")).unwrap();
+        let stage = Stage {
+            root: root.clone(),
+            made_root: true,
+            mount: root.join("mnt"),
+            ended: AtomicBool::new(false),
+        };
+        drop(stage);
+        assert!(!root.exists() && dir.path().exists());
+    }
+}

@@ -1,0 +1,78 @@
+//! `weir file`: what the mount tells of one file, through attributes that it answers itself.
+//!
+//! An extended attribute needs no socket and no address: the path leads to the right mount.
+use crate::cli::OnePath;
+use crate::failure::{Doing, Failure, Outcome};
+use crate::table;
+use serde_json::Value;
+use std::path::Path;
+use weir_proto::Error;
+
+/// Attribute names that every mount of Weir answers with JSON.
+pub const STAT: &str = "weir.stat";
+pub const LAYOUT: &str = "weir.layout";
+/// Counters of the mount's client.
+pub const CLIENT: &str = "weir.client";
+
+pub fn stat(args: &OnePath) -> Outcome<()> {
+    show(args, STAT)
+}
+
+pub fn layout(args: &OnePath) -> Outcome<()> {
+    show(args, LAYOUT)
+}
+
+fn show(args: &OnePath, attribute: &str) -> Outcome<()> {
+    let value = ask(&args.path, attribute)?;
+    if args.json {
+        println!("{value:#}");
+        return Ok(());
+    }
+    println!("{}", args.path.display());
+    let mut rows = Vec::new();
+    for (key, value) in value.as_object().into_iter().flatten() {
+        match value {
+            Value::Array(_) => {} // the table below
+            _ => rows.push(vec![format!("  {key}"), plain(value)]),
+        }
+    }
+    print!("{}", table::render(&["", ""], &rows).trim_start_matches('\n'));
+    if let Some(Value::Array(stripes)) = value.get("stripes") {
+        print!("{}", stripes_table(stripes));
+    }
+    Ok(())
+}
+
+fn stripes_table(stripes: &[Value]) -> String {
+    let cell = |stripe: &Value, key: &str| stripe.get(key).map(plain).unwrap_or_default();
+    let rows: Vec<Vec<String>> = stripes
+        .iter()
+        .map(|s| ["stripe", "group", "data", "parity"].map(|key| cell(s, key)).to_vec())
+        .collect();
+    table::render(&["STRIPE", "GROUP", "DATA ON", "PARITY ON"], &rows)
+}
+
+fn plain(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        Value::Array(items) => items.iter().map(plain).collect::<Vec<_>>().join(" "),
+        other => other.to_string(),
+    }
+}
+
+/// The mount's answer for a path.
+pub fn ask(path: &Path, attribute: &str) -> Outcome<Value> {
+    let mut buffer = vec![0u8; 1 << 16];
+    let n = match rustix::fs::lgetxattr(path, attribute, &mut buffer[..]) {
+        Ok(n) => n,
+        Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NODATA) => {
+            return Err(Failure::new(
+                Error::invalid(format!("{} is not on a Weir file system", path.display())),
+                "name a file below a mount of `weir up --mount PATH` or `weir mount`",
+            ));
+        }
+        Err(e) => return Err(e).doing(format_args!("ask about {}", path.display())),
+    };
+    serde_json::from_slice(&buffer[..n])
+        .map_err(|e| Error::damaged(format!("the mount's answer about {}: {e}", path.display())).into())
+}

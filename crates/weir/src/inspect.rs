@@ -1,0 +1,102 @@
+//! `weir inspect`: a target's directory decoded offline, printed as text or JSON.
+use crate::cli;
+use crate::failure::{Failure, Outcome};
+use crate::observe::block_on;
+use crate::place;
+use crate::table;
+use serde_json::json;
+use std::process::ExitCode;
+use weir_proto::ErrorKind;
+use weir_store::inspect::{Finding, InspectOptions, Summary, inspect as decode};
+
+/// Exit code when the target has problems: "the answer is no".
+const PROBLEMS: u8 = 1;
+
+pub fn inspect(args: &cli::Inspect) -> Outcome<ExitCode> {
+    let dir = place::absolute(&args.dir)?;
+    let options = InspectOptions { check: args.check, cell: None };
+    let mut findings = Vec::new();
+    let json = args.json;
+    let summary = block_on(async {
+        let env = weir_env::real::env();
+        let mut tell = |finding: Finding| match json {
+            true => findings.push(finding),
+            false => println!("{}", line(&finding)),
+        };
+        decode(&env, &dir, options, &mut tell).await.map_err(|e| match e.kind {
+            ErrorKind::Exists => Failure::new(e, "stop its process first: `weir down --dir DIR`"),
+            ErrorKind::NotFound => Failure::new(e, "name a target's directory, such as DIR/t1"),
+            _ => e.into(),
+        })
+    })?;
+    if json {
+        println!(
+            "{:#}",
+            json!({ "dir": dir, "checked": args.check, "summary": summary, "findings": findings })
+        );
+    } else {
+        print!("{}", totals(&summary, args.check));
+    }
+    Ok(if summary.problems == 0 { ExitCode::SUCCESS } else { ExitCode::from(PROBLEMS) })
+}
+
+fn line(finding: &Finding) -> String {
+    match finding {
+        Finding::Cell { cell, group, epoch, scheme, missing, last_seq, cut } => {
+            let debt =
+                if *missing == 0 { String::new() } else { format!(", fragments missing: mask {missing:#b}") };
+            format!(
+                "cell {cell}: {scheme} on pg{group} e{epoch}, overlays up to {last_seq}, sealed up to {cut}{debt}"
+            )
+        }
+        Finding::Base { version, bytes, addr, blocks, cuts, .. } => {
+            let cuts = if cuts.is_empty() { String::new() } else { format!(", cuts {cuts:?}") };
+            format!("  base {version}: {bytes} bytes at {addr:#x}, {blocks} checksums{cuts}")
+        }
+        Finding::Prepared { version, bytes, addr, seal, .. } => {
+            let by = if *seal { "a seal" } else { "a writer" };
+            format!("  prepared {version} by {by}: {bytes} bytes at {addr:#x}")
+        }
+        Finding::Overlay { seq, offset, len, zero, token_epoch, in_slab, .. } => {
+            let kind = if *zero {
+                "zeros"
+            } else if *in_slab {
+                "in a slab"
+            } else {
+                "in the index"
+            };
+            format!(
+                "  overlay {seq}: bytes {offset}..{}, {kind}, token epoch {token_epoch}",
+                u64::from(*offset) + u64::from(*len)
+            )
+        }
+        Finding::Fence { file, token_epoch } => {
+            format!("fence {file}: writes below token epoch {token_epoch} are refused")
+        }
+        Finding::Group { group, epoch } => format!("group pg{group}: epoch {epoch}"),
+        Finding::Problem { problem } => format!("PROBLEM: {problem}"),
+    }
+}
+
+fn totals(s: &Summary, checked: bool) -> String {
+    let verified = if checked {
+        format!("{} verified", table::bytes(s.verified_bytes))
+    } else {
+        "bytes not verified (--check does)".into()
+    };
+    format!(
+        "{} cells: {} bases, {} prepared, {} overlays; {} lack fragments\n\
+         {} in fragments, {} in overlays; slabs: {} used, {} free\n\
+         {verified}; {} problems\n",
+        s.cells,
+        s.bases,
+        s.prepared,
+        s.overlays,
+        s.cells_missing_fragments,
+        table::bytes(s.fragment_bytes),
+        table::bytes(s.overlay_bytes),
+        table::bytes(s.used_bytes),
+        table::bytes(s.free_bytes),
+        s.problems
+    )
+}

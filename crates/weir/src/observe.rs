@@ -1,0 +1,257 @@
+//! Looking at a cluster from outside: where it is, whether it is well, and in plain words why not.
+use crate::failure::{Doing, Failure, Outcome};
+use serde::Serialize;
+use std::fmt;
+use std::time::Duration;
+use weir_coord::{Cluster, Observer};
+use weir_env::{Addr, Env};
+use weir_proto::Error;
+use weir_proto::coord::ClusterStatus;
+use weir_proto::map::{ClusterMap, Group, MemberState, Role, TargetState};
+
+/// How long a cluster that starts may take until it takes data.
+const HEALTHY_PATIENCE: Duration = Duration::from_secs(60);
+const ANSWER_PATIENCE: Duration = Duration::from_secs(5);
+/// How often a cluster that starts is looked at again.
+const POLL: Duration = Duration::from_millis(20);
+
+/// Runs one conversation to its end.
+pub fn block_on<T>(work: impl Future<Output = Outcome<T>>) -> Outcome<T> {
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().doing("start a runtime")?;
+    runtime.block_on(work)
+}
+
+/// Equal for processes of one machine, different on any other.
+pub fn host_id() -> String {
+    let machine = std::fs::read_to_string("/etc/machine-id").unwrap_or_default();
+    let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    match machine.trim() {
+        "" => name,
+        id => format!("{name}-{id}"),
+    }
+}
+
+/// A handle on a cluster whose map is known.
+pub async fn observe(env: &Env, coordinators: &[Addr], name: &str) -> Outcome<Cluster> {
+    let who = Observer {
+        coordinators: coordinators.to_vec(),
+        cluster: None,
+        name: name.to_string(),
+        role: Role::Console,
+        host: host_id(),
+    };
+    Cluster::observe(env, who, ANSWER_PATIENCE).await.map_err(|e| {
+        let at: Vec<String> = coordinators.iter().map(Addr::to_string).collect();
+        match e.kind {
+            weir_proto::ErrorKind::Unavailable | weir_proto::ErrorKind::Deadline => Failure::new(
+                Error::unavailable(format!("the coordinator does not answer at {}: {e}", at.join(", "))),
+                "is the cluster up? `weir up --dir DIR` starts what is missing",
+            ),
+            _ => e.into(),
+        }
+    })
+}
+
+/// How well a cluster is.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
+pub struct Health {
+    pub targets: usize,
+    pub targets_up: usize,
+    pub groups: usize,
+    /// Groups with every member current.
+    pub groups_full: usize,
+    /// Groups that take data.
+    pub groups_writable: usize,
+    /// Volumes whose leader is up, of all.
+    pub volumes_led: usize,
+    pub volumes: usize,
+    /// Cells that lack redundancy.
+    pub debt_cells: u64,
+    pub damaged_blocks: u64,
+    pub repaired_blocks: u64,
+}
+
+impl Health {
+    pub fn of(status: &ClusterStatus) -> Health {
+        let map = &status.map;
+        let used = || used_groups(map);
+        Health {
+            targets: map.targets.len(),
+            targets_up: map.targets.iter().filter(|t| t.state == TargetState::Up).count(),
+            groups: used().count(),
+            groups_full: used().filter(|g| g.current_count() == g.members.len()).count(),
+            groups_writable: used().filter(|g| g.is_writable()).count(),
+            volumes_led: map.volumes.iter().filter(|v| is_led(map, v)).count(),
+            volumes: map.volumes.len(),
+            debt_cells: status.targets.iter().map(|t| t.debt_cells).sum(),
+            damaged_blocks: status.targets.iter().map(|t| t.damaged_blocks).sum(),
+            repaired_blocks: status.targets.iter().map(|t| t.repaired_blocks).sum(),
+        }
+    }
+    /// It takes and gives data.
+    pub fn serves(&self) -> bool {
+        self.groups > 0
+            && self.groups_writable == self.groups
+            && self.volumes > 0
+            && self.volumes_led == self.volumes
+    }
+    /// Nothing is missing, nothing is waiting for repair.
+    pub fn is_full(&self) -> bool {
+        self.serves()
+            && self.targets_up == self.targets
+            && self.groups_full == self.groups
+            && self.debt_cells == 0
+            && self.damaged_blocks <= self.repaired_blocks
+    }
+}
+
+impl fmt::Display for Health {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let word = match (self.serves(), self.is_full()) {
+            (_, true) => "healthy",
+            (true, false) => "serving, with less redundancy than it should have",
+            (false, _) => "not serving everything",
+        };
+        write!(f, "{word}: {} of {} targets up, ", self.targets_up, self.targets)?;
+        write!(f, "{} of {} placement groups full", self.groups_full, self.groups)?;
+        if self.groups_writable < self.groups {
+            write!(f, ", {} without enough members", self.groups - self.groups_writable)?;
+        }
+        if self.volumes_led < self.volumes || self.volumes == 0 {
+            write!(f, ", the metadata role is not there")?;
+        }
+        if self.debt_cells > 0 {
+            write!(f, ", {} cells lack redundancy", self.debt_cells)?;
+        }
+        if self.damaged_blocks > 0 {
+            write!(
+                f,
+                ", {} damaged blocks found, {} of them repaired",
+                self.damaged_blocks, self.repaired_blocks
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// Groups that new files use: of others a lost target is no trouble as long as no file is on them.
+fn used_groups(map: &ClusterMap) -> impl Iterator<Item = &Group> {
+    map.groups.iter().filter(|g| g.scheme == map.settings.scheme)
+}
+
+fn is_led(map: &ClusterMap, volume: &weir_proto::map::VolumeEntry) -> bool {
+    volume.leader.and_then(|node| map.node(node)).is_some_and(|node| node.up)
+}
+
+/// Waits until the cluster takes and gives data with all its targets.
+pub async fn wait_healthy(coordinators: &[Addr], targets: u32) -> Outcome<Health> {
+    let env = weir_env::real::env();
+    let cluster = observe(&env, coordinators, "weir up").await?;
+    let deadline = env.clock.now() + HEALTHY_PATIENCE;
+    loop {
+        let health = Health::of(&cluster.status().await?);
+        if health.serves() && health.targets_up >= targets as usize {
+            return Ok(health);
+        }
+        if env.clock.now() >= deadline {
+            let error =
+                Error::deadline(format!("the cluster is not healthy after {HEALTHY_PATIENCE:?}: {health}"));
+            return Err(Failure::new(error, "`weir status --dir DIR` and the logs in DIR/log tell more"));
+        }
+        env.clock.sleep(POLL).await;
+    }
+}
+
+/// What is not as it should be, one line each, in words.
+pub fn troubles(status: &ClusterStatus) -> Vec<String> {
+    let map = &status.map;
+    let mut lines = Vec::new();
+    for node in map.nodes.iter().filter(|n| !n.up && n.role != Role::Mount && n.role != Role::Console) {
+        lines.push(format!("{} is gone", node.name));
+    }
+    for target in &map.targets {
+        match target.state {
+            TargetState::Up => {}
+            TargetState::Down => lines.push(format!(
+                "{} is down: what is written meanwhile is repaired when it returns",
+                target.id
+            )),
+            TargetState::Failed => {
+                lines.push(format!("{} failed (disk error): it is not used any more", target.id))
+            }
+        }
+    }
+    for state in [MemberState::Down, MemberState::Behind] {
+        for target in &map.targets {
+            let groups = used_groups(map)
+                .filter(|g| g.members.iter().any(|m| m.target == target.id && m.state == state));
+            match (groups.count(), state) {
+                (0, _) | (_, MemberState::Current) => {}
+                (n, MemberState::Down) => {
+                    lines.push(format!("{n} placement groups go on without {}", target.id))
+                }
+                (n, MemberState::Behind) => {
+                    lines.push(format!("{} is being repaired in {n} placement groups", target.id));
+                }
+            }
+        }
+    }
+    let poor: Vec<&Group> = used_groups(map).filter(|g| !g.is_writable()).collect();
+    if let Some(first) = poor.first() {
+        lines.push(format!(
+            "{} placement groups have too few members: their stripes cannot be written, and not all can be read ({} has {} \
+             of {} and needs {})",
+            poor.len(),
+            first.id,
+            first.current_count(),
+            first.members.len(),
+            first.scheme.data
+        ));
+    }
+    for report in &status.targets {
+        if report.debt_cells > 0 {
+            lines.push(format!(
+                "{}: {} cells of its stripes lack redundancy",
+                report.target, report.debt_cells
+            ));
+        }
+        if report.damaged_blocks > 0 {
+            lines.push(format!(
+                "{}: {} blocks failed their checksum, {} of them repaired",
+                report.target, report.damaged_blocks, report.repaired_blocks
+            ));
+        }
+    }
+    for volume in map.volumes.iter().filter(|v| !is_led(map, v)) {
+        lines.push(format!("nobody leads volume {:?}: names cannot be reached", volume.name));
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_cluster_does_not_serve() {
+        assert!(!Health::default().serves());
+    }
+
+    #[test]
+    fn damage_and_debt_are_told_in_words() {
+        let health = Health {
+            targets: 6,
+            targets_up: 5,
+            groups: 24,
+            groups_writable: 24,
+            volumes: 1,
+            volumes_led: 1,
+            debt_cells: 3,
+            ..Health::default()
+        };
+        assert!(health.serves() && !health.is_full());
+        let text = health.to_string();
+        assert!(text.contains("5 of 6 targets up") && text.contains("3 cells lack redundancy"), "{text}");
+    }
+}

@@ -1,0 +1,264 @@
+//! The directory of a cluster that runs on one machine: what is in it, and what was decided when it was made.
+//!
+//! ```text
+//! DIR/cluster.toml        the decisions below; its presence makes DIR a cluster's directory
+//! DIR/etc/NAME.toml       configuration of each process
+//! DIR/run/NAME.pid,.sock  pid files, Unix sockets
+//! DIR/log/NAME.log        what each process said
+//! DIR/coord DIR/meta      cluster map, namespace
+//! DIR/t1 … DIR/tN         targets
+//! ```
+use crate::config::{Config, Text};
+use crate::failure::{Doing, Failure, Outcome};
+use serde::{Deserialize, Serialize};
+use std::fs;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use weir_env::Addr;
+use weir_proto::{ClusterId, Error, map::Scheme};
+
+/// Longest path of a Unix socket, in bytes (the kernel's limit of 108 with its end).
+const SOCKET_PATH_MAX: usize = 107;
+const MANIFEST: &str = "cluster.toml";
+pub const TARGETS_DEFAULT: u32 = 6;
+pub const SCHEME_DEFAULT: Scheme = Scheme { data: 4, parity: 2 };
+
+/// Where a cluster's bytes are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kept {
+    Disk,
+    /// DIR is a memory file system that `weir up` mounted.
+    Tmpfs,
+    /// DIR is a symbolic link into the machine's shared memory (without root).
+    SharedMemory,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RoleName {
+    Coord,
+    Meta,
+    Storage,
+    Mount,
+}
+impl RoleName {
+    pub fn command(self) -> &'static str {
+        match self {
+            RoleName::Coord => "coord",
+            RoleName::Meta => "meta",
+            RoleName::Storage => "storage",
+            RoleName::Mount => "mount",
+        }
+    }
+}
+
+/// One process of the cluster.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Process {
+    pub name: String,
+    pub role: RoleName,
+    /// TCP port on the loopback address; 0 for mounts, which do not listen.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub port: u16,
+    /// Where its bytes are, or where it mounts.
+    pub path: PathBuf,
+}
+fn is_zero(n: &u16) -> bool {
+    *n == 0
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Manifest {
+    pub cluster: Text<ClusterId>,
+    pub kept: Kept,
+    /// DIR did not exist before.
+    pub made_dir: bool,
+    pub targets: u32,
+    pub scheme: Text<Scheme>,
+    pub processes: Vec<Process>,
+}
+
+/// A cluster's directory.
+#[derive(Clone, Debug)]
+pub struct Place {
+    pub dir: PathBuf,
+    pub manifest: Manifest,
+}
+
+impl Place {
+    /// The cluster whose directory this is.
+    pub fn open(dir: &Path) -> Outcome<Place> {
+        let dir = absolute(dir)?;
+        let path = dir.join(MANIFEST);
+        let text = fs::read_to_string(&path).map_err(|e| {
+            let what = match e.kind() {
+                std::io::ErrorKind::NotFound => {
+                    Error::not_found(format!("{} is not the directory of a cluster", dir.display()))
+                }
+                _ => Error::from_io(format_args!("read {}", path.display()), &e),
+            };
+            Failure::new(what, format!("`weir up --dir {}` makes one", dir.display()))
+        })?;
+        let manifest = toml::from_str(&text).map_err(|e| {
+            let error = Error::damaged(format!("{}: {}", path.display(), e.message()));
+            Failure::new(error, "the file is written by `weir up` and not meant to be edited")
+        })?;
+        Ok(Place { dir, manifest })
+    }
+
+    /// `None`: the directory is free for a new cluster.
+    pub fn find(dir: &Path) -> Outcome<Option<Place>> {
+        if dir.join(MANIFEST).exists() {
+            return Place::open(dir).map(Some);
+        }
+        let mut entries = match fs::read_dir(dir) {
+            Ok(entries) => entries,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(e).doing(format_args!("look into {}", dir.display())),
+        };
+        match entries.next() {
+            None => Ok(None),
+            Some(_) => Err(Failure::new(
+                Error::exists(format!("{} holds files that are not of a cluster", dir.display())),
+                "name an empty or new directory",
+            )),
+        }
+    }
+
+    pub fn save(&self) -> Outcome<()> {
+        let text =
+            toml::to_string(&self.manifest).map_err(|e| Error::io(format!("write {MANIFEST}: {e}")))?;
+        let (path, tmp) = (self.dir.join(MANIFEST), self.dir.join("cluster.toml.new"));
+        fs::write(&tmp, text).doing(format_args!("write {}", tmp.display()))?;
+        fs::rename(&tmp, &path).doing(format_args!("write {}", path.display()))
+    }
+
+    pub fn pid_file(&self, process: &Process) -> PathBuf {
+        self.dir.join("run").join(format!("{}.pid", process.name))
+    }
+    pub fn log(&self, process: &Process) -> PathBuf {
+        self.dir.join("log").join(format!("{}.log", process.name))
+    }
+    pub fn config_file(&self, process: &Process) -> PathBuf {
+        self.dir.join("etc").join(format!("{}.toml", process.name))
+    }
+    pub fn of_role(&self, role: RoleName) -> impl Iterator<Item = &Process> {
+        self.manifest.processes.iter().filter(move |p| p.role == role)
+    }
+    /// Best first: the Unix socket, unless its path is longer than the kernel takes.
+    pub fn addresses(&self, process: &Process) -> Vec<Addr> {
+        let socket = self.dir.join("run").join(format!("{}.sock", process.name));
+        let unix = (socket.as_os_str().len() <= SOCKET_PATH_MAX).then_some(Addr::Unix(socket));
+        let tcp =
+            (process.port != 0).then(|| Addr::Tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, process.port))));
+        unix.into_iter().chain(tcp).collect()
+    }
+    pub fn coordinators(&self) -> Vec<Addr> {
+        self.of_role(RoleName::Coord).flat_map(|p| self.addresses(p)).collect()
+    }
+
+    /// What a process of this cluster is told.
+    pub fn config(&self, process: &Process) -> Config {
+        let mut config = Config::default();
+        config.cluster.id = Some(self.manifest.cluster.clone());
+        config.cluster.coordinators = self.coordinators().into_iter().map(Text).collect();
+        config.node.name.clone_from(&process.name);
+        if process.role != RoleName::Mount {
+            config.node.listen = self.addresses(process).into_iter().map(Text).collect();
+        }
+        match process.role {
+            RoleName::Coord => {
+                config.coord.dir.clone_from(&process.path);
+                config.coord.targets = self.manifest.targets;
+                config.coord.scheme = self.manifest.scheme.clone();
+            }
+            RoleName::Meta => config.meta.dir.clone_from(&process.path),
+            RoleName::Storage => {
+                config.storage.targets = vec![process.path.clone()];
+                config.storage.shared_by = self.manifest.targets;
+            }
+            RoleName::Mount => config.mount.path.clone_from(&process.path),
+        }
+        config
+    }
+}
+
+/// The processes of a new cluster, without ports and mounts.
+pub fn processes(dir: &Path, targets: u32) -> Vec<Process> {
+    let process = |name: String, role, path: &str| Process { name, role, port: 0, path: dir.join(path) };
+    let mut all = vec![
+        process("coord".into(), RoleName::Coord, "coord"),
+        process("meta".into(), RoleName::Meta, "meta"),
+    ];
+    all.extend((1..=targets).map(|n| process(format!("storage-{n}"), RoleName::Storage, &format!("t{n}"))));
+    all
+}
+
+/// The name for one more mount.
+pub fn mount_process(existing: &[Process], path: PathBuf) -> Process {
+    let taken = |name: &String| existing.iter().any(|p| p.name == *name);
+    let name = (1..).map(|n| format!("mount-{n}")).find(|name| !taken(name)).unwrap_or_default();
+    Process { name, role: RoleName::Mount, port: 0, path }
+}
+
+/// A path that means the same in every process; its last part need not exist.
+pub fn absolute(path: &Path) -> Outcome<PathBuf> {
+    let path = std::path::absolute(path).doing(format_args!("find {}", path.display()))?;
+    Ok(match (path.parent().map(fs::canonicalize), path.file_name()) {
+        (Some(Ok(parent)), Some(name)) => parent.join(name),
+        _ => path,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(dir: &Path) -> Place {
+        let manifest = Manifest {
+            cluster: Text(ClusterId([7; 16])),
+            kept: Kept::Disk,
+            made_dir: false,
+            targets: 2,
+            scheme: Text(Scheme { data: 1, parity: 1 }),
+            processes: processes(dir, 2),
+        };
+        Place { dir: dir.to_path_buf(), manifest }
+    }
+
+    #[test]
+    fn what_is_saved_is_found_again() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(Place::find(dir.path()).unwrap().is_none());
+        let saved = place(dir.path());
+        saved.save().unwrap();
+        assert_eq!(Place::find(dir.path()).unwrap().unwrap().manifest, saved.manifest);
+    }
+
+    #[test]
+    fn a_directory_with_other_files_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("thesis.tex"), "x").unwrap();
+        assert!(Place::find(dir.path()).unwrap_err().to_string().contains("hint: name an empty"));
+        assert!(Place::open(dir.path()).is_err());
+    }
+
+    #[test]
+    fn a_long_directory_goes_without_unix_sockets() {
+        let short = place(Path::new("/tmp/w"));
+        assert_eq!(short.addresses(&short.manifest.processes[0]).len(), 1);
+        let long = place(&Path::new("/tmp").join("w".repeat(100)));
+        assert!(long.addresses(&long.manifest.processes[0]).is_empty());
+    }
+
+    #[test]
+    fn mounts_get_names_of_their_own() {
+        let mut all = processes(Path::new("/w"), 1);
+        for expected in ["mount-1", "mount-2"] {
+            let mount = mount_process(&all, "/mnt".into());
+            assert_eq!(mount.name, expected);
+            all.push(mount);
+        }
+    }
+}

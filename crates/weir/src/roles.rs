@@ -1,0 +1,595 @@
+//! Each role as a foreground process: configuration in, service up, readiness told, orderly end on a signal.
+use crate::cli::{CoordRole, MetaRole, MountRole, RoleArgs, StorageRole};
+use crate::config::{self, Config, Text};
+use crate::failure::{Doing, Failure, Outcome};
+use crate::observe::host_id;
+use crate::place::{self, Place};
+use crate::process::PidFile;
+use crate::wiring::{ClusterPeers, ClusterPurge, Gate, share_of_space};
+use crate::{file, fuse};
+use serde_json::{Value, json};
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+use tokio::signal::unix::{SignalKind, signal};
+use weir_client::{Client, ClientConfig};
+use weir_coord::identity::{KnownTargets, TargetIdentity, open_target};
+use weir_coord::{Cluster, CoordConfig, Coordinator, Membership, Observer, no_reports};
+use weir_env::real::{RealConfig, env_with};
+use weir_env::{Addr, Env};
+use weir_kv::{Engine, EngineConfig, Kv};
+use weir_meta::MetaConfig;
+use weir_proto::coord::TargetOffer;
+use weir_proto::map::{Role, Settings};
+use weir_proto::meta::Attr;
+use weir_proto::{Error, ErrorKind, InodeId, MIB};
+use weir_rpc::{Identity, Server, Service};
+use weir_store::{Geometry, StorageNode, TargetConfig};
+
+/// What `main` read from the environment.
+pub struct Environment {
+    /// `WEIR_LOG`: how much is logged; wins over the configuration.
+    pub log: Option<String>,
+    /// `WEIR_FRAMES`: directory of real detector frames.
+    pub frames: Option<PathBuf>,
+}
+
+/// How long a role waits for a coordinator that starts at the same time.
+const CLUSTER_PATIENCE: Duration = Duration::from_secs(30);
+/// How long an orderly end may take before the process just ends.
+const LEAVE_PATIENCE: Duration = Duration::from_secs(2);
+/// How long a mount that was taken off the tree waits for the last open file.
+const LAST_USE_PATIENCE: Duration = Duration::from_secs(5);
+/// Idle buffers that a server keeps: it must stay below 256 MiB in all.
+const SERVER_BUFFERS_BYTES: usize = 64 << 20;
+/// More stripes than an attribute's value has room for are not listed.
+const STRIPES_LISTED_MAX: u64 = 200;
+
+pub fn check_file(file: &Path) -> Outcome<()> {
+    let config = read(file)?;
+    config::check(&file.display().to_string(), &config)?;
+    println!("{}: no errors", file.display());
+    Ok(())
+}
+
+fn read(file: &Path) -> Outcome<Config> {
+    let text = std::fs::read_to_string(file).doing(format_args!("read {}", file.display()))?;
+    config::parse(&file.display().to_string(), &text)
+}
+
+/// The file, if any, with what flags say instead.
+fn configure(args: &RoleArgs, role: &str) -> Outcome<Config> {
+    let mut config = args.config.as_deref().map(read).transpose()?.unwrap_or_default();
+    let texts = |addrs: &[Addr]| addrs.iter().cloned().map(Text).collect();
+    if let Some(name) = &args.name {
+        config.node.name.clone_from(name);
+    }
+    if !args.listen.is_empty() {
+        config.node.listen = texts(&args.listen);
+    }
+    if !args.coordinator.is_empty() {
+        config.cluster.coordinators = texts(&args.coordinator);
+    }
+    if config.node.host.is_empty() {
+        config.node.host = host_id();
+    }
+    if config.node.name.is_empty() {
+        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        config.node.name = format!("{role}-{host}");
+    }
+    Ok(config)
+}
+
+/// Everything that the roles share.
+struct Node {
+    env: Env,
+    config: Config,
+    pid_file: Option<PathBuf>,
+}
+
+impl Node {
+    fn required(&self, path: &Path, what: &str, flag: &str) -> Outcome<PathBuf> {
+        if path.as_os_str().is_empty() {
+            return Err(Failure::new(Error::invalid(format!("{what} is not set")), flag.to_string()));
+        }
+        place::absolute(path)
+    }
+    fn listen(&self) -> Vec<Addr> {
+        match self.config.node.listen.as_slice() {
+            [] => vec![Addr::Tcp((std::net::Ipv6Addr::UNSPECIFIED, 0).into())],
+            some => some.iter().map(|t| t.0.clone()).collect(),
+        }
+    }
+    fn coordinators(&self) -> Outcome<Vec<Addr>> {
+        if self.config.cluster.coordinators.is_empty() {
+            let error = Error::invalid("no coordinator is named");
+            return Err(Failure::new(error, "--coordinator ADDR, or cluster.coordinators in weir.toml"));
+        }
+        Ok(self.config.cluster.coordinators.iter().map(|t| t.0.clone()).collect())
+    }
+    fn observer(&self, role: Role) -> Outcome<Observer> {
+        Ok(Observer {
+            coordinators: self.coordinators()?,
+            cluster: self.config.cluster.id.as_ref().map(|t| t.0),
+            name: self.config.node.name.clone(),
+            role,
+            host: self.config.node.host.clone(),
+        })
+    }
+    async fn observe(&self, role: Role) -> Outcome<Cluster> {
+        Ok(Cluster::observe(&self.env, self.observer(role)?, CLUSTER_PATIENCE).await?)
+    }
+    async fn serve(&self, identity: Identity, service: Arc<dyn Service>) -> Outcome<Server> {
+        weir_rpc::serve(&self.env, &self.listen(), identity, service).await.map_err(|e| {
+            if e.context.contains("in use") {
+                return Failure::new(
+                    e,
+                    "another process listens there: stop it, or choose another address (--listen)",
+                );
+            }
+            Failure::new(e, "choose another address (--listen ADDR, or node.listen in weir.toml)")
+        })
+    }
+    /// Tells whoever started this process that it serves.
+    fn ready(&self, what: &str) -> Outcome<()> {
+        tracing::info!("{} serves: {what}", self.config.node.name);
+        self.pid_file.as_deref().map_or(Ok(()), |path| PidFile::own(true)?.write(path))
+    }
+}
+
+fn shown(server: &Server) -> String {
+    server.addrs().iter().map(Addr::to_string).collect::<Vec<_>>().join(" ")
+}
+
+/// Runs a role to its end in a runtime of its own.
+fn run<F: Future<Output = Outcome<()>>>(
+    args: &RoleArgs,
+    config: Config,
+    environment: &Environment,
+    buffers: usize,
+    role: impl FnOnce(Node) -> F,
+) -> Outcome<()> {
+    let name = args.config.as_ref().map_or("the command line".to_string(), |f| f.display().to_string());
+    config::check(&name, &config)?;
+    start_log(environment, &config);
+    if let Some(path) = &args.pid_file {
+        PidFile::own(false)?.write(path)?;
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(config.node.threads)
+        .thread_name("weir")
+        .enable_all()
+        .build()
+        .doing("start the runtime")?;
+    let done = runtime.block_on(async {
+        let env = env_with(RealConfig { buffer_cache_bytes: buffers, ..RealConfig::default() });
+        role(Node { env, config, pid_file: args.pid_file.clone() }).await
+    });
+    // Work that hangs in a disk must not keep the process: everything acknowledged is durable.
+    runtime.shutdown_timeout(Duration::from_millis(200));
+    done
+}
+
+fn start_log(environment: &Environment, config: &Config) {
+    let wanted = environment.log.as_deref().unwrap_or(&config.node.log);
+    let filter = tracing_subscriber::EnvFilter::try_new(wanted)
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    let _ = tracing_subscriber::fmt() // a second call keeps the first
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .try_init();
+}
+
+/// SIGTERM or SIGINT.
+async fn stop_signal() -> Outcome<()> {
+    let mut term = signal(SignalKind::terminate()).doing("listen for SIGTERM")?;
+    let mut int = signal(SignalKind::interrupt()).doing("listen for SIGINT")?;
+    tokio::select! {
+        biased;
+        _ = term.recv() => {}
+        _ = int.recv() => {}
+    }
+    tracing::info!("asked to stop");
+    Ok(())
+}
+
+pub fn coord(args: &CoordRole, environment: &Environment) -> Outcome<()> {
+    let mut config = configure(&args.role, "coord")?;
+    if let Some(dir) = &args.dir {
+        config.coord.dir.clone_from(dir);
+    }
+    if let Some(targets) = args.targets {
+        config.coord.targets = targets;
+    }
+    if let Some(scheme) = args.scheme {
+        config.coord.scheme = Text(scheme);
+    }
+    run(&args.role, config, environment, SERVER_BUFFERS_BYTES, run_coord)
+}
+
+async fn run_coord(node: Node) -> Outcome<()> {
+    let coord = &node.config.coord;
+    let dir =
+        node.required(&coord.dir, "the coordinator's directory", "--dir DIR, or coord.dir in weir.toml")?;
+    node.env.disk.create_dir_all(&dir).doing(format_args!("make {}", dir.display()))?;
+    let settings = Settings {
+        scheme: coord.scheme.0,
+        cell_shift: (coord.cell_kib * 1024).trailing_zeros() as u8,
+        lease_ms: coord.lease_ms,
+        target_silence_ms: coord.target_silence_ms,
+    };
+    let cluster = node.config.cluster.id.as_ref().map(|t| t.0);
+    let config = CoordConfig { cluster, settings, expected_targets: coord.targets as usize };
+    let coordinator = Coordinator::open(node.env.clone(), &dir, config).await?;
+    let identity = Identity::new(
+        &node.env,
+        node.config.node.name.as_str(),
+        Role::Coordinator,
+        Some(coordinator.cluster()),
+    );
+    let server = node.serve(identity, coordinator).await?;
+    node.ready(&shown(&server))?;
+    stop_signal().await?;
+    server.stop();
+    Ok(())
+}
+
+async fn leave(node: &Node, cluster: &Cluster) {
+    match node.env.clock.timeout(LEAVE_PATIENCE, cluster.leave()).await {
+        Ok(Ok(())) => {}
+        Ok(Err(e)) => tracing::info!("left without the coordinator: {e}"),
+        Err(_) => tracing::info!("left without the coordinator: it did not answer"),
+    }
+}
+
+pub fn meta(args: &MetaRole, environment: &Environment) -> Outcome<()> {
+    let mut config = configure(&args.role, "meta")?;
+    if let Some(dir) = &args.dir {
+        config.meta.dir.clone_from(dir);
+    }
+    if let Some(volume) = &args.volume {
+        config.meta.volume.clone_from(volume);
+    }
+    run(&args.role, config, environment, SERVER_BUFFERS_BYTES, run_meta)
+}
+
+async fn run_meta(node: Node) -> Outcome<()> {
+    let meta = &node.config.meta;
+    let dir = node.required(&meta.dir, "the namespace's directory", "--dir DIR, or meta.dir in weir.toml")?;
+    node.env.disk.create_dir_all(&dir).doing(format_args!("make {}", dir.display()))?;
+    let cluster = node.observe(Role::Meta).await?;
+    belongs_here(&node.env, &dir, &cluster)?;
+    let engine = EngineConfig { cache_bytes: (meta.cache_mib * MIB) as usize, ..EngineConfig::default() };
+    let kv = Engine::open(&node.env, &dir.join("kv"), engine).await?;
+    let gate = Arc::new(Gate::default());
+    let server = node.serve(cluster.identity(), gate.clone()).await?;
+    let membership = Membership { addrs: server.addrs().to_vec(), targets: Vec::new() };
+    cluster.join(membership, no_reports()).await?;
+    let lead = cluster.lead_volume(&meta.volume).await?;
+    let policy = cluster.clone();
+    let config = MetaConfig {
+        volume: lead.volume,
+        lease_ms: lead.map.settings.lease_ms,
+        layout: Arc::new(move || layout_policy(&policy)),
+        purge: Arc::new(ClusterPurge(cluster.clone())),
+    };
+    let meta = weir_meta::Meta::open(&node.env, kv.clone(), config)?;
+    gate.open(Arc::new(meta.clone()));
+    node.ready(&shown(&server))?;
+    let ended = tokio::select! {
+        biased;
+        stop = stop_signal() => stop,
+        failed = meta.run() => Err(failed.doing("lead the volume").into()),
+    };
+    leave(&node, &cluster).await;
+    server.stop();
+    // The next start is quick; without it the journal is replayed.
+    kv.checkpoint().await?;
+    ended
+}
+
+fn layout_policy(cluster: &Cluster) -> Option<weir_meta::LayoutPolicy> {
+    let layout = weir_coord::layout_for_new_file(&cluster.map(), 0).ok()?;
+    Some(weir_meta::LayoutPolicy {
+        scheme: layout.scheme,
+        cell_shift: layout.cell_shift,
+        first_pg: layout.first_pg,
+        pg_count: layout.pg_count,
+    })
+}
+
+/// A namespace belongs to one cluster for ever: the id is written beside it once.
+fn belongs_here(env: &Env, dir: &Path, cluster: &Cluster) -> Outcome<()> {
+    let path = dir.join("cluster");
+    if !env.disk.exists(&path) {
+        let id = format!("{}\n", cluster.id());
+        return env.disk.write_atomic(&path, id.as_bytes()).doing(format_args!("write {}", path.display()));
+    }
+    let found = env.disk.read(&path).doing(format_args!("read {}", path.display()))?;
+    let found = String::from_utf8_lossy(&found).trim().to_string();
+    if found != cluster.id().to_string() {
+        let error =
+            Error::denied(format!("{} belongs to cluster {found}, this is {}", dir.display(), cluster.id()));
+        return Err(Failure::new(error, "correct the directory, or the coordinator's address"));
+    }
+    Ok(())
+}
+
+pub fn storage(args: &StorageRole, environment: &Environment) -> Outcome<()> {
+    let mut config = configure(&args.role, "storage")?;
+    if !args.dir.is_empty() {
+        config.storage.targets.clone_from(&args.dir);
+    }
+    if let Some(pool) = &args.pool {
+        config.storage.pool.clone_from(pool);
+    }
+    // Beside the configuration, away from the disks: an empty mount point is told from a new disk by it.
+    let known = args.role.config.as_ref().map(|file| file.with_extension("targets"));
+    run(&args.role, config, environment, SERVER_BUFFERS_BYTES, |node| run_storage(node, known))
+}
+
+/// A target directory whose identity was checked.
+struct Checked {
+    dir: PathBuf,
+    identity: TargetIdentity,
+}
+
+async fn run_storage(node: Node, known: Option<PathBuf>) -> Outcome<()> {
+    let cluster = node.observe(Role::Storage).await?;
+    let targets = check_targets(&node, &cluster, known.as_deref())?;
+    let gate = Arc::new(Gate::default());
+    let server = node.serve(cluster.identity(), gate.clone()).await?;
+    let opened: Arc<OnceLock<Arc<StorageNode>>> = Arc::default();
+    // What has a number is opened before the cluster hears of this node; a new target gets its number by joining.
+    if targets.iter().all(|t| cluster.target_of(t.identity.disk).is_some()) {
+        open_node(&node, &cluster, &targets, &opened, &gate).await?;
+    }
+    let membership = Membership { addrs: server.addrs().to_vec(), targets: offers(&node, &targets) };
+    cluster.join(membership, reports(&node, &targets, opened.clone())).await.map_err(named)?;
+    if opened.get().is_none() {
+        open_node(&node, &cluster, &targets, &opened, &gate).await?;
+    }
+    let storage = opened.get().cloned().ok_or_else(|| Error::io("the storage node did not open"))?;
+    node.ready(&shown(&server))?;
+    let work = node.env.tasks.spawn("storage work", storage.run());
+    stop_signal().await?;
+    leave(&node, &cluster).await;
+    work.abort();
+    server.stop();
+    Ok(())
+}
+
+fn named(e: Error) -> Failure {
+    match e.kind {
+        ErrorKind::Exists => Failure::new(e, "stop the other process, or choose another name (--name)"),
+        _ => e.into(),
+    }
+}
+
+fn check_targets(node: &Node, cluster: &Cluster, known: Option<&Path>) -> Outcome<Vec<Checked>> {
+    let storage = &node.config.storage;
+    if storage.targets.is_empty() {
+        let error = Error::invalid("no target directory is named");
+        return Err(Failure::new(error, "--dir DIR, or storage.targets in weir.toml"));
+    }
+    let disk = &*node.env.disk;
+    let mut record = known.map_or(Ok(KnownTargets::default()), |file| KnownTargets::read(disk, file))?;
+    let mut checked = Vec::new();
+    for dir in &storage.targets {
+        let dir = place::absolute(dir)?;
+        let fresh = TargetIdentity {
+            cluster: cluster.id(),
+            disk: weir_proto::DiskUuid(node.env.rng.id_128()),
+            pool: storage.pool.clone(),
+        };
+        let (identity, _) = open_target(disk, &dir, &fresh, record.0.get(&dir).copied())?;
+        record.0.insert(dir.clone(), identity.disk);
+        checked.push(Checked { dir, identity });
+    }
+    if let Some(file) = known {
+        record.write(disk, file)?;
+    }
+    Ok(checked)
+}
+
+fn offers(node: &Node, targets: &[Checked]) -> Vec<TargetOffer> {
+    let shared_by = node.config.storage.shared_by;
+    let offer = |t: &Checked| TargetOffer {
+        uuid: t.identity.disk,
+        pool: t.identity.pool.clone(),
+        capacity: share_of_space(&node.env, &t.dir, 0, shared_by).unwrap_or(0),
+    };
+    targets.iter().map(offer).collect()
+}
+
+/// For heartbeats: what the stores say, with this node's part of the space.
+fn reports(node: &Node, targets: &[Checked], opened: Arc<OnceLock<Arc<StorageNode>>>) -> weir_coord::Reports {
+    let (env, shared_by) = (node.env.clone(), node.config.storage.shared_by);
+    let dirs: Vec<PathBuf> = targets.iter().map(|t| t.dir.clone()).collect();
+    Arc::new(move || {
+        let mut reports = opened.get().map_or(Vec::new(), |storage| storage.reports());
+        // Targets of one node are on disks of one kind: the first directory's free space stands for all.
+        for (report, dir) in reports.iter_mut().zip(&dirs) {
+            if let Some(capacity) = share_of_space(&env, dir, report.used, shared_by) {
+                report.capacity = capacity;
+            }
+        }
+        reports
+    })
+}
+
+async fn open_node(
+    node: &Node,
+    cluster: &Cluster,
+    targets: &[Checked],
+    opened: &OnceLock<Arc<StorageNode>>,
+    gate: &Gate,
+) -> Outcome<()> {
+    let mut configs = Vec::new();
+    for target in targets {
+        let id = cluster.target_of(target.identity.disk).ok_or_else(|| {
+            Error::not_found(format!("the cluster map does not list the target in {}", target.dir.display()))
+        })?;
+        configs.push(TargetConfig { id, dir: target.dir.clone(), geometry: Geometry::DEFAULT });
+    }
+    let storage =
+        StorageNode::open(node.env.clone(), configs, Arc::new(ClusterPeers(cluster.clone()))).await?;
+    gate.open(storage.clone());
+    opened.set(storage).map_err(|_| Error::io("the storage node was opened twice"))?;
+    Ok(())
+}
+
+pub fn mount(args: &MountRole, environment: &Environment) -> Outcome<()> {
+    let mut config = configure(&args.role, "mount")?;
+    if let Some(dir) = &args.dir {
+        let place = Place::open(dir)?;
+        config.cluster.id = Some(place.manifest.cluster.clone());
+        config.cluster.coordinators = place.coordinators().into_iter().map(Text).collect();
+    }
+    if let Some(path) = &args.path {
+        config.mount.path.clone_from(path);
+    }
+    if let Some(volume) = &args.volume {
+        config.mount.volume.clone_from(volume);
+    }
+    if let Some(mib) = args.memory_mib {
+        config.mount.memory_mib = mib;
+    }
+    // What the budget allows may also lie idle for reuse: fresh memory is slow to touch.
+    let buffers = usize::try_from(config.mount.memory_mib * MIB).unwrap_or(usize::MAX);
+    run(&args.role, config, environment, buffers, run_mount)
+}
+
+async fn run_mount(node: Node) -> Outcome<()> {
+    let mount = &node.config.mount;
+    let path =
+        node.required(&mount.path, "the mount point", "`weir mount PATH`, or mount.path in weir.toml")?;
+    fuse::preflight(&path)?;
+    let config = ClientConfig {
+        coordinators: node.coordinators()?,
+        volume: mount.volume.clone(),
+        name: format!("{}:{}", node.config.node.name, path.display()),
+        host: node.config.node.host.clone(),
+        memory_bytes: mount.memory_mib * MIB,
+        patience: ClientConfig::PATIENCE,
+    };
+    let cluster = node.observe(Role::Mount).await?;
+    let notices = Arc::new(fuse::Notices::default());
+    let client = Client::connect(node.env.clone(), config, notices.clone()).await?;
+    let options = fuse::Options {
+        path: path.clone(),
+        kernel_threads: mount.kernel_threads,
+        allow_other: mount.allow_other,
+        buffers: node.env.buffers.clone(),
+        own_attributes: own_attributes(cluster),
+    };
+    let attached = fuse::attach(&client, &notices, options)?;
+    node.ready(&format!("mount at {}", path.display()))?;
+    let mut session = tokio::task::spawn_blocking(move || attached.wait());
+    let ended = tokio::select! {
+        biased;
+        ended = &mut session => Some(ended),
+        stop = stop_signal() => {
+            stop?;
+            take_off(&path).await;
+            node.env.clock.timeout(LAST_USE_PATIENCE, session).await.ok()
+        }
+    };
+    match ended {
+        Some(Ok(result)) => result?,
+        Some(Err(e)) => tracing::error!("the mount's thread ended badly: {e}"),
+        None => tracing::warn!("files are still open at {}: they end with this process", path.display()),
+    }
+    // What could not be saved is an error of this command, too.
+    client.shutdown().await.map_err(|e| e.doing("save what the mount still held").into())
+}
+
+/// Off the tree now; a use that lasts keeps the session until its patience ends.
+async fn take_off(path: &Path) {
+    let path = path.to_path_buf();
+    let shown = path.display().to_string();
+    match tokio::task::spawn_blocking(move || fuse::unmount(&path, true)).await {
+        Ok(Err(e)) if e.kind() != ErrorKind::NotFound => tracing::warn!("unmount {shown}: {e}"),
+        _ => {}
+    }
+}
+
+/// Answers `weir.…` attributes: JSON about a file, from the client's attributes and the cluster map.
+fn own_attributes(cluster: Cluster) -> fuse::OwnAttributes {
+    Arc::new(move |client: &Client, ino: InodeId, name: &str| {
+        let (client, cluster, name) = (client.clone(), cluster.clone(), name.to_string());
+        Box::pin(async move {
+            let value = match name.as_str() {
+                file::STAT => stat_json(&client, ino).await?,
+                file::LAYOUT => layout_json(&cluster, &client.getattr(ino).await?.attr),
+                file::CLIENT => client_json(&client),
+                _ => {
+                    return Err(Error::name(
+                        weir_proto::NameRule::NoAttribute,
+                        format!("no attribute {name:?}"),
+                    ));
+                }
+            };
+            Ok(value.to_string())
+        })
+    })
+}
+
+async fn stat_json(client: &Client, ino: InodeId) -> weir_proto::Result<Value> {
+    let attr = client.getattr(ino).await?.attr;
+    let mut value = json!({
+        "inode": attr.ino.0, "kind": format!("{:?}", attr.kind).to_lowercase(), "mode": format!("{:04o}", attr.mode),
+        "uid": attr.uid, "gid": attr.gid, "links": attr.nlink, "size": attr.size, "allocated": attr.allocated,
+        "data_version": attr.data_version, "mtime_ns": attr.mtime.nanos, "ctime_ns": attr.ctime.nanos,
+        "birth_ns": attr.btime.nanos,
+    });
+    if attr.kind == weir_proto::meta::FileKind::Directory {
+        let usage = client.usage(ino).await?;
+        value["recursive"] =
+            json!({ "bytes": usage.bytes, "files": usage.files, "directories": usage.directories });
+    }
+    Ok(value)
+}
+
+fn layout_json(cluster: &Cluster, attr: &Attr) -> Value {
+    let Some(layout) = attr.layout else {
+        return json!({ "inode": attr.ino.0, "size": attr.size, "data": "in the inode, or none" });
+    };
+    let map = cluster.map();
+    let count = layout.stripe_count(attr.size);
+    let stripes: Vec<Value> = (0..count.min(STRIPES_LISTED_MAX))
+        .map(|stripe| {
+            let group = layout.pg_of_stripe(stripe);
+            let members: Vec<String> = map.group(group).map_or(Vec::new(), |g| {
+                g.members
+                    .iter()
+                    .map(|m| match m.state {
+                        weir_proto::map::MemberState::Current => m.target.to_string(),
+                        weir_proto::map::MemberState::Down => format!("{}(down)", m.target),
+                        weir_proto::map::MemberState::Behind => format!("{}(behind)", m.target),
+                    })
+                    .collect()
+            });
+            let (data, parity) = members.split_at(usize::from(layout.scheme.data).min(members.len()));
+            json!({ "stripe": stripe, "group": group.to_string(), "data": data, "parity": parity })
+        })
+        .collect();
+    json!({
+        "inode": attr.ino.0, "size": attr.size, "scheme": layout.scheme.to_string(),
+        "cell_bytes": layout.cell_bytes(), "stripe_bytes": layout.stripe_bytes(),
+        "stripe_count": count, "groups": layout.pg_count, "first_group": layout.first_pg.to_string(),
+        "seed": layout.seed, "stripes": stripes,
+    })
+}
+
+fn client_json(client: &Client) -> Value {
+    let s = client.status();
+    json!({
+        "written_bytes": s.written_bytes, "read_bytes": s.read_bytes,
+        "wire_sent_bytes": s.wire_sent_bytes, "wire_received_bytes": s.wire_received_bytes,
+        "degraded_reads": s.degraded_reads, "degraded_writes": s.degraded_writes, "crc_failures": s.crc_failures,
+        "memory_used_bytes": s.memory_used_bytes, "memory_peak_bytes": s.memory_peak_bytes, "recalls": s.recalls,
+    })
+}

@@ -1,0 +1,381 @@
+//! `weir up` and `weir down`: a whole cluster on one machine, in the background.
+//!
+//! Invariant: `up` may be repeated at any time; it starts what is missing and leaves what runs.
+use crate::cli;
+use crate::config::{self, Text};
+use crate::failure::{Doing, Failure, Outcome};
+use crate::place::{self, Kept, Manifest, Place, Process, RoleName};
+use crate::process::{Launch, PidFile, wait_until};
+use crate::{fuse, observe, table};
+use rustix::mount::{MountFlags, UnmountFlags};
+use serde_json::json;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Child;
+use std::time::Duration;
+use weir_coord::identity::IDENTITY_FILE;
+use weir_proto::map::Scheme;
+use weir_proto::{ClusterId, Error};
+
+/// A role that does not say within this time that it serves is taken as failed.
+const READY_PATIENCE: Duration = Duration::from_secs(60);
+/// How long a process may take to stop by itself: what a mount still holds has to reach the targets first.
+const STOP_PATIENCE: Duration = Duration::from_secs(20);
+const SHARED_MEMORY: &str = "/dev/shm";
+
+/// What became of one process.
+pub struct Started {
+    pub process: Process,
+    pub pid: i32,
+    pub was_running: bool,
+}
+
+pub fn up(args: &cli::Up) -> Outcome<()> {
+    let (place, started) = bring_up(args)?;
+    let health = observe::block_on(observe::wait_healthy(&place.coordinators(), place.manifest.targets))?;
+    if args.json {
+        let processes: Vec<_> = started.iter().map(|s| as_json(&place, s)).collect();
+        let text = json!({
+            "cluster": place.manifest.cluster, "dir": place.dir, "scheme": place.manifest.scheme,
+            "kept": place.manifest.kept, "processes": processes, "health": health,
+        });
+        println!("{text:#}");
+        return Ok(());
+    }
+    let kept = if place.manifest.kept == Kept::Disk { "" } else { ", in memory" };
+    println!(
+        "cluster {} in {}: {} targets, {}{kept}",
+        place.manifest.cluster.0,
+        place.dir.display(),
+        place.manifest.targets,
+        place.manifest.scheme.0
+    );
+    println!("{health}\n");
+    print!("{}", as_table(&place, &started));
+    Ok(())
+}
+
+/// Starts what is missing and waits until every role says that it serves.
+pub fn bring_up(args: &cli::Up) -> Outcome<(Place, Vec<Started>)> {
+    for path in &args.mount {
+        fs::create_dir_all(path)
+            .or_else(|e| if fuse::is_mounted(path) { Ok(()) } else { Err(e) })
+            .doing(format_args!("make the mount point {}", path.display()))?;
+    }
+    let mut place = match Place::find(&args.dir)? {
+        Some(place) => place,
+        None => create(args)?,
+    };
+    refuse_changes(&place, args)?;
+    add_mounts(&mut place, &args.mount)?;
+    let _only_one = lock(&place)?;
+    let mut started = start_all(&place, &[RoleName::Coord])?;
+    started.extend(start_all(&place, &[RoleName::Meta, RoleName::Storage])?);
+    observe::block_on(observe::wait_healthy(&place.coordinators(), place.manifest.targets))?;
+    started.extend(start_all(&place, &[RoleName::Mount])?);
+    Ok((place, started))
+}
+
+/// Two `weir up` at once would start everything twice.
+fn lock(place: &Place) -> Outcome<std::fs::File> {
+    let path = place.dir.join("run/up.lock");
+    let file = fs::File::create(&path).doing(format_args!("make {}", path.display()))?;
+    rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive)
+        .doing("wait for another `weir up`")?;
+    Ok(file)
+}
+
+fn create(args: &cli::Up) -> Outcome<Place> {
+    let targets = args.targets.unwrap_or(place::TARGETS_DEFAULT);
+    let scheme =
+        args.scheme.unwrap_or_else(|| if targets >= 6 { place::SCHEME_DEFAULT } else { smaller(targets) });
+    if scheme.width() > targets as usize {
+        let error =
+            Error::invalid(format!("{scheme} needs {} targets, and there are {targets}", scheme.width()));
+        return Err(Failure::new(
+            error,
+            format!("--targets {} or more, or a smaller --scheme", scheme.width()),
+        ));
+    }
+    let made_dir = !args.dir.exists();
+    fs::create_dir_all(&args.dir).doing(format_args!("make {}", args.dir.display()))?;
+    let kept = if args.memory { into_memory(&args.dir, made_dir)? } else { Kept::Disk };
+    let dir = place::absolute(&args.dir)?;
+    let mut processes = place::processes(&dir, targets);
+    choose_ports(&mut processes)?;
+    for sub in ["etc", "run", "log"].map(PathBuf::from).iter().chain(processes.iter().map(|p| &p.path)) {
+        fs::create_dir_all(dir.join(sub)).doing(format_args!("make {}", dir.join(sub).display()))?;
+    }
+    let cluster = Text(ClusterId(weir_env::real::env().rng.id_128()));
+    let manifest = Manifest { cluster, kept, made_dir, targets, scheme: Text(scheme), processes };
+    let place = Place { dir, manifest };
+    place.save()?;
+    Ok(place)
+}
+
+/// What fits on fewer targets than the default scheme needs.
+fn smaller(targets: u32) -> Scheme {
+    match targets {
+        1 => Scheme { data: 1, parity: 0 },
+        2 => Scheme { data: 1, parity: 1 },
+        _ => Scheme { data: targets as u8 - 1, parity: 1 },
+    }
+}
+
+/// Free ports now; they are kept in the configuration, so that a restart finds every node where it was.
+fn choose_ports(processes: &mut [Process]) -> Outcome<()> {
+    // All are held until all are chosen: none is given twice.
+    let mut held = Vec::new();
+    for process in processes {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").doing("find a free port")?;
+        process.port = listener.local_addr().doing("find a free port")?.port();
+        held.push(listener);
+    }
+    Ok(())
+}
+
+/// A memory file system on DIR as root, a link into shared memory otherwise.
+fn into_memory(dir: &Path, made_dir: bool) -> Outcome<Kept> {
+    if rustix::process::geteuid().is_root() {
+        rustix::mount::mount(
+            "weir",
+            dir,
+            "tmpfs",
+            MountFlags::NOSUID | MountFlags::NODEV,
+            Some(c"mode=0755"),
+        )
+        .doing(format_args!("mount a memory file system on {}", dir.display()))?;
+        return Ok(Kept::Tmpfs);
+    }
+    let id = ClusterId(weir_env::real::env().rng.id_128()).to_string();
+    let state = Path::new(SHARED_MEMORY).join(format!("weir-{id}"));
+    fs::create_dir(&state).doing(format_args!("make {}", state.display()))?;
+    fs::remove_dir(dir).doing(format_args!("make a link of {}", dir.display()))?;
+    std::os::unix::fs::symlink(&state, dir).doing(format_args!("link {}", dir.display()))?;
+    let _ = made_dir;
+    Ok(Kept::SharedMemory)
+}
+
+/// What a cluster was made with stays.
+fn refuse_changes(place: &Place, args: &cli::Up) -> Outcome<()> {
+    let refuse = |what: String, hint: &str| Err(Failure::new(Error::invalid(what), hint));
+    let dir = place.dir.display();
+    match (args.targets, args.scheme) {
+        (Some(n), _) if n != place.manifest.targets => refuse(
+            format!("the cluster in {dir} has {} targets, not {n}", place.manifest.targets),
+            "leave --targets away",
+        ),
+        (_, Some(s)) if s != place.manifest.scheme.0 => refuse(
+            format!("the cluster in {dir} has the scheme {}, not {s}", place.manifest.scheme.0),
+            "leave --scheme away",
+        ),
+        _ if args.memory && place.manifest.kept == Kept::Disk => refuse(
+            format!("the cluster in {dir} is on the disk"),
+            "leave --memory away, or name another directory",
+        ),
+        _ => Ok(()),
+    }
+}
+
+fn add_mounts(place: &mut Place, paths: &[PathBuf]) -> Outcome<()> {
+    for path in paths {
+        let path = place::absolute(path)?;
+        if !place.of_role(RoleName::Mount).any(|p| p.path == path) {
+            let mount = place::mount_process(&place.manifest.processes, path);
+            place.manifest.processes.push(mount);
+        }
+    }
+    place.save()
+}
+
+fn start_all(place: &Place, roles: &[RoleName]) -> Outcome<Vec<Started>> {
+    let (mut launched, mut started) = (Vec::new(), Vec::new());
+    for process in place.manifest.processes.iter().filter(|p| roles.contains(&p.role)) {
+        // New targets join one after the other, so that their numbers are those of their directories.
+        let is_new = process.role == RoleName::Storage && !process.path.join(IDENTITY_FILE).exists();
+        match launch(place, process)? {
+            new if is_new => started.push(wait(place, new)?),
+            other => launched.push(other),
+        }
+    }
+    // All others start at the same time; each is then waited for.
+    for launched in launched {
+        started.push(wait(place, launched)?);
+    }
+    Ok(started)
+}
+
+enum Launched<'a> {
+    Running(&'a Process, i32),
+    Starting(&'a Process, Launch, Child, u64),
+}
+
+fn launch<'a>(place: &Place, process: &'a Process) -> Outcome<Launched<'a>> {
+    let read = || PidFile::read(&place.pid_file(process));
+    if let Some(pid) = read().filter(PidFile::alive) {
+        // Somebody else may have started it a moment ago.
+        wait_until(READY_PATIENCE, || read().is_some_and(|p| p.ready) || !pid.alive());
+        if pid.alive() {
+            return Ok(Launched::Running(process, pid.pid));
+        }
+    }
+    if process.role == RoleName::Mount {
+        clear_dead_mount(&process.path)?;
+        fuse::preflight(&process.path)?;
+    }
+    let file = place.config_file(process);
+    fs::write(&file, config::write(&place.config(process))?)
+        .doing(format_args!("write {}", file.display()))?;
+    let launch = Launch {
+        args: vec![process.role.command().into(), "--config".into(), file.display().to_string()],
+        pid_file: place.pid_file(process),
+        log: place.log(process),
+    };
+    let log_before = fs::metadata(&launch.log).map_or(0, |m| m.len());
+    let child = launch.start()?;
+    Ok(Launched::Starting(process, launch, child, log_before))
+}
+
+fn wait(place: &Place, launched: Launched<'_>) -> Outcome<Started> {
+    match launched {
+        Launched::Running(process, pid) => Ok(Started { process: process.clone(), pid, was_running: true }),
+        Launched::Starting(process, launch, mut child, log_before) => {
+            let file = launch.wait_ready(&mut child, log_before, READY_PATIENCE).map_err(|e| {
+                e.doing(format_args!("start {} (log {})", process.name, place.log(process).display()))
+            })?;
+            Ok(Started { process: process.clone(), pid: file.pid, was_running: false })
+        }
+    }
+}
+
+/// A mount process that died leaves its mount behind.
+fn clear_dead_mount(path: &Path) -> Outcome<()> {
+    if fuse::is_mounted(path) {
+        fuse::unmount(path, true)?;
+    }
+    Ok(())
+}
+
+fn as_json(place: &Place, s: &Started) -> serde_json::Value {
+    json!({
+        "name": s.process.name, "role": s.process.role, "pid": s.pid, "started": !s.was_running,
+        "path": s.process.path, "log": place.log(&s.process),
+        "addresses": place.addresses_shown(&s.process),
+    })
+}
+
+fn as_table(place: &Place, started: &[Started]) -> String {
+    let rows: Vec<Vec<String>> = started
+        .iter()
+        .map(|s| {
+            vec![
+                s.process.name.clone(),
+                s.pid.to_string(),
+                if s.was_running { "running" } else { "started" }.to_string(),
+                s.process.path.display().to_string(),
+                place.addresses_shown(&s.process).join(" "),
+            ]
+        })
+        .collect();
+    table::render(&["NAME", "PID", "STATE", "PATH", "ADDRESSES"], &rows)
+}
+
+impl Place {
+    fn addresses_shown(&self, process: &Process) -> Vec<String> {
+        match process.role {
+            RoleName::Mount => Vec::new(),
+            _ => self.addresses(process).iter().map(ToString::to_string).collect(),
+        }
+    }
+}
+
+pub fn down(args: &cli::Down) -> Outcome<()> {
+    let place = Place::open(&args.dir)?;
+    if args.memory && place.manifest.kept == Kept::Disk {
+        let error =
+            Error::invalid(format!("the cluster in {} is on the disk, not in memory", place.dir.display()));
+        return Err(Failure::new(error, "leave --memory away; to delete it remove the directory afterwards"));
+    }
+    let killed = take_down(&place)?;
+    if args.json {
+        println!(
+            "{:#}",
+            json!({ "dir": place.dir, "stopped": true, "killed": killed, "removed": place.manifest.kept != Kept::Disk })
+        );
+        return Ok(());
+    }
+    for name in killed {
+        println!("{name} did not stop within {STOP_PATIENCE:?} and was killed");
+    }
+    match place.manifest.kept {
+        Kept::Disk => println!("stopped; `weir up --dir {}` starts it again", place.dir.display()),
+        _ => println!("stopped and removed"),
+    }
+    Ok(())
+}
+
+/// Mounts first, so that everything they hold is saved; then the servers. Names of those that had to be killed.
+pub fn take_down(place: &Place) -> Outcome<Vec<String>> {
+    let mut killed = Vec::new();
+    let order = [&[RoleName::Mount][..], &[RoleName::Meta], &[RoleName::Storage], &[RoleName::Coord]];
+    for roles in order {
+        let group: Vec<&Process> =
+            place.manifest.processes.iter().filter(|p| roles.contains(&p.role)).collect();
+        // Told together, waited for one by one.
+        for process in &group {
+            if let Some(pid) = PidFile::read(&place.pid_file(process)) {
+                pid.signal(rustix::process::Signal::TERM)?;
+            }
+        }
+        for process in group {
+            if let Some(pid) = PidFile::read(&place.pid_file(process))
+                && pid.stop(STOP_PATIENCE)?
+            {
+                killed.push(process.name.clone());
+            }
+            if process.role == RoleName::Mount {
+                clear_dead_mount(&process.path)?;
+            }
+            let _ = fs::remove_file(place.pid_file(process)); // it may never have been started
+        }
+    }
+    remove_memory(place)?;
+    Ok(killed)
+}
+
+fn remove_memory(place: &Place) -> Outcome<()> {
+    let dir = &place.dir;
+    match place.manifest.kept {
+        Kept::Disk => return Ok(()),
+        Kept::Tmpfs => {
+            let plain = rustix::mount::unmount(dir, UnmountFlags::NOFOLLOW);
+            plain
+                .or_else(|_| rustix::mount::unmount(dir, UnmountFlags::NOFOLLOW | UnmountFlags::DETACH))
+                .doing(format_args!("unmount {}", dir.display()))?;
+        }
+        Kept::SharedMemory => {
+            let state = fs::read_link(dir).doing(format_args!("find the memory of {}", dir.display()))?;
+            fs::remove_dir_all(&state).doing(format_args!("remove {}", state.display()))?;
+            fs::remove_file(dir).doing(format_args!("remove {}", dir.display()))?;
+            if !place.manifest.made_dir {
+                fs::create_dir(dir).doing(format_args!("make {}", dir.display()))?;
+            }
+        }
+    }
+    if place.manifest.made_dir && dir.exists() {
+        fs::remove_dir(dir).doing(format_args!("remove {}", dir.display()))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fewer_targets_get_a_scheme_that_fits() {
+        for (targets, scheme) in [(1, "single"), (2, "replica:2"), (3, "ec:2+1"), (5, "ec:4+1")] {
+            assert_eq!(smaller(targets).to_string(), scheme);
+        }
+    }
+}
