@@ -129,7 +129,9 @@ fn raise_read_ahead(path: &Path) -> std::io::Result<()> {
 struct Listed {
     device: String,
     path: PathBuf,
+    /// `fuse`, or `fuse.weir` when the set-uid helper mounted.
     kind: String,
+    source: String,
 }
 
 fn mounts() -> Vec<Listed> {
@@ -142,11 +144,13 @@ fn listed(line: &[u8]) -> Option<Listed> {
     let mut fields = line.split(|b| *b == b' ');
     let device = String::from_utf8(fields.nth(2)?.to_vec()).ok()?;
     let path = unescape(fields.nth(1)?);
-    let kind = fields.skip_while(|f| *f != b"-").nth(1)?;
+    let mut fields = fields.skip_while(|f| *f != b"-").skip(1);
+    let mut text = || fields.next().map(|f| String::from_utf8_lossy(f).into_owned());
     Some(Listed {
         device,
         path: PathBuf::from(std::ffi::OsStr::from_bytes(&path)),
-        kind: String::from_utf8_lossy(kind).into_owned(),
+        kind: text()?,
+        source: text()?,
     })
 }
 
@@ -178,7 +182,11 @@ pub fn is_mounted(path: &Path) -> bool {
 }
 
 fn is_ours(path: &Path) -> bool {
-    mounts().iter().rev().find(|m| m.path == path).is_some_and(|m| m.kind == format!("fuse.{SOURCE}"))
+    mounts()
+        .iter()
+        .rev()
+        .find(|m| m.path == path)
+        .is_some_and(|m| m.kind.starts_with("fuse") && m.source == SOURCE)
 }
 
 /// The path with its last directory resolved but not entered: entering would ask a daemon that may be dead.
@@ -269,7 +277,10 @@ mod tests {
     fn a_line_of_the_mount_table_is_read_with_its_escapes() {
         let line = br"36 35 0:44 / /mnt/a\040b\134 rw,nosuid shared:1 - fuse.weir weir rw,user_id=0";
         let found = listed(line).unwrap();
-        assert_eq!((found.device.as_str(), found.kind.as_str()), ("0:44", "fuse.weir"));
+        assert_eq!(
+            (found.device.as_str(), found.kind.as_str(), found.source.as_str()),
+            ("0:44", "fuse.weir", "weir")
+        );
         assert_eq!(found.path, PathBuf::from(r"/mnt/a b\"));
         assert!(listed(b"").is_none());
     }
