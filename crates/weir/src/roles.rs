@@ -5,7 +5,7 @@ use crate::failure::{Doing, Failure, Outcome};
 use crate::observe::host_id;
 use crate::place::{self, Place};
 use crate::process::PidFile;
-use crate::wiring::{ClusterPeers, ClusterPurge, Gate, share_of_space};
+use crate::wiring::{ClusterPurge, Gate, share_of_space};
 use crate::{file, fuse};
 use serde_json::{Value, json};
 use std::io::IsTerminal;
@@ -434,8 +434,7 @@ async fn open_node(
         })?;
         configs.push(TargetConfig { id, dir: target.dir.clone(), geometry: Geometry::DEFAULT });
     }
-    let storage =
-        StorageNode::open(node.env.clone(), configs, Arc::new(ClusterPeers(cluster.clone()))).await?;
+    let storage = StorageNode::open(node.env.clone(), configs, Arc::new(cluster.clone())).await?;
     gate.open(storage.clone());
     opened.set(storage).map_err(|_| Error::io("the storage node was opened twice"))?;
     Ok(())

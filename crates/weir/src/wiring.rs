@@ -1,18 +1,14 @@
-//! Seams of the roles joined to the cluster: peers of a storage node, targets of the metadata role, a door that opens late.
+//! Seams of the roles joined to the cluster: the targets of the metadata role's deleted files, a door that opens late.
 use bytes::Bytes;
 use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use weir_coord::Cluster;
 use weir_env::{BoxFuture, Env};
-use weir_proto::data::{
-    CommitStripe, DropFile, DropPrepared, ListCells, MarkMissing, MirrorOverlay, ReadCell, ReadOverlays,
-    SealCell, StatCell, WriteFragment,
-};
-use weir_proto::map::{ClusterMap, TargetState};
-use weir_proto::{Epoch, Error, FileId, PgId, Request, Result, TargetId};
+use weir_proto::data::DropFile;
+use weir_proto::map::TargetState;
+use weir_proto::{Error, FileId, Request, Result, TargetId};
 use weir_rpc::{Call, Connection, Handled, Service};
-use weir_store::peers::{PeerReply, Peers};
 
 /// A service that is announced before it is there: until then it asks callers to come back.
 #[derive(Default)]
@@ -40,58 +36,6 @@ impl Service for Gate {
     }
 }
 
-/// The targets of other nodes, over the cluster's channels.
-pub struct ClusterPeers(pub Cluster);
-
-macro_rules! calls {
-    ($($method:ident: $request:ty),* $(,)?) => {$(
-        fn $method(&self, target: TargetId, request: $request, payload: Vec<Bytes>, patience: Duration) -> PeerReply<$request> {
-            call(&self.0, target, request, payload, patience)
-        }
-    )*};
-}
-
-impl Peers for ClusterPeers {
-    fn map(&self) -> Arc<ClusterMap> {
-        self.0.map()
-    }
-    fn wait_newer(&self, version: u64, patience: Duration) -> BoxFuture<'static, Result<Arc<ClusterMap>>> {
-        let cluster = self.0.clone();
-        Box::pin(async move { cluster.wait_newer(version, patience).await })
-    }
-    fn report(
-        &self,
-        target: TargetId,
-        group: PgId,
-        epoch: Epoch,
-        why: String,
-    ) -> BoxFuture<'static, Result<Arc<ClusterMap>>> {
-        let cluster = self.0.clone();
-        Box::pin(async move { cluster.report_target(target, group, epoch, &why).await })
-    }
-    fn caught_up(
-        &self,
-        target: TargetId,
-        group: PgId,
-        epoch: Epoch,
-    ) -> BoxFuture<'static, Result<Arc<ClusterMap>>> {
-        let cluster = self.0.clone();
-        Box::pin(async move { cluster.caught_up(target, group, epoch).await })
-    }
-    calls!(
-        write_fragment: WriteFragment,
-        commit_stripe: CommitStripe,
-        drop_prepared: DropPrepared,
-        mirror_overlay: MirrorOverlay,
-        read_cell: ReadCell,
-        read_overlays: ReadOverlays,
-        stat_cell: StatCell,
-        mark_missing: MarkMissing,
-        seal_cell: SealCell,
-        list_cells: ListCells,
-    );
-}
-
 fn call<R: Request + Send + Sync + 'static>(
     cluster: &Cluster,
     target: TargetId,
@@ -100,7 +44,7 @@ fn call<R: Request + Send + Sync + 'static>(
     patience: Duration,
 ) -> BoxFuture<'static, Result<(R::Reply, Bytes)>> {
     let channel = cluster.target(target);
-    Box::pin(async move { channel?.call(&request, payload, patience).await })
+    Box::pin(async move { channel?.call_now(&request, payload.into(), patience).await })
 }
 
 /// How long one target may take to drop a file's cells.
