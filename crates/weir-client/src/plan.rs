@@ -1,0 +1,178 @@
+//! What a client sends for a stripe with changed bytes: the decision alone.
+//!
+//! Pure. The regimes are those of decision record 1: fresh stripes beyond everything committed, prepared stripes over
+//! committed data, overlays for the rest. Knows nothing of buffers, targets or time.
+use weir_proto::meta::INLINE_MAX;
+
+/// A tail this short goes as an overlay even at close: one fragment and its mirrors instead of k + m fragments.
+pub const SMALL_TAIL_BYTES: u32 = 64 << 10;
+
+/// Why data is being sent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Occasion {
+    /// The stripe is full, or memory is needed, or an fsync: the file may go on growing.
+    Growing,
+    /// Close or recall: the writer is done with the tail for now.
+    Closing,
+}
+
+/// What is known of a stripe when it is to be sent.
+#[derive(Clone, Copy, Debug)]
+pub struct StripeFacts {
+    pub stripe_bytes: u32,
+    pub cell_bytes: u32,
+    /// The right to be the only writer (Write lease).
+    pub exclusive: bool,
+    /// The whole stripe lies beyond everything that was ever committed or may still be on targets.
+    pub beyond_committed: bool,
+    /// Something was sent for this stripe since.
+    pub touched: bool,
+    pub covered_bytes: u32,
+    /// End of the last dirty byte.
+    pub end: u32,
+    pub occasion: Occasion,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SendAs {
+    /// k + m fragments, the base at once; the stripe is `len` bytes long, gaps are zeros.
+    Fresh { len: u32 },
+    /// The whole stripe beside what is there, then commit.
+    Prepared,
+    /// Only what is dirty.
+    Overlays,
+}
+
+pub fn send_as(f: &StripeFacts) -> SendAs {
+    let full = f.covered_bytes == f.stripe_bytes;
+    let virgin = f.beyond_committed && !f.touched;
+    // A gap is a hole: sent as zeros it costs wire and space, so only where it is the smaller part.
+    let dense = f.covered_bytes >= f.end / 2;
+    let small = f.end <= SMALL_TAIL_BYTES.min(f.cell_bytes);
+    match (f.exclusive, full, virgin) {
+        (false, _, _) => SendAs::Overlays,
+        (true, true, true) => SendAs::Fresh { len: f.stripe_bytes },
+        (true, true, false) => SendAs::Prepared,
+        (true, false, true) if f.occasion == Occasion::Closing && dense && !small => SendAs::Fresh { len: f.end },
+        (true, false, _) => SendAs::Overlays,
+    }
+}
+
+/// Whether the whole file goes into its inode: it is short, and nothing of it is or was on targets.
+pub fn fits_inline(size: u64, on_targets_end: u64, exclusive: bool) -> bool {
+    exclusive && size <= INLINE_MAX as u64 && on_targets_end == 0
+}
+
+/// First stripe that lies wholly at or past `size`.
+pub fn first_stripe_past(size: u64, stripe_bytes: u64) -> u64 {
+    size.div_ceil(stripe_bytes)
+}
+
+/// A byte range of a file within one cell.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Piece {
+    pub stripe: u64,
+    /// Data cell, 0..k.
+    pub index: u8,
+    /// Offset within the cell.
+    pub offset: u32,
+    pub len: u32,
+    /// Offset within the range that was cut.
+    pub at: u64,
+}
+
+/// Cuts `offset..offset + len` of a file at the borders of cells.
+pub fn pieces(offset: u64, len: u64, cell_bytes: u32, data_cells: u8) -> Vec<Piece> {
+    let (cell, k) = (u64::from(cell_bytes), u64::from(data_cells));
+    let mut pieces = Vec::with_capacity((len / cell + 2) as usize);
+    let mut at = 0;
+    while at < len {
+        let pos = offset + at;
+        let within = pos % cell;
+        let n = (cell - within).min(len - at);
+        let number = pos / cell;
+        pieces.push(Piece {
+            stripe: number / k,
+            index: (number % k) as u8,
+            offset: within as u32,
+            len: n as u32,
+            at,
+        });
+        at += n;
+    }
+    pieces
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const FACTS: StripeFacts = StripeFacts {
+        stripe_bytes: 4 << 20,
+        cell_bytes: 1 << 20,
+        exclusive: true,
+        beyond_committed: true,
+        touched: false,
+        covered_bytes: 4 << 20,
+        end: 4 << 20,
+        occasion: Occasion::Growing,
+    };
+
+    #[test]
+    fn the_table_of_regimes() {
+        let partial = StripeFacts { covered_bytes: 3 << 20, end: 3 << 20, ..FACTS };
+        let closing = StripeFacts { occasion: Occasion::Closing, ..partial };
+        let table = [
+            (FACTS, SendAs::Fresh { len: 4 << 20 }),
+            (StripeFacts { touched: true, ..FACTS }, SendAs::Prepared),
+            (StripeFacts { beyond_committed: false, ..FACTS }, SendAs::Prepared),
+            (StripeFacts { exclusive: false, ..FACTS }, SendAs::Overlays),
+            (partial, SendAs::Overlays),
+            (closing, SendAs::Fresh { len: 3 << 20 }),
+            (StripeFacts { touched: true, ..closing }, SendAs::Overlays),
+            (StripeFacts { beyond_committed: false, ..closing }, SendAs::Overlays),
+            (StripeFacts { covered_bytes: 6000, end: 6000, ..closing }, SendAs::Overlays),
+            // Mostly a hole.
+            (StripeFacts { covered_bytes: 1 << 20, ..closing }, SendAs::Overlays),
+            (StripeFacts { covered_bytes: 2 << 20, ..closing }, SendAs::Fresh { len: 3 << 20 }),
+        ];
+        for (facts, expected) in table {
+            assert_eq!(send_as(&facts), expected, "{facts:?}");
+        }
+    }
+
+    proptest! {
+        /// Overwriting committed data never goes as a fresh stripe, and only an exclusive writer sends whole stripes.
+        #[test]
+        fn fresh_only_where_nothing_is(
+            exclusive: bool, beyond_committed: bool, touched: bool, closing: bool,
+            covered in 1u32..=64, gap in 0u32..64,
+        ) {
+            let end = (covered + gap).min(64) << 16;
+            let facts = StripeFacts {
+                exclusive, beyond_committed, touched, covered_bytes: covered << 16, end,
+                occasion: if closing { Occasion::Closing } else { Occasion::Growing }, ..FACTS
+            };
+            match send_as(&facts) {
+                SendAs::Fresh { len } => prop_assert!(exclusive && beyond_committed && !touched && len == end),
+                SendAs::Prepared => prop_assert!(exclusive && covered == 64),
+                SendAs::Overlays => {}
+            }
+        }
+
+        #[test]
+        fn pieces_cover_the_range_once(offset in 0u64..1 << 40, len in 0u64..1 << 24, shift in 16u32..23, k in 1u8..33) {
+            let cell = 1u32 << shift;
+            let mut at = 0;
+            for p in pieces(offset, len, cell, k) {
+                prop_assert_eq!(p.at, at);
+                prop_assert!(p.len > 0 && p.offset + p.len <= cell && p.index < k);
+                let back = (p.stripe * u64::from(k) + u64::from(p.index)) * u64::from(cell) + u64::from(p.offset);
+                prop_assert_eq!(back, offset + at);
+                at += u64::from(p.len);
+            }
+            prop_assert_eq!(at, len);
+        }
+    }
+}
