@@ -65,6 +65,13 @@ impl Budget {
         let charge = self.try_take(block_bytes(len) as u64)?;
         Some(Charged { buf: pool.get(len), _charge: charge })
     }
+    /// A few bytes that must not wait: may exceed the limit.
+    pub fn buffer_anyway(&self, pool: &BufferPool, len: usize) -> Charged {
+        let bytes = block_bytes(len) as u64;
+        let before = self.0.used_bytes.fetch_add(bytes, Ordering::AcqRel);
+        self.0.peak_bytes.fetch_max(before + bytes, Ordering::Relaxed);
+        Charged { buf: pool.get(len), _charge: Charge { budget: self.clone(), bytes } }
+    }
     /// Returns when something was given back after this call was made.
     pub fn freed(&self) -> tokio::sync::futures::Notified<'_> {
         self.0.freed.notified()

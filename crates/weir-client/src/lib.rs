@@ -7,45 +7,113 @@
 #![forbid(unsafe_code)]
 
 mod api;
+mod budget;
+mod cache;
+mod data;
+mod dirty;
+mod fetch;
+mod files;
+mod flush;
+mod gather;
+mod inner;
+mod lease;
+mod names;
+mod node;
+mod plan;
+mod prefetch;
+mod read;
+mod session;
+mod status;
+mod write;
 
 pub use api::{
     Allocate, ClientConfig, ClientStatus, Forget, Handle, KernelCache, NoKernel, OpenMode, Opened, SetAttrs,
     SetTime, Space, Stat,
 };
 use bytes::Bytes;
-use std::sync::Arc;
-use weir_env::Env;
+use data::Data;
+use inner::Inner;
+use lease::Callbacks;
+use session::{Holder, Session};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+use weir_coord::{Cluster, Observer};
+use weir_env::{Env, TaskHandle};
+use weir_proto::map::Role;
 use weir_proto::meta::{Cred, FileKind, Listing, RenameMode, Usage};
-use weir_proto::{Error, InodeId, Result};
+use weir_proto::{InodeId, Result};
 
-/// One client of a volume: one per mount or library user. Cheap to clone.
+/// How often changed data that nobody syncs is looked at.
+const WRITE_BACK_PERIOD: Duration = Duration::from_secs(1);
+/// Pause between tries to find the volume's leader.
+const LEADER_PAUSE: Duration = Duration::from_millis(50);
+
+/// One client of a volume: one per mount or library user. Cheap to clone; its tasks end with the last clone.
 #[derive(Clone)]
-pub struct Client {}
+pub struct Client {
+    inner: Arc<Inner>,
+    _tasks: Arc<Background>,
+}
 
-fn later<T>() -> Result<T> {
-    Err(Error::unsupported("this build of the client has signatures only"))
+struct Background(Vec<TaskHandle>);
+impl Drop for Background {
+    fn drop(&mut self) {
+        self.0.iter().for_each(TaskHandle::abort);
+    }
 }
 
 /// Names and attributes.
-#[allow(unused_variables)]
 impl Client {
-    /// Joins the cluster as a client and opens a session at the volume's metadata leader.
+    /// Finds the cluster and opens a session at the volume's metadata leader.
     pub async fn connect(env: Env, config: ClientConfig, kernel: Arc<dyn KernelCache>) -> Result<Client> {
-        later()
+        let who = Observer {
+            coordinators: config.coordinators.clone(),
+            cluster: None,
+            name: config.name.clone(),
+            role: Role::Mount,
+            host: config.host.clone(),
+        };
+        let deadline = env.clock.now() + config.patience;
+        let cluster = Cluster::observe(&env, who, config.patience).await?;
+        let callbacks = Arc::new(Callbacks::default());
+        let (channel, volume) = loop {
+            let found = cluster.meta_leader(&config.volume, callbacks.clone());
+            let map = cluster.map();
+            let volume = map.volumes.iter().find(|v| v.name == config.volume).map(|v| v.id);
+            match (found, volume) {
+                (Ok(channel), Some(volume)) => break (channel, volume),
+                (Err(e), _) if env.clock.now() >= deadline => return Err(e.doing("connect")),
+                _ => env.clock.sleep(LEADER_PAUSE).await,
+            }
+        };
+        let title = format!("{} on {}", config.name, config.host);
+        let session = Session::new(env.clone(), channel, volume, title);
+        let counters = Arc::default();
+        let data = Data::new(env.clone(), cluster, counters);
+        let inner = Inner::new(env.clone(), config, kernel, volume, data, session);
+        callbacks.set(inner.weak());
+        let holder: Weak<dyn Holder> = inner.weak();
+        inner.session.set_holder(holder);
+        inner.session.check(deadline).await?;
+        let tasks = vec![
+            env.tasks.spawn("keep the session", keep_session(inner.weak())),
+            env.tasks.spawn("write back", write_back(inner.weak())),
+        ];
+        Ok(Client { inner, _tasks: Arc::new(Background(tasks)) })
     }
     /// Answers from leases alone; outer `None`: ask [`Client::lookup`].
     pub fn try_lookup(&self, parent: InodeId, name: &[u8]) -> Option<Option<Stat>> {
-        None
+        self.inner.try_lookup(parent, name)
     }
     pub async fn lookup(&self, cred: &Cred, parent: InodeId, name: &[u8]) -> Result<Option<Stat>> {
-        later()
+        self.inner.lookup(cred, parent, name).await
     }
     /// Answers from leases alone; `None`: ask [`Client::getattr`].
     pub fn try_getattr(&self, ino: InodeId) -> Option<Stat> {
-        None
+        self.inner.try_getattr(ino)
     }
     pub async fn getattr(&self, ino: InodeId) -> Result<Stat> {
-        later()
+        self.inner.getattr(ino).await
     }
     /// `handle`: an open file through which a size is set (then its rights count, not those of the file's mode).
     pub async fn setattr(
@@ -55,17 +123,18 @@ impl Client {
         handle: Option<Handle>,
         set: SetAttrs,
     ) -> Result<Stat> {
-        later()
+        let writable = self.inner.is_writable(handle, ino)?;
+        self.inner.setattr(cred, ino, writable, set).await
     }
     pub async fn readlink(&self, ino: InodeId) -> Result<Bytes> {
-        later()
+        self.inner.readlink(ino).await
     }
     /// Entries after the cookie `after` (0: from the start), "." and ".." not among them.
     pub async fn readdir(&self, dir: InodeId, after: u64, limit: u32, with_attrs: bool) -> Result<Listing> {
-        later()
+        self.inner.readdir(dir, after, limit, with_attrs).await
     }
     pub async fn mkdir(&self, cred: &Cred, parent: InodeId, name: &[u8], mode: u32) -> Result<Stat> {
-        later()
+        self.inner.mkdir(cred, parent, name, mode).await
     }
     pub async fn mknod(
         &self,
@@ -76,19 +145,19 @@ impl Client {
         kind: FileKind,
         rdev: u32,
     ) -> Result<Stat> {
-        later()
+        self.inner.mknod(cred, parent, name, mode, kind, rdev).await
     }
     pub async fn symlink(&self, cred: &Cred, parent: InodeId, name: &[u8], target: &[u8]) -> Result<Stat> {
-        later()
+        self.inner.symlink(cred, parent, name, target).await
     }
     pub async fn link(&self, cred: &Cred, ino: InodeId, parent: InodeId, name: &[u8]) -> Result<Stat> {
-        later()
+        self.inner.link(cred, ino, parent, name).await
     }
     pub async fn unlink(&self, cred: &Cred, parent: InodeId, name: &[u8]) -> Result<()> {
-        later()
+        self.inner.unlink(cred, parent, name).await
     }
     pub async fn rmdir(&self, cred: &Cred, parent: InodeId, name: &[u8]) -> Result<()> {
-        later()
+        self.inner.rmdir(cred, parent, name).await
     }
     pub async fn rename(
         &self,
@@ -99,13 +168,13 @@ impl Client {
         new_name: &[u8],
         mode: RenameMode,
     ) -> Result<()> {
-        later()
+        self.inner.rename(cred, parent, name, new_parent, new_name, mode).await
     }
     pub async fn get_xattr(&self, ino: InodeId, name: &[u8]) -> Result<Bytes> {
-        later()
+        self.inner.get_xattr(ino, name).await
     }
     pub async fn list_xattr(&self, ino: InodeId) -> Result<Vec<Bytes>> {
-        later()
+        self.inner.list_xattr(ino).await
     }
     /// `create`: fail if it exists; `replace`: fail if it does not.
     pub async fn set_xattr(
@@ -117,24 +186,25 @@ impl Client {
         create: bool,
         replace: bool,
     ) -> Result<()> {
-        later()
+        self.inner.set_xattr(cred, ino, name, value, create, replace).await
     }
     pub async fn remove_xattr(&self, cred: &Cred, ino: InodeId, name: &[u8]) -> Result<()> {
-        later()
+        self.inner.remove_xattr(cred, ino, name).await
     }
     pub async fn statfs(&self) -> Result<Space> {
-        later()
+        self.inner.statfs().await
     }
     /// Exact recursive usage of a directory.
     pub async fn usage(&self, dir: InodeId) -> Result<Usage> {
-        later()
+        self.inner.usage(dir).await
     }
     /// The kernel dropped the inode from its caches: what is kept here for it may go, too.
-    pub fn forget(&self, ino: InodeId) {}
+    pub fn forget(&self, ino: InodeId) {
+        self.inner.forget(ino)
+    }
 }
 
 /// Open files.
-#[allow(unused_variables)]
 impl Client {
     pub async fn create(
         &self,
@@ -145,54 +215,71 @@ impl Client {
         exclusive: bool,
         open: OpenMode,
     ) -> Result<Opened> {
-        later()
+        self.inner.create(cred, parent, name, mode, exclusive, open).await
     }
     pub async fn open(&self, cred: &Cred, ino: InodeId, open: OpenMode) -> Result<Opened> {
-        later()
+        self.inner.open(cred, ino, open).await
     }
     /// Takes the bytes at once where lease and memory allow; `None`: use [`Client::write`].
     pub fn try_write(&self, handle: Handle, offset: u64, data: &[u8]) -> Option<Result<usize>> {
-        None
+        self.inner.try_write(handle, offset, data)
     }
     pub async fn write(&self, handle: Handle, offset: u64, data: Bytes) -> Result<usize> {
-        later()
+        self.inner.write(handle, offset, data).await
     }
     /// The bytes if all are cached here; `None`: use [`Client::read`].
     pub fn try_read(&self, handle: Handle, offset: u64, len: usize) -> Option<Result<Vec<Bytes>>> {
-        None
+        self.inner.try_read(handle, offset, len)
     }
     /// Parts in order, together at most `len` bytes; fewer only at the end of the file.
     pub async fn read(&self, handle: Handle, offset: u64, len: usize) -> Result<Vec<Bytes>> {
-        later()
+        self.inner.read(handle, offset, len).await
     }
     /// Bytes and size are durable on all live targets and at the metadata leader.
     pub async fn fsync(&self, handle: Handle) -> Result<()> {
-        later()
+        self.inner.fsync(handle).await
     }
     /// At `close(2)`: commits, and reports every write error that was not reported yet.
     pub async fn flush(&self, handle: Handle) -> Result<()> {
-        later()
+        self.inner.flush_handle(handle).await
     }
     /// The handle's end.
     pub async fn release(&self, handle: Handle) -> Result<()> {
-        later()
+        self.inner.release(handle).await
     }
     pub async fn fallocate(&self, handle: Handle, what: Allocate, offset: u64, len: u64) -> Result<()> {
-        later()
+        self.inner.fallocate(handle, what, offset, len).await
     }
     /// Start of data at or after `offset`; `None` past the end.
     pub async fn seek_data(&self, handle: Handle, offset: u64) -> Result<Option<u64>> {
-        later()
+        self.inner.seek_data(handle, offset).await
     }
     /// Start of a hole at or after `offset` (the end of the file counts as one); `None` past the end.
     pub async fn seek_hole(&self, handle: Handle, offset: u64) -> Result<Option<u64>> {
-        later()
+        self.inner.seek_hole(handle, offset).await
     }
     pub fn status(&self) -> ClientStatus {
-        ClientStatus::default()
+        self.inner.counters.snapshot(&self.inner.budget)
     }
     /// Flushes everything and closes the session. An error names what could not be saved.
     pub async fn shutdown(&self) -> Result<()> {
-        later()
+        self.inner.shutdown().await
+    }
+}
+
+async fn keep_session(inner: Weak<Inner>) {
+    while let Some(pause) = inner.upgrade().map(|i| (i.session.keep_alive_period(), i.env.clock.clone())) {
+        pause.1.sleep(pause.0).await;
+        let Some(inner) = inner.upgrade() else { return };
+        inner.session.keep_alive().await;
+    }
+}
+
+async fn write_back(inner: Weak<Inner>) {
+    while let Some(clock) = inner.upgrade().map(|i| i.env.clock.clone()) {
+        clock.sleep(WRITE_BACK_PERIOD).await;
+        let Some(inner) = inner.upgrade() else { return };
+        inner.write_back_aged().await;
+        inner.give_back_forgotten().await;
     }
 }

@@ -68,41 +68,6 @@ pub fn first_stripe_past(size: u64, stripe_bytes: u64) -> u64 {
     size.div_ceil(stripe_bytes)
 }
 
-/// A byte range of a file within one cell.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Piece {
-    pub stripe: u64,
-    /// Data cell, 0..k.
-    pub index: u8,
-    /// Offset within the cell.
-    pub offset: u32,
-    pub len: u32,
-    /// Offset within the range that was cut.
-    pub at: u64,
-}
-
-/// Cuts `offset..offset + len` of a file at the borders of cells.
-pub fn pieces(offset: u64, len: u64, cell_bytes: u32, data_cells: u8) -> Vec<Piece> {
-    let (cell, k) = (u64::from(cell_bytes), u64::from(data_cells));
-    let mut pieces = Vec::with_capacity((len / cell + 2) as usize);
-    let mut at = 0;
-    while at < len {
-        let pos = offset + at;
-        let within = pos % cell;
-        let n = (cell - within).min(len - at);
-        let number = pos / cell;
-        pieces.push(Piece {
-            stripe: number / k,
-            index: (number % k) as u8,
-            offset: within as u32,
-            len: n as u32,
-            at,
-        });
-        at += n;
-    }
-    pieces
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -159,20 +124,6 @@ mod tests {
                 SendAs::Prepared => prop_assert!(exclusive && covered == 64),
                 SendAs::Overlays => {}
             }
-        }
-
-        #[test]
-        fn pieces_cover_the_range_once(offset in 0u64..1 << 40, len in 0u64..1 << 24, shift in 16u32..23, k in 1u8..33) {
-            let cell = 1u32 << shift;
-            let mut at = 0;
-            for p in pieces(offset, len, cell, k) {
-                prop_assert_eq!(p.at, at);
-                prop_assert!(p.len > 0 && p.offset + p.len <= cell && p.index < k);
-                let back = (p.stripe * u64::from(k) + u64::from(p.index)) * u64::from(cell) + u64::from(p.offset);
-                prop_assert_eq!(back, offset + at);
-                at += u64::from(p.len);
-            }
-            prop_assert_eq!(at, len);
         }
     }
 }

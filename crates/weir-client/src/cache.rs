@@ -1,0 +1,223 @@
+//! Clean data of all inodes, within the memory budget; the oldest unused goes first.
+//!
+//! Invariants: pieces of one inode never overlap; each piece's memory is charged to the budget. Whether a piece may be
+//! kept (a lease) is decided by the caller, who drops the inode's pieces when the lease ends.
+use crate::budget::{Budget, Charge};
+use bytes::Bytes;
+use std::collections::{BTreeMap, VecDeque};
+use weir_proto::InodeId;
+
+/// A contiguous part of a file.
+struct Piece {
+    bytes: Bytes,
+    /// `None`: the memory charges itself (a frozen write buffer).
+    _charge: Option<Charge>,
+    used: bool,
+    /// Fetched ahead of any read, and not asked for yet.
+    ahead: bool,
+}
+
+#[derive(Default)]
+pub struct Cache {
+    inodes: BTreeMap<InodeId, BTreeMap<u64, Piece>>,
+    /// Second-chance queue of pieces; may name pieces that are gone.
+    queue: VecDeque<(InodeId, u64)>,
+    queue_max: usize,
+}
+
+/// What a range holds in the cache.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Found {
+    pub offset: u64,
+    pub bytes: Bytes,
+    /// Of a piece that was fetched ahead and is asked for the first time.
+    pub was_ahead: bool,
+}
+
+impl Cache {
+    /// Cached parts of `start..end`, in order.
+    pub fn get(&mut self, ino: InodeId, start: u64, end: u64) -> Vec<Found> {
+        let Some(pieces) = self.inodes.get_mut(&ino) else { return Vec::new() };
+        let from = pieces.range(..=start).next_back().map_or(start, |(at, _)| *at);
+        let mut found = Vec::new();
+        for (at, piece) in pieces.range_mut(from..end) {
+            let (a, b) = (start.max(*at), end.min(at + piece.bytes.len() as u64));
+            if a < b {
+                let was_ahead = std::mem::take(&mut piece.ahead);
+                piece.used = true;
+                let bytes = piece.bytes.slice((a - at) as usize..(b - at) as usize);
+                found.push(Found { offset: a, bytes, was_ahead });
+            }
+        }
+        found
+    }
+
+    /// How many bytes of `start..end` are cached.
+    pub fn covered(&self, ino: InodeId, start: u64, end: u64) -> u64 {
+        (end - start) - self.gaps(ino, start, end).iter().map(|(a, b)| b - a).sum::<u64>()
+    }
+
+    /// Keeps `bytes` where nothing is cached yet. `charged`: the memory charges itself; otherwise it is charged here, and
+    /// not kept where the budget has no room even after older pieces went.
+    pub fn insert(&mut self, ino: InodeId, offset: u64, bytes: Bytes, charged: bool, ahead: bool, budget: &Budget) {
+        let end = offset + bytes.len() as u64;
+        for (a, b) in self.gaps(ino, offset, end) {
+            let part = bytes.slice((a - offset) as usize..(b - offset) as usize);
+            let charge = if charged { None } else { self.room(part.len() as u64, budget) };
+            if !charged && charge.is_none() {
+                return;
+            }
+            let piece = Piece { bytes: part, _charge: charge, used: false, ahead };
+            self.inodes.entry(ino).or_default().insert(a, piece);
+            self.queue.push_back((ino, a));
+        }
+        self.shorten_queue();
+    }
+
+    /// Names of pieces that are gone do not pile up.
+    fn shorten_queue(&mut self) {
+        let pieces: usize = if self.queue.len() > self.queue_max { self.inodes.values().map(BTreeMap::len).sum() } else { return };
+        let inodes = &self.inodes;
+        let mut seen = std::collections::BTreeSet::new();
+        self.queue.retain(|(ino, at)| inodes.get(ino).is_some_and(|p| p.contains_key(at)) && seen.insert((*ino, *at)));
+        self.queue_max = 2 * pieces + 4096;
+    }
+
+    fn room(&mut self, bytes: u64, budget: &Budget) -> Option<Charge> {
+        loop {
+            match budget.try_take(bytes) {
+                Some(charge) => return Some(charge),
+                None if self.evict_one() => {}
+                None => return None,
+            }
+        }
+    }
+
+    /// Parts of `start..end` without a piece.
+    fn gaps(&self, ino: InodeId, start: u64, end: u64) -> Vec<(u64, u64)> {
+        let mut gaps = Vec::new();
+        let mut at = start;
+        if let Some(pieces) = self.inodes.get(&ino) {
+            let from = pieces.range(..=start).next_back().map_or(start, |(at, _)| *at);
+            for (begin, piece) in pieces.range(from..end) {
+                let piece_end = begin + piece.bytes.len() as u64;
+                if *begin > at {
+                    gaps.push((at, *begin));
+                }
+                at = at.max(piece_end);
+            }
+        }
+        if at < end {
+            gaps.push((at, end));
+        }
+        gaps
+    }
+
+    /// Drops the oldest piece that was not used since it was last looked at. False: the cache is empty.
+    pub fn evict_one(&mut self) -> bool {
+        while let Some((ino, at)) = self.queue.pop_front() {
+            let Some(pieces) = self.inodes.get_mut(&ino) else { continue };
+            let Some(piece) = pieces.get_mut(&at) else { continue };
+            if std::mem::take(&mut piece.used) {
+                self.queue.push_back((ino, at));
+                continue;
+            }
+            pieces.remove(&at);
+            if pieces.is_empty() {
+                self.inodes.remove(&ino);
+            }
+            return true;
+        }
+        false
+    }
+
+    /// Forgets `start..end`: it was changed.
+    pub fn remove(&mut self, ino: InodeId, start: u64, end: u64) {
+        let Some(pieces) = self.inodes.get_mut(&ino) else { return };
+        let from = pieces.range(..=start).next_back().map_or(start, |(at, _)| *at);
+        let hit: Vec<u64> = pieces
+            .range(from..end)
+            .filter(|(at, p)| **at + p.bytes.len() as u64 > start)
+            .map(|(at, _)| *at)
+            .collect();
+        for at in hit {
+            // What is left of a cut piece would need a share of its charge: it is dropped whole.
+            pieces.remove(&at);
+        }
+        if pieces.is_empty() {
+            self.inodes.remove(&ino);
+        }
+    }
+
+    pub fn remove_inode(&mut self, ino: InodeId) {
+        self.inodes.remove(&ino);
+        if self.inodes.is_empty() {
+            self.queue.clear();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const INO: InodeId = InodeId(9);
+
+    #[test]
+    fn the_budget_is_kept_by_dropping_what_is_unused() {
+        let budget = Budget::new(100);
+        let mut cache = Cache::default();
+        for i in 0..10 {
+            cache.insert(INO, i * 10, Bytes::from(vec![i as u8; 10]), false, true, &budget);
+        }
+        assert!(cache.get(INO, 0, 10)[0].was_ahead);
+        assert!(!cache.get(INO, 0, 10)[0].was_ahead);
+        cache.insert(INO, 500, Bytes::from(vec![7; 10]), false, false, &budget);
+        assert_eq!(cache.get(INO, 0, 10).len(), 1, "used: kept");
+        assert!(cache.get(INO, 10, 20).is_empty(), "oldest unused: gone");
+        cache.insert(INO, 900, Bytes::from(vec![7; 101]), false, false, &budget);
+        assert!(cache.get(INO, 900, 1001).is_empty(), "larger than the budget");
+        assert_eq!(budget.used_bytes(), 0);
+    }
+
+    proptest! {
+        #[test]
+        fn holds_what_was_put_first_and_nothing_removed(
+            steps in prop::collection::vec((any::<bool>(), 0u64..200, 1u64..40, any::<u8>()), 1..60)
+        ) {
+            let budget = Budget::new(1 << 20);
+            let mut cache = Cache::default();
+            let mut model = vec![None; 256];
+            for (insert, at, len, byte) in steps {
+                if insert {
+                    cache.insert(INO, at, Bytes::from(vec![byte; len as usize]), false, false, &budget);
+                    for b in &mut model[at as usize..(at + len) as usize] {
+                        b.get_or_insert(byte);
+                    }
+                } else {
+                    cache.remove(INO, at, at + len);
+                    model[at as usize..(at + len) as usize].fill(None);
+                    let left = cache.get(INO, 0, 256);
+                    prop_assert!(left.iter().all(|f| f.offset + f.bytes.len() as u64 <= at || f.offset >= at + len));
+                    // A cut piece may go whole.
+                    let mut kept = vec![None; 256];
+                    for f in left {
+                        for (i, b) in f.bytes.iter().enumerate() {
+                            kept[f.offset as usize + i] = Some(*b);
+                        }
+                    }
+                    for (m, k) in model.iter_mut().zip(kept) {
+                        prop_assert!(k.is_none() || *m == k);
+                        *m = k;
+                    }
+                }
+            }
+            for f in cache.get(INO, 0, 256) {
+                for (i, b) in f.bytes.iter().enumerate() {
+                    prop_assert_eq!(model[f.offset as usize + i], Some(*b));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,541 @@
+//! Fragments and overlays to targets: who is asked, what happens when one does not answer.
+//!
+//! Invariants: a write returns only when every live member of the group's newest map has it, and what is written
+//! carries the mask of the members that have not; fewer than k current members is an error that names the stripe;
+//! everything ends by its deadline. Knows nothing of sizes, leases, buffers or handles.
+use crate::gather::{Gather, join_all};
+use crate::status::Counters;
+use bytes::Bytes;
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use weir_coord::Cluster;
+use weir_env::{BoxFuture, Env, Instant};
+use weir_proto::checksum;
+use weir_proto::data::{
+    CHECKSUM_BLOCK, CellStat, CommitStripe, DropFile, DropPrepared, MarkMissing, MissingMask, OverlayKind, Place,
+    PreparedCell, StatCell, WriteFragment, WriteMode, WriteOverlay,
+};
+use weir_proto::ec::Coder;
+use weir_proto::map::{ClusterMap, Group, Layout, MemberState, Scheme, TargetState};
+use weir_proto::{CellId, Error, ErrorKind, FileId, Request, Result, Seq, TargetId, Version};
+use weir_rpc::Payload;
+
+/// One target may take this long for one call before the coordinator is asked to judge it: a loaded disk does a
+/// group commit of many fragments in well under a second.
+const CALL_PATIENCE: Duration = Duration::from_secs(5);
+/// How long fewer than k current members are waited for: a restarting node is back sooner, a user waits no longer.
+const LOSS_PATIENCE: Duration = Duration::from_secs(2);
+/// A refused epoch means that a newer map is on its way.
+const MAP_PATIENCE: Duration = Duration::from_millis(500);
+/// First pause before a live member is asked again; doubles up to a second.
+const RETRY_PAUSE: Duration = Duration::from_millis(20);
+const RETRY_PAUSE_MAX: Duration = Duration::from_secs(1);
+
+/// The targets, as one client reaches them.
+pub struct Data {
+    pub env: Env,
+    pub cluster: Cluster,
+    pub counters: Arc<Counters>,
+    coders: Mutex<BTreeMap<Scheme, Arc<Coder>>>,
+}
+
+/// A stripe of a file, and until when the work on it may take.
+#[derive(Clone, Copy, Debug)]
+pub struct StripeRef {
+    pub file: FileId,
+    pub layout: Layout,
+    pub stripe: u64,
+    pub deadline: Instant,
+}
+
+impl StripeRef {
+    pub fn cell(&self, index: usize) -> CellId {
+        CellId { file: self.file, stripe: self.stripe, index: index as u8 }
+    }
+    fn scheme(&self) -> Scheme {
+        self.layout.scheme
+    }
+    fn k(&self) -> usize {
+        usize::from(self.scheme().data)
+    }
+}
+impl std::fmt::Display for StripeRef {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let first = self.layout.stripe_start(self.stripe);
+        write!(
+            f,
+            "stripe {} of file {} (bytes {first} to {}) on {}",
+            self.stripe,
+            self.file,
+            first.saturating_add(self.layout.stripe_bytes()),
+            self.layout.pg_of_stripe(self.stripe)
+        )
+    }
+}
+
+/// One fragment, ready to send.
+#[derive(Clone, Debug)]
+pub struct Fragment {
+    pub payload: Bytes,
+    pub block_crcs: Vec<u32>,
+}
+
+/// Bytes, or zeros, for one data cell.
+#[derive(Clone, Debug)]
+pub struct Overlay {
+    pub index: u8,
+    pub offset: u32,
+    pub len: u32,
+    /// `None`: zeros.
+    pub payload: Option<Bytes>,
+}
+
+/// A group as of one map.
+#[derive(Clone)]
+pub struct GroupView {
+    map: Arc<ClusterMap>,
+    index: usize,
+}
+
+impl GroupView {
+    pub fn group(&self) -> &Group {
+        &self.map.groups[self.index]
+    }
+    pub fn map_version(&self) -> u64 {
+        self.map.version
+    }
+    pub fn state(&self, index: usize) -> MemberState {
+        self.group().members.get(index).map_or(MemberState::Down, |m| m.state)
+    }
+    pub fn place(&self, index: usize) -> Place {
+        let group = self.group();
+        Place { target: group.members[index].target, group: group.id, epoch: group.epoch }
+    }
+    pub fn down_mask(&self) -> MissingMask {
+        let members = self.group().members.iter().enumerate();
+        members.filter(|(_, m)| m.state == MemberState::Down).fold(0, |mask, (i, _)| mask | (1 << i))
+    }
+    /// Who numbers the overlays of a data cell: its own target, or the first live parity target where that is down.
+    pub fn sequencer(&self, cell: u8, scheme: Scheme) -> Option<usize> {
+        let parity = usize::from(scheme.data)..scheme.width();
+        std::iter::once(usize::from(cell)).chain(parity).find(|i| self.state(*i) != MemberState::Down)
+    }
+}
+
+/// Whether trying elsewhere or again can help.
+pub fn is_unreachable(e: &Error) -> bool {
+    match e.kind {
+        ErrorKind::Unavailable | ErrorKind::Deadline | ErrorKind::Io => true,
+        ErrorKind::NotFound
+        | ErrorKind::Exists
+        | ErrorKind::Invalid
+        | ErrorKind::Denied
+        | ErrorKind::Name(_)
+        | ErrorKind::NoSpace
+        | ErrorKind::Stale
+        | ErrorKind::Damaged
+        | ErrorKind::Unsupported => false,
+    }
+}
+
+impl Data {
+    pub fn new(env: Env, cluster: Cluster, counters: Arc<Counters>) -> Data {
+        Data { env, cluster, counters, coders: Mutex::default() }
+    }
+
+    pub fn coder(&self, scheme: Scheme) -> Result<Arc<Coder>> {
+        let mut coders = self.coders.lock().expect("no holder panics");
+        if let Some(coder) = coders.get(&scheme) {
+            return Ok(coder.clone());
+        }
+        let coder = Arc::new(Coder::new(scheme)?);
+        coders.insert(scheme, coder.clone());
+        Ok(coder)
+    }
+
+    /// The stripe's group in the newest map. Checks what the rest of this crate relies on.
+    pub fn view(&self, s: &StripeRef) -> Result<GroupView> {
+        let map = self.cluster.map();
+        let id = s.layout.pg_of_stripe(s.stripe);
+        let index = map.groups.iter().position(|g| g.id == id).ok_or_else(|| {
+            Error::invalid(format!("{s}: the cluster map (version {}) has no such group", map.version))
+        })?;
+        if map.groups[index].members.len() != s.scheme().width() {
+            let n = map.groups[index].members.len();
+            return Err(Error::invalid(format!("{s}: the group has {n} members, the file's scheme {}", s.scheme())));
+        }
+        Ok(GroupView { map, index })
+    }
+
+    /// Waits for a map newer than `version`, at most `patience`.
+    pub async fn wait_newer(&self, version: u64, patience: Duration) {
+        // No newer map is no failure here: the caller looks again.
+        let _ = self.cluster.wait_newer(version, patience).await;
+    }
+
+    pub fn left(&self, deadline: Instant) -> Duration {
+        deadline.since(self.env.clock.now())
+    }
+
+    /// One call to one target, without a second try.
+    pub async fn call<R: Request>(
+        &self,
+        target: TargetId,
+        request: &R,
+        payload: impl Into<Payload>,
+        patience: Duration,
+    ) -> Result<(R::Reply, Bytes)> {
+        let payload = payload.into();
+        let sent = payload.len() as u64;
+        let channel = self.cluster.target(target)?;
+        let (reply, payload) = channel.call_now(request, payload, patience).await?;
+        self.counters.wire_sent_bytes.fetch_add(sent, Relaxed);
+        self.counters.wire_received_bytes.fetch_add(payload.len() as u64, Relaxed);
+        Ok((reply, payload))
+    }
+
+    pub fn call_patience(&self, deadline: Instant) -> Duration {
+        self.left(deadline).min(CALL_PATIENCE)
+    }
+
+    /// Tells the coordinator that a target did not answer; waits for its judgement.
+    pub async fn report(&self, place: Place, why: &Error) {
+        let told = self.cluster.report_target(place.target, place.group, place.epoch, &why.context);
+        if let Err(e) = told.await {
+            tracing::debug!(target_id = %place.target, "coordinator not told of {why}: {e}");
+        }
+    }
+
+    /// A view with at least k current members, or the error that names the stripe.
+    pub async fn writable_view(&self, s: &StripeRef) -> Result<GroupView> {
+        let give_up = self.env.clock.now() + LOSS_PATIENCE.min(self.left(s.deadline));
+        loop {
+            let view = self.view(s)?;
+            if view.group().is_writable() {
+                return Ok(view);
+            }
+            let left = self.left(give_up);
+            if left.is_zero() {
+                return Err(too_few(s, view.group().current_count()));
+            }
+            self.wait_newer(view.map_version(), left).await;
+        }
+    }
+
+    /// Writes a whole stripe: k + m fragments. Returns when all live members have it.
+    pub async fn write_stripe(
+        &self,
+        s: StripeRef,
+        version: Version,
+        mode: WriteMode,
+        cuts: Vec<Seq>,
+        fragments: &[Fragment],
+    ) -> Result<()> {
+        let send = |index: usize, place: Place, missing: MissingMask, again: bool| -> BoxFuture<'_, Result<()>> {
+            let patience = self.call_patience(s.deadline);
+            if again {
+                let request = MarkMissing { place, cell: s.cell(index), version, missing };
+                return Box::pin(async move { self.call(place.target, &request, vec![], patience).await.map(|_| ()) });
+            }
+            let Fragment { payload, block_crcs } = fragments[index].clone();
+            let cuts = cuts.clone();
+            let request = WriteFragment { place, cell: s.cell(index), version, mode, missing, cuts, block_crcs };
+            Box::pin(async move {
+                let crc = checksum::crc_of_blocks(&request.block_crcs, payload.len() as u64);
+                let parts = Payload { parts: vec![payload], crc };
+                self.call(place.target, &request, parts, patience).await.map(|_| ())
+            })
+        };
+        let missing = self.on_live_members(&s, send).await.map_err(|e| e.doing(format!("write {s}")))?;
+        if missing != 0 {
+            self.counters.degraded_writes.fetch_add(1, Relaxed);
+        }
+        Ok(())
+    }
+
+    pub async fn commit_stripe(&self, s: StripeRef, version: Version) -> Result<()> {
+        let send = |index: usize, place: Place, _: MissingMask, again: bool| -> BoxFuture<'_, Result<()>> {
+            let request = CommitStripe { place, cell: s.cell(index), version };
+            let patience = self.call_patience(s.deadline);
+            Box::pin(async move {
+                if again {
+                    return Ok(()); // committed under an earlier epoch: the same
+                }
+                self.call(place.target, &request, vec![], patience).await.map(|_| ())
+            })
+        };
+        self.on_live_members(&s, send).await.map(|_| ()).map_err(|e| e.doing(format!("commit {s}")))
+    }
+
+    /// Drops a prepared version where it still is. Best effort: who finds it later decides the same.
+    pub async fn drop_prepared(&self, s: StripeRef, version: Version) -> Result<()> {
+        let send = |index: usize, place: Place, _: MissingMask, again: bool| -> BoxFuture<'_, Result<()>> {
+            let request = DropPrepared { place, cell: s.cell(index), version };
+            let patience = self.call_patience(s.deadline);
+            Box::pin(async move {
+                if again {
+                    return Ok(());
+                }
+                self.call(place.target, &request, vec![], patience).await.map(|_| ())
+            })
+        };
+        self.on_live_members(&s, send).await.map(|_| ())
+    }
+
+    /// Makes `send(index, place, missing, again)` succeed at every live member under one mask of missing members;
+    /// `again`: the member did it before, under another mask. Returns the mask.
+    async fn on_live_members<'a, F>(&'a self, s: &StripeRef, send: F) -> Result<MissingMask>
+    where
+        F: Fn(usize, Place, MissingMask, bool) -> BoxFuture<'a, Result<()>>,
+    {
+        let mut done: Vec<Option<MissingMask>> = vec![None; s.scheme().width()];
+        let mut pause = RETRY_PAUSE;
+        loop {
+            let view = self.writable_view(s).await?;
+            let missing = view.down_mask();
+            let mut calls = Gather::new();
+            for (index, was) in done.iter().enumerate() {
+                if missing & (1 << index) == 0 && *was != Some(missing) {
+                    calls.push(index, send(index, view.place(index), missing, was.is_some()));
+                }
+            }
+            if calls.is_empty() {
+                return Ok(missing);
+            }
+            match self.round(s, &view, calls, missing, &mut done).await? {
+                Round::Done => {}
+                Round::MapChanged => pause = RETRY_PAUSE,
+                Round::Again(last) => {
+                    if self.left(s.deadline) <= pause {
+                        return Err(Error::deadline(format!("not done by the deadline: {last}")));
+                    }
+                    self.env.clock.sleep(pause).await;
+                    pause = (pause * 2).min(RETRY_PAUSE_MAX);
+                }
+            }
+        }
+    }
+
+    /// Waits for one round of calls; gives up those whose member goes down meanwhile.
+    async fn round(
+        &self,
+        s: &StripeRef,
+        view: &GroupView,
+        mut calls: Gather<'_, Result<()>>,
+        missing: MissingMask,
+        done: &mut [Option<MissingMask>],
+    ) -> Result<Round> {
+        let epoch = view.group().epoch;
+        let mut version = view.map_version();
+        let (mut stale, mut unreachable) = (None, None);
+        loop {
+            let answer = tokio::select! {
+                biased;
+                answer = calls.next() => answer,
+                () = self.newer_map(version, s.deadline) => {
+                    let now = self.view(s)?;
+                    version = now.map_version();
+                    for index in calls.give_up(|i| now.state(i) != MemberState::Down) {
+                        unreachable = Some((index, Error::unavailable("the target went down")));
+                    }
+                    continue;
+                }
+            };
+            match answer {
+                None => break,
+                Some((index, Ok(()))) => done[index] = Some(missing),
+                Some((_, Err(e))) if e.kind == ErrorKind::Stale => stale = Some(e),
+                Some((index, Err(e))) if is_unreachable(&e) => {
+                    self.report(view.place(index), &e).await;
+                    unreachable = Some((index, e));
+                }
+                Some((_, Err(e))) => return Err(e),
+            }
+        }
+        if let Some(e) = stale {
+            self.wait_newer(view.map_version(), MAP_PATIENCE.min(self.left(s.deadline))).await;
+            // The same epoch refused again is a fence: this client's right to write has ended.
+            return if self.view(s)?.group().epoch > epoch { Ok(Round::MapChanged) } else { Err(e) };
+        }
+        Ok(match unreachable {
+            None => Round::Done,
+            Some(_) if self.view(s)?.group().epoch > epoch => Round::MapChanged,
+            Some((index, e)) => Round::Again(e.doing(format!("{} of {s}", view.place(index).target))),
+        })
+    }
+
+    /// Returns when the map is newer than `version`; never before the deadline otherwise.
+    async fn newer_map(&self, version: u64, deadline: Instant) {
+        while self.cluster.map().version <= version {
+            self.wait_newer(version, self.left(deadline).max(RETRY_PAUSE)).await;
+        }
+    }
+
+    /// Writes extents into data cells; in parallel, each through its cell's sequencer.
+    pub async fn write_overlays(&self, s: StripeRef, token_epoch: u32, overlays: &[Overlay]) -> Result<()> {
+        let calls: Vec<BoxFuture<'_, Result<()>>> =
+            overlays.iter().map(|o| Box::pin(self.write_overlay(s, token_epoch, o)) as BoxFuture<'_, _>).collect();
+        join_all(calls).await.into_iter().collect::<Result<()>>().map_err(|e| e.doing(format!("write {s}")))
+    }
+
+    async fn write_overlay(&self, s: StripeRef, token_epoch: u32, o: &Overlay) -> Result<()> {
+        let (kind, crc) = match &o.payload {
+            Some(bytes) => (OverlayKind::Data, checksum::crc32c(bytes)),
+            None => (OverlayKind::Zero, 0),
+        };
+        let payload = Payload { parts: o.payload.iter().cloned().collect(), crc: Some(crc) };
+        let mut pause = RETRY_PAUSE;
+        loop {
+            let view = self.writable_view(&s).await?;
+            let through = view.sequencer(o.index, s.scheme()).ok_or_else(|| too_few(&s, view.group().current_count()))?;
+            let place = view.place(through);
+            let request = WriteOverlay {
+                place,
+                cell: s.cell(usize::from(o.index)),
+                token_epoch,
+                offset: o.offset,
+                len: o.len,
+                kind,
+                crc,
+                layout_scheme: s.scheme(),
+            };
+            let patience = self.call_patience(s.deadline);
+            let call = self.call(place.target, &request, payload.clone(), patience);
+            let e = match call.await {
+                Ok(_) => return Ok(()),
+                Err(e) => e,
+            };
+            if is_unreachable(&e) {
+                self.report(place, &e).await;
+            } else if e.kind != ErrorKind::Stale {
+                return Err(e);
+            }
+            if self.view(&s)?.group().epoch == view.group().epoch {
+                self.wait_newer(view.map_version(), MAP_PATIENCE.min(self.left(s.deadline))).await;
+                let same = self.view(&s)?.group().epoch == view.group().epoch;
+                if same && e.kind == ErrorKind::Stale {
+                    return Err(e);
+                }
+            }
+            if self.left(s.deadline) <= pause {
+                return Err(Error::deadline(format!("not done by the deadline: {e}")));
+            }
+            self.env.clock.sleep(pause).await;
+            pause = (pause * 2).min(RETRY_PAUSE_MAX);
+        }
+    }
+
+    /// What a member holds of the stripe.
+    pub async fn stat_cell(&self, s: &StripeRef, view: &GroupView, at: usize, cell: usize) -> Result<CellStat> {
+        let place = view.place(at);
+        let request = StatCell { place, cell: s.cell(cell) };
+        Ok(self.call(place.target, &request, vec![], self.call_patience(s.deadline)).await?.0)
+    }
+
+    /// Overlay sequence of each data cell, and the highest base version, before a stripe is replaced.
+    pub async fn stripe_state(&self, s: &StripeRef) -> Result<(Vec<Seq>, Version)> {
+        let view = self.writable_view(s).await?;
+        let calls = (0..s.k()).map(|index| {
+            let view = view.clone();
+            Box::pin(async move {
+                let at = view.sequencer(index as u8, s.scheme()).unwrap_or(index);
+                let stat = self.stat_cell(s, &view, at, index).await?;
+                let seqs = &stat.overlay_seqs;
+                // A data cell's own target tells one number, a parity target one per data cell.
+                let seq = if seqs.len() == s.k() { seqs.get(index) } else { seqs.first() };
+                Ok((seq.copied().unwrap_or_default(), stat.base))
+            }) as BoxFuture<'_, Result<(Seq, Version)>>
+        });
+        let cells: Vec<(Seq, Version)> = join_all(calls.collect()).await.into_iter().collect::<Result<_>>()?;
+        let base = cells.iter().map(|(_, base)| *base).max().unwrap_or_default();
+        Ok((cells.into_iter().map(|(seq, _)| seq).collect(), base))
+    }
+
+    /// Drops whole stripes from `from_stripe` on at every target that may have some; returns what is in doubt.
+    /// Targets that are down are cleaned by repair when they return.
+    pub async fn drop_file(
+        &self,
+        file: FileId,
+        layout: &Layout,
+        from_stripe: u64,
+        fence: u32,
+        deadline: Instant,
+    ) -> Result<Vec<PreparedCell>> {
+        let map = self.cluster.map();
+        let mut targets: Vec<TargetId> = map
+            .groups
+            .iter()
+            .filter(|g| g.id.0 >= layout.first_pg.0 && g.id.0 - layout.first_pg.0 < layout.pg_count)
+            .flat_map(|g| g.members.iter().map(|m| m.target))
+            .collect();
+        targets.sort_unstable();
+        targets.dedup();
+        let calls = targets.into_iter().map(|target| {
+            Box::pin(self.drop_file_at(target, file, from_stripe, fence, deadline)) as BoxFuture<'_, _>
+        });
+        let answers: Vec<Vec<PreparedCell>> = join_all(calls.collect()).await.into_iter().collect::<Result<_>>()?;
+        let mut prepared: Vec<PreparedCell> = answers.into_iter().flatten().collect();
+        prepared.sort_by_key(|p| (p.cell, p.version));
+        Ok(prepared)
+    }
+
+    async fn drop_file_at(
+        &self,
+        target: TargetId,
+        file: FileId,
+        from_stripe: u64,
+        fence: u32,
+        deadline: Instant,
+    ) -> Result<Vec<PreparedCell>> {
+        let request = DropFile { target, file, from_stripe, fence };
+        let mut pause = RETRY_PAUSE;
+        loop {
+            let map = self.cluster.map();
+            if map.target(target).is_none_or(|t| t.state != TargetState::Up) {
+                return Ok(Vec::new());
+            }
+            let e = match self.call(target, &request, vec![], self.call_patience(deadline)).await {
+                Ok((reply, _)) => return Ok(reply.prepared),
+                Err(e) => e.doing(format!("drop the end of file {file} at {target}")),
+            };
+            if !is_unreachable(&e) || self.left(deadline) <= pause {
+                return Err(e);
+            }
+            let group = map.groups.iter().find(|g| g.members.iter().any(|m| m.target == target));
+            if let Some(g) = group {
+                self.report(Place { target, group: g.id, epoch: g.epoch }, &e).await;
+            }
+            self.env.clock.sleep(pause).await;
+            pause = (pause * 2).min(RETRY_PAUSE_MAX);
+        }
+    }
+}
+
+enum Round {
+    Done,
+    MapChanged,
+    Again(Error),
+}
+
+/// Fewer than k members hold everything.
+pub fn too_few(s: &StripeRef, current: usize) -> Error {
+    Error::unavailable(format!("{s}: {current} of its targets are usable, {} are needed", s.k()))
+}
+
+/// Fragments of a stripe from its data cells (each at most a cell long, in order): parity and checksums computed once.
+pub fn encode(coder: &Coder, env: &Env, cells: Vec<Bytes>) -> Result<Vec<Fragment>> {
+    let m = usize::from(coder.scheme().parity);
+    let longest = cells.iter().map(Bytes::len).max().unwrap_or(0);
+    let mut parity: Vec<_> = (0..m).map(|_| env.buffers.get(longest)).collect();
+    {
+        let data: Vec<&[u8]> = cells.iter().map(|c| &c[..]).collect();
+        let mut out: Vec<&mut [u8]> = parity.iter_mut().map(|p| &mut p[..]).collect();
+        coder.encode(&data, &mut out)?;
+    }
+    let all = cells.into_iter().chain(parity.into_iter().map(|p| p.freeze()));
+    Ok(all
+        .map(|payload| Fragment { block_crcs: checksum::block_crcs(&payload, CHECKSUM_BLOCK as usize), payload })
+        .collect())
+}

@@ -1,0 +1,350 @@
+//! Bytes of cells from targets: straight from the data cell's target, or decoded around it.
+//!
+//! Invariants: every byte returned passed its checksum; decoding uses fragments of one version only; "nothing there" is
+//! believed only if parity knows nothing either. Knows nothing of file sizes, leases or caches.
+use crate::data::{Data, GroupView, StripeRef, is_unreachable, too_few};
+use crate::gather::{Gather, join_all};
+use bytes::Bytes;
+use std::collections::BTreeSet;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+use weir_env::BoxFuture;
+use weir_proto::checksum;
+use weir_proto::data::{
+    CHECKSUM_BLOCK, CellRead, MarkMissing, OverlayExtent, OverlayKind, OverlaysRead, ReadCell, ReadOverlays, ReadView,
+};
+use weir_proto::map::MemberState;
+use weir_proto::{Error, ErrorKind, Result, Seq, Version};
+
+/// A data target that takes longer than this is decoded around.
+const HEDGE_AFTER: Duration = Duration::from_millis(1500);
+/// A seal or a commit may move the version under a reader; each try reads the newest.
+const TRIES_MAX: u32 = 8;
+const MAP_PATIENCE: Duration = Duration::from_millis(500);
+
+/// Part of a data cell: `start` is a multiple of CHECKSUM_BLOCK, `len` too or up to the cell's end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CellRange {
+    pub index: usize,
+    pub start: u32,
+    pub len: u32,
+}
+
+enum Direct {
+    Bytes(Bytes),
+    /// Decode around the target.
+    Around(Error),
+    /// Ask again under the newer map.
+    Again(Error),
+}
+
+enum Decoded {
+    Bytes(Bytes),
+    /// The stripe changed meanwhile.
+    Moved(Error),
+}
+
+impl Data {
+    /// The bytes of a part of a data cell as it is now; fewer than `len`: the rest is zeros.
+    pub async fn read_cell(&self, s: StripeRef, range: CellRange) -> Result<Bytes> {
+        let mut last = None;
+        for _ in 0..TRIES_MAX {
+            let view = self.view(&s)?;
+            let around = match self.read_direct(&s, &view, range).await? {
+                Direct::Bytes(bytes) => return Ok(bytes),
+                Direct::Around(e) => e,
+                Direct::Again(e) => {
+                    last = Some(e);
+                    self.wait_newer(view.map_version(), MAP_PATIENCE.min(self.left(s.deadline))).await;
+                    continue;
+                }
+            };
+            match self.read_around(&s, range, &around).await? {
+                Decoded::Bytes(bytes) => return Ok(bytes),
+                Decoded::Moved(e) => last = Some(e),
+            }
+            if self.left(s.deadline).is_zero() {
+                break;
+            }
+        }
+        let why = last.map_or_else(String::new, |e| format!(": {e}"));
+        Err(Error::deadline(format!("read {s}: not done after {TRIES_MAX} tries{why}")))
+    }
+
+    async fn read_direct(&self, s: &StripeRef, view: &GroupView, range: CellRange) -> Result<Direct> {
+        let state = view.state(range.index);
+        let place = view.place(range.index);
+        if state != MemberState::Current {
+            return Ok(Direct::Around(Error::unavailable(format!("{} is {state:?}", place.target))));
+        }
+        let alone = s.layout.scheme.parity == 0;
+        let patience = if alone { self.call_patience(s.deadline) } else { HEDGE_AFTER.min(self.left(s.deadline)) };
+        match self.read_base_or_merged(s, view, range.index, range, ReadView::Merged, Version(0), patience).await {
+            Ok((reply, payload)) if reply.known => Ok(Direct::Bytes(payload)),
+            Ok(_) => self.judge_hole(s, view, range).await,
+            Err(e) if e.kind == ErrorKind::Stale => Ok(Direct::Again(e)),
+            Err(e) if e.kind == ErrorKind::Damaged => {
+                self.tell_damaged(s, view, range.index).await;
+                Ok(Direct::Around(e))
+            }
+            Err(e) if is_unreachable(&e) => {
+                // A slow answer alone is no reason to judge: the report would cost the member its place.
+                if e.kind != ErrorKind::Deadline || alone {
+                    self.report(place, &e).await;
+                }
+                Ok(Direct::Around(e))
+            }
+            Err(e) => Err(e.doing(format!("read {s}"))),
+        }
+    }
+
+    /// A data target knows nothing of its cell: a hole, if no parity target knows better.
+    async fn judge_hole(&self, s: &StripeRef, view: &GroupView, range: CellRange) -> Result<Direct> {
+        let scheme = s.layout.scheme;
+        let parity = usize::from(scheme.data)..scheme.width();
+        let mut asked = 0;
+        for at in parity.filter(|i| view.state(*i) == MemberState::Current) {
+            let Ok(stat) = self.stat_cell(s, view, at, at).await else { continue };
+            asked += 1;
+            let overlays = stat.overlay_seqs.get(range.index).copied().unwrap_or_default();
+            if stat.known && (stat.base != Version(0) || overlays != Seq(0)) {
+                let what = format!("{} lost cell {}", view.place(range.index).target, s.cell(range.index));
+                return Ok(Direct::Around(Error::damaged(what)));
+            }
+            break;
+        }
+        if asked == 0 && scheme.parity > 0 && view.group().current_count() < usize::from(scheme.data) {
+            return Err(too_few(s, view.group().current_count()).doing("read"));
+        }
+        Ok(Direct::Bytes(Bytes::new()))
+    }
+
+    /// One ReadCell whose bytes passed their checksums.
+    async fn read_base_or_merged(
+        &self,
+        s: &StripeRef,
+        view: &GroupView,
+        at: usize,
+        range: CellRange,
+        how: ReadView,
+        version: Version,
+        patience: Duration,
+    ) -> Result<(CellRead, Bytes)> {
+        let place = view.place(at);
+        let request =
+            ReadCell { place, cell: s.cell(at), view: how, version, offset: range.start, len: range.len };
+        let (reply, payload) = self.call(place.target, &request, vec![], patience).await?;
+        let sums_right = checksum::block_crcs(&payload, CHECKSUM_BLOCK as usize) == reply.block_crcs;
+        if !sums_right || payload.len() > range.len as usize {
+            self.counters.crc_failures.fetch_add(1, Relaxed);
+            return Err(Error::damaged(format!(
+                "cell {} at {}: bytes {} to {} fail their checksum",
+                s.cell(at),
+                place.target,
+                range.start,
+                u64::from(range.start) + u64::from(range.len)
+            )));
+        }
+        Ok((reply, payload))
+    }
+
+    /// Tells the holder that its fragment is bad: it verifies and has it rebuilt.
+    async fn tell_damaged(&self, s: &StripeRef, view: &GroupView, index: usize) {
+        let place = view.place(index);
+        let request = MarkMissing { place, cell: s.cell(index), version: Version(0), missing: 1 << index };
+        if let Err(e) = self.call(place.target, &request, vec![], self.call_patience(s.deadline)).await {
+            tracing::debug!("{} not told of damage in {}: {e}", place.target, s.cell(index));
+        }
+    }
+
+    /// Decodes the range from k other fragments of one version, then applies the cell's overlays.
+    async fn read_around(&self, s: &StripeRef, range: CellRange, why: &Error) -> Result<Decoded> {
+        self.counters.degraded_reads.fetch_add(1, Relaxed);
+        let view = self.view(s)?;
+        let scheme = s.layout.scheme;
+        let k = usize::from(scheme.data);
+        let mut bad = BTreeSet::from([range.index]);
+        loop {
+            let Some(anchor) = (k..scheme.width()).find(|i| usable(&view, *i, &bad)) else {
+                return Err(self.lost(s, &view, why));
+            };
+            let patience = self.call_patience(s.deadline);
+            let first = self.read_base_or_merged(s, &view, anchor, range, ReadView::Base, Version(0), patience).await;
+            let (head, payload) = match first {
+                Ok(read) => read,
+                Err(e) if e.kind == ErrorKind::Stale => return self.moved(&view, e).await,
+                Err(e) => {
+                    self.note_failure(s, &view, anchor, &e).await;
+                    bad.insert(anchor);
+                    continue;
+                }
+            };
+            let mut out = self.env.buffers.zeroed(range.len as usize);
+            if head.known && head.version != Version(0) {
+                let fragments =
+                    self.gather_version(s, &view, range, (anchor, payload), head.version, &mut bad, why).await?;
+                let Some(fragments) = fragments else {
+                    return self.moved(&view, Error::stale(format!("read {s}: version {} is gone", head.version))).await;
+                };
+                let present: Vec<(usize, &[u8])> = fragments.iter().map(|(i, b)| (*i, &b[..])).collect();
+                self.coder(scheme)?.reconstruct(&present, &[range.index], &mut [&mut out[..]])?;
+            }
+            let cut = head.cuts.get(range.index).copied().unwrap_or_default();
+            match self.apply_overlays(s, &view, anchor, range, cut, &mut out).await {
+                Ok(()) => {}
+                Err(e) if e.kind == ErrorKind::Stale => return self.moved(&view, e).await,
+                Err(e) => {
+                    self.note_failure(s, &view, anchor, &e).await;
+                    bad.insert(anchor);
+                    continue;
+                }
+            }
+            // A seal that committed meanwhile took overlays away that this base does not have.
+            return match self.stat_cell(s, &view, anchor, anchor).await {
+                Ok(stat) if !head.known || stat.base == head.version => Ok(Decoded::Bytes(out.freeze())),
+                Ok(_) => Ok(Decoded::Moved(Error::stale(format!("read {s}: sealed meanwhile")))),
+                Err(e) => Ok(Decoded::Moved(e)),
+            };
+        }
+    }
+
+    async fn moved(&self, view: &GroupView, e: Error) -> Result<Decoded> {
+        self.wait_newer(view.map_version(), Duration::from_millis(10)).await;
+        Ok(Decoded::Moved(e))
+    }
+
+    async fn note_failure(&self, s: &StripeRef, view: &GroupView, at: usize, e: &Error) {
+        if e.kind == ErrorKind::Damaged {
+            self.tell_damaged(s, view, at).await;
+        } else if is_unreachable(e) {
+            self.report(view.place(at), e).await;
+        }
+    }
+
+    /// k fragments of `version`, the first one given. `None`: the version is no longer everywhere.
+    async fn gather_version(
+        &self,
+        s: &StripeRef,
+        view: &GroupView,
+        range: CellRange,
+        first: (usize, Bytes),
+        version: Version,
+        bad: &mut BTreeSet<usize>,
+        why: &Error,
+    ) -> Result<Option<Vec<(usize, Bytes)>>> {
+        let scheme = s.layout.scheme;
+        let k = usize::from(scheme.data);
+        let mut have = vec![first];
+        let is_candidate = |i: &usize| usable(view, *i, bad) && *i != have[0].0;
+        let mut candidates: Vec<usize> = (0..scheme.width()).filter(is_candidate).collect();
+        // Last resort: members that are behind but hold this very version.
+        candidates.extend((0..scheme.width()).filter(|i| view.state(*i) == MemberState::Behind && *i != range.index));
+        let mut waiting = candidates.into_iter();
+        let mut calls = Gather::new();
+        let patience = self.call_patience(s.deadline);
+        let mut gone = false;
+        loop {
+            while have.len() + calls.len() < k {
+                let Some(i) = waiting.next() else { break };
+                calls.push(i, self.read_base_or_merged(s, view, i, range, ReadView::Base, version, patience));
+            }
+            match calls.next().await {
+                None if have.len() == k => return Ok(Some(have)),
+                None if gone => return Ok(None),
+                None => return Err(self.lost(s, view, why)),
+                Some((i, Ok((reply, payload)))) if reply.known && reply.version == version => {
+                    have.push((i, payload));
+                }
+                Some((_, Ok(_))) => gone = true,
+                Some((_, Err(e))) if matches!(e.kind, ErrorKind::Stale | ErrorKind::NotFound) => gone = true,
+                Some((i, Err(e))) => {
+                    self.note_failure(s, view, i, &e).await;
+                    bad.insert(i);
+                }
+            }
+        }
+    }
+
+    /// Fewer than k fragments are left: the error that names the stripe.
+    fn lost(&self, s: &StripeRef, view: &GroupView, why: &Error) -> Error {
+        let members = view.group().members.iter().enumerate();
+        let down: Vec<String> = members
+            .filter(|(i, _)| view.state(*i) != MemberState::Current)
+            .map(|(_, m)| format!("{} {:?}", m.target, m.state))
+            .collect();
+        Error::damaged(format!(
+            "read {s}: fewer than {} of its {} fragments can be had ({why}; not current: {})",
+            s.layout.scheme.data,
+            s.layout.scheme.width(),
+            if down.is_empty() { "none".into() } else { down.join(", ") }
+        ))
+    }
+
+    /// Applies the overlays of the cell above `cut`, as a parity target mirrors them.
+    async fn apply_overlays(
+        &self,
+        s: &StripeRef,
+        view: &GroupView,
+        at: usize,
+        range: CellRange,
+        cut: Seq,
+        out: &mut [u8],
+    ) -> Result<()> {
+        let place = view.place(at);
+        let mut after = cut;
+        loop {
+            let request = ReadOverlays { place, cell: s.cell(range.index), after };
+            let patience = self.call_patience(s.deadline);
+            let (OverlaysRead { extents, more }, payload) =
+                self.call(place.target, &request, vec![], patience).await?;
+            let mut from = 0;
+            for extent in &extents {
+                let len = if extent.kind == OverlayKind::Data { extent.len as usize } else { 0 };
+                let bytes = payload.get(from..from + len).ok_or_else(|| short_overlay(s, extent))?;
+                from += len;
+                if extent.kind == OverlayKind::Data && checksum::crc32c(bytes) != extent.crc {
+                    self.counters.crc_failures.fetch_add(1, Relaxed);
+                    return Err(Error::damaged(format!(
+                        "overlay {} of cell {} at {} fails its checksum",
+                        extent.seq,
+                        s.cell(range.index),
+                        place.target
+                    )));
+                }
+                apply(extent, bytes, range.start, out);
+                after = extent.seq;
+            }
+            if !more || extents.is_empty() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Several parts of one stripe at once, in the order asked.
+    pub async fn read_cells(&self, s: StripeRef, ranges: &[CellRange]) -> Result<Vec<Bytes>> {
+        let calls = ranges.iter().map(|r| Box::pin(self.read_cell(s, *r)) as BoxFuture<'_, Result<Bytes>>);
+        join_all(calls.collect()).await.into_iter().collect()
+    }
+}
+
+fn usable(view: &GroupView, index: usize, bad: &BTreeSet<usize>) -> bool {
+    view.state(index) == MemberState::Current && !bad.contains(&index)
+}
+
+fn short_overlay(s: &StripeRef, extent: &OverlayExtent) -> Error {
+    Error::invalid(format!("malformed message: overlay {} of {s} is cut short", extent.seq))
+}
+
+/// Puts one overlay's part of `start..start + out.len()` in place.
+fn apply(extent: &OverlayExtent, bytes: &[u8], start: u32, out: &mut [u8]) {
+    let (a, b) = (u64::from(extent.offset), u64::from(extent.offset) + u64::from(extent.len));
+    let (from, to) = (u64::from(start).max(a), (u64::from(start) + out.len() as u64).min(b));
+    if from >= to {
+        return;
+    }
+    let place = &mut out[(from - u64::from(start)) as usize..(to - u64::from(start)) as usize];
+    match extent.kind {
+        OverlayKind::Data => place.copy_from_slice(&bytes[(from - a) as usize..(to - a) as usize]),
+        OverlayKind::Zero => place.fill(0),
+    }
+}

@@ -1,0 +1,207 @@
+//! Open files: create, open, sync, close.
+//!
+//! Invariants: a handle reports every write error of its time exactly once; a close commits; what the leader counts as open
+//! is what is open here.
+use crate::api::{Handle, OpenMode, Opened, Stat};
+use crate::inner::{Inner, OpenFile};
+use crate::node::{Inline, Node};
+use crate::plan::Occasion;
+use bytes::Bytes;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use weir_proto::meta::{Close, Create, Cred, LeaseKind, Open};
+use weir_proto::{Error, InodeId, Result};
+
+const OPEN_READ: u8 = 1;
+const OPEN_WRITE: u8 = 2;
+
+impl Inner {
+    pub async fn create(
+        &self,
+        cred: &Cred,
+        parent: InodeId,
+        name: &[u8],
+        mode: u32,
+        exclusive: bool,
+        open: OpenMode,
+    ) -> Result<Opened> {
+        let (dir, stamp) = (self.begin_name_change(parent, &[name]), self.stamp());
+        let n = Bytes::copy_from_slice(name);
+        let bits = if open.read { OPEN_READ } else { 0 } | if open.write { OPEN_WRITE } else { 0 };
+        let make = |op| Create { op, cred: cred.clone(), parent, name: n.clone(), mode, exclusive, open: bits };
+        let created = self.session.change(self.deadline(), make).await?;
+        let stat = self.apply(&created.entry, stamp);
+        let ino = stat.attr.ino;
+        self.end_name_change(&dir, name, Some(ino), &created.parent_attr, &created.parent_lease, stamp);
+        let node = self.node(ino);
+        if created.created {
+            // Attributes of the inode number's past do not exist: numbers are never used again.
+            let mut st = node.lock();
+            if st.inline == Inline::Unknown {
+                st.inline = Inline::No;
+            }
+        } else {
+            self.learn_inline(&node, created.inline);
+        }
+        let opened = self.opened(node, open, stat);
+        if !created.created && open.truncate {
+            let opened = opened?;
+            self.truncate_opened(cred, &opened).await?;
+            return Ok(opened);
+        }
+        opened
+    }
+
+    async fn truncate_opened(&self, cred: &Cred, opened: &Opened) -> Result<()> {
+        let set = crate::api::SetAttrs { size: Some(0), ..Default::default() };
+        let file = self.handle(opened.handle)?;
+        self.set_size(cred, &file.node, &set, 0).await.map(|_| ())
+    }
+
+    pub async fn open(&self, cred: &Cred, ino: InodeId, open: OpenMode) -> Result<Opened> {
+        let node = self.node(ino);
+        let stamp = self.stamp();
+        if open.truncate {
+            // What was written before the cut is cut: it need not be sent, but what is under way must end first.
+            let _one = node.flushing.lock().await;
+            self.flush_locked(&node, Occasion::Growing, false).await?;
+        }
+        let sent_end = node.lock().sent_end;
+        let ask = |session| Open {
+            session,
+            cred: cred.clone(),
+            ino,
+            read: open.read,
+            write: open.write,
+            truncate: open.truncate,
+        };
+        let answer = self.session.ask(self.deadline(), ask).await?;
+        if open.truncate {
+            self.cut(&node, 0, sent_end, true);
+        }
+        let stat = self.apply(&answer.entry, stamp);
+        self.learn_inline(&node, answer.inline);
+        self.opened(node, open, stat)
+    }
+
+    /// Inline bytes as a reply told them, unless newer ones are here.
+    fn learn_inline(&self, node: &Node, inline: Option<Bytes>) {
+        let mut st = node.lock();
+        if st.lease != LeaseKind::None && !st.is_dirty() && st.inline == Inline::Unknown {
+            st.inline = inline.map_or(Inline::No, Inline::Yes);
+        }
+    }
+
+    fn opened(&self, node: Arc<Node>, open: OpenMode, stat: Stat) -> Result<Opened> {
+        let (errors, kernel_cache) = {
+            let mut st = node.lock();
+            st.open_read += u32::from(open.read);
+            st.open_write += u32::from(open.write);
+            (st.error_count, st.lease != LeaseKind::None)
+        };
+        let handle = self.open_handle(node, open, kernel_cache, errors);
+        Ok(Opened { handle, stat, kernel_cache })
+    }
+
+    pub async fn fsync(&self, handle: Handle) -> Result<()> {
+        let file = self.handle(handle)?;
+        self.save(&file, Occasion::Growing).await
+    }
+
+    pub async fn flush_handle(&self, handle: Handle) -> Result<()> {
+        let file = self.handle(handle)?;
+        if !file.mode.write {
+            return Ok(());
+        }
+        self.save(&file, Occasion::Closing).await
+    }
+
+    /// Saves what is changed; every error that the handle has not reported is reported now.
+    async fn save(&self, file: &OpenFile, occasion: Occasion) -> Result<()> {
+        let flushed = self.flush(&file.node, occasion, false).await;
+        let settled = self.settle_through(&file.node).await;
+        // Errors of write-back are the inode's and counted; this one may be the same.
+        let news = file.new_error(&file.node.lock());
+        news.and(flushed).and(settled)
+    }
+
+    pub async fn release(&self, handle: Handle) -> Result<()> {
+        let file = self.close_handle(handle)?;
+        let saved = if file.mode.write { self.save(&file, Occasion::Closing).await } else { Ok(()) };
+        {
+            let mut st = file.node.lock();
+            st.open_read -= u32::from(file.mode.read);
+            st.open_write -= u32::from(file.mode.write);
+        }
+        let me = self.arc();
+        // Nobody waits for the leader to count one open less.
+        self.env.tasks.spawn("close", async move { me.tell_closed(file).await });
+        saved
+    }
+
+    async fn tell_closed(&self, file: Arc<OpenFile>) {
+        let ino = file.node.ino;
+        // An open for both counts as one of each.
+        for (was, write) in [(file.mode.read, false), (file.mode.write, true)] {
+            if !was {
+                continue;
+            }
+            if let Err(e) = self.session.ask(self.deadline(), |session| Close { session, ino, write }).await {
+                tracing::debug!("close of file {ino} was not told: {e}");
+            }
+        }
+        let gone = {
+            let st = file.node.lock();
+            st.attr.as_ref().is_some_and(|a| a.nlink == 0) && st.open_read + st.open_write == 0
+        };
+        if gone {
+            self.cache().remove_inode(ino);
+            self.dirty().remove(&ino);
+            self.remove_node(ino);
+        }
+    }
+
+    /// Flushes every file and closes the session.
+    pub async fn shutdown(&self) -> Result<()> {
+        if self.closed.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        let mut first_error = Ok(());
+        for node in self.all_nodes() {
+            let dirty = node.lock().is_dirty();
+            if dirty && let Err(e) = self.flush(&node, Occasion::Closing, false).await {
+                tracing::error!("shutdown: file {} was not saved: {e}", node.ino);
+                first_error = first_error.and(Err(e));
+            }
+        }
+        let closed = self.session.close(self.deadline()).await;
+        first_error.and(closed)
+    }
+
+    pub async fn seek_data(&self, handle: Handle, offset: u64) -> Result<Option<u64>> {
+        let size = self.size_of(handle).await?;
+        Ok((offset < size).then_some(offset))
+    }
+    pub async fn seek_hole(&self, handle: Handle, offset: u64) -> Result<Option<u64>> {
+        let size = self.size_of(handle).await?;
+        Ok((offset < size).then_some(size))
+    }
+    async fn size_of(&self, handle: Handle) -> Result<u64> {
+        let file = self.handle(handle)?;
+        Ok(self.getattr(file.node.ino).await?.attr.size)
+    }
+
+    /// Whether a handle may be used to set a size.
+    pub fn is_writable(&self, handle: Option<Handle>, ino: InodeId) -> Result<bool> {
+        match handle {
+            None => Ok(false),
+            Some(handle) => {
+                let file = self.handle(handle)?;
+                if file.node.ino != ino {
+                    return Err(Error::invalid(format!("file handle {} is of another file than {ino}", handle.0)));
+                }
+                Ok(file.mode.write)
+            }
+        }
+    }
+}

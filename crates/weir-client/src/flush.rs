@@ -1,0 +1,474 @@
+//! Changed data on its way to targets, and the commits that make it part of the file.
+//!
+//! Invariants: of one stripe at most one send is under way, so later bytes never arrive before earlier ones; the size is
+//! committed only after every byte below it is durable; what fails is kept as the inode's error, never dropped silently.
+use crate::data::{Fragment, Overlay, encode};
+use crate::inner::{Inner, layout_of};
+use crate::node::{Inline, Node, Sending, State};
+use crate::plan::{self, Occasion, SendAs, StripeFacts};
+use bytes::Bytes;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use weir_env::Instant;
+use weir_proto::data::WriteMode;
+use weir_proto::map::Layout;
+use weir_proto::meta::{Commit, INLINE_MAX, LeaseKind, Op};
+use weir_proto::{Error, InodeId, Result, SessionId, Version};
+
+/// Changed bytes of one stripe, frozen, and how they go.
+struct Send {
+    node: Arc<Node>,
+    layout: Layout,
+    stripe: u64,
+    parts: Vec<(u32, Bytes)>,
+    how: SendAs,
+    token_epoch: u32,
+    /// The leader believes that nothing uncommitted is on targets: correct that first.
+    unmark: bool,
+}
+
+/// What a flush waits for, by stripe.
+enum Awaited {
+    /// Dirty bytes whose send has not begun.
+    Start,
+    /// The send with this number.
+    End(u64),
+}
+
+impl Inner {
+    /// Begins to send a stripe's dirty bytes. The stripe must be dirty and not on its way.
+    pub fn start_send(&self, node: &Arc<Node>, st: &mut State, stripe: u64, occasion: Occasion) -> Result<u64> {
+        let layout = layout_of(st, node.ino)?;
+        if stripe == 0 {
+            self.leave_inode(st, node.ino)?;
+        }
+        let buf = st.dirty.remove(&stripe).unwrap_or_default();
+        let start = layout.stripe_start(stripe);
+        let how = plan::send_as(&StripeFacts {
+            stripe_bytes: layout.stripe_bytes() as u32,
+            cell_bytes: layout.cell_bytes(),
+            exclusive: st.lease == LeaseKind::Write,
+            beyond_committed: start >= st.virgin_from(),
+            touched: st.touched.contains(&stripe),
+            covered_bytes: buf.covered_bytes(),
+            end: buf.end(),
+            occasion,
+        });
+        let end = start + u64::from(buf.end());
+        let fresh_bytes = end.saturating_sub(start.max(st.committed_size()));
+        st.allocated += fresh_bytes.min(u64::from(buf.covered_bytes()));
+        let parts = buf.freeze();
+        st.send_count += 1;
+        let id = st.send_count;
+        st.sending.insert(stripe, Sending { id, parts: parts.clone() });
+        st.touched.insert(stripe);
+        st.sent_end = st.sent_end.max(end);
+        let unmark = std::mem::take(&mut st.declared_clean);
+        let token_epoch = st.token_epoch;
+        let send = Send { node: node.clone(), layout, stripe, parts, how, token_epoch, unmark };
+        let me = self.arc();
+        self.env.tasks.spawn("send stripe", async move { me.run_send(send).await });
+        Ok(id)
+    }
+
+    async fn run_send(self: Arc<Self>, send: Send) {
+        let result = self.send_stripe(&send).await;
+        let Send { node, layout, stripe, parts, .. } = send;
+        {
+            let mut st = node.lock();
+            st.sending.remove(&stripe);
+            match result {
+                Ok(()) => self.keep_sent(&node, &st, layout, stripe, parts),
+                Err(e) => {
+                    tracing::error!("changed data is lost: {e}");
+                    st.fail(e);
+                    // Whatever arrived is not what a reader should take for the file's bytes.
+                    st.data_change += 1;
+                }
+            }
+            let full = |buf: &crate::dirty::StripeBuf| u64::from(buf.covered_bytes()) == layout.stripe_bytes();
+            if st.dirty.get(&stripe).is_some_and(full)
+                && let Err(e) = self.start_send(&node, &mut st, stripe, Occasion::Growing)
+            {
+                st.fail(e);
+            }
+        }
+        node.changed.notify_waiters();
+    }
+
+    /// What was sent stays as clean data.
+    fn keep_sent(&self, node: &Node, st: &State, layout: Layout, stripe: u64, parts: Vec<(u32, Bytes)>) {
+        if st.lease == LeaseKind::None {
+            return;
+        }
+        let start = layout.stripe_start(stripe);
+        let newer = st.dirty.get(&stripe).map(|b| b.ranges()).unwrap_or_default();
+        let mut cache = self.cache();
+        for (at, bytes) in parts {
+            let end = at + bytes.len() as u32;
+            if newer.iter().any(|(a, b)| *a < end && *b > at) {
+                continue;
+            }
+            cache.insert(node.ino, start + u64::from(at), bytes, true, false, &self.budget);
+        }
+    }
+
+    async fn send_stripe(&self, send: &Send) -> Result<()> {
+        let _permit = self.stripes_in_flight.acquire().await.expect("never closed");
+        let deadline = self.deadline();
+        if send.unmark {
+            self.commit_now(&send.node, false, 0, deadline).await?;
+        }
+        let s = self.stripe_ref(send.node.ino, send.layout, send.stripe, deadline);
+        match send.how {
+            SendAs::Fresh { len } => {
+                let version = Version::new(send.token_epoch, self.next_version());
+                let fragments = self.fragments(send, len)?;
+                self.data.write_stripe(s, version, WriteMode::Fresh, Vec::new(), &fragments).await
+            }
+            SendAs::Prepared => {
+                let fragments = self.fragments(send, send.layout.stripe_bytes() as u32)?;
+                let (cuts, base) = self.data.stripe_state(&s).await?;
+                let version = Version::new(send.token_epoch, self.next_version()).max(Version(base.0 + 1));
+                self.data.write_stripe(s, version, WriteMode::Prepare, cuts, &fragments).await?;
+                self.data.commit_stripe(s, version).await
+            }
+            SendAs::Overlays => {
+                let overlays = overlays_of(&send.parts, send.layout.cell_bytes());
+                self.data.write_overlays(s, send.token_epoch, &overlays).await
+            }
+        }
+    }
+
+    fn fragments(&self, send: &Send, len: u32) -> Result<Vec<Fragment>> {
+        let coder = self.data.coder(send.layout.scheme)?;
+        let cells = (0..send.layout.scheme.data)
+            .map(|i| {
+                let start = u32::from(i) * send.layout.cell_bytes();
+                let cell_len = send.layout.fragment_bytes(u64::from(len), i);
+                self.cell_of(&send.parts, start, cell_len)
+            })
+            .collect();
+        encode(&coder, &self.env, cells)
+    }
+
+    /// `start..start + len` of the stripe in one piece: shared where one part holds it, otherwise gathered, gaps zero.
+    fn cell_of(&self, parts: &[(u32, Bytes)], start: u32, len: u32) -> Bytes {
+        let end = start + len;
+        if let Some((_, bytes)) = parts.iter().find(|(at, b)| *at == start && b.len() >= len as usize) {
+            return bytes.slice(..len as usize);
+        }
+        let mut cell = self.env.buffers.zeroed(len as usize);
+        for (at, bytes) in parts {
+            let (a, b) = (start.max(*at), end.min(at + bytes.len() as u32));
+            if a < b {
+                cell[(a - start) as usize..(b - start) as usize]
+                    .copy_from_slice(&bytes[(a - at) as usize..(b - at) as usize]);
+            }
+        }
+        cell.freeze()
+    }
+
+    /// Sends all that is dirty now and waits until it is durable. Bytes changed meanwhile may stay.
+    pub async fn flush_data(&self, node: &Arc<Node>, occasion: Occasion) -> Result<()> {
+        let mut awaited: Option<BTreeMap<u64, Awaited>> = None;
+        // The sends have their own deadlines; this one is behind them.
+        let deadline = self.deadline() + self.config.patience;
+        loop {
+            let changed = node.changed.notified();
+            {
+                let mut st = node.lock();
+                let waiting = awaited.get_or_insert_with(|| {
+                    let sent = st.sending.iter().map(|(s, send)| (*s, Awaited::End(send.id)));
+                    let dirty = st.dirty.keys().map(|s| (*s, Awaited::Start));
+                    sent.chain(dirty).collect()
+                });
+                self.advance(node, &mut st, waiting, occasion)?;
+                if waiting.is_empty() {
+                    return Ok(());
+                }
+            }
+            if self.env.clock.timeout(self.data.left(deadline), changed).await.is_err() {
+                return Err(Error::deadline(format!("file {}: writing back took too long", node.ino)));
+            }
+        }
+    }
+
+    fn advance(
+        &self,
+        node: &Arc<Node>,
+        st: &mut State,
+        waiting: &mut BTreeMap<u64, Awaited>,
+        occasion: Occasion,
+    ) -> Result<()> {
+        for stripe in waiting.keys().copied().collect::<Vec<_>>() {
+            let under_way = st.sending.get(&stripe).map(|s| s.id);
+            let next = match waiting[&stripe] {
+                Awaited::End(id) if under_way == Some(id) => continue,
+                Awaited::End(_) => None,
+                Awaited::Start if !st.dirty.contains_key(&stripe) => under_way.map(Awaited::End),
+                Awaited::Start if under_way.is_some() => continue,
+                Awaited::Start => Some(Awaited::End(self.start_send(node, st, stripe, occasion)?)),
+            };
+            match next {
+                Some(next) => waiting.insert(stripe, next),
+                None => waiting.remove(&stripe),
+            };
+        }
+        Ok(())
+    }
+
+    /// Makes everything changed so far durable and part of the file. `off_inode`: nothing may stay inline.
+    pub async fn flush(&self, node: &Arc<Node>, occasion: Occasion, off_inode: bool) -> Result<()> {
+        let _one = node.flushing.lock().await;
+        self.flush_locked(node, occasion, off_inode).await
+    }
+
+    pub async fn flush_locked(&self, node: &Arc<Node>, occasion: Occasion, off_inode: bool) -> Result<()> {
+        let (errors, size) = {
+            let st = node.lock();
+            let must_leave = off_inode && st.open_write > 0 && matches!(&st.inline, Inline::Yes(b) if !b.is_empty());
+            if !st.is_dirty() && !must_leave {
+                return Ok(());
+            }
+            (st.error_count, st.size())
+        };
+        if !off_inode && self.commit_inline(node).await? {
+            return Ok(());
+        }
+        self.leave_inode(&mut node.lock(), node.ino)?;
+        self.flush_data(node, occasion).await?;
+        {
+            let st = node.lock();
+            if st.error_count > errors {
+                // The size must not cover bytes that are not there.
+                return Err(st.error.clone().unwrap_or_else(|| Error::io("write-back failed")));
+            }
+        }
+        let clean = occasion == Occasion::Closing;
+        let result = self.commit_now(node, clean, size, self.deadline()).await;
+        if let Err(e) = &result {
+            node.lock().fail(e.clone().doing(format!("commit the size of file {}", node.ino)));
+        }
+        result
+    }
+
+    /// Inline bytes become dirty ones where nothing newer is, so that they go to targets; the next commit drops them.
+    fn leave_inode(&self, st: &mut State, ino: InodeId) -> Result<()> {
+        let Inline::Yes(bytes) = st.inline.clone() else { return Ok(()) };
+        if st.lease != LeaseKind::Write {
+            return Ok(());
+        }
+        let layout = layout_of(st, ino)?;
+        let bytes = bytes.slice(..bytes.len().min(st.size() as usize));
+        let covered = st.dirty.get(&0).map(|b| b.ranges()).unwrap_or_default();
+        for (a, b) in gaps(&covered, bytes.len() as u32) {
+            let mut buffer = |n| Some(self.budget.buffer_anyway(&self.env.buffers, n));
+            let stripe = st.dirty.entry(0).or_default();
+            let written = stripe.write(a, &bytes[a as usize..b as usize], layout.cell_bytes(), true, &mut buffer);
+            written.map_err(|_| Error::io("no memory for the bytes of a small file"))?;
+        }
+        st.inline = Inline::No;
+        st.drop_inline = true;
+        let (size, mtime) = (st.size(), st.local.map_or_else(|| self.now(), |l| l.mtime));
+        st.note_write(size, mtime, self.env.clock.now());
+        self.dirty().insert(ino);
+        Ok(())
+    }
+
+    /// Commits a small file with its bytes in the inode. False: it does not fit there.
+    async fn commit_inline(&self, node: &Arc<Node>) -> Result<bool> {
+        let deadline = self.deadline();
+        let (commit, content, local) = {
+            let st = node.lock();
+            let Some(local) = st.local else { return Ok(false) };
+            let exclusive = st.lease == LeaseKind::Write;
+            let base = match &st.inline {
+                Inline::Yes(bytes) => bytes.clone(),
+                Inline::No if st.committed_size() == 0 => Bytes::new(),
+                Inline::No | Inline::Unknown => return Ok(false),
+            };
+            if !st.sending.is_empty() || !plan::fits_inline(local.size, st.on_targets_end(), exclusive) {
+                return Ok(false);
+            }
+            let content = inline_content(&st, &base, local.size as usize);
+            (self.commit_request(&st, node.ino, local.size, true, Some(content.clone())), content, local)
+        };
+        let stamp = self.stamp();
+        let entry = self.session.change(deadline, |op| Commit { op, ..commit.clone() }).await.inspect_err(|e| {
+            node.lock().fail(e.clone().doing(format!("commit file {}", node.ino)));
+        })?;
+        let mut st = node.lock();
+        if st.local.is_some_and(|l| l.change == local.change) {
+            st.local = None;
+            st.dirty.clear();
+            st.dirty_since = None;
+        }
+        st.declared_clean = true;
+        st.inline = Inline::Yes(content);
+        st.drop_inline = false;
+        st.apply(&entry, stamp);
+        let done = !st.is_dirty();
+        drop(st);
+        if done {
+            self.dirty().remove(&node.ino);
+        }
+        Ok(true)
+    }
+
+    fn commit_request(&self, st: &State, ino: InodeId, size: u64, clean: bool, inline: Option<Bytes>) -> Commit {
+        let is_inline = inline.is_some();
+        Commit {
+            op: Op { session: SessionId(0), slot: 0, seq: 0 }, // set for each change
+            ino,
+            token_epoch: st.token_epoch,
+            size,
+            mtime: st.local.map_or_else(|| self.now(), |l| l.mtime),
+            allocated: if is_inline { size } else { st.allocated },
+            inline,
+            drop_inline: st.drop_inline,
+            clean,
+            close_writes: 0,
+            data_end: if is_inline { 0 } else { st.on_targets_end() },
+        }
+    }
+
+    /// Commits size and time. `flushed`: everything below is durable, or was changed again since. `clean`: nothing
+    /// uncommitted is left on targets if nobody writes any more.
+    async fn commit_now(&self, node: &Arc<Node>, clean: bool, flushed: u64, deadline: Instant) -> Result<()> {
+        let (commit, local) = {
+            let mut st = node.lock();
+            let layout = layout_of(&st, node.ino).ok();
+            let durable = layout.map_or(st.size(), |layout| durable_size(&st, &layout));
+            let clean = clean && st.dirty.is_empty() && st.sending.is_empty();
+            // Whoever sends from now on says so first.
+            st.declared_clean = clean;
+            let size = durable.max(flushed).max(st.committed_size());
+            (self.commit_request(&st, node.ino, size, clean, None), st.local)
+        };
+        let stamp = self.stamp();
+        let entry = match self.session.change(deadline, |op| Commit { op, ..commit.clone() }).await {
+            Ok(entry) => entry,
+            Err(e) => {
+                node.lock().declared_clean = false;
+                return Err(e);
+            }
+        };
+        let mut st = node.lock();
+        let newest = st.local.map(|l| l.change) == local.map(|l| l.change);
+        if newest && commit.size == st.size() && st.dirty.is_empty() && st.sending.is_empty() {
+            st.local = None;
+            st.dirty_since = None;
+        }
+        if commit.drop_inline {
+            st.drop_inline = false;
+        }
+        st.apply(&entry, stamp);
+        if let Ok(layout) = layout_of(&st, node.ino) {
+            let first = layout.stripe_of(st.committed_size());
+            st.touched = st.touched.split_off(&first);
+        }
+        let done = !st.is_dirty();
+        drop(st);
+        if done {
+            self.dirty().remove(&node.ino);
+        }
+        Ok(())
+    }
+
+    /// Sends dirty data of the inode that is dirty for the longest time, so that writers get memory. One at a time.
+    pub fn relieve(&self) {
+        if self.relieving.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let me = self.arc();
+        self.env.tasks.spawn("relieve memory", async move {
+            let dirty: Vec<_> = me.dirty().iter().copied().collect();
+            let oldest = dirty
+                .into_iter()
+                .filter_map(|ino| me.known_node(ino))
+                .filter_map(|node| {
+                    let since = node.lock().dirty_age_start();
+                    since.map(|since| (since, node))
+                })
+                .min_by_key(|(since, node)| (*since, node.ino));
+            if let Some((_, node)) = oldest {
+                // Its error stays with the inode.
+                let _ = me.flush_data(&node, Occasion::Growing).await;
+                let mut st = node.lock();
+                st.dirty_since = (!st.dirty.is_empty()).then(|| me.env.clock.now());
+            }
+            me.relieving.store(false, Ordering::Release);
+        });
+    }
+
+    /// Commits what has been dirty for a while.
+    pub async fn write_back_aged(&self) {
+        {
+            let now = self.env.clock.now();
+            let dirty: Vec<_> = self.dirty().iter().copied().collect();
+            for node in dirty.into_iter().filter_map(|ino| self.known_node(ino)) {
+                let old = node.lock().dirty_since.is_some_and(|since| now.since(since) > DIRTY_AGE_MAX);
+                if old {
+                    let _ = self.flush(&node, Occasion::Growing, false).await;
+                }
+            }
+        }
+    }
+}
+
+/// Changed data of a file nobody syncs or closes is saved after this long.
+const DIRTY_AGE_MAX: std::time::Duration = std::time::Duration::from_secs(5);
+
+/// The whole of a small file: its inline bytes with the dirty ones over them.
+fn inline_content(st: &State, base: &Bytes, size: usize) -> Bytes {
+    assert!(size <= INLINE_MAX, "only small files are inline");
+    let mut content = vec![0; size];
+    let kept = base.len().min(size);
+    content[..kept].copy_from_slice(&base[..kept]);
+    if let Some(buf) = st.dirty.get(&0) {
+        for (at, bytes) in buf.copy_range(0, size as u32) {
+            content[at as usize..at as usize + bytes.len()].copy_from_slice(&bytes);
+        }
+    }
+    content.into()
+}
+
+/// What of `0..end` is in none of the ranges.
+fn gaps(ranges: &[(u32, u32)], end: u32) -> Vec<(u32, u32)> {
+    let starts = std::iter::once(0).chain(ranges.iter().map(|(_, b)| *b));
+    let ends = ranges.iter().map(|(a, _)| *a).chain([end]);
+    starts.zip(ends).map(|(a, b)| (a, b.min(end))).filter(|(a, b)| a < b).collect()
+}
+
+/// The size up to which every byte beyond the committed size is on targets.
+fn durable_size(st: &State, layout: &Layout) -> u64 {
+    let committed = st.committed_size();
+    let dirty = st.dirty.iter().flat_map(|(stripe, buf)| {
+        let start = layout.stripe_start(*stripe);
+        buf.ranges().into_iter().map(move |(a, b)| (start + u64::from(a), start + u64::from(b)))
+    });
+    let sending = st.sending.iter().flat_map(|(stripe, send)| {
+        let start = layout.stripe_start(*stripe);
+        send.parts.iter().map(move |(a, b)| (start + u64::from(*a), start + u64::from(*a) + b.len() as u64))
+    });
+    dirty
+        .chain(sending)
+        .filter(|(_, end)| *end > committed)
+        .map(|(start, _)| start.max(committed))
+        .fold(st.size(), u64::min)
+}
+
+/// Dirty parts of a stripe as overlays of its data cells. Parts never cross a cell's border.
+fn overlays_of(parts: &[(u32, Bytes)], cell_bytes: u32) -> Vec<Overlay> {
+    parts
+        .iter()
+        .map(|(at, bytes)| Overlay {
+            index: (at / cell_bytes) as u8,
+            offset: at % cell_bytes,
+            len: bytes.len() as u32,
+            payload: Some(bytes.clone()),
+        })
+        .collect()
+}

@@ -1,0 +1,282 @@
+//! What all parts of one client share: its inodes, open files, budget, and the ways to the leader and the targets.
+//!
+//! Lock order: an inode's state, then the cache, then the list of dirty inodes. No lock is held across a wait.
+use crate::api::{ClientConfig, Handle, KernelCache, OpenMode, Stat};
+use crate::budget::Budget;
+use crate::cache::Cache;
+use crate::data::{Data, StripeRef};
+use crate::node::{Node, State};
+use crate::session::{Holder, Session};
+use crate::status::Counters;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use tokio::sync::Semaphore;
+use weir_env::{Env, Instant};
+use weir_proto::map::Layout;
+use weir_proto::meta::{Attr, Entry, HeldLease, Lease, LeaseKind, Time};
+use weir_proto::{Error, FileId, InodeId, Result, VolumeId};
+
+/// Stripes on their way to targets at once: enough to keep a dozen targets busy, few enough to bound the parity buffers.
+const STRIPES_IN_FLIGHT_MAX: usize = 12;
+
+pub struct Inner {
+    pub env: Env,
+    pub config: ClientConfig,
+    pub kernel: Arc<dyn KernelCache>,
+    pub session: Session,
+    pub data: Data,
+    pub volume: VolumeId,
+    pub counters: Arc<Counters>,
+    pub budget: Budget,
+    pub cache: Mutex<Cache>,
+    /// Never iterated but to collect and sort.
+    nodes: Mutex<HashMap<InodeId, Arc<Node>>>,
+    handles: Mutex<HashMap<u64, Arc<OpenFile>>>,
+    next_handle: AtomicU64,
+    /// Counts recalls and releases: orders grants and recalls that cross on their way.
+    stamps: AtomicU64,
+    /// Lower half of fragment versions; one for all files, so it grows under every token epoch.
+    version_counter: AtomicU32,
+    /// Inodes with something not committed.
+    pub dirty: Mutex<BTreeSet<InodeId>>,
+    pub stripes_in_flight: Semaphore,
+    pub relieving: AtomicBool,
+    pub closed: AtomicBool,
+    me: Weak<Inner>,
+}
+
+/// One open of a file.
+pub struct OpenFile {
+    pub node: Arc<Node>,
+    pub mode: OpenMode,
+    /// Write-back errors of the inode that this handle has reported.
+    pub errors_seen: AtomicU64,
+    /// The kernel keeps pages for this handle.
+    pub kernel_cache: AtomicBool,
+}
+
+impl Inner {
+    pub fn new(
+        env: Env,
+        config: ClientConfig,
+        kernel: Arc<dyn KernelCache>,
+        volume: VolumeId,
+        data: Data,
+        session: Session,
+    ) -> Arc<Inner> {
+        let budget = Budget::new(config.memory_bytes);
+        let counters = data.counters.clone();
+        Arc::new_cyclic(|me| Inner {
+            env,
+            kernel,
+            session,
+            data,
+            volume,
+            counters,
+            budget,
+            cache: Mutex::default(),
+            nodes: Mutex::default(),
+            handles: Mutex::default(),
+            next_handle: AtomicU64::new(1),
+            stamps: AtomicU64::new(1),
+            version_counter: AtomicU32::new(1),
+            dirty: Mutex::default(),
+            stripes_in_flight: Semaphore::new(STRIPES_IN_FLIGHT_MAX),
+            relieving: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
+            config,
+            me: me.clone(),
+        })
+    }
+
+    pub fn arc(&self) -> Arc<Inner> {
+        self.me.upgrade().expect("a method runs on a living client")
+    }
+    pub fn weak(&self) -> Weak<Inner> {
+        self.me.clone()
+    }
+    pub fn deadline(&self) -> Instant {
+        self.env.clock.now() + self.config.patience
+    }
+    pub fn now(&self) -> Time {
+        Time { nanos: self.env.clock.wall().0 }
+    }
+    pub fn cache(&self) -> MutexGuard<'_, Cache> {
+        self.cache.lock().expect("no holder of the cache panics")
+    }
+    pub fn dirty(&self) -> MutexGuard<'_, BTreeSet<InodeId>> {
+        self.dirty.lock().expect("no holder panics")
+    }
+
+    pub fn node(&self, ino: InodeId) -> Arc<Node> {
+        let mut nodes = self.nodes.lock().expect("no holder panics");
+        nodes.entry(ino).or_insert_with(|| Arc::new(Node::new(ino))).clone()
+    }
+    pub fn known_node(&self, ino: InodeId) -> Option<Arc<Node>> {
+        self.nodes.lock().expect("no holder panics").get(&ino).cloned()
+    }
+    pub fn all_nodes(&self) -> Vec<Arc<Node>> {
+        let mut all: Vec<Arc<Node>> =
+            self.nodes.lock().expect("no holder panics").values().cloned().collect();
+        all.sort_by_key(|n| n.ino);
+        all
+    }
+    pub fn node_count(&self) -> usize {
+        self.nodes.lock().expect("no holder panics").len()
+    }
+    pub fn remove_node(&self, ino: InodeId) {
+        self.nodes.lock().expect("no holder panics").remove(&ino);
+    }
+
+    pub fn stamp(&self) -> u64 {
+        self.stamps.load(Ordering::SeqCst)
+    }
+    /// A new stamp: replies to requests sent before it are old.
+    pub fn next_stamp(&self) -> u64 {
+        self.stamps.fetch_add(1, Ordering::SeqCst) + 1
+    }
+    pub fn next_version(&self) -> u32 {
+        self.version_counter.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Takes over a reply about an inode; its attributes as they are shown now.
+    pub fn apply(&self, entry: &Entry, stamp: u64) -> Stat {
+        let node = self.node(entry.attr.ino);
+        let mut st = node.lock();
+        st.apply(entry, stamp);
+        let leased = st.lease != LeaseKind::None;
+        if leased { st.shown(true) } else { None }.unwrap_or_else(|| Stat { attr: entry.attr.clone(), leased })
+    }
+    /// Attributes without a lease of their own: they count where one is held already.
+    pub fn apply_attr(&self, attr: &Attr, stamp: u64) {
+        let Some(node) = self.known_node(attr.ino) else { return };
+        let mut st = node.lock();
+        if st.lease != LeaseKind::None {
+            let lease = Lease {
+                kind: LeaseKind::None,
+                token_epoch: 0,
+                recover: st.recover,
+                data_end: st.data_end,
+            };
+            st.apply(&Entry { attr: attr.clone(), lease }, stamp);
+        }
+    }
+
+    pub fn open_handle(&self, node: Arc<Node>, mode: OpenMode, kernel_cache: bool, errors: u64) -> Handle {
+        let handle = self.next_handle.fetch_add(1, Ordering::Relaxed);
+        let file = OpenFile {
+            node,
+            mode,
+            errors_seen: AtomicU64::new(errors),
+            kernel_cache: AtomicBool::new(kernel_cache),
+        };
+        self.handles.lock().expect("no holder panics").insert(handle, Arc::new(file));
+        Handle(handle)
+    }
+    pub fn handle(&self, handle: Handle) -> Result<Arc<OpenFile>> {
+        let file = self.handles.lock().expect("no holder panics").get(&handle.0).cloned();
+        file.ok_or_else(|| Error::stale(format!("file handle {} is closed", handle.0)))
+    }
+    pub fn close_handle(&self, handle: Handle) -> Result<Arc<OpenFile>> {
+        let file = self.handles.lock().expect("no holder panics").remove(&handle.0);
+        file.ok_or_else(|| Error::stale(format!("file handle {} is closed already", handle.0)))
+    }
+
+    pub fn file_id(&self, ino: InodeId) -> FileId {
+        FileId { volume: self.volume, inode: ino }
+    }
+    pub fn stripe_ref(&self, ino: InodeId, layout: Layout, stripe: u64, deadline: Instant) -> StripeRef {
+        StripeRef { file: self.file_id(ino), layout, stripe, deadline }
+    }
+    /// Whether leases may be acted on without asking.
+    pub fn leases_hold(&self) -> bool {
+        self.session.leases_hold()
+    }
+}
+
+/// The layout of a regular file.
+pub fn layout_of(st: &State, ino: InodeId) -> Result<Layout> {
+    let layout = st.attr.as_ref().and_then(|a| a.layout);
+    let layout = layout.ok_or_else(|| {
+        Error::unavailable(format!("file {ino} has no layout: the cluster had no placement group for it yet"))
+    })?;
+    layout.check()?;
+    Ok(layout)
+}
+
+impl OpenFile {
+    /// A write-back error that this handle has not reported yet.
+    pub fn new_error(&self, st: &State) -> Result<()> {
+        let seen = self.errors_seen.swap(st.error_count, Ordering::AcqRel);
+        match &st.error {
+            Some(e) if seen < st.error_count => Err(e.clone()),
+            _ => Ok(()),
+        }
+    }
+    pub fn has_new_error(&self, st: &State) -> bool {
+        self.errors_seen.load(Ordering::Acquire) < st.error_count
+    }
+}
+
+impl Holder for Inner {
+    fn held(&self) -> Vec<HeldLease> {
+        let held = self.all_nodes().into_iter().filter_map(|node| {
+            let st = node.lock();
+            let useful = st.lease != LeaseKind::None || st.open_read > 0 || st.open_write > 0;
+            useful.then(|| HeldLease {
+                ino: node.ino,
+                kind: st.lease,
+                token_epoch: st.token_epoch,
+                open_read: st.open_read,
+                open_write: st.open_write,
+            })
+        });
+        held.collect()
+    }
+    fn lost(&self, inodes: Vec<InodeId>) {
+        for ino in inodes {
+            if let Some(node) = self.known_node(ino) {
+                self.lose_lease(&node, "the lease was lost in a restart of the metadata leader");
+            }
+        }
+        self.tell_kernel_all_gone();
+    }
+    fn expired(&self) {
+        for node in self.all_nodes() {
+            self.lose_lease(&node, "the session expired");
+        }
+        self.tell_kernel_all_gone();
+        let me = self.arc();
+        self.env.tasks.spawn("reopen files", async move { me.reopen_all().await });
+    }
+}
+
+impl Inner {
+    /// The lease is gone without a recall: what was not saved is lost, and named.
+    fn lose_lease(&self, node: &Node, why: &str) {
+        let mut st = node.lock();
+        st.stamp_recall(self.next_stamp(), LeaseKind::None);
+        if st.is_dirty() {
+            let e = Error::stale(format!("file {}: {why}; changes that were not saved are lost", node.ino));
+            tracing::error!("{e}");
+            st.fail(e);
+        }
+        st.dirty.clear();
+        st.dirty_since = None;
+        st.lower_lease(LeaseKind::None);
+        self.cache().remove_inode(node.ino);
+        drop(st);
+        self.dirty().remove(&node.ino);
+        node.changed.notify_waiters();
+    }
+
+    fn tell_kernel_all_gone(&self) {
+        let (me, nodes) = (self.arc(), self.all_nodes());
+        self.env.tasks.spawn("invalidate kernel caches", async move {
+            let kernel = me.kernel.clone();
+            let work = move || nodes.iter().for_each(|n| kernel.invalidate_inode(n.ino, crate::api::Forget::All));
+            me.env.tasks.blocking(work).await;
+        });
+    }
+}

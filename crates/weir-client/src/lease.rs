@@ -1,0 +1,335 @@
+//! Leases: asked for, given back on recall, recovered after another writer's death.
+//!
+//! Invariant: a recall is answered only when everything changed under the lease is committed, and neither this client nor
+//! the kernel above it caches what the lease no longer covers. While it is being answered the client holds the lease and
+//! serves reads and writes from it, so nobody who waits for the kernel's page locks waits for the leader.
+use crate::api::Forget;
+use crate::inner::{Inner, layout_of};
+use crate::node::{Inline, Node};
+use crate::plan::{Occasion, first_stripe_past};
+use crate::data::Overlay;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use weir_proto::meta::{
+    AcquireLease, Cred, FileKind, LeaseKind, Open, ReadInline, Recall, Recovered, ReleaseLease,
+};
+use weir_proto::{Error, ErrorKind, InodeId, PgId, Request, Result, Version};
+use weir_rpc::{Call, Handled, Reply, Service};
+use std::sync::{Mutex, Weak};
+
+/// Flushes of a file that is written all the while; after them writers wait for the recall.
+const RECALL_ROUNDS: u32 = 3;
+
+/// Serves the leader's calls back.
+#[derive(Default)]
+pub struct Callbacks(Mutex<Option<Weak<Inner>>>);
+
+impl Callbacks {
+    pub fn set(&self, inner: Weak<Inner>) {
+        *self.0.lock().expect("no holder panics") = Some(inner);
+    }
+    fn client(&self) -> Option<Arc<Inner>> {
+        self.0.lock().expect("no holder panics").as_ref().and_then(Weak::upgrade)
+    }
+}
+
+impl Service for Callbacks {
+    fn handle(&self, call: Call) -> Handled {
+        if call.method != Recall::METHOD {
+            return Handled::Now(Err(call.unknown()));
+        }
+        let recall = match call.decode::<Recall>() {
+            Ok(recall) => recall,
+            Err(e) => return Handled::Now(Err(e)),
+        };
+        let Some(client) = self.client() else { return Handled::Now(Ok(Reply::new(&()))) };
+        // The stamp orders this recall with the replies around it: taken here, in the order of arrival.
+        let node = client.node(recall.ino);
+        let stamp = client.next_stamp();
+        node.lock().stamp_recall(stamp, recall.keep);
+        Handled::Later(Box::pin(async move {
+            client.recall(&node, recall.keep).await;
+            Ok(Reply::new(&()))
+        }))
+    }
+}
+
+impl Inner {
+    /// Gives the lease back, down to `keep`. Errors of write-back stay with the file's handles.
+    pub async fn recall(&self, node: &Arc<Node>, keep: LeaseKind) {
+        self.counters.recalls.fetch_add(1, Relaxed);
+        if node.lock().lease <= keep {
+            return;
+        }
+        for round in 0..=RECALL_ROUNDS {
+            // Errors are kept by the inode and told to its handles: the lease goes back all the same.
+            let _ = self.flush(node, Occasion::Closing, keep == LeaseKind::None).await;
+            if round == 0 && keep == LeaseKind::None {
+                self.invalidate(node.ino, Forget::All).await;
+            }
+            let mut st = node.lock();
+            if st.is_dirty() && round < RECALL_ROUNDS {
+                st.closing_lease = round + 1 == RECALL_ROUNDS;
+                continue;
+            }
+            self.drop_under_lease(node, &mut st, keep);
+            break;
+        }
+        node.changed.notify_waiters();
+        if keep == LeaseKind::None && node.lock().open_read + node.lock().open_write > 0 {
+            // What was read between the invalidation and the end of the lease may be in the kernel's pages again.
+            let (me, ino) = (self.arc(), node.ino);
+            self.env.tasks.spawn("invalidate once more", async move { me.invalidate(ino, Forget::All).await });
+        }
+    }
+
+    fn drop_under_lease(&self, node: &Node, st: &mut crate::node::State, keep: LeaseKind) {
+        if st.is_dirty() {
+            let e = Error::io(format!("file {}: changes could not be saved before another client needed it", node.ino));
+            tracing::error!("{e}");
+            st.fail(e);
+            st.dirty.clear();
+        }
+        st.closing_lease = false;
+        st.lower_lease(keep);
+        if keep == LeaseKind::None {
+            self.cache().remove_inode(node.ino);
+        }
+        self.dirty().remove(&node.ino);
+    }
+
+    pub async fn invalidate(&self, ino: InodeId, what: Forget) {
+        let kernel = self.kernel.clone();
+        self.env.tasks.blocking(move || kernel.invalidate_inode(ino, what)).await;
+    }
+
+    /// Gives a lease back by this client's own choice.
+    pub async fn release_lease(&self, node: &Arc<Node>) -> Result<()> {
+        self.flush(node, Occasion::Closing, false).await?;
+        {
+            let mut st = node.lock();
+            if st.is_dirty() || st.lease == LeaseKind::None {
+                return Ok(());
+            }
+            st.stamp_recall(self.next_stamp(), LeaseKind::None);
+            self.drop_under_lease(node, &mut st, LeaseKind::None);
+        }
+        let ino = node.ino;
+        let release = |session| ReleaseLease { session, ino, keep: LeaseKind::None };
+        let answer = self.session.ask(self.deadline(), release).await;
+        // Grants of requests that crossed the release do not count.
+        node.lock().stamp_recall(self.next_stamp(), LeaseKind::None);
+        answer
+    }
+
+    /// Asks for a lease; what is held afterwards.
+    pub async fn acquire(&self, node: &Node, kind: LeaseKind) -> Result<LeaseKind> {
+        let stamp = self.stamp();
+        let ino = node.ino;
+        let entry =
+            self.session.ask(self.deadline(), |session| AcquireLease { session, ino, kind }).await?;
+        self.apply(&entry, stamp);
+        Ok(node.lock().lease)
+    }
+
+    /// Attributes and inline data, fresh from the leader, with what lease it grants.
+    pub async fn refresh(&self, node: &Node) -> Result<()> {
+        let stamp = self.stamp();
+        let ino = node.ino;
+        let fresh = self.session.ask(self.deadline(), |session| ReadInline { session, ino }).await?;
+        self.apply(&fresh.entry, stamp);
+        let mut st = node.lock();
+        if !st.is_dirty() {
+            st.inline = fresh.data.map_or(Inline::No, Inline::Yes);
+        }
+        Ok(())
+    }
+
+    /// Finishes what a dead writer left: fences it, decides prepared stripes, cuts what was never committed.
+    pub async fn recover(&self, node: &Arc<Node>) -> Result<()> {
+        let _one = node.flushing.lock().await;
+        if !node.lock().recover {
+            return Ok(());
+        }
+        let granted = self.acquire(node, LeaseKind::Write).await?;
+        let (layout, size, token_epoch, recover) = {
+            let st = node.lock();
+            (layout_of(&st, node.ino), st.committed_size(), st.token_epoch, st.recover)
+        };
+        if !recover {
+            return Ok(());
+        }
+        if granted != LeaseKind::Write {
+            // Somebody else has it open, too, and holds the right: it recovers.
+            return Err(Error::unavailable(format!("file {}: its last writer died, recovery is under way", node.ino)));
+        }
+        if let Ok(layout) = layout {
+            let past = first_stripe_past(size, layout.stripe_bytes());
+            let doubt =
+                self.data.drop_file(self.file_id(node.ino), &layout, past, token_epoch, self.deadline()).await?;
+            let mut in_doubt: Vec<(u64, PgId, Version)> =
+                doubt.iter().filter(|p| p.cell.stripe < past).map(|p| (p.cell.stripe, p.group, p.version)).collect();
+            in_doubt.dedup();
+            for (stripe, _, version) in in_doubt {
+                self.decide(node, layout, stripe, version).await?;
+            }
+            self.zero_tail(node, layout, size, u64::MAX, token_epoch).await?;
+        }
+        let stamp = self.stamp();
+        let ino = node.ino;
+        let entry = self.session.change(self.deadline(), |op| Recovered { op, ino, token_epoch }).await?;
+        tracing::info!("file {ino}: recovered after its writer's death, {size} bytes");
+        self.apply(&entry, stamp);
+        let mut st = node.lock();
+        st.recover = false;
+        st.tail_clean = st.lease == LeaseKind::Write;
+        Ok(())
+    }
+
+    /// A prepared stripe of a dead writer: any committed fragment, or k prepared ones, commit it; fewer drop it.
+    async fn decide(
+        &self,
+        node: &Node,
+        layout: weir_proto::map::Layout,
+        stripe: u64,
+        version: Version,
+    ) -> Result<()> {
+        let s = self.stripe_ref(node.ino, layout, stripe, self.deadline());
+        let view = self.data.writable_view(&s).await?;
+        let (mut committed, mut prepared) = (0, 0);
+        for index in 0..layout.scheme.width() {
+            let Ok(stat) = self.data.stat_cell(&s, &view, index, index).await else { continue };
+            committed += usize::from(stat.base == version);
+            prepared += usize::from(stat.prepared.contains(&version));
+        }
+        if committed > 0 || prepared >= usize::from(layout.scheme.data) {
+            self.data.commit_stripe(s, version).await
+        } else {
+            self.data.drop_prepared(s, version).await
+        }
+    }
+
+    /// Zeroes `size..end` within the stripe that holds `size`.
+    pub async fn zero_tail(
+        &self,
+        node: &Node,
+        layout: weir_proto::map::Layout,
+        size: u64,
+        end: u64,
+        token_epoch: u32,
+    ) -> Result<()> {
+        let stripe = layout.stripe_of(size);
+        let stripe_end = layout.stripe_start(stripe) + layout.stripe_bytes();
+        if size.is_multiple_of(layout.stripe_bytes()) {
+            return Ok(());
+        }
+        let len = end.min(stripe_end).saturating_sub(size);
+        let overlays: Vec<Overlay> = layout
+            .pieces(size, len)
+            .map(|p| Overlay { index: p.cell, offset: p.offset, len: p.len, payload: None })
+            .collect();
+        let s = self.stripe_ref(node.ino, layout, stripe, self.deadline());
+        self.data.write_overlays(s, token_epoch, &overlays).await
+    }
+
+    /// Before a file grows over bytes of an earlier, longer one: drops and zeroes them.
+    pub async fn clean_old_tail(&self, node: &Node) -> Result<()> {
+        let _one = node.flushing.lock().await;
+        self.clean_old_tail_locked(node).await
+    }
+
+    pub async fn clean_old_tail_locked(&self, node: &Node) -> Result<()> {
+        let (layout, size, end, token_epoch) = {
+            let st = node.lock();
+            if !st.has_old_tail() {
+                return Ok(());
+            }
+            (layout_of(&st, node.ino)?, st.committed_size(), st.data_end, st.token_epoch)
+        };
+        let past = first_stripe_past(size, layout.stripe_bytes());
+        self.data.drop_file(self.file_id(node.ino), &layout, past, 0, self.deadline()).await?;
+        self.zero_tail(node, layout, size, end, token_epoch).await?;
+        let mut st = node.lock();
+        if st.lease == LeaseKind::Write {
+            st.tail_clean = true;
+        } else {
+            st.data_end = size;
+        }
+        Ok(())
+    }
+
+    /// After the session was lost: opens again what is open, so that the leader counts it.
+    pub async fn reopen_all(&self) {
+        let cred = Cred { uid: 0, gid: 0, groups: vec![0] };
+        for node in self.all_nodes() {
+            let (read, write) = {
+                let st = node.lock();
+                (st.open_read, st.open_write)
+            };
+            for (n, read, write) in [(read, true, false), (write, false, true)] {
+                for _ in 0..n {
+                    let (cred, ino) = (cred.clone(), node.ino);
+                    let stamp = self.stamp();
+                    let open = |session| Open { session, cred: cred.clone(), ino, read, write, truncate: false };
+                    match self.session.ask(self.deadline(), open).await {
+                        Ok(opened) => {
+                            self.apply(&opened.entry, stamp);
+                        }
+                        Err(e) if e.kind == ErrorKind::Stale || e.kind == ErrorKind::NotFound => {
+                            node.lock().fail(e.doing(format!("open file {ino} again")));
+                            break;
+                        }
+                        Err(e) => {
+                            tracing::warn!("file {ino} was not opened again after the session expired: {e}");
+                            break;
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether an inode is a regular file, as far as is known.
+    pub fn is_regular(&self, node: &Node) -> bool {
+        node.lock().attr.as_ref().is_none_or(|a| a.kind == FileKind::Regular)
+    }
+
+    /// The kernel keeps nothing of the inode any more.
+    pub fn forget(&self, ino: InodeId) {
+        if let Some(node) = self.known_node(ino) {
+            node.lock().forgotten = true;
+        }
+    }
+
+    /// Gives back leases of inodes that nobody uses, when there are many.
+    pub async fn give_back_forgotten(&self) {
+        let excess = self.node_count().saturating_sub(IDLE_INODES_MAX);
+        if excess == 0 {
+            return;
+        }
+        let idle = |node: &Arc<Node>| {
+            let st = node.lock();
+            st.forgotten && st.open_read + st.open_write == 0 && !st.is_dirty()
+        };
+        let idle: Vec<_> = self.all_nodes().into_iter().filter(idle).take(excess.min(GIVE_BACK_MAX)).collect();
+        for node in idle {
+            if let Err(e) = self.release_lease(&node).await {
+                tracing::debug!("lease on {} was not given back: {e}", node.ino);
+                return;
+            }
+            // A lookup may have brought it back meanwhile.
+            let still_idle = {
+                let st = node.lock();
+                st.forgotten && st.lease == LeaseKind::None && Arc::strong_count(&node) <= 2
+            };
+            if still_idle {
+                self.remove_node(node.ino);
+            }
+        }
+    }
+}
+
+/// Inodes kept without anybody using them.
+const IDLE_INODES_MAX: usize = 100_000;
+/// Leases given back in one go.
+const GIVE_BACK_MAX: usize = 2_000;

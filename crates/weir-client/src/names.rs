@@ -1,0 +1,330 @@
+//! Names and attributes: answered from leases where one is held, otherwise by the leader.
+//!
+//! Invariant: a name is remembered only under its directory's lease, and only if no own change of names in that directory
+//! crossed the question.
+use crate::api::{SetAttrs, Space, Stat};
+use crate::inner::Inner;
+use crate::node::Node;
+use crate::plan::Occasion;
+use bytes::Bytes;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use weir_proto::map::Scheme;
+use weir_proto::meta::{
+    Attr, Cred, Entry, FileKind, GetAttr, GetUsage, GetXattr, Lease, LeaseKind, Link, ListXattr, Listing, Lookup, Made,
+    Mkdir, Mknod, NAME_MAX, ReadDir, ReadLink, RemoveXattr, Removed, Rename, RenameMode, Rmdir, SetXattr, StatFs,
+    Symlink, Unlink, Usage,
+};
+use weir_proto::{Error, InodeId, NameRule, Result};
+
+impl Inner {
+    pub fn try_lookup(&self, parent: InodeId, name: &[u8]) -> Option<Option<Stat>> {
+        if !self.leases_hold() {
+            return None;
+        }
+        let known = self.known_node(parent)?.lock().name(name)?;
+        match known {
+            None => Some(None),
+            Some(ino) => self.try_getattr(ino).map(Some),
+        }
+    }
+
+    pub fn try_getattr(&self, ino: InodeId) -> Option<Stat> {
+        if !self.leases_hold() {
+            return None;
+        }
+        self.known_node(ino)?.lock().stat()
+    }
+
+    pub async fn lookup(&self, cred: &Cred, parent: InodeId, name: &[u8]) -> Result<Option<Stat>> {
+        if let Some(known) = self.try_lookup(parent, name) {
+            return Ok(known);
+        }
+        check_name(name)?;
+        let dir = self.node(parent);
+        let (stamp, before) = (self.stamp(), dir.lock().names_change);
+        let name = Bytes::copy_from_slice(name);
+        let ask = |session| Lookup { session, cred: cred.clone(), parent, name: name.clone() };
+        let looked = self.session.ask(self.deadline(), ask).await?;
+        self.apply_dir_lease(&dir, &looked.parent_lease, stamp);
+        let found = looked.entry.as_ref().map(|entry| self.apply(entry, stamp));
+        self.keep_name(&dir, before, &name, found.as_ref().map(|f| f.attr.ino));
+        Ok(found)
+    }
+
+    /// A directory's lease that came without its attributes: it covers the names.
+    fn apply_dir_lease(&self, dir: &Node, lease: &Lease, stamp: u64) {
+        dir.lock().apply_names_lease(lease, stamp);
+    }
+
+    fn keep_name(&self, dir: &Node, before: u64, name: &[u8], ino: Option<InodeId>) {
+        let mut st = dir.lock();
+        if st.names_change == before {
+            st.keep_name(name, ino);
+        }
+    }
+
+    pub async fn getattr(&self, ino: InodeId) -> Result<Stat> {
+        if let Some(stat) = self.try_getattr(ino) {
+            return Ok(stat);
+        }
+        let stamp = self.stamp();
+        let entry = self.session.ask(self.deadline(), |session| GetAttr { session, ino }).await?;
+        Ok(self.apply(&entry, stamp))
+    }
+
+    pub async fn setattr(&self, cred: &Cred, ino: InodeId, writable: bool, set: SetAttrs) -> Result<Stat> {
+        let node = self.node(ino);
+        if let Some(size) = set.size {
+            // Through an open file the right was checked at open.
+            let only_size = set.mode.is_none() && set.uid.is_none() && set.gid.is_none();
+            let root = Cred { uid: 0, gid: 0, groups: vec![0] };
+            let cred = if writable && only_size { &root } else { cred };
+            return self.set_size(cred, &node, &set, size).await;
+        }
+        let dirty = node.lock().is_dirty();
+        if dirty {
+            // A time set now must not be overtaken by a commit of earlier writes.
+            self.flush(&node, Occasion::Closing, false).await?;
+        }
+        self.send_set_attr(cred, &node, &set, None, false).await
+    }
+
+    pub async fn readlink(&self, ino: InodeId) -> Result<Bytes> {
+        Ok(self.session.ask(self.deadline(), |session| ReadLink { session, ino }).await?.target)
+    }
+
+    pub async fn readdir(&self, dir: InodeId, after: u64, limit: u32, with_attrs: bool) -> Result<Listing> {
+        let node = self.node(dir);
+        let (stamp, before) = (self.stamp(), node.lock().names_change);
+        let ask = |session| ReadDir { session, dir, after, limit, with_attrs };
+        let mut listing = self.session.ask(self.deadline(), ask).await?;
+        self.apply_dir_lease(&node, &listing.dir_lease, stamp);
+        for listed in &mut listing.entries {
+            if let Some(entry) = &mut listed.entry {
+                let stat = self.apply(entry, stamp);
+                entry.attr = stat.attr;
+                entry.lease.kind = if stat.leased { LeaseKind::Read } else { LeaseKind::None };
+            }
+            self.keep_name(&node, before, &listed.name, Some(listed.ino));
+        }
+        Ok(listing)
+    }
+
+    /// An own change of names: what is remembered of them ends, also for questions under way.
+    pub fn begin_name_change(&self, parent: InodeId, names: &[&[u8]]) -> Arc<Node> {
+        let dir = self.node(parent);
+        dir.lock().change_names(names);
+        dir
+    }
+
+    pub fn end_name_change(&self, dir: &Node, name: &[u8], ino: Option<InodeId>, attr: &Attr, lease: &Lease, stamp: u64) {
+        self.apply(&Entry { attr: attr.clone(), lease: lease.clone() }, stamp);
+        let mut st = dir.lock();
+        st.change_names(&[name]);
+        st.keep_name(name, ino);
+    }
+
+    fn made(&self, dir: &Node, name: &[u8], made: Made, stamp: u64) -> Stat {
+        let stat = self.apply(&made.entry, stamp);
+        self.end_name_change(dir, name, Some(stat.attr.ino), &made.parent_attr, &made.parent_lease, stamp);
+        stat
+    }
+
+    pub async fn mkdir(&self, cred: &Cred, parent: InodeId, name: &[u8], mode: u32) -> Result<Stat> {
+        check_name(name)?;
+        let (dir, stamp) = (self.begin_name_change(parent, &[name]), self.stamp());
+        let n = Bytes::copy_from_slice(name);
+        let make = |op| Mkdir { op, cred: cred.clone(), parent, name: n.clone(), mode };
+        let made = self.session.change(self.deadline(), make).await?;
+        Ok(self.made(&dir, name, made, stamp))
+    }
+
+    pub async fn mknod(
+        &self,
+        cred: &Cred,
+        parent: InodeId,
+        name: &[u8],
+        mode: u32,
+        kind: FileKind,
+        rdev: u32,
+    ) -> Result<Stat> {
+        check_name(name)?;
+        let (dir, stamp) = (self.begin_name_change(parent, &[name]), self.stamp());
+        let n = Bytes::copy_from_slice(name);
+        let make = |op| Mknod { op, cred: cred.clone(), parent, name: n.clone(), mode, kind, rdev };
+        let made = self.session.change(self.deadline(), make).await?;
+        Ok(self.made(&dir, name, made, stamp))
+    }
+
+    pub async fn symlink(&self, cred: &Cred, parent: InodeId, name: &[u8], target: &[u8]) -> Result<Stat> {
+        check_name(name)?;
+        let (dir, stamp) = (self.begin_name_change(parent, &[name]), self.stamp());
+        let (n, target) = (Bytes::copy_from_slice(name), Bytes::copy_from_slice(target));
+        let make = |op| Symlink { op, cred: cred.clone(), parent, name: n.clone(), target: target.clone() };
+        let made = self.session.change(self.deadline(), make).await?;
+        Ok(self.made(&dir, name, made, stamp))
+    }
+
+    pub async fn link(&self, cred: &Cred, ino: InodeId, parent: InodeId, name: &[u8]) -> Result<Stat> {
+        check_name(name)?;
+        let (dir, stamp) = (self.begin_name_change(parent, &[name]), self.stamp());
+        let n = Bytes::copy_from_slice(name);
+        let make = |op| Link { op, cred: cred.clone(), ino, parent, name: n.clone() };
+        let made = self.session.change(self.deadline(), make).await?;
+        Ok(self.made(&dir, name, made, stamp))
+    }
+
+    pub async fn unlink(&self, cred: &Cred, parent: InodeId, name: &[u8]) -> Result<()> {
+        check_name(name)?;
+        let (dir, stamp) = (self.begin_name_change(parent, &[name]), self.stamp());
+        let n = Bytes::copy_from_slice(name);
+        let make = |op| Unlink { op, cred: cred.clone(), parent, name: n.clone() };
+        let removed = self.session.change(self.deadline(), make).await?;
+        self.removed(&dir, name, removed, stamp);
+        Ok(())
+    }
+
+    pub async fn rmdir(&self, cred: &Cred, parent: InodeId, name: &[u8]) -> Result<()> {
+        check_name(name)?;
+        let (dir, stamp) = (self.begin_name_change(parent, &[name]), self.stamp());
+        let n = Bytes::copy_from_slice(name);
+        let make = |op| Rmdir { op, cred: cred.clone(), parent, name: n.clone() };
+        let removed = self.session.change(self.deadline(), make).await?;
+        self.removed(&dir, name, removed, stamp);
+        Ok(())
+    }
+
+    fn removed(&self, dir: &Node, name: &[u8], removed: Removed, stamp: u64) {
+        self.end_name_change(dir, name, None, &removed.parent_attr, &removed.parent_lease, stamp);
+        self.links_changed(removed.ino);
+    }
+
+    /// The number of an inode's links changed by an own operation: its attributes are asked for again.
+    fn links_changed(&self, ino: InodeId) {
+        if let Some(node) = self.known_node(ino) {
+            node.lock().attr_old = true;
+        }
+    }
+
+    pub async fn rename(
+        &self,
+        cred: &Cred,
+        parent: InodeId,
+        name: &[u8],
+        new_parent: InodeId,
+        new_name: &[u8],
+        mode: RenameMode,
+    ) -> Result<()> {
+        check_name(name)?;
+        check_name(new_name)?;
+        let dir = self.begin_name_change(parent, &[name]);
+        let new_dir = self.begin_name_change(new_parent, &[new_name]);
+        let stamp = self.stamp();
+        let (n, m) = (Bytes::copy_from_slice(name), Bytes::copy_from_slice(new_name));
+        let make = |op| Rename {
+            op,
+            cred: cred.clone(),
+            parent,
+            name: n.clone(),
+            new_parent,
+            new_name: m.clone(),
+            mode,
+        };
+        let renamed = self.session.change(self.deadline(), make).await?;
+        self.apply_attr(&renamed.parent_attr, stamp);
+        self.apply_attr(&renamed.new_parent_attr, stamp);
+        let left = if mode == RenameMode::Exchange { renamed.replaced } else { None };
+        let renamed_onto_itself = mode != RenameMode::Exchange && renamed.replaced == Some(renamed.moved);
+        for (dir, name, ino) in [(&dir, name, left), (&new_dir, new_name, Some(renamed.moved))] {
+            let mut st = dir.lock();
+            st.change_names(&[name]);
+            // Two links of one file: rename leaves both.
+            if !renamed_onto_itself && !(mode == RenameMode::Exchange && ino.is_none()) {
+                st.keep_name(name, ino);
+            }
+        }
+        self.links_changed(renamed.moved);
+        if let Some(replaced) = renamed.replaced {
+            self.links_changed(replaced);
+        }
+        Ok(())
+    }
+
+    pub async fn get_xattr(&self, ino: InodeId, name: &[u8]) -> Result<Bytes> {
+        let name = Bytes::copy_from_slice(name);
+        let ask = |session| GetXattr { session, ino, name: name.clone() };
+        Ok(self.session.ask(self.deadline(), ask).await?.value)
+    }
+    pub async fn list_xattr(&self, ino: InodeId) -> Result<Vec<Bytes>> {
+        Ok(self.session.ask(self.deadline(), |session| ListXattr { session, ino }).await?.names)
+    }
+    pub async fn set_xattr(
+        &self,
+        cred: &Cred,
+        ino: InodeId,
+        name: &[u8],
+        value: &[u8],
+        create: bool,
+        replace: bool,
+    ) -> Result<()> {
+        let (name, value) = (Bytes::copy_from_slice(name), Bytes::copy_from_slice(value));
+        let stamp = self.stamp();
+        let make =
+            |op| SetXattr { op, cred: cred.clone(), ino, name: name.clone(), value: value.clone(), create, replace };
+        let entry = self.session.change(self.deadline(), make).await?;
+        self.apply(&entry, stamp);
+        Ok(())
+    }
+    pub async fn remove_xattr(&self, cred: &Cred, ino: InodeId, name: &[u8]) -> Result<()> {
+        let name = Bytes::copy_from_slice(name);
+        let stamp = self.stamp();
+        let make = |op| RemoveXattr { op, cred: cred.clone(), ino, name: name.clone() };
+        let entry = self.session.change(self.deadline(), make).await?;
+        self.apply(&entry, stamp);
+        Ok(())
+    }
+
+    pub async fn usage(&self, dir: InodeId) -> Result<Usage> {
+        self.session.ask(self.deadline(), |session| GetUsage { session, dir }).await
+    }
+
+    pub async fn statfs(&self) -> Result<Space> {
+        let stat = self.session.ask(self.deadline(), |session| StatFs { session }).await?;
+        let status = self.data.cluster.status().await?;
+        let scheme = status.map.settings.scheme;
+        // One report per target: the newest counts.
+        let reports: BTreeMap<_, _> = status.targets.iter().map(|r| (r.target, r)).collect();
+        let sum = |f: fn(&weir_proto::coord::TargetReport) -> u64| reports.values().map(|r| f(r)).sum::<u64>();
+        Ok(Space {
+            capacity_bytes: payload_share(sum(|r| r.capacity), scheme),
+            used_bytes: payload_share(sum(|r| r.used), scheme),
+            files: stat.files,
+            directories: stat.directories,
+        })
+    }
+}
+
+/// The part of raw bytes that payload gets.
+fn payload_share(bytes: u64, scheme: Scheme) -> u64 {
+    (u128::from(bytes) * u128::from(scheme.data) / scheme.width().max(1) as u128) as u64
+}
+
+fn check_name(name: &[u8]) -> Result<()> {
+    if name.len() > NAME_MAX {
+        return Err(Error::name(NameRule::TooLong, format!("a name of {} bytes: at most {NAME_MAX} fit", name.len())));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn redundancy_is_taken_off() {
+        assert_eq!(payload_share(600, "ec:4+2".parse().unwrap()), 400);
+        assert_eq!(payload_share(600, "replica:3".parse().unwrap()), 200);
+        assert_eq!(payload_share(u64::MAX, "single".parse().unwrap()), u64::MAX);
+    }
+}

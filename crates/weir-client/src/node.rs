@@ -1,0 +1,387 @@
+//! What a client knows of one inode: lease, attributes, names, changed data on its way.
+//!
+//! Invariants: attributes, names and data are believed only under a lease; a lease is raised by replies and lowered
+//! only by a recall, a release or the session's end; a reply to a request that was sent before the last recall of the inode
+//! grants no more than that recall left. Pure state: no I/O, no time but what is passed in.
+use crate::api::Stat;
+use crate::dirty::StripeBuf;
+use crate::prefetch::Pattern;
+use bytes::Bytes;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, MutexGuard};
+use tokio::sync::Notify;
+use weir_env::Instant;
+use weir_proto::meta::{Attr, Entry, Lease, LeaseKind, Time};
+use weir_proto::{Error, InodeId};
+
+/// Names kept per directory: more are asked for again.
+const NAMES_MAX: usize = 200_000;
+
+/// Whether a file's bytes are in its inode.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Inline {
+    Unknown,
+    /// Data is on targets, or there is none.
+    No,
+    /// These bytes, then zeros up to the size.
+    Yes(Bytes),
+}
+
+/// Size and time that a Write lease made ours, not committed yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Local {
+    pub size: u64,
+    pub mtime: Time,
+    /// Grows with each change: tells whether a commit took the newest.
+    pub change: u64,
+}
+
+/// A stripe on its way to targets.
+pub struct Sending {
+    pub id: u64,
+    /// Offset within the stripe, bytes.
+    pub parts: Vec<(u32, Bytes)>,
+}
+
+pub struct Node {
+    pub ino: InodeId,
+    state: Mutex<State>,
+    /// Sends, fetches or a recall of this inode ended.
+    pub changed: Notify,
+    /// One flush, commit, truncation or recall at a time.
+    pub flushing: tokio::sync::Mutex<()>,
+}
+
+pub struct State {
+    pub lease: LeaseKind,
+    pub token_epoch: u32,
+    pub recover: bool,
+    /// The metadata leader's upper bound of what may be on targets.
+    pub data_end: u64,
+    pub attr: Option<Attr>,
+    /// An own change made the attributes old (the lease stays).
+    pub attr_old: bool,
+    recall_stamp: u64,
+    recall_keep: LeaseKind,
+    /// A recall is at its last step: no new dirty data.
+    pub closing_lease: bool,
+    pub names: BTreeMap<Bytes, Option<InodeId>>,
+    /// Grows with own changes of names.
+    pub names_change: u64,
+    pub inline: Inline,
+    pub local: Option<Local>,
+    change: u64,
+    pub dirty: BTreeMap<u64, StripeBuf>,
+    pub dirty_since: Option<Instant>,
+    pub sending: BTreeMap<u64, Sending>,
+    pub send_count: u64,
+    /// Stripes beyond everything committed that something was sent for.
+    pub touched: BTreeSet<u64>,
+    /// End of what was sent since the Write lease began.
+    pub sent_end: u64,
+    /// Nothing is on targets past the committed size but what this client sent.
+    pub tail_clean: bool,
+    /// The leader was told that nothing uncommitted is on targets: say otherwise before sending more.
+    pub declared_clean: bool,
+    /// Inline bytes were turned into dirty ones: the next commit drops them.
+    pub drop_inline: bool,
+    pub allocated: u64,
+    /// When the Write lease was refused because others use the file.
+    pub shared_at: Option<Instant>,
+    /// Writes went straight through that the leader was not told the time of.
+    pub through_pending: bool,
+    pub through_commit_at: Option<Instant>,
+    pub error: Option<Error>,
+    pub error_count: u64,
+    pub open_read: u32,
+    pub open_write: u32,
+    /// Grows when cached data becomes old.
+    pub data_change: u64,
+    pub pattern: Pattern,
+    /// Ranges being fetched ahead.
+    pub fetching: BTreeMap<u64, u64>,
+    pub forgotten: bool,
+}
+
+impl Node {
+    pub fn new(ino: InodeId) -> Node {
+        Node {
+            ino,
+            state: Mutex::new(State::new()),
+            changed: Notify::new(),
+            flushing: tokio::sync::Mutex::new(()),
+        }
+    }
+    /// Held for moments, never across a wait.
+    pub fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no holder of an inode's state panics")
+    }
+}
+
+impl State {
+    fn new() -> State {
+        State {
+            lease: LeaseKind::None,
+            token_epoch: 0,
+            recover: false,
+            data_end: 0,
+            attr: None,
+            attr_old: false,
+            recall_stamp: 0,
+            recall_keep: LeaseKind::None,
+            closing_lease: false,
+            names: BTreeMap::new(),
+            names_change: 0,
+            inline: Inline::Unknown,
+            local: None,
+            change: 0,
+            dirty: BTreeMap::new(),
+            dirty_since: None,
+            sending: BTreeMap::new(),
+            send_count: 0,
+            touched: BTreeSet::new(),
+            sent_end: 0,
+            tail_clean: false,
+            declared_clean: false,
+            drop_inline: false,
+            allocated: 0,
+            shared_at: None,
+            through_pending: false,
+            through_commit_at: None,
+            error: None,
+            error_count: 0,
+            open_read: 0,
+            open_write: 0,
+            data_change: 0,
+            pattern: Pattern::default(),
+            fetching: BTreeMap::new(),
+            forgotten: false,
+        }
+    }
+
+    /// Takes over what a reply tells. `stamp`: the client's recall count when the request was sent.
+    pub fn apply(&mut self, entry: &Entry, stamp: u64) {
+        let raised = self.apply_lease(&entry.lease, stamp);
+        let older = self.lease != LeaseKind::None
+            && !self.attr_old
+            && self.attr.as_ref().is_some_and(|a| {
+                a.data_version > entry.attr.data_version || a.ctime.nanos > entry.attr.ctime.nanos
+            });
+        if older {
+            return;
+        }
+        self.attr_old = false;
+        self.recover = entry.lease.recover;
+        self.data_end = entry.lease.data_end;
+        if raised && self.lease == LeaseKind::Write {
+            self.tail_clean = entry.lease.data_end <= entry.attr.size && !entry.lease.recover;
+        }
+        if self.local.is_none() {
+            self.allocated = entry.attr.allocated;
+        }
+        self.attr = Some(entry.attr.clone());
+        self.forgotten = false;
+    }
+
+    /// A directory's lease that came without attributes: names are covered, attributes only if they are known.
+    pub fn apply_names_lease(&mut self, lease: &Lease, stamp: u64) {
+        let raised = self.apply_lease(lease, stamp);
+        if raised {
+            // Attributes from before the lease may be old.
+            self.attr_old = true;
+        }
+    }
+
+    /// True: the lease is stronger now.
+    fn apply_lease(&mut self, lease: &Lease, stamp: u64) -> bool {
+        let granted = if self.recall_stamp > stamp { lease.kind.min(self.recall_keep) } else { lease.kind };
+        self.token_epoch = self.token_epoch.max(lease.token_epoch);
+        let raised = granted > self.lease;
+        if raised {
+            if granted == LeaseKind::Write {
+                self.begin_writing();
+            }
+            if self.lease == LeaseKind::None {
+                self.inline = Inline::Unknown;
+            }
+            self.lease = granted;
+        }
+        raised
+    }
+
+    fn begin_writing(&mut self) {
+        self.touched.clear();
+        self.sent_end = 0;
+        self.tail_clean = false;
+        self.declared_clean = false;
+    }
+
+    /// A recall or a release began: replies to requests sent before `stamp` grant at most `keep`.
+    pub fn stamp_recall(&mut self, stamp: u64, keep: LeaseKind) {
+        self.recall_stamp = stamp;
+        self.recall_keep = keep;
+    }
+
+    /// Gives the lease up, down to `keep`. The caller has saved what is dirty and drops cached data.
+    pub fn lower_lease(&mut self, keep: LeaseKind) {
+        self.lease = self.lease.min(keep);
+        if self.lease == LeaseKind::None {
+            self.attr_old = true;
+            self.names.clear();
+            self.names_change += 1;
+            self.inline = Inline::Unknown;
+            self.data_change += 1;
+        }
+        if self.lease != LeaseKind::Write {
+            self.local = None;
+            self.begin_writing();
+        }
+    }
+
+    /// The size as an application sees it.
+    pub fn size(&self) -> u64 {
+        self.local.map_or_else(|| self.committed_size(), |l| l.size)
+    }
+    pub fn committed_size(&self) -> u64 {
+        self.attr.as_ref().map_or(0, |a| a.size)
+    }
+    /// Nothing was ever committed, or may be on targets, from here on (but for what was sent under this lease).
+    pub fn virgin_from(&self) -> u64 {
+        self.committed_size().max(if self.tail_clean { 0 } else { self.data_end })
+    }
+    /// End of everything that may be on targets.
+    pub fn on_targets_end(&self) -> u64 {
+        let committed = if self.inline == Inline::No { self.committed_size() } else { 0 };
+        let left = if self.tail_clean { 0 } else { self.data_end };
+        committed.max(left).max(self.sent_end)
+    }
+    /// Bytes of an earlier, longer file may lie past the size: zero them before the file grows.
+    pub fn has_old_tail(&self) -> bool {
+        !self.tail_clean && self.data_end > self.committed_size()
+    }
+    pub fn is_dirty(&self) -> bool {
+        self.local.is_some() || !self.dirty.is_empty() || !self.sending.is_empty()
+    }
+
+    /// Attributes as `stat` shows them; `None`: ask the leader.
+    pub fn stat(&self) -> Option<Stat> {
+        if self.lease == LeaseKind::None || self.attr_old {
+            return None;
+        }
+        self.shown(true)
+    }
+    /// The newest attributes known, with own changes.
+    pub fn shown(&self, leased: bool) -> Option<Stat> {
+        let mut attr = self.attr.clone()?;
+        if let Some(local) = self.local {
+            attr.size = local.size;
+            attr.mtime = local.mtime;
+            attr.ctime = Time { nanos: attr.ctime.nanos.max(local.mtime.nanos) };
+            attr.allocated = self.allocated.max(attr.allocated);
+        }
+        Some(Stat { attr, leased })
+    }
+
+    /// Notes a write of `start..end` that was taken under the Write lease.
+    pub fn note_write(&mut self, end: u64, now: Time, at: Instant) {
+        self.change += 1;
+        self.data_change += 1;
+        let size = self.size().max(end);
+        self.local = Some(Local { size, mtime: now, change: self.change });
+        self.dirty_since.get_or_insert(at);
+    }
+
+    /// Since when there are dirty bytes that could be sent.
+    pub fn dirty_age_start(&self) -> Option<Instant> {
+        self.dirty_since.filter(|_| !self.dirty.is_empty())
+    }
+
+    pub fn fail(&mut self, e: Error) {
+        self.error_count += 1;
+        self.error = Some(e);
+    }
+
+    pub fn name(&self, name: &[u8]) -> Option<Option<InodeId>> {
+        if self.lease == LeaseKind::None { None } else { self.names.get(name).copied() }
+    }
+    /// Remembers what a name leads to, if the lease lets it.
+    pub fn keep_name(&mut self, name: &[u8], ino: Option<InodeId>) {
+        if self.lease == LeaseKind::None {
+            return;
+        }
+        if self.names.len() >= NAMES_MAX {
+            self.names.clear();
+        }
+        self.names.insert(Bytes::copy_from_slice(name), ino);
+    }
+    /// An own change of names began or ended.
+    pub fn change_names(&mut self, names: &[&[u8]]) {
+        self.names_change += 1;
+        for name in names {
+            self.names.remove(*name);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use weir_proto::meta::FileKind;
+
+    fn entry(kind: LeaseKind, version: u64) -> Entry {
+        let t = Time { nanos: 5 };
+        let attr = Attr {
+            ino: InodeId(7),
+            kind: FileKind::Regular,
+            mode: 0o644,
+            uid: 0,
+            gid: 0,
+            nlink: 1,
+            rdev: 0,
+            size: 10,
+            allocated: 10,
+            atime: t,
+            mtime: t,
+            ctime: t,
+            btime: t,
+            data_version: version,
+            layout: None,
+        };
+        Entry { attr, lease: Lease { kind, token_epoch: 3, recover: false, data_end: 0 } }
+    }
+
+    #[test]
+    fn a_grant_that_crosses_a_recall_is_weakened() {
+        let node = Node::new(InodeId(7));
+        let mut st = node.lock();
+        st.stamp_recall(4, LeaseKind::Read);
+        st.apply(&entry(LeaseKind::Write, 1), 3);
+        assert_eq!(st.lease, LeaseKind::Read);
+        st.apply(&entry(LeaseKind::Write, 1), 4);
+        assert_eq!(st.lease, LeaseKind::Write);
+    }
+
+    #[test]
+    fn replies_never_lower_a_lease_and_old_attributes_are_ignored() {
+        let node = Node::new(InodeId(7));
+        let mut st = node.lock();
+        st.apply(&entry(LeaseKind::Read, 5), 0);
+        st.apply(&entry(LeaseKind::None, 4), 0);
+        assert_eq!((st.lease, st.attr.as_ref().unwrap().data_version), (LeaseKind::Read, 5));
+        st.lower_lease(LeaseKind::None);
+        assert_eq!(st.stat(), None);
+        st.apply(&entry(LeaseKind::None, 4), 0);
+        assert_eq!(st.attr.as_ref().unwrap().data_version, 4, "without a lease the newest reply counts");
+    }
+
+    #[test]
+    fn own_changes_show_before_they_are_committed() {
+        let node = Node::new(InodeId(7));
+        let mut st = node.lock();
+        st.apply(&entry(LeaseKind::Write, 1), 0);
+        st.note_write(50, Time { nanos: 99 }, Instant(1));
+        let stat = st.stat().unwrap();
+        assert_eq!((stat.attr.size, stat.attr.mtime.nanos), (50, 99));
+        assert_eq!((st.size(), st.committed_size()), (50, 10));
+    }
+}

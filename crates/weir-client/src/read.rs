@@ -1,0 +1,416 @@
+//! Reads of applications: newest first, from dirty buffers, stripes on their way, inline bytes, the cache, targets.
+//!
+//! Invariants: nothing is kept without a lease; bytes fetched while the file changed are returned but not kept; a read never
+//! waits for the leader while a lease covers it. Parts are shared, not copied, but for bytes that may still change.
+use crate::api::{Forget, Handle};
+use crate::fetch::CellRange;
+use crate::gather::join_all;
+use crate::inner::{Inner, OpenFile, layout_of};
+use crate::node::{Inline, Node, State};
+use bytes::Bytes;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use weir_env::{BoxFuture, Instant};
+use weir_proto::data::CHECKSUM_BLOCK;
+use weir_proto::map::Layout;
+use weir_proto::meta::LeaseKind;
+use weir_proto::{Error, MIB, Result};
+
+static ZEROS: [u8; 1 << 20] = [0; 1 << 20];
+/// Bytes fetched for one read at a time.
+const FETCH_BYTES_MAX: u64 = 16 << 20;
+
+/// A part of a file on its way to a reader.
+struct Assembly {
+    start: u64,
+    end: u64,
+    have: BTreeMap<u64, Bytes>,
+    missing: Vec<(u64, u64)>,
+}
+
+/// What a read found without asking targets.
+struct Local {
+    assembly: Assembly,
+    /// Missing bytes come from here.
+    layout: Option<Layout>,
+    data_change: u64,
+    /// What is fetched may be kept.
+    keep: bool,
+    size: u64,
+    /// Somebody is fetching part of what is missing already.
+    being_fetched: bool,
+}
+
+impl Assembly {
+    fn new(start: u64, end: u64) -> Assembly {
+        Assembly { start, end, have: BTreeMap::new(), missing: vec![(start, end)] }
+    }
+    fn is_complete(&self) -> bool {
+        self.missing.is_empty()
+    }
+    /// Takes parts of a source where nothing newer is there.
+    fn fill(&mut self, parts: impl IntoIterator<Item = (u64, Bytes)>) {
+        for (at, bytes) in parts {
+            if self.missing.is_empty() {
+                return;
+            }
+            let end = at + bytes.len() as u64;
+            let mut left = Vec::with_capacity(self.missing.len() + 1);
+            for (a, b) in std::mem::take(&mut self.missing) {
+                let (from, to) = (a.max(at), b.min(end));
+                if from >= to {
+                    left.push((a, b));
+                    continue;
+                }
+                self.have.insert(from, bytes.slice((from - at) as usize..(to - at) as usize));
+                if a < from {
+                    left.push((a, from));
+                }
+                if to < b {
+                    left.push((to, b));
+                }
+            }
+            self.missing = left;
+        }
+    }
+    fn fill_zeros(&mut self) {
+        for (a, b) in std::mem::take(&mut self.missing) {
+            let mut at = a;
+            for part in zeros(b - a) {
+                let n = part.len() as u64;
+                self.have.insert(at, part);
+                at += n;
+            }
+        }
+    }
+    fn into_parts(self) -> Vec<Bytes> {
+        debug_assert_eq!(self.have.values().map(|b| b.len() as u64).sum::<u64>(), self.end - self.start);
+        self.have.into_values().collect()
+    }
+}
+
+/// `len` zeros in parts.
+fn zeros(len: u64) -> Vec<Bytes> {
+    let whole = len / ZEROS.len() as u64;
+    let rest = (len % ZEROS.len() as u64) as usize;
+    let mut parts = vec![Bytes::from_static(&ZEROS); whole as usize];
+    if rest > 0 {
+        parts.push(Bytes::from_static(&ZEROS[..rest]));
+    }
+    parts
+}
+
+impl Inner {
+    /// The bytes, if all of them are known here.
+    pub fn try_read(&self, handle: Handle, offset: u64, len: usize) -> Option<Result<Vec<Bytes>>> {
+        let file = match self.handle(handle) {
+            Ok(file) => file,
+            Err(e) => return Some(Err(e)),
+        };
+        if !file.mode.read {
+            return Some(Err(not_for_reading(handle)));
+        }
+        if !self.leases_hold() {
+            return None;
+        }
+        let local = {
+            let mut st = file.node.lock();
+            if st.lease == LeaseKind::None || st.recover || st.inline == Inline::Unknown {
+                return None;
+            }
+            let local = match self.look(&file.node, &mut st, offset, len) {
+                Ok(local) => local,
+                Err(e) => return Some(Err(e)),
+            };
+            if local.assembly.is_complete() {
+                self.read_ahead(&file.node, &mut st, offset, len);
+            }
+            local
+        };
+        local.assembly.is_complete().then(|| Ok(self.finish(local.assembly)))
+    }
+
+    fn finish(&self, assembly: Assembly) -> Vec<Bytes> {
+        self.counters.read_bytes.fetch_add(assembly.end - assembly.start, Relaxed);
+        assembly.into_parts()
+    }
+
+    pub async fn read(&self, handle: Handle, offset: u64, len: usize) -> Result<Vec<Bytes>> {
+        let file = self.handle(handle)?;
+        if !file.mode.read {
+            return Err(not_for_reading(handle));
+        }
+        let deadline = self.deadline();
+        let mut parts = Vec::new();
+        let mut done = 0;
+        while done < len {
+            let step = (len - done).min(FETCH_BYTES_MAX as usize);
+            let got = self.read_step(&file, offset.saturating_add(done as u64), step, deadline).await?;
+            let n: usize = got.iter().map(Bytes::len).sum();
+            parts.extend(got);
+            done += n;
+            if n < step {
+                break;
+            }
+        }
+        Ok(parts)
+    }
+
+    async fn read_step(&self, file: &OpenFile, offset: u64, len: usize, deadline: Instant) -> Result<Vec<Bytes>> {
+        let node = &file.node;
+        self.prepare_read(node).await?;
+        let mut waited = false;
+        let local = loop {
+            let changed = node.changed.notified();
+            let local = {
+                let mut st = node.lock();
+                let local = self.look(node, &mut st, offset, len)?;
+                if !waited {
+                    self.read_ahead(node, &mut st, offset, len);
+                }
+                local
+            };
+            if !local.being_fetched || self.data.left(deadline).is_zero() {
+                break local;
+            }
+            waited = true;
+            let _ = self.env.clock.timeout(self.data.left(deadline), changed).await; // looks again either way
+        };
+        let Local { mut assembly, layout, data_change, keep, size, .. } = local;
+        if !assembly.is_complete() {
+            let layout = layout.ok_or_else(|| Error::damaged(format!("file {} has bytes but no layout", node.ino)))?;
+            let missing = assembly.missing.clone();
+            for (at, bytes) in self.fetch(node, layout, &missing, deadline).await? {
+                if keep {
+                    self.keep_fetched(node, at, &bytes, size, data_change, false);
+                }
+                assembly.fill([(at, bytes)]);
+            }
+            assembly.fill_zeros();
+        }
+        if !keep && file.kernel_cache.load(Relaxed) {
+            // The kernel keeps pages of this handle although no lease protects them any more.
+            let (me, ino) = (self.arc(), node.ino);
+            self.env.tasks.spawn("invalidate after read", async move { me.invalidate(ino, Forget::All).await });
+        }
+        Ok(self.finish(assembly))
+    }
+
+    /// Gets what a read needs: a lease or fresh attributes, known inline bytes, a recovered file.
+    async fn prepare_read(&self, node: &Arc<Node>) -> Result<()> {
+        if !self.leases_hold() {
+            self.session.check(self.deadline()).await?;
+        }
+        let unknown = {
+            let st = node.lock();
+            st.lease == LeaseKind::None || st.inline == Inline::Unknown || st.attr_old && st.local.is_none()
+        };
+        if unknown {
+            self.refresh(node).await?;
+        }
+        let recover = node.lock().recover;
+        if recover {
+            self.recover(node).await?;
+            self.refresh(node).await?;
+        }
+        Ok(())
+    }
+
+    /// Collects what is known here of `offset..offset + len`, newest first.
+    fn look(&self, node: &Node, st: &mut State, offset: u64, len: usize) -> Result<Local> {
+        let size = st.size();
+        let end = offset.saturating_add(len as u64).min(size);
+        let start = offset.min(end);
+        let mut assembly = Assembly::new(start, end);
+        if start == end {
+            assembly.missing.clear();
+        }
+        let layout = layout_of(st, node.ino).ok();
+        if let Some(layout) = layout.filter(|_| start < end) {
+            let stripes = layout.stripe_of(start)..=layout.stripe_of(end - 1);
+            for (stripe, buf) in st.dirty.range(stripes.clone()) {
+                let base = layout.stripe_start(*stripe);
+                let (a, b) = (start.max(base) - base, end.min(base + layout.stripe_bytes()) - base);
+                let parts = buf.copy_range(a as u32, b as u32);
+                assembly.fill(parts.into_iter().map(|(at, bytes)| (base + u64::from(at), bytes)));
+            }
+            for (stripe, sending) in st.sending.range(stripes) {
+                let base = layout.stripe_start(*stripe);
+                assembly.fill(sending.parts.iter().map(|(at, bytes)| (base + u64::from(*at), bytes.clone())));
+            }
+        }
+        let keep = st.lease != LeaseKind::None;
+        if let Inline::Yes(bytes) = &st.inline {
+            assembly.fill([(0, bytes.clone())]);
+            assembly.fill_zeros();
+        }
+        if keep && !assembly.is_complete() {
+            let mut ahead = 0;
+            let mut cache = self.cache();
+            for (a, b) in assembly.missing.clone() {
+                let found = cache.get(node.ino, a, b);
+                ahead += found.iter().filter(|f| f.was_ahead).map(|f| f.bytes.len() as u64).sum::<u64>();
+                assembly.fill(found.into_iter().map(|f| (f.offset, f.bytes)));
+            }
+            drop(cache);
+            st.pattern.used(ahead);
+        }
+        // Nothing of the file is on targets from here on.
+        let on_targets_end = st.committed_size().max(st.sent_end);
+        if keep && assembly.missing.iter().all(|(a, _)| *a >= on_targets_end) {
+            assembly.fill_zeros();
+        }
+        let overlaps = |(a, b): &(u64, u64)| {
+            st.fetching.range(..b).next_back().is_some_and(|(_, end)| end > a)
+        };
+        let being_fetched = keep && assembly.missing.iter().any(overlaps);
+        Ok(Local { assembly, layout, data_change: st.data_change, keep, size, being_fetched })
+    }
+
+    /// Bytes from targets: (offset, bytes) in order; they cover the ranges and may go beyond, to block borders.
+    async fn fetch(
+        &self,
+        node: &Node,
+        layout: Layout,
+        ranges: &[(u64, u64)],
+        deadline: Instant,
+    ) -> Result<Vec<(u64, Bytes)>> {
+        let cell_bytes = layout.cell_bytes();
+        let mut wanted: BTreeMap<u64, Vec<CellRange>> = BTreeMap::new();
+        for piece in ranges.iter().flat_map(|(a, b)| layout.pieces(*a, b - a)) {
+            let start = piece.offset / CHECKSUM_BLOCK * CHECKSUM_BLOCK;
+            let end = (piece.offset + piece.len).next_multiple_of(CHECKSUM_BLOCK).min(cell_bytes);
+            let cells = wanted.entry(piece.stripe).or_default();
+            match cells.last_mut() {
+                Some(last) if last.index == usize::from(piece.cell) && last.start + last.len >= start => {
+                    last.len = end.max(last.start + last.len) - last.start;
+                }
+                _ => cells.push(CellRange { index: usize::from(piece.cell), start, len: end - start }),
+            }
+        }
+        let calls: Vec<BoxFuture<'_, Result<Vec<Bytes>>>> = wanted
+            .iter()
+            .map(|(stripe, cells)| {
+                let s = self.stripe_ref(node.ino, layout, *stripe, deadline);
+                Box::pin(self.data.read_cells(s, cells)) as BoxFuture<'_, _>
+            })
+            .collect();
+        let answers = join_all(calls).await.into_iter().collect::<Result<Vec<_>>>()?;
+        let mut parts = Vec::new();
+        for ((stripe, cells), bytes) in wanted.iter().zip(answers) {
+            for (cell, bytes) in cells.iter().zip(bytes) {
+                let at = layout.stripe_start(*stripe)
+                    + cell.index as u64 * u64::from(cell_bytes)
+                    + u64::from(cell.start);
+                let lacking = u64::from(cell.len) - bytes.len() as u64;
+                let zeros_at = at + bytes.len() as u64;
+                parts.push((at, bytes));
+                let mut zero_at = zeros_at;
+                for part in zeros(lacking) {
+                    let n = part.len() as u64;
+                    parts.push((zero_at, part));
+                    zero_at += n;
+                }
+            }
+        }
+        Ok(parts)
+    }
+
+    /// Keeps fetched bytes if the file did not change meanwhile and the lease is still there.
+    fn keep_fetched(&self, node: &Node, at: u64, bytes: &Bytes, size: u64, data_change: u64, ahead: bool) {
+        let st = node.lock();
+        if st.lease == LeaseKind::None || st.data_change != data_change || at >= size {
+            return;
+        }
+        let n = (bytes.len() as u64).min(size - at) as usize;
+        if n > 0 {
+            self.cache().insert(node.ino, at, bytes.slice(..n), false, ahead, &self.budget);
+        }
+    }
+
+    /// Begins to fetch what will be asked for next.
+    fn read_ahead(&self, node: &Arc<Node>, st: &mut State, offset: u64, len: usize) {
+        if st.lease == LeaseKind::None || st.inline != Inline::No || st.recover {
+            return;
+        }
+        let Ok(layout) = layout_of(st, node.ino) else { return };
+        // What was written here and not committed is here.
+        let size = st.committed_size();
+        let len = (len as u64).min(size.saturating_sub(offset));
+        if len == 0 {
+            return;
+        }
+        let window_max = (self.budget.limit_bytes() / 8).clamp(MIB, 32 * MIB);
+        for (at, n) in st.pattern.access(offset, len, size, window_max) {
+            for (a, b) in by_stripe(&layout, at, at + n) {
+                let under_way = st.fetching.range(..b).next_back().is_some_and(|(_, end)| *end > a);
+                if under_way || st.fetching.len() >= FETCHES_MAX {
+                    continue;
+                }
+                st.fetching.insert(a, b);
+                let (me, node, data_change) = (self.arc(), node.clone(), st.data_change);
+                self.env.tasks.spawn("read ahead", async move {
+                    me.fetch_ahead(&node, layout, (a, b), size, data_change).await;
+                    node.lock().fetching.remove(&a);
+                    node.changed.notify_waiters();
+                });
+            }
+        }
+    }
+
+    async fn fetch_ahead(&self, node: &Node, layout: Layout, range: (u64, u64), size: u64, data_change: u64) {
+        let cached: u64 = {
+            let cache = self.cache();
+            cache.covered(node.ino, range.0, range.1)
+        };
+        if cached == range.1 - range.0 {
+            return;
+        }
+        match self.fetch(node, layout, &[range], self.deadline()).await {
+            Ok(parts) => {
+                for (at, bytes) in parts {
+                    self.keep_fetched(node, at, &bytes, size, data_change, true);
+                }
+            }
+            // The read itself will meet the error, if it still is one.
+            Err(e) => tracing::debug!("read ahead of file {}: {e}", node.ino),
+        }
+    }
+}
+
+/// Fetches ahead of one inode at once.
+const FETCHES_MAX: usize = 16;
+
+/// `start..end` cut at the borders of stripes.
+fn by_stripe(layout: &Layout, start: u64, end: u64) -> Vec<(u64, u64)> {
+    let mut parts = Vec::new();
+    let mut at = start;
+    while at < end {
+        let next = (layout.stripe_start(layout.stripe_of(at)) + layout.stripe_bytes()).min(end);
+        parts.push((at, next));
+        at = next;
+    }
+    parts
+}
+
+fn not_for_reading(handle: Handle) -> Error {
+    Error::invalid(format!("file handle {} is not open for reading", handle.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn newer_parts_win_and_gaps_are_zeros() {
+        let mut a = Assembly::new(10, 30);
+        a.fill([(12, Bytes::from_static(b"new"))]);
+        a.fill([(0, Bytes::from_static(b"0123456789abcdef"))]);
+        assert_eq!(a.missing, vec![(16, 30)]);
+        a.fill_zeros();
+        let all: Vec<u8> = a.into_parts().concat();
+        assert_eq!(&all[..8], b"abnewf\0\0");
+        assert_eq!(all.len(), 20);
+    }
+}

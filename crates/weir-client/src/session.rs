@@ -1,0 +1,300 @@
+//! The session at the volume's metadata leader: opened once, resumed on each new connection, kept alive.
+//!
+//! Invariants: no request goes over a connection on which the session was not taken up; a change is sent again with
+//! the same (session, slot, seq) until it is answered; leases count only while the leader was heard within their term.
+//! Knows nothing of inodes but that somebody ([`Holder`]) holds leases on them.
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+use tokio::sync::Semaphore;
+use weir_env::{Env, Instant};
+use weir_proto::meta::{HeldLease, KeepAlive, Op, SLOTS, SessionClose, SessionOpen, SessionOpened, SessionResume};
+use weir_proto::{Error, ErrorKind, InodeId, Request, Result, SessionId, VolumeId};
+use weir_rpc::{Channel, Connection};
+
+/// First pause before a leader that did not answer is asked again.
+const RETRY_PAUSE: Duration = Duration::from_millis(10);
+const RETRY_PAUSE_MAX: Duration = Duration::from_millis(500);
+/// Leases are trusted this much shorter than the leader's term: clocks run at slightly different speeds.
+const TERM_MARGIN: u32 = 8;
+
+/// Who holds leases under the session.
+pub trait Holder: Send + Sync + 'static {
+    fn held(&self) -> Vec<HeldLease>;
+    /// These leases could not be kept.
+    fn lost(&self, inodes: Vec<InodeId>);
+    /// The session is gone and with it every lease, every open and all that was not saved.
+    fn expired(&self);
+}
+
+pub struct Session {
+    env: Env,
+    channel: Channel,
+    volume: VolumeId,
+    client: String,
+    holder: Mutex<Option<Weak<dyn Holder>>>,
+    /// Held while the session is opened or resumed.
+    standing: tokio::sync::Mutex<Standing>,
+    /// What fast paths read: connection id and session id that belong together.
+    ready_connection: AtomicU64,
+    session: AtomicU64,
+    lease_ms: AtomicU64,
+    /// When the last answered request was sent, in nanoseconds of the node's clock.
+    heard: AtomicU64,
+    slots: Mutex<Vec<Slot>>,
+    free_slots: Semaphore,
+}
+
+#[derive(Default)]
+struct Standing {
+    connection: Option<u64>,
+    session: Option<SessionId>,
+}
+
+#[derive(Clone, Copy)]
+struct Slot {
+    number: u32,
+    session: SessionId,
+    seq: u64,
+}
+
+/// A slot in use: its sequence number belongs to one change.
+struct TakenSlot<'a> {
+    session: &'a Session,
+    slot: Slot,
+    _permit: tokio::sync::SemaphorePermit<'a>,
+}
+
+impl TakenSlot<'_> {
+    /// The change's identity; `first`: a new change.
+    fn op(&mut self, session: SessionId, first: bool) -> Op {
+        if self.slot.session != session {
+            self.slot = Slot { session, seq: 0, ..self.slot };
+        }
+        self.slot.seq += u64::from(first);
+        Op { session, slot: self.slot.number, seq: self.slot.seq }
+    }
+}
+
+impl Drop for TakenSlot<'_> {
+    fn drop(&mut self) {
+        self.session.slots.lock().expect("no holder panics").push(self.slot);
+    }
+}
+
+impl Session {
+    pub fn new(env: Env, channel: Channel, volume: VolumeId, client: String) -> Session {
+        Session {
+            env,
+            channel,
+            volume,
+            client,
+            holder: Mutex::new(None),
+            standing: tokio::sync::Mutex::default(),
+            ready_connection: AtomicU64::new(u64::MAX),
+            session: AtomicU64::new(0),
+            lease_ms: AtomicU64::new(1000),
+            heard: AtomicU64::new(0),
+            slots: Mutex::new(
+                (0..SLOTS).rev().map(|number| Slot { number, session: SessionId(0), seq: 0 }).collect(),
+            ),
+            free_slots: Semaphore::new(SLOTS as usize),
+        }
+    }
+
+    pub fn set_holder(&self, holder: Weak<dyn Holder>) {
+        *self.holder.lock().expect("no holder panics") = Some(holder);
+    }
+
+    fn holder(&self) -> Option<Arc<dyn Holder>> {
+        self.holder.lock().expect("no holder panics").as_ref().and_then(Weak::upgrade)
+    }
+
+    /// Whether the leader was heard within the lease term.
+    pub fn leases_hold(&self) -> bool {
+        let term_ms = self.lease_ms.load(Ordering::Relaxed);
+        let until = Instant(self.heard.load(Ordering::Relaxed)) + Duration::from_millis(term_ms - term_ms / u64::from(TERM_MARGIN));
+        self.env.clock.now() < until
+    }
+
+    fn left(&self, deadline: Instant) -> Duration {
+        deadline.since(self.env.clock.now())
+    }
+
+    /// A live connection on which the session is taken up.
+    async fn ready(&self, deadline: Instant) -> Result<(Connection, SessionId)> {
+        if let Some(connection) = self.channel.current() {
+            if connection.id() == self.ready_connection.load(Ordering::Acquire) {
+                return Ok((connection, SessionId(self.session.load(Ordering::Acquire))));
+            }
+        }
+        let mut standing = self.standing.lock().await;
+        let connection = self.channel.connection(self.left(deadline)).await?;
+        if let (Some(id), Some(session)) = (standing.connection, standing.session) {
+            if id == connection.id() {
+                return Ok((connection, session));
+            }
+        }
+        let session = self.take_up(&connection, standing.session, deadline).await?;
+        standing.connection = Some(connection.id());
+        standing.session = Some(session);
+        self.session.store(session.0, Ordering::Release);
+        self.ready_connection.store(connection.id(), Ordering::Release);
+        Ok((connection, session))
+    }
+
+    /// Resumes the session on a new connection, or opens a new one.
+    async fn take_up(&self, connection: &Connection, old: Option<SessionId>, deadline: Instant) -> Result<SessionId> {
+        let begun = self.env.clock.now();
+        if let Some(session) = old {
+            let held = self.holder().map_or_else(Vec::new, |h| h.held());
+            match connection.call(&SessionResume { session, held }, vec![], self.left(deadline)).await {
+                Ok((resumed, _)) => {
+                    self.note_heard(begun, resumed.lease_ms);
+                    if let Some(holder) = self.holder().filter(|_| !resumed.lost.is_empty()) {
+                        holder.lost(resumed.lost);
+                    }
+                    return Ok(session);
+                }
+                Err(e) if e.kind == ErrorKind::Stale => {
+                    tracing::warn!("session {session} expired: {e}; opening a new one");
+                    if let Some(holder) = self.holder() {
+                        holder.expired();
+                    }
+                }
+                Err(e) => return Err(e.doing("resume the session")),
+            }
+        }
+        let request = SessionOpen { volume: self.volume, client: self.client.clone() };
+        let (opened, _) = connection
+            .call(&request, vec![], self.left(deadline))
+            .await
+            .map_err(|e: Error| e.doing("open a session"))?;
+        let SessionOpened { session, lease_ms, .. } = opened;
+        self.note_heard(begun, lease_ms);
+        Ok(session)
+    }
+
+    fn note_heard(&self, begun: Instant, lease_ms: u32) {
+        self.lease_ms.store(u64::from(lease_ms), Ordering::Relaxed);
+        self.heard.fetch_max(begun.0, Ordering::Relaxed);
+    }
+
+    /// Asks until there is an answer or the deadline passes. For requests that change nothing, or may happen twice.
+    pub async fn ask<R: Request>(&self, deadline: Instant, make: impl Fn(SessionId) -> R) -> Result<R::Reply> {
+        let mut pause = RETRY_PAUSE;
+        loop {
+            let e = match self.once(deadline, &make).await {
+                Ok(reply) => return Ok(reply),
+                Err(e) => e,
+            };
+            self.again_or(e, deadline, &mut pause).await.map_err(|e| e.doing(R::NAME))?;
+        }
+    }
+
+    async fn once<R: Request>(&self, deadline: Instant, make: &impl Fn(SessionId) -> R) -> Result<R::Reply> {
+        let (connection, session) = self.ready(deadline).await?;
+        self.send(&connection, &make(session), deadline).await
+    }
+
+    async fn send<R: Request>(&self, connection: &Connection, request: &R, deadline: Instant) -> Result<R::Reply> {
+        let begun = self.env.clock.now();
+        let (reply, _) = connection.call(request, vec![], self.left(deadline)).await?;
+        self.heard.fetch_max(begun.0, Ordering::Relaxed);
+        Ok(reply)
+    }
+
+    /// Pauses if another try can help; otherwise the error.
+    async fn again_or(&self, e: Error, deadline: Instant, pause: &mut Duration) -> Result<()> {
+        if e.kind == ErrorKind::Stale && self.session_is_gone(deadline).await {
+            return Ok(());
+        }
+        if e.kind != ErrorKind::Unavailable {
+            return Err(e);
+        }
+        if self.left(deadline) <= *pause {
+            return Err(Error::deadline(format!("the metadata leader did not answer in time: {e}")));
+        }
+        self.env.clock.sleep(*pause).await;
+        *pause = (*pause * 2).min(RETRY_PAUSE_MAX);
+        Ok(())
+    }
+
+    /// `Stale` may mean the inode or the session: asks. If it is the session, the next request takes up a new one.
+    async fn session_is_gone(&self, deadline: Instant) -> bool {
+        match self.once(deadline, &|session| KeepAlive { session }).await {
+            Err(e) if e.kind == ErrorKind::Stale => {
+                self.forget_connection().await;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Makes a change happen once: the same (session, slot, seq) until it is answered.
+    pub async fn change<R: Request>(&self, deadline: Instant, make: impl Fn(Op) -> R) -> Result<R::Reply> {
+        let mut taken = self.take_slot().await;
+        let mut sent = None;
+        let mut pause = RETRY_PAUSE;
+        loop {
+            let result = match self.ready(deadline).await {
+                Ok((connection, session)) => {
+                    if sent.is_some_and(|s| s != session) {
+                        // Sent under a session that is gone: whether it happened cannot be asked any more.
+                        let e = format!("{}: the session expired before the answer came", R::NAME);
+                        return Err(Error::stale(e));
+                    }
+                    let op = taken.op(session, sent.is_none());
+                    sent = Some(session);
+                    self.send(&connection, &make(op), deadline).await
+                }
+                Err(e) => Err(e),
+            };
+            let e = match result {
+                Ok(reply) => return Ok(reply),
+                Err(e) => e,
+            };
+            let refused = e.kind == ErrorKind::Stale;
+            self.again_or(e, deadline, &mut pause).await.map_err(|e| e.doing(R::NAME))?;
+            if refused {
+                sent = None; // the leader did not know the session: it did nothing
+            }
+        }
+    }
+
+    async fn take_slot(&self) -> TakenSlot<'_> {
+        let permit = self.free_slots.acquire().await.expect("never closed");
+        let slot = self.slots.lock().expect("no holder panics").pop().expect("a permit is a slot");
+        TakenSlot { session: self, slot, _permit: permit }
+    }
+
+    pub fn keep_alive_period(&self) -> Duration {
+        Duration::from_millis(self.lease_ms.load(Ordering::Relaxed).max(30)) / 3
+    }
+
+    /// Tells the leader that this client is there.
+    pub async fn keep_alive(&self) {
+        let deadline = self.env.clock.now() + self.keep_alive_period();
+        if let Err(e) = self.once(deadline, &|session| KeepAlive { session }).await {
+            if e.kind == ErrorKind::Stale {
+                self.forget_connection().await;
+            }
+            tracing::debug!("keep-alive: {e}");
+        }
+    }
+
+    /// The next request takes the session up again.
+    async fn forget_connection(&self) {
+        self.ready_connection.store(u64::MAX, Ordering::Release);
+        self.standing.lock().await.connection = None;
+    }
+
+    /// Takes the session up if the connection is new. At start, and to find out whether it still is.
+    pub async fn check(&self, deadline: Instant) -> Result<SessionId> {
+        Ok(self.ready(deadline).await?.1)
+    }
+
+    pub async fn close(&self, deadline: Instant) -> Result<()> {
+        self.once(deadline, &|session| SessionClose { session }).await
+    }
+}

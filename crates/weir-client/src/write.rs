@@ -1,0 +1,541 @@
+//! Writes of applications: into dirty buffers under a Write lease, straight through otherwise.
+//!
+//! Invariants: memory is taken from the budget before bytes are; a write is taken only when the file's inline bytes are
+//! known, a dead writer's data is recovered, and nothing old lies where the file grows.
+use crate::api::{Allocate, Handle, SetAttrs, Stat};
+use crate::data::Overlay;
+use crate::dirty::{NoMemory, StripeBuf};
+use crate::gather::join_all;
+use crate::inner::{Inner, OpenFile, layout_of};
+use crate::node::{Inline, Node, State};
+use crate::plan::Occasion;
+use bytes::Bytes;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+use weir_env::BoxFuture;
+use weir_proto::map::Layout;
+use weir_proto::meta::{Commit, Cred, FILE_BYTES_MAX, LeaseKind, Op, SetAttr};
+use weir_proto::{Error, NameRule, Result, SessionId};
+
+/// A stripe with more scattered extents than this is sent: bookkeeping costs more than the bytes.
+const EXTENTS_MAX: usize = 512;
+/// Bytes taken at once on the slow path, so that a large write needs little memory at a time.
+const STEP_BYTES: usize = 1 << 20;
+/// A writer that waits for memory looks again this often even if nobody told it.
+const MEMORY_LOOK: Duration = Duration::from_millis(50);
+/// A file found shared is taken for shared this long before the Write lease is asked for again.
+const SHARED_LOOK: Duration = Duration::from_millis(200);
+/// A write-through that does not grow the file tells the leader of its time at most this often.
+const TIME_COMMIT_PERIOD: Duration = Duration::from_secs(1);
+/// Lease changes while a write prepares: more is livelock.
+const TRIES_MAX: u32 = 16;
+
+/// How a write may go on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Way {
+    Buffer,
+    Through,
+}
+
+enum Taken {
+    All,
+    NoMemory,
+    /// Something must be asked or cleaned first.
+    NotReady,
+}
+
+impl Inner {
+    /// Takes the bytes at once where lease and memory allow.
+    pub fn try_write(&self, handle: Handle, offset: u64, data: &[u8]) -> Option<Result<usize>> {
+        let file = match self.handle(handle) {
+            Ok(file) => file,
+            Err(e) => return Some(Err(e)),
+        };
+        if !file.mode.write {
+            return Some(Err(not_for_writing(handle)));
+        }
+        if !self.leases_hold() {
+            return None;
+        }
+        let mut st = file.node.lock();
+        if let Err(e) = file.new_error(&st) {
+            return Some(Err(e));
+        }
+        let offset = if file.mode.append { st.size() } else { offset };
+        match self.take(&file.node, &mut st, offset, data) {
+            Ok(Taken::All) => Some(Ok(data.len())),
+            Ok(Taken::NoMemory | Taken::NotReady) => None,
+            Err(e) => Some(Err(e)),
+        }
+    }
+
+    /// Copies `data` into dirty buffers, if everything is ready for that.
+    fn take(&self, node: &Arc<Node>, st: &mut State, offset: u64, data: &[u8]) -> Result<Taken> {
+        let end = end_of(offset, data.len())?;
+        if data.is_empty() {
+            return Ok(Taken::All);
+        }
+        let ready = st.lease == LeaseKind::Write
+            && !st.recover
+            && !st.closing_lease
+            && st.inline != Inline::Unknown
+            && (end <= st.committed_size() || !st.has_old_tail());
+        if !ready {
+            return Ok(Taken::NotReady);
+        }
+        let layout = layout_of(st, node.ino)?;
+        let mut taken = Taken::All;
+        for (stripe, within, part) in by_stripe(&layout, offset, data) {
+            let first = stripe == 0;
+            let mut buffer = |n| self.buffer(n);
+            let buf = st.dirty.entry(stripe).or_default();
+            match buf.write(within, part, layout.cell_bytes(), first, &mut buffer) {
+                Ok(()) => {}
+                Err(NoMemory) => {
+                    if buf.covered_bytes() == 0 {
+                        st.dirty.remove(&stripe);
+                    }
+                    taken = Taken::NoMemory;
+                    break;
+                }
+            }
+            let start = layout.stripe_start(stripe) + u64::from(within);
+            st.note_write(start + part.len() as u64, self.now(), self.env.clock.now());
+            self.cache().remove(node.ino, start, start + part.len() as u64);
+            self.send_if_full(node, st, &layout, stripe)?;
+        }
+        if st.is_dirty() {
+            self.dirty().insert(node.ino);
+        }
+        if matches!(taken, Taken::All) {
+            self.counters.written_bytes.fetch_add(data.len() as u64, Relaxed);
+        }
+        Ok(taken)
+    }
+
+    fn send_if_full(&self, node: &Arc<Node>, st: &mut State, layout: &Layout, stripe: u64) -> Result<()> {
+        let wanted = |buf: &StripeBuf| {
+            u64::from(buf.covered_bytes()) == layout.stripe_bytes() || buf.extent_count() > EXTENTS_MAX
+        };
+        if st.dirty.get(&stripe).is_some_and(wanted) && !st.sending.contains_key(&stripe) {
+            self.start_send(node, st, stripe, Occasion::Growing)?;
+        }
+        Ok(())
+    }
+
+    /// A charged buffer; cached data makes room.
+    fn buffer(&self, len: usize) -> Option<crate::budget::Charged> {
+        loop {
+            if let Some(buffer) = self.budget.try_buffer(&self.env.buffers, len) {
+                return Some(buffer);
+            }
+            if !self.cache().evict_one() {
+                return None;
+            }
+        }
+    }
+
+    pub async fn write(&self, handle: Handle, offset: u64, data: Bytes) -> Result<usize> {
+        let file = self.handle(handle)?;
+        if !file.mode.write {
+            return Err(not_for_writing(handle));
+        }
+        file.new_error(&file.node.lock())?;
+        end_of(offset, data.len())?;
+        let node = &file.node;
+        if file.mode.append {
+            return self.append(&file, data).await;
+        }
+        let mut done = 0;
+        while done < data.len() {
+            let step = data.slice(done..data.len().min(done + STEP_BYTES));
+            self.write_step(node, Some(offset + done as u64), &step).await?;
+            done += step.len();
+        }
+        Ok(done)
+    }
+
+    /// Appends at the end as it is when the write is taken.
+    async fn append(&self, file: &OpenFile, data: Bytes) -> Result<usize> {
+        let mut done = 0;
+        while done < data.len() {
+            let step = data.slice(done..data.len().min(done + STEP_BYTES));
+            self.write_step(&file.node, None, &step).await?;
+            done += step.len();
+        }
+        Ok(done)
+    }
+
+    /// One step of a write; `None`: at the end of the file.
+    async fn write_step(&self, node: &Arc<Node>, offset: Option<u64>, data: &Bytes) -> Result<()> {
+        let deadline = self.deadline();
+        // An append that got half of its bytes in goes on where it began.
+        let mut at = offset;
+        for _ in 0..TRIES_MAX {
+            match self.prepare_write(node, at, data.len()).await? {
+                Way::Through => {
+                    let at = match at {
+                        Some(at) => at,
+                        None => {
+                            self.refresh(node).await?;
+                            node.lock().committed_size()
+                        }
+                    };
+                    return self.write_through(node, at, data).await;
+                }
+                Way::Buffer => {}
+            }
+            loop {
+                let freed = self.budget.freed();
+                let taken = {
+                    let mut st = node.lock();
+                    let start = *at.get_or_insert(st.size());
+                    self.take(node, &mut st, start, data)?
+                };
+                match taken {
+                    Taken::All => return Ok(()),
+                    Taken::NotReady => break,
+                    Taken::NoMemory => {}
+                }
+                if self.data.left(deadline).is_zero() {
+                    return Err(Error::deadline(format!(
+                        "write file {}: no memory became free, {} bytes wait to be written to targets",
+                        node.ino,
+                        self.budget.used_bytes()
+                    )));
+                }
+                self.relieve();
+                let _ = self.env.clock.timeout(MEMORY_LOOK, freed).await; // looks again either way
+            }
+        }
+        // Leases come and go too fast to buffer: what is written through is right, too.
+        let at = at.unwrap_or_else(|| node.lock().size());
+        self.write_through(node, at, data).await
+    }
+
+    /// Gets what a write needs: the lease, the inline bytes, a clean tail.
+    async fn prepare_write(&self, node: &Arc<Node>, offset: Option<u64>, len: usize) -> Result<Way> {
+        self.wait_for_recall(node).await;
+        if !self.leases_hold() {
+            self.session.check(self.deadline()).await?;
+        }
+        let (lease, recover) = {
+            let st = node.lock();
+            (st.lease, st.recover)
+        };
+        if recover {
+            self.recover(node).await?;
+        }
+        if lease != LeaseKind::Write && !self.gets_write(node).await? {
+            return Ok(Way::Through);
+        }
+        if node.lock().inline == Inline::Unknown {
+            self.refresh(node).await?;
+        }
+        let grows = {
+            let st = node.lock();
+            offset.is_none_or(|at| at + len as u64 > st.committed_size()) && st.has_old_tail()
+        };
+        if grows {
+            self.clean_old_tail(node).await?;
+        }
+        Ok(Way::Buffer)
+    }
+
+    /// Asks for the Write lease, unless the answer was no a moment ago.
+    async fn gets_write(&self, node: &Arc<Node>) -> Result<bool> {
+        let now = self.env.clock.now();
+        if node.lock().shared_at.is_some_and(|at| now.since(at) < SHARED_LOOK) {
+            return Ok(false);
+        }
+        let granted = self.acquire(node, LeaseKind::Write).await? == LeaseKind::Write;
+        let recover = {
+            let mut st = node.lock();
+            st.shared_at = (!granted).then_some(now);
+            st.recover
+        };
+        if recover {
+            self.recover(node).await?;
+        }
+        Ok(granted)
+    }
+
+    async fn wait_for_recall(&self, node: &Node) {
+        loop {
+            let changed = node.changed.notified();
+            if !node.lock().closing_lease {
+                return;
+            }
+            // Ends with the recall, which ends by its flush's deadlines.
+            let _ = self.env.clock.timeout(MEMORY_LOOK, changed).await;
+        }
+    }
+
+    /// Writes to targets and, where the file grows, commits its size.
+    async fn write_through(&self, node: &Arc<Node>, offset: u64, data: &Bytes) -> Result<()> {
+        if node.lock().inline != Inline::No {
+            self.refresh(node).await?;
+        }
+        let (layout, token_epoch, size, inline, old_tail) = {
+            let st = node.lock();
+            (layout_of(&st, node.ino)?, st.token_epoch, st.committed_size(), st.inline.clone(), st.has_old_tail())
+        };
+        let end = end_of(offset, data.len())?;
+        if old_tail && end > size {
+            self.clean_old_tail(node).await?;
+        }
+        let mut drop_inline = false;
+        if let Inline::Yes(bytes) = inline {
+            let bytes = bytes.slice(..bytes.len().min(size as usize));
+            self.overlay_range(node, layout, token_epoch, 0, Some(bytes.clone()), bytes.len() as u64).await?;
+            drop_inline = true;
+        }
+        self.overlay_range(node, layout, token_epoch, offset, Some(data.clone()), data.len() as u64).await?;
+        self.counters.written_bytes.fetch_add(data.len() as u64, Relaxed);
+        let now = self.env.clock.now();
+        let told = {
+            let mut st = node.lock();
+            st.data_change += 1;
+            st.through_pending = true;
+            self.cache().remove(node.ino, offset, end);
+            end <= size && !drop_inline && st.through_commit_at.is_some_and(|at| now.since(at) < TIME_COMMIT_PERIOD)
+        };
+        if told { Ok(()) } else { self.commit_through(node, end, offset, drop_inline).await }
+    }
+
+    /// Tells the leader of size and time after writes straight through.
+    async fn commit_through(&self, node: &Arc<Node>, end: u64, offset: u64, drop_inline: bool) -> Result<()> {
+        let mtime = self.now();
+        let commit = {
+            let mut st = node.lock();
+            st.through_pending = false;
+            st.through_commit_at = Some(self.env.clock.now());
+            let size = st.committed_size();
+            Commit {
+                op: Op { session: SessionId(0), slot: 0, seq: 0 },
+                ino: node.ino,
+                token_epoch: st.token_epoch,
+                size: end.max(size),
+                mtime,
+                allocated: st.allocated + end.saturating_sub(size.max(offset)),
+                inline: None,
+                drop_inline,
+                clean: false,
+                close_writes: 0,
+                data_end: st.on_targets_end().max(end),
+            }
+        };
+        let stamp = self.stamp();
+        let entry = match self.session.change(self.deadline(), |op| Commit { op, ..commit.clone() }).await {
+            Ok(entry) => entry,
+            Err(e) => {
+                node.lock().through_pending = true;
+                return Err(e);
+            }
+        };
+        self.apply(&entry, stamp);
+        if drop_inline {
+            node.lock().inline = Inline::No;
+        }
+        Ok(())
+    }
+
+    /// What writes straight through have not told the leader yet.
+    pub async fn settle_through(&self, node: &Arc<Node>) -> Result<()> {
+        if node.lock().through_pending { self.commit_through(node, 0, 0, false).await } else { Ok(()) }
+    }
+
+    /// Bytes (or zeros) as overlays, all pieces at once.
+    async fn overlay_range(
+        &self,
+        node: &Node,
+        layout: Layout,
+        token_epoch: u32,
+        offset: u64,
+        data: Option<Bytes>,
+        len: u64,
+    ) -> Result<()> {
+        let mut by_stripe: BTreeMap<u64, Vec<Overlay>> = BTreeMap::new();
+        for p in layout.pieces(offset, len) {
+            let payload = data.as_ref().map(|d| {
+                let from = p.range_offset as usize;
+                d.slice(from..from + p.len as usize)
+            });
+            let overlay = Overlay { index: p.cell, offset: p.offset, len: p.len, payload };
+            by_stripe.entry(p.stripe).or_default().push(overlay);
+        }
+        let deadline = self.deadline();
+        let calls: Vec<BoxFuture<'_, Result<()>>> = by_stripe
+            .iter()
+            .map(|(stripe, overlays)| {
+                let s = self.stripe_ref(node.ino, layout, *stripe, deadline);
+                Box::pin(self.data.write_overlays(s, token_epoch, overlays)) as BoxFuture<'_, _>
+            })
+            .collect();
+        join_all(calls).await.into_iter().collect()
+    }
+
+    /// Sets the size: everything else about the file is saved first.
+    pub async fn set_size(&self, cred: &Cred, node: &Arc<Node>, set: &SetAttrs, size: u64) -> Result<Stat> {
+        if size > FILE_BYTES_MAX {
+            return Err(Error::name(NameRule::FileTooBig, format!("size {size} is larger than any file")));
+        }
+        let exclusive = self.prepare_write(node, Some(size), 0).await? == Way::Buffer;
+        let _one = node.flushing.lock().await;
+        self.flush_locked(node, Occasion::Growing, false).await?;
+        let grows_over = {
+            let st = node.lock();
+            size > st.committed_size() && st.has_old_tail()
+        };
+        if grows_over {
+            self.clean_old_tail_locked(node).await?;
+        }
+        self.send_set_attr(cred, node, set, Some(size), exclusive).await
+    }
+
+    pub async fn send_set_attr(
+        &self,
+        cred: &Cred,
+        node: &Arc<Node>,
+        set: &SetAttrs,
+        size: Option<u64>,
+        exclusive: bool,
+    ) -> Result<Stat> {
+        let now = self.now();
+        let time = |t: Option<crate::api::SetTime>| {
+            t.map(|t| match t {
+                crate::api::SetTime::Now => now,
+                crate::api::SetTime::At(t) => t,
+            })
+        };
+        let (ino, stamp) = (node.ino, self.stamp());
+        let (mode, uid, gid, atime, mtime) = (set.mode, set.uid, set.gid, time(set.atime), time(set.mtime));
+        let request =
+            |op| SetAttr { op, cred: cred.clone(), ino, mode, uid, gid, size, atime, mtime };
+        let before = node.lock().sent_end;
+        let entry = self.session.change(self.deadline(), request).await?;
+        if let Some(size) = size {
+            self.cut(node, size, before, exclusive);
+        }
+        Ok(self.apply(&entry, stamp))
+    }
+
+    /// The file was set to `size` by this client: what is known of its data beyond is old.
+    pub fn cut(&self, node: &Node, size: u64, sent_end: u64, exclusive: bool) {
+        let mut st = node.lock();
+        let shrinks = size < st.size().max(sent_end).max(st.committed_size());
+        st.attr_old = true;
+        st.data_change += 1;
+        if let Ok(layout) = layout_of(&st, node.ino) {
+            let stripe = layout.stripe_of(size);
+            let beyond = st.dirty.split_off(&(stripe + 1));
+            drop(beyond);
+            let within = (size - layout.stripe_start(stripe)) as u32;
+            if let Some(buf) = st.dirty.get_mut(&stripe) {
+                buf.cut(within);
+                if buf.covered_bytes() == 0 {
+                    st.dirty.remove(&stripe);
+                }
+            }
+        }
+        if let Inline::Yes(bytes) = &st.inline {
+            let kept = bytes.len().min(size as usize);
+            st.inline = Inline::Yes(bytes.slice(..kept));
+        }
+        if st.dirty.is_empty() && st.sending.is_empty() {
+            st.local = None;
+        } else if let Some(local) = &mut st.local {
+            local.size = local.size.min(size);
+        }
+        if exclusive && shrinks {
+            st.tail_clean = false;
+            st.sent_end = 0;
+            st.touched.clear();
+        }
+        st.allocated = st.allocated.min(size);
+        self.cache().remove(node.ino, size, u64::MAX);
+    }
+
+    pub async fn fallocate(&self, handle: Handle, what: Allocate, offset: u64, len: u64) -> Result<()> {
+        let file = self.handle(handle)?;
+        if !file.mode.write {
+            return Err(not_for_writing(handle));
+        }
+        if len == 0 {
+            return Err(Error::invalid("fallocate of no bytes"));
+        }
+        let end = offset.checked_add(len).filter(|e| *e <= FILE_BYTES_MAX).ok_or_else(too_big)?;
+        let node = &file.node;
+        let root = Cred { uid: 0, gid: 0, groups: vec![0] };
+        let way = self.prepare_write(node, Some(offset), len as usize).await?;
+        let size = node.lock().size();
+        if what != Allocate::PunchHole && end > size {
+            // The handle's right to write counts here, not the file's mode.
+            self.set_size(&root, node, &SetAttrs::default(), end).await?;
+        }
+        if what != Allocate::Extend {
+            self.zero_range(node, offset, end.min(node.lock().size().max(size)), way).await?;
+        }
+        Ok(())
+    }
+
+    async fn zero_range(&self, node: &Arc<Node>, offset: u64, end: u64, way: Way) -> Result<()> {
+        if offset >= end {
+            return Ok(());
+        }
+        let _one = node.flushing.lock().await;
+        self.flush_locked(node, Occasion::Growing, way == Way::Buffer && !self.stays_inline(node)).await?;
+        if self.stays_inline(node) {
+            drop(_one);
+            let zeros = Bytes::from(vec![0; (end - offset) as usize]);
+            return self.write_step(node, Some(offset), &zeros).await;
+        }
+        let (layout, token_epoch) = {
+            let mut st = node.lock();
+            st.data_change += 1;
+            let layout = layout_of(&st, node.ino)?;
+            for stripe in layout.stripe_of(offset)..=layout.stripe_of(end - 1) {
+                st.touched.insert(stripe);
+            }
+            st.sent_end = st.sent_end.max(end);
+            (layout, st.token_epoch)
+        };
+        self.overlay_range(node, layout, token_epoch, offset, None, end - offset).await?;
+        let mut st = node.lock();
+        st.data_change += 1;
+        self.cache().remove(node.ino, offset, end);
+        Ok(())
+    }
+
+    fn stays_inline(&self, node: &Node) -> bool {
+        matches!(&node.lock().inline, Inline::Yes(_))
+    }
+}
+
+fn not_for_writing(handle: Handle) -> Error {
+    Error::invalid(format!("file handle {} is not open for writing", handle.0))
+}
+fn too_big() -> Error {
+    Error::name(NameRule::FileTooBig, "the file would be larger than any file may be")
+}
+
+fn end_of(offset: u64, len: usize) -> Result<u64> {
+    offset.checked_add(len as u64).filter(|end| *end <= FILE_BYTES_MAX).ok_or_else(too_big)
+}
+
+/// A write cut at the borders of stripes: (stripe, offset within it, bytes).
+fn by_stripe<'a>(layout: &Layout, offset: u64, data: &'a [u8]) -> Vec<(u64, u32, &'a [u8])> {
+    let mut parts = Vec::with_capacity(2);
+    let (mut at, mut rest) = (offset, data);
+    while !rest.is_empty() {
+        let stripe = layout.stripe_of(at);
+        let within = at - layout.stripe_start(stripe);
+        let n = ((layout.stripe_bytes() - within) as usize).min(rest.len());
+        parts.push((stripe, within as u32, &rest[..n]));
+        at += n as u64;
+        rest = &rest[n..];
+    }
+    parts
+}
