@@ -59,7 +59,15 @@ impl Cache {
 
     /// Keeps `bytes` where nothing is cached yet. `charged`: the memory charges itself; otherwise it is charged here, and
     /// not kept where the budget has no room even after older pieces went.
-    pub fn insert(&mut self, ino: InodeId, offset: u64, bytes: Bytes, charged: bool, ahead: bool, budget: &Budget) {
+    pub fn insert(
+        &mut self,
+        ino: InodeId,
+        offset: u64,
+        bytes: Bytes,
+        charged: bool,
+        ahead: bool,
+        budget: &Budget,
+    ) {
         let end = offset + bytes.len() as u64;
         for (a, b) in self.gaps(ino, offset, end) {
             let part = bytes.slice((a - offset) as usize..(b - offset) as usize);
@@ -76,10 +84,16 @@ impl Cache {
 
     /// Names of pieces that are gone do not pile up.
     fn shorten_queue(&mut self) {
-        let pieces: usize = if self.queue.len() > self.queue_max { self.inodes.values().map(BTreeMap::len).sum() } else { return };
+        let pieces: usize = if self.queue.len() > self.queue_max {
+            self.inodes.values().map(BTreeMap::len).sum()
+        } else {
+            return;
+        };
         let inodes = &self.inodes;
         let mut seen = std::collections::BTreeSet::new();
-        self.queue.retain(|(ino, at)| inodes.get(ino).is_some_and(|p| p.contains_key(at)) && seen.insert((*ino, *at)));
+        self.queue.retain(|(ino, at)| {
+            inodes.get(ino).is_some_and(|p| p.contains_key(at)) && seen.insert((*ino, *at))
+        });
         self.queue_max = 2 * pieces + 4096;
     }
 

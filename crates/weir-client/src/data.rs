@@ -14,8 +14,8 @@ use weir_coord::Cluster;
 use weir_env::{BoxFuture, Env, Instant};
 use weir_proto::checksum;
 use weir_proto::data::{
-    CHECKSUM_BLOCK, CellStat, CommitStripe, DropFile, DropPrepared, MarkMissing, MissingMask, OverlayKind, Place,
-    PreparedCell, StatCell, WriteFragment, WriteMode, WriteOverlay,
+    CHECKSUM_BLOCK, CellStat, CommitStripe, DropFile, DropPrepared, MarkMissing, MissingMask, OverlayKind,
+    Place, PreparedCell, StatCell, WriteFragment, WriteMode, WriteOverlay,
 };
 use weir_proto::ec::Coder;
 use weir_proto::map::{ClusterMap, Group, Layout, MemberState, Scheme, TargetState};
@@ -164,7 +164,10 @@ impl Data {
         })?;
         if map.groups[index].members.len() != s.scheme().width() {
             let n = map.groups[index].members.len();
-            return Err(Error::invalid(format!("{s}: the group has {n} members, the file's scheme {}", s.scheme())));
+            return Err(Error::invalid(format!(
+                "{s}: the group has {n} members, the file's scheme {}",
+                s.scheme()
+            )));
         }
         Ok(GroupView { map, index })
     }
@@ -233,21 +236,25 @@ impl Data {
         cuts: Vec<Seq>,
         fragments: &[Fragment],
     ) -> Result<()> {
-        let send = |index: usize, place: Place, missing: MissingMask, again: bool| -> BoxFuture<'_, Result<()>> {
-            let patience = self.call_patience(s.deadline);
-            if again {
-                let request = MarkMissing { place, cell: s.cell(index), version, missing };
-                return Box::pin(async move { self.call(place.target, &request, vec![], patience).await.map(|_| ()) });
-            }
-            let Fragment { payload, block_crcs } = fragments[index].clone();
-            let cuts = cuts.clone();
-            let request = WriteFragment { place, cell: s.cell(index), version, mode, missing, cuts, block_crcs };
-            Box::pin(async move {
-                let crc = checksum::crc_of_blocks(&request.block_crcs, payload.len() as u64);
-                let parts = Payload { parts: vec![payload], crc };
-                self.call(place.target, &request, parts, patience).await.map(|_| ())
-            })
-        };
+        let send =
+            |index: usize, place: Place, missing: MissingMask, again: bool| -> BoxFuture<'_, Result<()>> {
+                let patience = self.call_patience(s.deadline);
+                if again {
+                    let request = MarkMissing { place, cell: s.cell(index), version, missing };
+                    return Box::pin(async move {
+                        self.call(place.target, &request, vec![], patience).await.map(|_| ())
+                    });
+                }
+                let Fragment { payload, block_crcs } = fragments[index].clone();
+                let cuts = cuts.clone();
+                let request =
+                    WriteFragment { place, cell: s.cell(index), version, mode, missing, cuts, block_crcs };
+                Box::pin(async move {
+                    let crc = checksum::crc_of_blocks(&request.block_crcs, payload.len() as u64);
+                    let parts = Payload { parts: vec![payload], crc };
+                    self.call(place.target, &request, parts, patience).await.map(|_| ())
+                })
+            };
         let missing = self.on_live_members(&s, send).await.map_err(|e| e.doing(format!("write {s}")))?;
         if missing != 0 {
             self.counters.degraded_writes.fetch_add(1, Relaxed);
@@ -375,8 +382,10 @@ impl Data {
 
     /// Writes extents into data cells; in parallel, each through its cell's sequencer.
     pub async fn write_overlays(&self, s: StripeRef, token_epoch: u32, overlays: &[Overlay]) -> Result<()> {
-        let calls: Vec<BoxFuture<'_, Result<()>>> =
-            overlays.iter().map(|o| Box::pin(self.write_overlay(s, token_epoch, o)) as BoxFuture<'_, _>).collect();
+        let calls: Vec<BoxFuture<'_, Result<()>>> = overlays
+            .iter()
+            .map(|o| Box::pin(self.write_overlay(s, token_epoch, o)) as BoxFuture<'_, _>)
+            .collect();
         join_all(calls).await.into_iter().collect::<Result<()>>().map_err(|e| e.doing(format!("write {s}")))
     }
 
@@ -389,7 +398,9 @@ impl Data {
         let mut pause = RETRY_PAUSE;
         loop {
             let view = self.writable_view(&s).await?;
-            let through = view.sequencer(o.index, s.scheme()).ok_or_else(|| too_few(&s, view.group().current_count()))?;
+            let through = view
+                .sequencer(o.index, s.scheme())
+                .ok_or_else(|| too_few(&s, view.group().current_count()))?;
             let place = view.place(through);
             let request = WriteOverlay {
                 place,
@@ -428,7 +439,13 @@ impl Data {
     }
 
     /// What a member holds of the stripe.
-    pub async fn stat_cell(&self, s: &StripeRef, view: &GroupView, at: usize, cell: usize) -> Result<CellStat> {
+    pub async fn stat_cell(
+        &self,
+        s: &StripeRef,
+        view: &GroupView,
+        at: usize,
+        cell: usize,
+    ) -> Result<CellStat> {
         let place = view.place(at);
         let request = StatCell { place, cell: s.cell(cell) };
         Ok(self.call(place.target, &request, vec![], self.call_patience(s.deadline)).await?.0)
@@ -448,7 +465,8 @@ impl Data {
                 Ok((seq.copied().unwrap_or_default(), stat.base))
             }) as BoxFuture<'_, Result<(Seq, Version)>>
         });
-        let cells: Vec<(Seq, Version)> = join_all(calls.collect()).await.into_iter().collect::<Result<_>>()?;
+        let cells: Vec<(Seq, Version)> =
+            join_all(calls.collect()).await.into_iter().collect::<Result<_>>()?;
         let base = cells.iter().map(|(_, base)| *base).max().unwrap_or_default();
         Ok((cells.into_iter().map(|(seq, _)| seq).collect(), base))
     }
@@ -475,7 +493,8 @@ impl Data {
         let calls = targets.into_iter().map(|target| {
             Box::pin(self.drop_file_at(target, file, from_stripe, fence, deadline)) as BoxFuture<'_, _>
         });
-        let answers: Vec<Vec<PreparedCell>> = join_all(calls.collect()).await.into_iter().collect::<Result<_>>()?;
+        let answers: Vec<Vec<PreparedCell>> =
+            join_all(calls.collect()).await.into_iter().collect::<Result<_>>()?;
         let mut prepared: Vec<PreparedCell> = answers.into_iter().flatten().collect();
         prepared.sort_by_key(|p| (p.cell, p.version));
         Ok(prepared)
@@ -536,6 +555,9 @@ pub fn encode(coder: &Coder, env: &Env, cells: Vec<Bytes>) -> Result<Vec<Fragmen
     }
     let all = cells.into_iter().chain(parity.into_iter().map(|p| p.freeze()));
     Ok(all
-        .map(|payload| Fragment { block_crcs: checksum::block_crcs(&payload, CHECKSUM_BLOCK as usize), payload })
+        .map(|payload| Fragment {
+            block_crcs: checksum::block_crcs(&payload, CHECKSUM_BLOCK as usize),
+            payload,
+        })
         .collect())
 }

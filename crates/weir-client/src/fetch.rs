@@ -11,7 +11,8 @@ use std::time::Duration;
 use weir_env::BoxFuture;
 use weir_proto::checksum;
 use weir_proto::data::{
-    CHECKSUM_BLOCK, CellRead, MarkMissing, OverlayExtent, OverlayKind, OverlaysRead, ReadCell, ReadOverlays, ReadView,
+    CHECKSUM_BLOCK, CellRead, MarkMissing, OverlayExtent, OverlayKind, OverlaysRead, ReadCell, ReadOverlays,
+    ReadView,
 };
 use weir_proto::map::MemberState;
 use weir_proto::{Error, ErrorKind, Result, Seq, Version};
@@ -78,8 +79,12 @@ impl Data {
             return Ok(Direct::Around(Error::unavailable(format!("{} is {state:?}", place.target))));
         }
         let alone = s.layout.scheme.parity == 0;
-        let patience = if alone { self.call_patience(s.deadline) } else { HEDGE_AFTER.min(self.left(s.deadline)) };
-        match self.read_base_or_merged(s, view, range.index, range, ReadView::Merged, Version(0), patience).await {
+        let patience =
+            if alone { self.call_patience(s.deadline) } else { HEDGE_AFTER.min(self.left(s.deadline)) };
+        match self
+            .read_base_or_merged(s, view, range.index, range, ReadView::Merged, Version(0), patience)
+            .await
+        {
             Ok((reply, payload)) if reply.known => Ok(Direct::Bytes(payload)),
             Ok(_) => self.judge_hole(s, view, range).await,
             Err(e) if e.kind == ErrorKind::Stale => Ok(Direct::Again(e)),
@@ -169,7 +174,8 @@ impl Data {
                 return Err(self.lost(s, &view, why));
             };
             let patience = self.call_patience(s.deadline);
-            let first = self.read_base_or_merged(s, &view, anchor, range, ReadView::Base, Version(0), patience).await;
+            let first =
+                self.read_base_or_merged(s, &view, anchor, range, ReadView::Base, Version(0), patience).await;
             let (head, payload) = match first {
                 Ok(read) => read,
                 Err(e) if e.kind == ErrorKind::Stale => return self.moved(&view, e).await,
@@ -181,10 +187,13 @@ impl Data {
             };
             let mut out = self.env.buffers.zeroed(range.len as usize);
             if head.known && head.version != Version(0) {
-                let fragments =
-                    self.gather_version(s, &view, range, (anchor, payload), head.version, &mut bad, why).await?;
+                let fragments = self
+                    .gather_version(s, &view, range, (anchor, payload), head.version, &mut bad, why)
+                    .await?;
                 let Some(fragments) = fragments else {
-                    return self.moved(&view, Error::stale(format!("read {s}: version {} is gone", head.version))).await;
+                    return self
+                        .moved(&view, Error::stale(format!("read {s}: version {} is gone", head.version)))
+                        .await;
                 };
                 let present: Vec<(usize, &[u8])> = fragments.iter().map(|(i, b)| (*i, &b[..])).collect();
                 self.coder(scheme)?.reconstruct(&present, &[range.index], &mut [&mut out[..]])?;
@@ -238,7 +247,9 @@ impl Data {
         let is_candidate = |i: &usize| usable(view, *i, bad) && *i != have[0].0;
         let mut candidates: Vec<usize> = (0..scheme.width()).filter(is_candidate).collect();
         // Last resort: members that are behind but hold this very version.
-        candidates.extend((0..scheme.width()).filter(|i| view.state(*i) == MemberState::Behind && *i != range.index));
+        candidates.extend(
+            (0..scheme.width()).filter(|i| view.state(*i) == MemberState::Behind && *i != range.index),
+        );
         let mut waiting = candidates.into_iter();
         let mut calls = Gather::new();
         let patience = self.call_patience(s.deadline);

@@ -28,7 +28,8 @@ impl Inner {
         let (dir, stamp) = (self.begin_name_change(parent, &[name]), self.stamp());
         let n = Bytes::copy_from_slice(name);
         let bits = if open.read { OPEN_READ } else { 0 } | if open.write { OPEN_WRITE } else { 0 };
-        let make = |op| Create { op, cred: cred.clone(), parent, name: n.clone(), mode, exclusive, open: bits };
+        let make =
+            |op| Create { op, cred: cred.clone(), parent, name: n.clone(), mode, exclusive, open: bits };
         let created = self.session.change(self.deadline(), make).await?;
         let stat = self.apply(&created.entry, stamp);
         let ino = stat.attr.ino;
@@ -198,7 +199,10 @@ impl Inner {
             Some(handle) => {
                 let file = self.handle(handle)?;
                 if file.node.ino != ino {
-                    return Err(Error::invalid(format!("file handle {} is of another file than {ino}", handle.0)));
+                    return Err(Error::invalid(format!(
+                        "file handle {} is of another file than {ino}",
+                        handle.0
+                    )));
                 }
                 Ok(file.mode.write)
             }

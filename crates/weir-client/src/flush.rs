@@ -38,7 +38,13 @@ enum Awaited {
 
 impl Inner {
     /// Begins to send a stripe's dirty bytes. The stripe must be dirty and not on its way.
-    pub fn start_send(&self, node: &Arc<Node>, st: &mut State, stripe: u64, occasion: Occasion) -> Result<u64> {
+    pub fn start_send(
+        &self,
+        node: &Arc<Node>,
+        st: &mut State,
+        stripe: u64,
+        occasion: Occasion,
+    ) -> Result<u64> {
         let layout = layout_of(st, node.ino)?;
         if stripe == 0 {
             self.leave_inode(st, node.ino)?;
@@ -87,7 +93,8 @@ impl Inner {
                     st.data_change += 1;
                 }
             }
-            let full = |buf: &crate::dirty::StripeBuf| u64::from(buf.covered_bytes()) == layout.stripe_bytes();
+            let full =
+                |buf: &crate::dirty::StripeBuf| u64::from(buf.covered_bytes()) == layout.stripe_bytes();
             if st.dirty.get(&stripe).is_some_and(full)
                 && let Err(e) = self.start_send(&node, &mut st, stripe, Occasion::Growing)
             {
@@ -118,7 +125,8 @@ impl Inner {
         let _permit = self.stripes_in_flight.acquire().await.expect("never closed");
         let deadline = self.deadline();
         if send.unmark {
-            self.commit_now(&send.node, false, 0, deadline).await?;
+            // The leader marks the file again whether or not it grants anything.
+            self.acquire(&send.node, LeaseKind::Write).await?;
         }
         let s = self.stripe_ref(send.node.ino, send.layout, send.stripe, deadline);
         match send.how {
@@ -228,7 +236,8 @@ impl Inner {
     pub async fn flush_locked(&self, node: &Arc<Node>, occasion: Occasion, off_inode: bool) -> Result<()> {
         let (errors, size) = {
             let st = node.lock();
-            let must_leave = off_inode && st.open_write > 0 && matches!(&st.inline, Inline::Yes(b) if !b.is_empty());
+            let must_leave =
+                off_inode && st.open_write > 0 && matches!(&st.inline, Inline::Yes(b) if !b.is_empty());
             if !st.is_dirty() && !must_leave {
                 return Ok(());
             }
@@ -266,7 +275,8 @@ impl Inner {
         for (a, b) in gaps(&covered, bytes.len() as u32) {
             let mut buffer = |n| Some(self.budget.buffer_anyway(&self.env.buffers, n));
             let stripe = st.dirty.entry(0).or_default();
-            let written = stripe.write(a, &bytes[a as usize..b as usize], layout.cell_bytes(), true, &mut buffer);
+            let written =
+                stripe.write(a, &bytes[a as usize..b as usize], layout.cell_bytes(), true, &mut buffer);
             written.map_err(|_| Error::io("no memory for the bytes of a small file"))?;
         }
         st.inline = Inline::No;
@@ -296,9 +306,10 @@ impl Inner {
             (self.commit_request(&st, node.ino, local.size, true, Some(content.clone())), content, local)
         };
         let stamp = self.stamp();
-        let entry = self.session.change(deadline, |op| Commit { op, ..commit.clone() }).await.inspect_err(|e| {
-            node.lock().fail(e.clone().doing(format!("commit file {}", node.ino)));
-        })?;
+        let entry =
+            self.session.change(deadline, |op| Commit { op, ..commit.clone() }).await.inspect_err(|e| {
+                node.lock().fail(e.clone().doing(format!("commit file {}", node.ino)));
+            })?;
         let mut st = node.lock();
         if st.local.is_some_and(|l| l.change == local.change) {
             st.local = None;
@@ -317,7 +328,14 @@ impl Inner {
         Ok(true)
     }
 
-    fn commit_request(&self, st: &State, ino: InodeId, size: u64, clean: bool, inline: Option<Bytes>) -> Commit {
+    fn commit_request(
+        &self,
+        st: &State,
+        ino: InodeId,
+        size: u64,
+        clean: bool,
+        inline: Option<Bytes>,
+    ) -> Commit {
         let is_inline = inline.is_some();
         Commit {
             op: Op { session: SessionId(0), slot: 0, seq: 0 }, // set for each change

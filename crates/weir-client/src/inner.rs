@@ -146,19 +146,16 @@ impl Inner {
         let mut st = node.lock();
         st.apply(entry, stamp);
         let leased = st.lease != LeaseKind::None;
-        if leased { st.shown(true) } else { None }.unwrap_or_else(|| Stat { attr: entry.attr.clone(), leased })
+        if leased { st.shown(true) } else { None }
+            .unwrap_or_else(|| Stat { attr: entry.attr.clone(), leased })
     }
     /// Attributes without a lease of their own: they count where one is held already.
     pub fn apply_attr(&self, attr: &Attr, stamp: u64) {
         let Some(node) = self.known_node(attr.ino) else { return };
         let mut st = node.lock();
         if st.lease != LeaseKind::None {
-            let lease = Lease {
-                kind: LeaseKind::None,
-                token_epoch: 0,
-                recover: st.recover,
-                data_end: st.data_end,
-            };
+            let lease =
+                Lease { kind: LeaseKind::None, token_epoch: 0, recover: st.recover, data_end: st.data_end };
             st.apply(&Entry { attr: attr.clone(), lease }, stamp);
         }
     }
@@ -213,9 +210,6 @@ impl OpenFile {
             Some(e) if seen < st.error_count => Err(e.clone()),
             _ => Ok(()),
         }
-    }
-    pub fn has_new_error(&self, st: &State) -> bool {
-        self.errors_seen.load(Ordering::Acquire) < st.error_count
     }
 }
 
@@ -275,7 +269,8 @@ impl Inner {
         let (me, nodes) = (self.arc(), self.all_nodes());
         self.env.tasks.spawn("invalidate kernel caches", async move {
             let kernel = me.kernel.clone();
-            let work = move || nodes.iter().for_each(|n| kernel.invalidate_inode(n.ino, crate::api::Forget::All));
+            let work =
+                move || nodes.iter().for_each(|n| kernel.invalidate_inode(n.ino, crate::api::Forget::All));
             me.env.tasks.blocking(work).await;
         });
     }

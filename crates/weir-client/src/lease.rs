@@ -4,18 +4,16 @@
 //! the kernel above it caches what the lease no longer covers. While it is being answered the client holds the lease and
 //! serves reads and writes from it, so nobody who waits for the kernel's page locks waits for the leader.
 use crate::api::Forget;
+use crate::data::Overlay;
 use crate::inner::{Inner, layout_of};
 use crate::node::{Inline, Node};
 use crate::plan::{Occasion, first_stripe_past};
-use crate::data::Overlay;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use weir_proto::meta::{
-    AcquireLease, Cred, FileKind, LeaseKind, Open, ReadInline, Recall, Recovered, ReleaseLease,
-};
+use std::sync::{Mutex, Weak};
+use weir_proto::meta::{AcquireLease, Cred, LeaseKind, Open, ReadInline, Recall, Recovered, ReleaseLease};
 use weir_proto::{Error, ErrorKind, InodeId, PgId, Request, Result, Version};
 use weir_rpc::{Call, Handled, Reply, Service};
-use std::sync::{Mutex, Weak};
 
 /// Flushes of a file that is written all the while; after them writers wait for the recall.
 const RECALL_ROUNDS: u32 = 3;
@@ -79,13 +77,18 @@ impl Inner {
         if keep == LeaseKind::None && node.lock().open_read + node.lock().open_write > 0 {
             // What was read between the invalidation and the end of the lease may be in the kernel's pages again.
             let (me, ino) = (self.arc(), node.ino);
-            self.env.tasks.spawn("invalidate once more", async move { me.invalidate(ino, Forget::All).await });
+            self.env
+                .tasks
+                .spawn("invalidate once more", async move { me.invalidate(ino, Forget::All).await });
         }
     }
 
     fn drop_under_lease(&self, node: &Node, st: &mut crate::node::State, keep: LeaseKind) {
         if st.is_dirty() {
-            let e = Error::io(format!("file {}: changes could not be saved before another client needed it", node.ino));
+            let e = Error::io(format!(
+                "file {}: changes could not be saved before another client needed it",
+                node.ino
+            ));
             tracing::error!("{e}");
             st.fail(e);
             st.dirty.clear();
@@ -126,8 +129,7 @@ impl Inner {
     pub async fn acquire(&self, node: &Node, kind: LeaseKind) -> Result<LeaseKind> {
         let stamp = self.stamp();
         let ino = node.ino;
-        let entry =
-            self.session.ask(self.deadline(), |session| AcquireLease { session, ino, kind }).await?;
+        let entry = self.session.ask(self.deadline(), |session| AcquireLease { session, ino, kind }).await?;
         self.apply(&entry, stamp);
         Ok(node.lock().lease)
     }
@@ -161,14 +163,22 @@ impl Inner {
         }
         if granted != LeaseKind::Write {
             // Somebody else has it open, too, and holds the right: it recovers.
-            return Err(Error::unavailable(format!("file {}: its last writer died, recovery is under way", node.ino)));
+            return Err(Error::unavailable(format!(
+                "file {}: its last writer died, recovery is under way",
+                node.ino
+            )));
         }
         if let Ok(layout) = layout {
             let past = first_stripe_past(size, layout.stripe_bytes());
-            let doubt =
-                self.data.drop_file(self.file_id(node.ino), &layout, past, token_epoch, self.deadline()).await?;
-            let mut in_doubt: Vec<(u64, PgId, Version)> =
-                doubt.iter().filter(|p| p.cell.stripe < past).map(|p| (p.cell.stripe, p.group, p.version)).collect();
+            let doubt = self
+                .data
+                .drop_file(self.file_id(node.ino), &layout, past, token_epoch, self.deadline())
+                .await?;
+            let mut in_doubt: Vec<(u64, PgId, Version)> = doubt
+                .iter()
+                .filter(|p| p.cell.stripe < past)
+                .map(|p| (p.cell.stripe, p.group, p.version))
+                .collect();
             in_doubt.dedup();
             for (stripe, _, version) in in_doubt {
                 self.decide(node, layout, stripe, version).await?;
@@ -270,7 +280,8 @@ impl Inner {
                 for _ in 0..n {
                     let (cred, ino) = (cred.clone(), node.ino);
                     let stamp = self.stamp();
-                    let open = |session| Open { session, cred: cred.clone(), ino, read, write, truncate: false };
+                    let open =
+                        |session| Open { session, cred: cred.clone(), ino, read, write, truncate: false };
                     match self.session.ask(self.deadline(), open).await {
                         Ok(opened) => {
                             self.apply(&opened.entry, stamp);
@@ -287,11 +298,6 @@ impl Inner {
                 }
             }
         }
-    }
-
-    /// Whether an inode is a regular file, as far as is known.
-    pub fn is_regular(&self, node: &Node) -> bool {
-        node.lock().attr.as_ref().is_none_or(|a| a.kind == FileKind::Regular)
     }
 
     /// The kernel keeps nothing of the inode any more.
@@ -311,7 +317,8 @@ impl Inner {
             let st = node.lock();
             st.forgotten && st.open_read + st.open_write == 0 && !st.is_dirty()
         };
-        let idle: Vec<_> = self.all_nodes().into_iter().filter(idle).take(excess.min(GIVE_BACK_MAX)).collect();
+        let idle: Vec<_> =
+            self.all_nodes().into_iter().filter(idle).take(excess.min(GIVE_BACK_MAX)).collect();
         for node in idle {
             if let Err(e) = self.release_lease(&node).await {
                 tracing::debug!("lease on {} was not given back: {e}", node.ino);

@@ -11,9 +11,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use weir_proto::map::Scheme;
 use weir_proto::meta::{
-    Attr, Cred, Entry, FileKind, GetAttr, GetUsage, GetXattr, Lease, LeaseKind, Link, ListXattr, Listing, Lookup, Made,
-    Mkdir, Mknod, NAME_MAX, ReadDir, ReadLink, RemoveXattr, Removed, Rename, RenameMode, Rmdir, SetXattr, StatFs,
-    Symlink, Unlink, Usage,
+    Attr, Cred, Entry, FileKind, GetAttr, GetUsage, GetXattr, Lease, LeaseKind, Link, ListXattr, Listing,
+    Lookup, Made, Mkdir, Mknod, NAME_MAX, ReadDir, ReadLink, RemoveXattr, Removed, Rename, RenameMode, Rmdir,
+    SetXattr, StatFs, Symlink, Unlink, Usage,
 };
 use weir_proto::{Error, InodeId, NameRule, Result};
 
@@ -118,7 +118,15 @@ impl Inner {
         dir
     }
 
-    pub fn end_name_change(&self, dir: &Node, name: &[u8], ino: Option<InodeId>, attr: &Attr, lease: &Lease, stamp: u64) {
+    pub fn end_name_change(
+        &self,
+        dir: &Node,
+        name: &[u8],
+        ino: Option<InodeId>,
+        attr: &Attr,
+        lease: &Lease,
+        stamp: u64,
+    ) {
         self.apply(&Entry { attr: attr.clone(), lease: lease.clone() }, stamp);
         let mut st = dir.lock();
         st.change_names(&[name]);
@@ -240,7 +248,7 @@ impl Inner {
             let mut st = dir.lock();
             st.change_names(&[name]);
             // Two links of one file: rename leaves both.
-            if !renamed_onto_itself && !(mode == RenameMode::Exchange && ino.is_none()) {
+            if !(renamed_onto_itself || mode == RenameMode::Exchange && ino.is_none()) {
                 st.keep_name(name, ino);
             }
         }
@@ -270,8 +278,15 @@ impl Inner {
     ) -> Result<()> {
         let (name, value) = (Bytes::copy_from_slice(name), Bytes::copy_from_slice(value));
         let stamp = self.stamp();
-        let make =
-            |op| SetXattr { op, cred: cred.clone(), ino, name: name.clone(), value: value.clone(), create, replace };
+        let make = |op| SetXattr {
+            op,
+            cred: cred.clone(),
+            ino,
+            name: name.clone(),
+            value: value.clone(),
+            create,
+            replace,
+        };
         let entry = self.session.change(self.deadline(), make).await?;
         self.apply(&entry, stamp);
         Ok(())
@@ -295,7 +310,8 @@ impl Inner {
         let scheme = status.map.settings.scheme;
         // One report per target: the newest counts.
         let reports: BTreeMap<_, _> = status.targets.iter().map(|r| (r.target, r)).collect();
-        let sum = |f: fn(&weir_proto::coord::TargetReport) -> u64| reports.values().map(|r| f(r)).sum::<u64>();
+        let sum =
+            |f: fn(&weir_proto::coord::TargetReport) -> u64| reports.values().map(|r| f(r)).sum::<u64>();
         Ok(Space {
             capacity_bytes: payload_share(sum(|r| r.capacity), scheme),
             used_bytes: payload_share(sum(|r| r.used), scheme),
@@ -312,7 +328,10 @@ fn payload_share(bytes: u64, scheme: Scheme) -> u64 {
 
 fn check_name(name: &[u8]) -> Result<()> {
     if name.len() > NAME_MAX {
-        return Err(Error::name(NameRule::TooLong, format!("a name of {} bytes: at most {NAME_MAX} fit", name.len())));
+        return Err(Error::name(
+            NameRule::TooLong,
+            format!("a name of {} bytes: at most {NAME_MAX} fit", name.len()),
+        ));
     }
     Ok(())
 }

@@ -53,7 +53,9 @@ pub fn send_as(f: &StripeFacts) -> SendAs {
         (false, _, _) => SendAs::Overlays,
         (true, true, true) => SendAs::Fresh { len: f.stripe_bytes },
         (true, true, false) => SendAs::Prepared,
-        (true, false, true) if f.occasion == Occasion::Closing && dense && !small => SendAs::Fresh { len: f.end },
+        (true, false, true) if f.occasion == Occasion::Closing && dense && !small => {
+            SendAs::Fresh { len: f.end }
+        }
         (true, false, _) => SendAs::Overlays,
     }
 }

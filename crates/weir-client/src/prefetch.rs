@@ -89,8 +89,8 @@ impl Pattern {
 
     /// Waste is forgiven slowly, so a file whose use changes gets another chance.
     fn decay(&mut self) {
-        self.fetched_bytes -= self.fetched_bytes / 64;
-        self.used_bytes -= self.used_bytes / 64;
+        self.fetched_bytes -= self.fetched_bytes / 4096;
+        self.used_bytes -= self.used_bytes / 4096;
     }
 }
 
@@ -144,7 +144,11 @@ impl Run {
             return Vec::new();
         }
         let count = STRIDE_RECORDS.min(window_max / len.max(1));
-        let first = if self.ahead > self.last_offset + self.stride { self.ahead } else { self.last_offset + self.stride };
+        let first = if self.ahead > self.last_offset + self.stride {
+            self.ahead
+        } else {
+            self.last_offset + self.stride
+        };
         let mut wanted = Vec::new();
         let mut at = self.last_offset + self.stride;
         for _ in 0..count {
@@ -221,7 +225,8 @@ mod tests {
         let mut p = Pattern::default();
         let mut fetched = 0;
         for i in 0..2000 {
-            fetched += p.access(i * 64 * 1024, 64 * 1024, 1 << 40, 16 * MIB).iter().map(|(_, n)| n).sum::<u64>();
+            fetched +=
+                p.access(i * 64 * 1024, 64 * 1024, 1 << 40, 16 * MIB).iter().map(|(_, n)| n).sum::<u64>();
         }
         assert!(fetched < 40 * MIB, "{fetched} bytes fetched although none was used");
     }

@@ -157,7 +157,13 @@ impl Inner {
         Ok(parts)
     }
 
-    async fn read_step(&self, file: &OpenFile, offset: u64, len: usize, deadline: Instant) -> Result<Vec<Bytes>> {
+    async fn read_step(
+        &self,
+        file: &OpenFile,
+        offset: u64,
+        len: usize,
+        deadline: Instant,
+    ) -> Result<Vec<Bytes>> {
         let node = &file.node;
         self.prepare_read(node).await?;
         let mut waited = false;
@@ -179,7 +185,8 @@ impl Inner {
         };
         let Local { mut assembly, layout, data_change, keep, size, .. } = local;
         if !assembly.is_complete() {
-            let layout = layout.ok_or_else(|| Error::damaged(format!("file {} has bytes but no layout", node.ino)))?;
+            let layout =
+                layout.ok_or_else(|| Error::damaged(format!("file {} has bytes but no layout", node.ino)))?;
             let missing = assembly.missing.clone();
             for (at, bytes) in self.fetch(node, layout, &missing, deadline).await? {
                 if keep {
@@ -192,7 +199,9 @@ impl Inner {
         if !keep && file.kernel_cache.load(Relaxed) {
             // The kernel keeps pages of this handle although no lease protects them any more.
             let (me, ino) = (self.arc(), node.ino);
-            self.env.tasks.spawn("invalidate after read", async move { me.invalidate(ino, Forget::All).await });
+            self.env
+                .tasks
+                .spawn("invalidate after read", async move { me.invalidate(ino, Forget::All).await });
         }
         Ok(self.finish(assembly))
     }
@@ -261,9 +270,8 @@ impl Inner {
         if keep && assembly.missing.iter().all(|(a, _)| *a >= on_targets_end) {
             assembly.fill_zeros();
         }
-        let overlaps = |(a, b): &(u64, u64)| {
-            st.fetching.range(..b).next_back().is_some_and(|(_, end)| end > a)
-        };
+        let overlaps =
+            |(a, b): &(u64, u64)| st.fetching.range(..b).next_back().is_some_and(|(_, end)| end > a);
         let being_fetched = keep && assembly.missing.iter().any(overlaps);
         Ok(Local { assembly, layout, data_change: st.data_change, keep, size, being_fetched })
     }

@@ -8,7 +8,9 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 use tokio::sync::Semaphore;
 use weir_env::{Env, Instant};
-use weir_proto::meta::{HeldLease, KeepAlive, Op, SLOTS, SessionClose, SessionOpen, SessionOpened, SessionResume};
+use weir_proto::meta::{
+    HeldLease, KeepAlive, Op, SLOTS, SessionClose, SessionOpen, SessionOpened, SessionResume,
+};
 use weir_proto::{Error, ErrorKind, InodeId, Request, Result, SessionId, VolumeId};
 use weir_rpc::{Channel, Connection};
 
@@ -113,7 +115,8 @@ impl Session {
     /// Whether the leader was heard within the lease term.
     pub fn leases_hold(&self) -> bool {
         let term_ms = self.lease_ms.load(Ordering::Relaxed);
-        let until = Instant(self.heard.load(Ordering::Relaxed)) + Duration::from_millis(term_ms - term_ms / u64::from(TERM_MARGIN));
+        let until = Instant(self.heard.load(Ordering::Relaxed))
+            + Duration::from_millis(term_ms - term_ms / u64::from(TERM_MARGIN));
         self.env.clock.now() < until
     }
 
@@ -123,17 +126,17 @@ impl Session {
 
     /// A live connection on which the session is taken up.
     async fn ready(&self, deadline: Instant) -> Result<(Connection, SessionId)> {
-        if let Some(connection) = self.channel.current() {
-            if connection.id() == self.ready_connection.load(Ordering::Acquire) {
-                return Ok((connection, SessionId(self.session.load(Ordering::Acquire))));
-            }
+        if let Some(connection) = self.channel.current()
+            && connection.id() == self.ready_connection.load(Ordering::Acquire)
+        {
+            return Ok((connection, SessionId(self.session.load(Ordering::Acquire))));
         }
         let mut standing = self.standing.lock().await;
         let connection = self.channel.connection(self.left(deadline)).await?;
-        if let (Some(id), Some(session)) = (standing.connection, standing.session) {
-            if id == connection.id() {
-                return Ok((connection, session));
-            }
+        if let (Some(id), Some(session)) = (standing.connection, standing.session)
+            && id == connection.id()
+        {
+            return Ok((connection, session));
         }
         let session = self.take_up(&connection, standing.session, deadline).await?;
         standing.connection = Some(connection.id());
@@ -144,7 +147,12 @@ impl Session {
     }
 
     /// Resumes the session on a new connection, or opens a new one.
-    async fn take_up(&self, connection: &Connection, old: Option<SessionId>, deadline: Instant) -> Result<SessionId> {
+    async fn take_up(
+        &self,
+        connection: &Connection,
+        old: Option<SessionId>,
+        deadline: Instant,
+    ) -> Result<SessionId> {
         let begun = self.env.clock.now();
         if let Some(session) = old {
             let held = self.holder().map_or_else(Vec::new, |h| h.held());
@@ -181,7 +189,11 @@ impl Session {
     }
 
     /// Asks until there is an answer or the deadline passes. For requests that change nothing, or may happen twice.
-    pub async fn ask<R: Request>(&self, deadline: Instant, make: impl Fn(SessionId) -> R) -> Result<R::Reply> {
+    pub async fn ask<R: Request>(
+        &self,
+        deadline: Instant,
+        make: impl Fn(SessionId) -> R,
+    ) -> Result<R::Reply> {
         let mut pause = RETRY_PAUSE;
         loop {
             let e = match self.once(deadline, &make).await {
@@ -197,7 +209,12 @@ impl Session {
         self.send(&connection, &make(session), deadline).await
     }
 
-    async fn send<R: Request>(&self, connection: &Connection, request: &R, deadline: Instant) -> Result<R::Reply> {
+    async fn send<R: Request>(
+        &self,
+        connection: &Connection,
+        request: &R,
+        deadline: Instant,
+    ) -> Result<R::Reply> {
         let begun = self.env.clock.now();
         let (reply, _) = connection.call(request, vec![], self.left(deadline)).await?;
         self.heard.fetch_max(begun.0, Ordering::Relaxed);

@@ -280,7 +280,13 @@ impl Inner {
         }
         let (layout, token_epoch, size, inline, old_tail) = {
             let st = node.lock();
-            (layout_of(&st, node.ino)?, st.token_epoch, st.committed_size(), st.inline.clone(), st.has_old_tail())
+            (
+                layout_of(&st, node.ino)?,
+                st.token_epoch,
+                st.committed_size(),
+                st.inline.clone(),
+                st.has_old_tail(),
+            )
         };
         let end = end_of(offset, data.len())?;
         if old_tail && end > size {
@@ -300,7 +306,9 @@ impl Inner {
             st.data_change += 1;
             st.through_pending = true;
             self.cache().remove(node.ino, offset, end);
-            end <= size && !drop_inline && st.through_commit_at.is_some_and(|at| now.since(at) < TIME_COMMIT_PERIOD)
+            end <= size
+                && !drop_inline
+                && st.through_commit_at.is_some_and(|at| now.since(at) < TIME_COMMIT_PERIOD)
         };
         if told { Ok(()) } else { self.commit_through(node, end, offset, drop_inline).await }
     }
@@ -412,8 +420,7 @@ impl Inner {
         };
         let (ino, stamp) = (node.ino, self.stamp());
         let (mode, uid, gid, atime, mtime) = (set.mode, set.uid, set.gid, time(set.atime), time(set.mtime));
-        let request =
-            |op| SetAttr { op, cred: cred.clone(), ino, mode, uid, gid, size, atime, mtime };
+        let request = |op| SetAttr { op, cred: cred.clone(), ino, mode, uid, gid, size, atime, mtime };
         let before = node.lock().sent_end;
         let entry = self.session.change(self.deadline(), request).await?;
         if let Some(size) = size {
@@ -476,7 +483,8 @@ impl Inner {
             self.set_size(&root, node, &SetAttrs::default(), end).await?;
         }
         if what != Allocate::Extend {
-            self.zero_range(node, offset, end.min(node.lock().size().max(size)), way).await?;
+            let size = node.lock().size();
+            self.zero_range(node, offset, end.min(size), way).await?;
         }
         Ok(())
     }
