@@ -117,10 +117,10 @@ impl GroupView {
         let members = self.group().members.iter().enumerate();
         members.filter(|(_, m)| m.state == MemberState::Down).fold(0, |mask, (i, _)| mask | (1 << i))
     }
-    /// Who numbers the overlays of a data cell: its own target, or the first live parity target where that is down.
+    /// Who numbers the overlays of a data cell: the first current one of its own target and the parity targets.
     pub fn sequencer(&self, cell: u8, scheme: Scheme) -> Option<usize> {
         let parity = usize::from(scheme.data)..scheme.width();
-        std::iter::once(usize::from(cell)).chain(parity).find(|i| self.state(*i) != MemberState::Down)
+        std::iter::once(usize::from(cell)).chain(parity).find(|i| self.state(*i) == MemberState::Current)
     }
 }
 

@@ -1,0 +1,285 @@
+//! A whole cluster in the simulated world: coordinator, metadata, storage nodes and clients, each a node of its own.
+#![allow(dead_code)]
+use bytes::Bytes;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+use weir_client::{Client, ClientConfig, KernelCache, NoKernel};
+use weir_coord::{Cluster, CoordConfig, Coordinator, Membership, Observer, no_reports};
+use weir_env::sim::{SimConfig, World};
+use weir_env::{Addr, BoxFuture, Env};
+use weir_kv::{MemoryKv, SharedKv};
+use weir_meta::{LayoutPolicy, Meta, MetaConfig, Purge};
+use weir_proto::coord::TargetOffer;
+use weir_proto::data::*;
+use weir_proto::map::{ClusterMap, Role, TargetState};
+use weir_proto::meta::Cred;
+use weir_proto::{DiskUuid, Epoch, Error, FileId, PgId, Request, Result, TargetId};
+use weir_rpc::{Call, Connection, Handled, Identity, Server, Service, serve};
+use weir_store::alloc::Geometry;
+use weir_store::peers::{PeerReply, Peers};
+use weir_store::service::{StorageNode, TargetConfig};
+
+pub const PATIENCE: Duration = Duration::from_secs(20);
+/// Small cells, so that a few hundred KiB are several stripes.
+pub const CELL_SHIFT: u8 = 16;
+pub const CELL: usize = 1 << CELL_SHIFT;
+pub const STRIPE: usize = 4 * CELL;
+
+pub fn root() -> Cred {
+    Cred { uid: 0, gid: 0, groups: vec![0] }
+}
+
+/// Bytes that differ everywhere and tell where they come from.
+pub fn pattern(seed: u64, offset: usize, len: usize) -> Vec<u8> {
+    (offset..offset + len)
+        .map(|i| ((i as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(seed * 77) >> 32) as u8)
+        .collect()
+}
+
+#[derive(Default)]
+struct Gate {
+    behind: OnceLock<Arc<dyn Service>>,
+}
+impl Service for Gate {
+    fn handle(&self, call: Call) -> Handled {
+        match self.behind.get() {
+            Some(service) => service.handle(call),
+            None => Handled::Now(Err(Error::unavailable("this node is starting"))),
+        }
+    }
+    fn disconnected(&self, connection: &Connection) {
+        if let Some(service) = self.behind.get() {
+            service.disconnected(connection);
+        }
+    }
+}
+
+struct ClusterPeers(Cluster);
+macro_rules! calls {
+    ($($method:ident: $request:ty),* $(,)?) => {$(
+        fn $method(&self, target: TargetId, request: $request, payload: Vec<Bytes>, patience: Duration)
+            -> PeerReply<$request> {
+            call(&self.0, target, request, payload, patience)
+        }
+    )*};
+}
+impl Peers for ClusterPeers {
+    fn map(&self) -> Arc<ClusterMap> {
+        self.0.map()
+    }
+    fn wait_newer(&self, version: u64, patience: Duration) -> BoxFuture<'static, Result<Arc<ClusterMap>>> {
+        let cluster = self.0.clone();
+        Box::pin(async move { cluster.wait_newer(version, patience).await })
+    }
+    fn report(
+        &self,
+        target: TargetId,
+        group: PgId,
+        epoch: Epoch,
+        why: String,
+    ) -> BoxFuture<'static, Result<Arc<ClusterMap>>> {
+        let cluster = self.0.clone();
+        Box::pin(async move { cluster.report_target(target, group, epoch, &why).await })
+    }
+    fn caught_up(
+        &self,
+        target: TargetId,
+        group: PgId,
+        epoch: Epoch,
+    ) -> BoxFuture<'static, Result<Arc<ClusterMap>>> {
+        let cluster = self.0.clone();
+        Box::pin(async move { cluster.caught_up(target, group, epoch).await })
+    }
+    calls!(
+        write_fragment: WriteFragment,
+        commit_stripe: CommitStripe,
+        drop_prepared: DropPrepared,
+        mirror_overlay: MirrorOverlay,
+        read_cell: ReadCell,
+        read_overlays: ReadOverlays,
+        stat_cell: StatCell,
+        mark_missing: MarkMissing,
+        seal_cell: SealCell,
+        list_cells: ListCells,
+    );
+}
+
+fn call<R: Request + Send + Sync + 'static>(
+    cluster: &Cluster,
+    target: TargetId,
+    request: R,
+    payload: Vec<Bytes>,
+    patience: Duration,
+) -> BoxFuture<'static, Result<(R::Reply, Bytes)>> {
+    let channel = cluster.target(target);
+    Box::pin(async move { channel?.call(&request, payload, patience).await })
+}
+
+struct ClusterPurge(Cluster);
+impl Purge for ClusterPurge {
+    fn drop_file(&self, file: FileId, fence: u32) -> BoxFuture<'static, Result<()>> {
+        let cluster = self.0.clone();
+        Box::pin(async move {
+            for target in cluster.map().targets.iter().filter(|t| t.state == TargetState::Up) {
+                let drop = DropFile { target: target.id, file, from_stripe: 0, fence };
+                call(&cluster, target.id, drop, Vec::new(), Duration::from_secs(5)).await?;
+            }
+            Ok(())
+        })
+    }
+}
+
+/// The cluster. What a disk would keep is kept here, so nodes can be killed and started again.
+#[derive(Clone)]
+pub struct Lab(Arc<Inner>);
+struct Inner {
+    world: World,
+    scheme: String,
+    kept: Mutex<BTreeMap<String, SharedKv>>,
+    doors: Mutex<BTreeMap<String, Server>>,
+    lease_ms: u32,
+}
+
+impl Lab {
+    pub fn new(seed: u64) -> Lab {
+        Lab::with(seed, "ec:4+2", 2000)
+    }
+    pub fn with(seed: u64, scheme: &str, lease_ms: u32) -> Lab {
+        Lab(Arc::new(Inner {
+            world: World::new(seed, SimConfig::default()),
+            scheme: scheme.into(),
+            kept: Mutex::default(),
+            doors: Mutex::default(),
+            lease_ms,
+        }))
+    }
+    pub fn world(&self) -> &World {
+        &self.0.world
+    }
+    /// Runs `work` on a cluster of coordinator, metadata and `targets` storage nodes.
+    pub fn run<F: Future<Output = ()>>(&self, targets: u8, work: impl FnOnce(Lab) -> F) {
+        let lab = self.clone();
+        self.0.world.run(async move {
+            lab.coordinator(targets).await;
+            for n in 0..targets {
+                lab.storage(n).await;
+            }
+            lab.meta().await;
+            work(lab).await;
+        });
+    }
+
+    fn kv(&self, name: &str) -> SharedKv {
+        let mut kept = self.0.kept.lock().unwrap();
+        kept.entry(name.into()).or_insert_with(|| Arc::new(MemoryKv::new())).clone()
+    }
+    fn keep_door(&self, name: &str, server: Server) {
+        self.0.doors.lock().unwrap().insert(name.into(), server);
+    }
+    fn addr(host: u8) -> Addr {
+        format!("tcp:10.0.0.{host}:7000").parse().unwrap()
+    }
+    fn observer(name: &str, role: Role) -> Observer {
+        Observer {
+            coordinators: vec![Lab::addr(100)],
+            cluster: None,
+            name: name.into(),
+            role,
+            host: format!("host-{name}"),
+        }
+    }
+
+    async fn coordinator(&self, targets: u8) {
+        let env = self.world().node("coord");
+        let mut config = CoordConfig::new(self.0.scheme.parse().unwrap(), usize::from(targets));
+        config.settings.cell_shift = CELL_SHIFT;
+        config.settings.lease_ms = self.0.lease_ms;
+        config.settings.target_silence_ms = 1000;
+        let coordinator = Coordinator::open(env.clone(), Path::new("/coord"), config).await.unwrap();
+        let identity = Identity::new(&env, "coord", Role::Coordinator, Some(coordinator.cluster()));
+        let server = serve(&env, &[Lab::addr(100)], identity, coordinator).await.unwrap();
+        self.keep_door("coord", server);
+    }
+
+    /// Starts storage node `n`, or starts it again.
+    pub async fn storage(&self, n: u8) {
+        let name = format!("s{n}");
+        let env = self.world().node(&name);
+        let cluster = Cluster::observe(&env, Lab::observer(&name, Role::Storage), PATIENCE).await.unwrap();
+        let gate = Arc::new(Gate::default());
+        let server = serve(&env, &[Lab::addr(n + 1)], cluster.identity(), gate.clone()).await.unwrap();
+        let offer = TargetOffer { uuid: DiskUuid([n + 1; 16]), pool: "ram".into(), capacity: 1 << 30 };
+        let membership = Membership { addrs: server.addrs().to_vec(), targets: vec![offer] };
+        let node: Arc<OnceLock<Arc<StorageNode>>> = Arc::default();
+        let reporting = node.clone();
+        let reports = Arc::new(move || reporting.get().map(|n| n.reports()).unwrap_or_default());
+        let joined = cluster.join(membership, reports).await.unwrap();
+        let config = TargetConfig {
+            id: joined.targets[0],
+            dir: "/target".into(),
+            geometry: Geometry { slab_bytes: 64 << 20, step_bytes: 8 << 20 },
+        };
+        let peers = Arc::new(ClusterPeers(cluster.clone()));
+        let opened = StorageNode::open(env.clone(), vec![(config, self.kv(&name))], peers).await.unwrap();
+        assert!(node.set(opened.clone()).is_ok());
+        gate.open(opened.clone());
+        env.tasks.spawn("storage", opened.run());
+        self.keep_door(&name, server);
+        std::mem::forget(cluster); // its tasks end with the node
+    }
+
+    /// Starts the metadata leader, or starts it again.
+    pub async fn meta(&self) {
+        let env = self.world().node("meta");
+        let cluster = Cluster::observe(&env, Lab::observer("meta", Role::Meta), PATIENCE).await.unwrap();
+        let gate = Arc::new(Gate::default());
+        let server = serve(&env, &[Lab::addr(101)], cluster.identity(), gate.clone()).await.unwrap();
+        let membership = Membership { addrs: server.addrs().to_vec(), targets: vec![] };
+        cluster.join(membership, no_reports()).await.unwrap();
+        let lead = cluster.lead_volume("root").await.unwrap();
+        let of = cluster.clone();
+        let layout = move || {
+            let layout = weir_coord::layout_for_new_file(&of.map(), 0).ok()?;
+            Some(LayoutPolicy {
+                scheme: layout.scheme,
+                cell_shift: layout.cell_shift,
+                first_pg: layout.first_pg,
+                pg_count: layout.pg_count,
+            })
+        };
+        let config = MetaConfig {
+            volume: lead.volume,
+            lease_ms: self.0.lease_ms,
+            layout: Arc::new(layout),
+            purge: Arc::new(ClusterPurge(cluster.clone())),
+        };
+        let meta = Arc::new(Meta::open(&env, self.kv("meta"), config).unwrap());
+        gate.open(meta.clone());
+        env.tasks.spawn("meta", async move {
+            let e = meta.run().await;
+            panic!("the metadata leader ended: {e}");
+        });
+        self.keep_door("meta", server);
+        std::mem::forget(cluster);
+    }
+
+    pub fn env(&self, name: &str) -> Env {
+        self.world().node(name)
+    }
+    pub async fn client(&self, name: &str) -> Client {
+        self.client_with(name, ClientConfig::MEMORY_BYTES, Arc::new(NoKernel)).await
+    }
+    pub async fn client_with(&self, name: &str, memory_bytes: u64, kernel: Arc<dyn KernelCache>) -> Client {
+        let config = ClientConfig {
+            memory_bytes,
+            ..ClientConfig::new(vec![Lab::addr(100)], name, &format!("host-{name}"))
+        };
+        Client::connect(self.world().node(name), config, kernel).await.unwrap()
+    }
+    pub fn kill_storage(&self, n: u8) {
+        self.0.doors.lock().unwrap().remove(&format!("s{n}"));
+        self.world().kill(&format!("s{n}"));
+    }
+}
