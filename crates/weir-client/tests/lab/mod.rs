@@ -148,7 +148,7 @@ impl Lab {
     }
     pub fn with(seed: u64, scheme: &str, lease_ms: u32) -> Lab {
         Lab(Arc::new(Inner {
-            world: World::new(seed, SimConfig::default()),
+            world: World::new(seed, SimConfig { time_max: Duration::from_secs(600), ..SimConfig::default() }),
             scheme: scheme.into(),
             kept: Mutex::default(),
             doors: Mutex::default(),
@@ -224,7 +224,7 @@ impl Lab {
         let peers = Arc::new(ClusterPeers(cluster.clone()));
         let opened = StorageNode::open(env.clone(), vec![(config, self.kv(&name))], peers).await.unwrap();
         assert!(node.set(opened.clone()).is_ok());
-        gate.open(opened.clone());
+        assert!(gate.behind.set(opened.clone()).is_ok());
         env.tasks.spawn("storage", opened.run());
         self.keep_door(&name, server);
         std::mem::forget(cluster); // its tasks end with the node
@@ -256,7 +256,7 @@ impl Lab {
             purge: Arc::new(ClusterPurge(cluster.clone())),
         };
         let meta = Arc::new(Meta::open(&env, self.kv("meta"), config).unwrap());
-        gate.open(meta.clone());
+        assert!(gate.behind.set(meta.clone()).is_ok());
         env.tasks.spawn("meta", async move {
             let e = meta.run().await;
             panic!("the metadata leader ended: {e}");
