@@ -80,7 +80,7 @@ impl Inner {
             handles: Mutex::default(),
             next_handle: AtomicU64::new(1),
             stamps: AtomicU64::new(1),
-            version_counter: AtomicU32::new(1),
+            version_counter: AtomicU32::new(2),
             dirty: Mutex::default(),
             stripes_in_flight: Semaphore::new(STRIPES_IN_FLIGHT_MAX),
             relieving: AtomicBool::new(false),
@@ -136,8 +136,9 @@ impl Inner {
     pub fn next_stamp(&self) -> u64 {
         self.stamps.fetch_add(1, Ordering::SeqCst) + 1
     }
+    /// Writers take even counters, seals odd ones.
     pub fn next_version(&self) -> u32 {
-        self.version_counter.fetch_add(1, Ordering::Relaxed)
+        self.version_counter.fetch_add(2, Ordering::Relaxed)
     }
 
     /// Takes over a reply about an inode; its attributes as they are shown now.

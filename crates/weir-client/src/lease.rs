@@ -74,7 +74,7 @@ impl Inner {
             break;
         }
         node.changed.notify_waiters();
-        if keep == LeaseKind::None && node.lock().open_read + node.lock().open_write > 0 {
+        if keep == LeaseKind::None && node.lock().is_open() {
             // What was read between the invalidation and the end of the lease may be in the kernel's pages again.
             let (me, ino) = (self.arc(), node.ino);
             self.env

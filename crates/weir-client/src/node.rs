@@ -291,6 +291,10 @@ impl State {
         self.dirty_since.get_or_insert(at);
     }
 
+    pub fn is_open(&self) -> bool {
+        self.open_read + self.open_write > 0
+    }
+
     /// Since when there are dirty bytes that could be sent.
     pub fn dirty_age_start(&self) -> Option<Instant> {
         self.dirty_since.filter(|_| !self.dirty.is_empty())

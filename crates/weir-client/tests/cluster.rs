@@ -55,9 +55,10 @@ fn same(got: &[u8], expected: &[u8]) {
 fn files_of_all_sizes_are_read_back_by_another_client() {
     Lab::new(1).run(6, |lab| async move {
         let (a, b) = (lab.client("a").await, lab.client("b").await);
-        for (i, size) in [0, 1, 4096, 4097, 50_000, CELL, CELL + 1, STRIPE - 1, STRIPE, STRIPE + 1, 3 * STRIPE + 77_777]
-            .into_iter()
-            .enumerate()
+        for (i, size) in
+            [0, 1, 4096, 4097, 50_000, CELL, CELL + 1, STRIPE - 1, STRIPE, STRIPE + 1, 3 * STRIPE + 77_777]
+                .into_iter()
+                .enumerate()
         {
             let name = format!("f{size}");
             let data = pattern(i as u64, 0, size);
@@ -125,7 +126,9 @@ fn overwrites_and_holes_read_as_an_array_would() {
                     3 => {
                         let at = rng.below(model.len() as u64) as usize;
                         let end = model.len().min(at + 150_000);
-                        a.fallocate(h, Allocate::PunchHole, at as u64, (end - at).max(1) as u64).await.unwrap();
+                        a.fallocate(h, Allocate::PunchHole, at as u64, (end - at).max(1) as u64)
+                            .await
+                            .unwrap();
                         model[at..end].fill(0);
                     }
                     _ => {}
@@ -159,7 +162,8 @@ fn any_two_of_six_targets_may_be_gone_and_a_third_is_an_error_that_names_the_str
             write(&a, during, 3 * STRIPE + 100, &data[3 * STRIPE + 100..]).await;
             close(&a, during).await;
             let c = lab.client("c").await;
-            for (name, expected) in [("before", &data[..]), ("small", &data[..20_000]), ("during", &data[..])] {
+            for (name, expected) in [("before", &data[..]), ("small", &data[..20_000]), ("during", &data[..])]
+            {
                 same(&content(&c, name).await, expected);
             }
             assert!(c.status().degraded_reads > 0 && a.status().degraded_writes > 0);

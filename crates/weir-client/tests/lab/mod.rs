@@ -12,13 +12,12 @@ use weir_env::{Addr, BoxFuture, Env};
 use weir_kv::{MemoryKv, SharedKv};
 use weir_meta::{LayoutPolicy, Meta, MetaConfig, Purge};
 use weir_proto::coord::TargetOffer;
-use weir_proto::data::*;
-use weir_proto::map::{ClusterMap, Role, TargetState};
+use weir_proto::data::DropFile;
+use weir_proto::map::{Role, TargetState};
 use weir_proto::meta::Cred;
-use weir_proto::{DiskUuid, Epoch, Error, FileId, PgId, Request, Result, TargetId};
+use weir_proto::{DiskUuid, Error, FileId, Request, Result, TargetId};
 use weir_rpc::{Call, Connection, Handled, Identity, Server, Service, serve};
 use weir_store::alloc::Geometry;
-use weir_store::peers::{PeerReply, Peers};
 use weir_store::service::{StorageNode, TargetConfig};
 
 pub const PATIENCE: Duration = Duration::from_secs(20);
@@ -54,56 +53,6 @@ impl Service for Gate {
             service.disconnected(connection);
         }
     }
-}
-
-struct ClusterPeers(Cluster);
-macro_rules! calls {
-    ($($method:ident: $request:ty),* $(,)?) => {$(
-        fn $method(&self, target: TargetId, request: $request, payload: Vec<Bytes>, patience: Duration)
-            -> PeerReply<$request> {
-            call(&self.0, target, request, payload, patience)
-        }
-    )*};
-}
-impl Peers for ClusterPeers {
-    fn map(&self) -> Arc<ClusterMap> {
-        self.0.map()
-    }
-    fn wait_newer(&self, version: u64, patience: Duration) -> BoxFuture<'static, Result<Arc<ClusterMap>>> {
-        let cluster = self.0.clone();
-        Box::pin(async move { cluster.wait_newer(version, patience).await })
-    }
-    fn report(
-        &self,
-        target: TargetId,
-        group: PgId,
-        epoch: Epoch,
-        why: String,
-    ) -> BoxFuture<'static, Result<Arc<ClusterMap>>> {
-        let cluster = self.0.clone();
-        Box::pin(async move { cluster.report_target(target, group, epoch, &why).await })
-    }
-    fn caught_up(
-        &self,
-        target: TargetId,
-        group: PgId,
-        epoch: Epoch,
-    ) -> BoxFuture<'static, Result<Arc<ClusterMap>>> {
-        let cluster = self.0.clone();
-        Box::pin(async move { cluster.caught_up(target, group, epoch).await })
-    }
-    calls!(
-        write_fragment: WriteFragment,
-        commit_stripe: CommitStripe,
-        drop_prepared: DropPrepared,
-        mirror_overlay: MirrorOverlay,
-        read_cell: ReadCell,
-        read_overlays: ReadOverlays,
-        stat_cell: StatCell,
-        mark_missing: MarkMissing,
-        seal_cell: SealCell,
-        list_cells: ListCells,
-    );
 }
 
 fn call<R: Request + Send + Sync + 'static>(
@@ -221,8 +170,9 @@ impl Lab {
             dir: "/target".into(),
             geometry: Geometry { slab_bytes: 64 << 20, step_bytes: 8 << 20 },
         };
-        let peers = Arc::new(ClusterPeers(cluster.clone()));
-        let opened = StorageNode::open(env.clone(), vec![(config, self.kv(&name))], peers).await.unwrap();
+        let peers = Arc::new(cluster.clone());
+        let opened =
+            StorageNode::open_over(env.clone(), vec![(config, self.kv(&name))], peers).await.unwrap();
         assert!(node.set(opened.clone()).is_ok());
         assert!(gate.behind.set(opened.clone()).is_ok());
         env.tasks.spawn("storage", opened.run());
