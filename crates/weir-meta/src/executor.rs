@@ -10,6 +10,7 @@ use crate::lease::{Conflict, LeaseTable};
 use crate::namespace::{Cx, Events, LayoutPolicy, Rules, View};
 use crate::ops::{Grants, Operation, Work};
 use crate::record::{Record, SlotRecord};
+use crate::replies::Replies;
 use crate::session::{Session, Sessions};
 use crate::sweeper::Purge;
 use crate::{keys, namespace, session};
@@ -42,6 +43,7 @@ pub(crate) struct Leader {
     pub kv: SharedKv,
     pub config: MetaConfig,
     state: Mutex<State>,
+    pub replies: Arc<Replies>,
     /// There is garbage to sweep.
     pub garbage: Notify,
     /// The journal failed: nothing can be promised any more.
@@ -100,6 +102,7 @@ impl Leader {
             kv,
             config,
             state: Mutex::new(state),
+            replies: Arc::default(),
             garbage: Notify::new(),
             failed,
         }))

@@ -12,6 +12,7 @@ pub mod lease;
 pub mod namespace;
 mod ops;
 pub mod record;
+mod replies;
 mod service;
 mod session;
 mod sweeper;

@@ -13,11 +13,11 @@ use crate::session::{self, Session};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
-use weir_env::{Env, Instant};
+use weir_env::{BoxFuture, Env, Instant};
 use weir_kv::{CommitSeq, SharedKv};
 use weir_proto::meta::*;
 use weir_proto::{Error, ErrorKind, InodeId, Request, Result, SessionId, Wire};
-use weir_rpc::{Call, Connection, Handled, Payload, Reply, Service};
+use weir_rpc::{Call, Connection, Defer, Handled, Payload, Reply, Service};
 
 /// A client under recall writes back what it holds; as long as it is heard of it gets this many lease terms for that.
 const RECALL_TERMS_MAX: u32 = 4;
@@ -33,7 +33,8 @@ pub struct Meta {
 }
 
 impl Meta {
-    /// Takes the lead over the namespace in `kv` (made if it is empty). Nothing expires until [`Meta::run`] runs.
+    /// Takes the lead over the namespace in `kv` (made if it is empty). Nothing expires, and nothing
+    /// that must become durable is answered, until [`Meta::run`] runs.
     pub fn open(env: &Env, kv: SharedKv, config: MetaConfig) -> Result<Meta> {
         Ok(Meta { leader: Leader::open(env, kv, config)? })
     }
@@ -42,11 +43,13 @@ impl Meta {
     pub async fn run(&self) -> Error {
         let mut failed = self.leader.failed.subscribe();
         let sweeper = crate::sweeper::run(self.leader.clone());
+        let replies = self.leader.replies.clone();
         tokio::select! {
             biased;
             e = failed.wait_for(Option::is_some) => {
                 e.ok().and_then(|e| e.clone()).unwrap_or_else(|| Error::io("the journal failed"))
             }
+            e = replies.run(&self.leader) => e,
             () = self.expire() => Error::io("the expiry of sessions ended"),
             e = sweeper => e,
         }
@@ -91,10 +94,10 @@ impl Meta {
         (state.sessions.len(), state.leases.len())
     }
 
-    fn operate<R: Operation>(&self, call: &Call) -> Handled {
+    fn operate<R: Operation>(&self, call: &Call) -> Outcome {
         let request = match call.decode::<R>() {
             Ok(request) => request,
-            Err(e) => return Handled::Now(Err(e)),
+            Err(e) => return Outcome::refused(e),
         };
         let leader = &self.leader;
         let mut parked = Vec::new();
@@ -103,26 +106,15 @@ impl Meta {
         let newest = state.newest;
         drop(state);
         match step {
-            Ok((Step::Done(body, seq), _)) => self.when_durable(seq, Ok(reply(body))),
+            Ok((Step::Done(body, seq), _)) => Outcome::Ready(seq, Ok(reply(body))),
             Ok((Step::Wait(wait), conflicts)) => {
                 self.recall(conflicts);
                 let waiting = Waiting { leader: leader.clone(), parked };
-                Handled::Later(Box::pin(wait_and_retry(self.clone(), request, waiting, wait, call.deadline)))
+                Outcome::Waits(Box::pin(wait_and_retry(self.clone(), request, waiting, wait, call.deadline)))
             }
             // A refusal shows what others did, too.
-            Err(e) => self.when_durable(newest, Err(e)),
+            Err(e) => Outcome::Ready(newest, Err(e)),
         }
-    }
-
-    fn when_durable(&self, seq: CommitSeq, result: Result<Reply>) -> Handled {
-        if seq <= self.leader.kv.durable() {
-            return Handled::Now(result);
-        }
-        let leader = self.leader.clone();
-        Handled::Later(Box::pin(async move {
-            leader.durable(seq).await?;
-            result
-        }))
     }
 
     fn recall(&self, conflicts: Vec<Conflict>) {
@@ -131,6 +123,28 @@ impl Meta {
                 let leader = self.leader.clone();
                 self.leader.env.tasks.spawn("lease recall", async move { recall(leader, conflict).await });
             }
+        }
+    }
+}
+
+/// What came of a call in place.
+enum Outcome {
+    /// To be sent once the commit is durable.
+    Ready(CommitSeq, Result<Reply>),
+    Waits(BoxFuture<'static, Result<Reply>>),
+}
+
+impl Outcome {
+    fn refused(e: Error) -> Outcome {
+        Outcome::Ready(CommitSeq(0), Err(e))
+    }
+    fn now(done: Result<()>) -> Outcome {
+        Outcome::Ready(CommitSeq(0), done.map(|()| Reply::new(&())))
+    }
+    fn committed<T: Wire>(done: Result<(T, CommitSeq)>) -> Outcome {
+        match done {
+            Ok((body, seq)) => Outcome::Ready(seq, Ok(Reply::new(&body))),
+            Err(e) => Outcome::refused(e),
         }
     }
 }
@@ -387,33 +401,29 @@ impl Leader {
 
 impl Service for Meta {
     fn handle(&self, call: Call) -> Handled {
-        match call.method {
-            Create::METHOD => self.operate::<Create>(&call),
-            GetAttr::METHOD => self.operate::<GetAttr>(&call),
-            Lookup::METHOD => self.operate::<Lookup>(&call),
-            Commit::METHOD => self.operate::<Commit>(&call),
-            Open::METHOD => self.operate::<Open>(&call),
-            Close::METHOD => self.operate::<Close>(&call),
-            Unlink::METHOD => self.operate::<Unlink>(&call),
-            ReadDir::METHOD => self.operate::<ReadDir>(&call),
-            ReadInline::METHOD => self.operate::<ReadInline>(&call),
-            AcquireLease::METHOD => self.operate::<AcquireLease>(&call),
-            SetAttr::METHOD => self.operate::<SetAttr>(&call),
-            Mkdir::METHOD => self.operate::<Mkdir>(&call),
-            Rmdir::METHOD => self.operate::<Rmdir>(&call),
-            Rename::METHOD => self.operate::<Rename>(&call),
-            Symlink::METHOD => self.operate::<Symlink>(&call),
-            ReadLink::METHOD => self.operate::<ReadLink>(&call),
-            Link::METHOD => self.operate::<Link>(&call),
-            Mknod::METHOD => self.operate::<Mknod>(&call),
-            GetXattr::METHOD => self.operate::<GetXattr>(&call),
-            ListXattr::METHOD => self.operate::<ListXattr>(&call),
-            SetXattr::METHOD => self.operate::<SetXattr>(&call),
-            RemoveXattr::METHOD => self.operate::<RemoveXattr>(&call),
-            GetUsage::METHOD => self.operate::<GetUsage>(&call),
-            StatFs::METHOD => self.operate::<StatFs>(&call),
-            Recovered::METHOD => self.operate::<Recovered>(&call),
-            _ => self.handle_session(&call),
+        match self.dispatch(&call) {
+            Outcome::Ready(seq, result) if seq <= self.leader.kv.durable() => Handled::Now(result),
+            Outcome::Ready(seq, result) => {
+                let leader = self.leader.clone();
+                Handled::Later(Box::pin(async move {
+                    leader.durable(seq).await?;
+                    result
+                }))
+            }
+            Outcome::Waits(work) => Handled::Later(work),
+        }
+    }
+
+    fn handle_or_defer(&self, call: Call, defer: Defer<'_>) -> Option<Handled> {
+        match self.dispatch(&call) {
+            Outcome::Ready(seq, result) if seq <= self.leader.kv.durable() => Some(Handled::Now(result)),
+            Outcome::Ready(seq, result) => {
+                if let Some(responder) = defer.take() {
+                    self.leader.replies.push(seq, responder, result);
+                }
+                None
+            }
+            Outcome::Waits(work) => Some(Handled::Later(work)),
         }
     }
 
@@ -428,27 +438,50 @@ impl Service for Meta {
 }
 
 impl Meta {
-    fn handle_session(&self, call: &Call) -> Handled {
+    fn dispatch(&self, call: &Call) -> Outcome {
+        match call.method {
+            Create::METHOD => self.operate::<Create>(call),
+            GetAttr::METHOD => self.operate::<GetAttr>(call),
+            Lookup::METHOD => self.operate::<Lookup>(call),
+            Commit::METHOD => self.operate::<Commit>(call),
+            Open::METHOD => self.operate::<Open>(call),
+            Close::METHOD => self.operate::<Close>(call),
+            Unlink::METHOD => self.operate::<Unlink>(call),
+            ReadDir::METHOD => self.operate::<ReadDir>(call),
+            ReadInline::METHOD => self.operate::<ReadInline>(call),
+            AcquireLease::METHOD => self.operate::<AcquireLease>(call),
+            SetAttr::METHOD => self.operate::<SetAttr>(call),
+            Mkdir::METHOD => self.operate::<Mkdir>(call),
+            Rmdir::METHOD => self.operate::<Rmdir>(call),
+            Rename::METHOD => self.operate::<Rename>(call),
+            Symlink::METHOD => self.operate::<Symlink>(call),
+            ReadLink::METHOD => self.operate::<ReadLink>(call),
+            Link::METHOD => self.operate::<Link>(call),
+            Mknod::METHOD => self.operate::<Mknod>(call),
+            GetXattr::METHOD => self.operate::<GetXattr>(call),
+            ListXattr::METHOD => self.operate::<ListXattr>(call),
+            SetXattr::METHOD => self.operate::<SetXattr>(call),
+            RemoveXattr::METHOD => self.operate::<RemoveXattr>(call),
+            GetUsage::METHOD => self.operate::<GetUsage>(call),
+            StatFs::METHOD => self.operate::<StatFs>(call),
+            Recovered::METHOD => self.operate::<Recovered>(call),
+            _ => self.handle_session(call),
+        }
+    }
+
+    fn handle_session(&self, call: &Call) -> Outcome {
         let on = &call.connection;
         match call.method {
-            KeepAlive::METHOD => now(call.decode().and_then(|r| self.keep_alive(&r, on))),
-            ReleaseLease::METHOD => now(call.decode().and_then(|r| self.release(&r))),
-            SessionOpen::METHOD => self.committed(call.decode().and_then(|r| self.session_open(&r, on))),
-            SessionResume::METHOD => self.committed(call.decode().and_then(|r| self.session_resume(&r, on))),
-            SessionClose::METHOD => {
-                self.committed(call.decode().and_then(|r| self.session_close(&r)).map(|seq| ((), seq)))
+            KeepAlive::METHOD => Outcome::now(call.decode().and_then(|r| self.keep_alive(&r, on))),
+            ReleaseLease::METHOD => Outcome::now(call.decode().and_then(|r| self.release(&r))),
+            SessionOpen::METHOD => Outcome::committed(call.decode().and_then(|r| self.session_open(&r, on))),
+            SessionResume::METHOD => {
+                Outcome::committed(call.decode().and_then(|r| self.session_resume(&r, on)))
             }
-            _ => Handled::Now(Err(call.unknown())),
+            SessionClose::METHOD => {
+                Outcome::committed(call.decode().and_then(|r| self.session_close(&r)).map(|seq| ((), seq)))
+            }
+            _ => Outcome::refused(call.unknown()),
         }
     }
-    fn committed<T: Wire>(&self, done: Result<(T, CommitSeq)>) -> Handled {
-        match done {
-            Ok((body, seq)) => self.when_durable(seq, Ok(Reply::new(&body))),
-            Err(e) => Handled::Now(Err(e)),
-        }
-    }
-}
-
-fn now(done: Result<()>) -> Handled {
-    Handled::Now(done.map(|()| Reply::new(&())))
 }

@@ -1,4 +1,5 @@
-//! How fast calls are: `rpc_bench [SECONDS]`. Server and client are two runtimes of one process.
+//! How fast calls are: `rpc_bench [SECONDS [FILTER]]`. Server and client are two runtimes of one process. FILTER is a
+//! part of the names of what to run: `unix`, `tcp small`, `put` …
 //!
 //! Prints latency of 128-byte calls with one under way, their rate with 64, and the throughput of 1 MiB payloads
 //! in both directions, over TCP and Unix sockets.
@@ -61,41 +62,46 @@ fn main() {
     });
     let client_side = runtime(2);
     client_side.block_on(async {
+        let filter = std::env::args().nth(2).unwrap_or_default();
         for addr in server.addrs() {
-            measure(addr, &payload, duration).await;
+            measure(addr, &payload, duration, &filter).await;
         }
     });
     drop(server);
     let _ = std::fs::remove_file(path);
 }
 
-async fn measure(addr: &Addr, payload: &Payload, duration: Duration) {
+async fn measure(addr: &Addr, payload: &Payload, duration: Duration, filter: &str) {
     let small = Small { words: [1; 16], more: vec![7; 13] };
     let later = SmallLater { small: small.clone() };
     assert!(small.to_bytes().len() <= 128);
-    let kind = match addr {
-        Addr::Unix(_) => "unix",
-        Addr::Tcp(_) => "tcp",
-    };
-    for _ in 0..2 {
-        let (p50, p99) = latency(addr, &small, duration).await;
-        println!("{kind:5} 128 B, 1 in flight: p50 {p50:.1} µs, p99 {p99:.1} µs");
+    let none = Payload::default();
+    let socket = if matches!(addr, Addr::Unix(_)) { "unix" } else { "tcp" };
+    let wanted = |name: &str| format!("{socket} {name}").contains(filter);
+    if wanted("latency") {
+        for _ in 0..2 {
+            let (p50, p99) = latency(addr, &small, duration).await;
+            println!("{socket:5} latency, 128 B, 1 in flight: p50 {p50:.1} µs, p99 {p99:.1} µs");
+        }
     }
-    for in_flight in [8, 64, 256] {
-        let rate = throughput(addr, 1, in_flight, duration, &small, &Payload::default()).await;
-        println!("{kind:5} 128 B, {in_flight} in flight: {:.0} k/s", rate / 1e3);
+    if wanted("small") {
+        for in_flight in [8, 64, 256] {
+            let rate = throughput(addr, 1, in_flight, duration, &small, &none).await / 1e3;
+            println!("{socket:5} small, 128 B, {in_flight} in flight: {rate:.0} k/s");
+        }
+        let rate = throughput(addr, 1, 64, duration, &later, &none).await / 1e3;
+        println!("{socket:5} small, 128 B, 64 in flight, served by tasks: {rate:.0} k/s");
     }
-    let rate = throughput(addr, 1, 64, duration, &later, &Payload::default()).await;
-    println!("{kind:5} 128 B, 64 in flight, served by tasks: {:.0} k/s", rate / 1e3);
     for (connections, in_flight) in [(1, 1), (1, 4), (4, 4), (6, 6)] {
-        for (name, gbs) in [
-            ("put", throughput(addr, connections, in_flight, duration, &Put {}, payload).await),
-            ("get", throughput(addr, connections, in_flight, duration, &Get {}, &Payload::default()).await),
-        ] {
-            println!(
-                "{kind:5} 1 MiB {name}, {connections} connections, {in_flight} in flight: {:.2} GB/s",
-                gbs * MIB as f64 / 1e9
-            );
+        let how = format!("1 MiB, {connections} connections, {in_flight} in flight");
+        let gb = MIB as f64 / 1e9;
+        if wanted("put") {
+            let rate = throughput(addr, connections, in_flight, duration, &Put {}, payload).await * gb;
+            println!("{socket:5} put, {how}: {rate:.2} GB/s");
+        }
+        if wanted("get") {
+            let rate = throughput(addr, connections, in_flight, duration, &Get {}, &none).await * gb;
+            println!("{socket:5} get, {how}: {rate:.2} GB/s");
         }
     }
 }

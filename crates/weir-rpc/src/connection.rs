@@ -228,23 +228,24 @@ impl Inner {
         patience: Duration,
     ) -> Result<Answer> {
         let begun = self.env.clock.now();
-        let _turn = self.turn(payload.len(), method, patience).await?;
-        let (id, answer) = self.register()?;
+        let deadline = begun + patience;
+        let (_turn, waited) = self.turn(payload.len(), method, patience).await?;
+        let now = if waited { self.env.clock.now() } else { begun };
+        let (id, mut answer) = self.register()?;
         let _cancel = CancelOnDrop { inner: self, id };
-        let left = patience.saturating_sub(self.env.clock.now().since(begun));
         let mut header = Header::new(FrameKind::Request, id);
         header.method = method.number;
-        header.patience_ms = u32::try_from(left.as_nanos().div_ceil(1_000_000)).unwrap_or(u32::MAX);
+        header.patience_ms = millis_rounded_up(deadline.since(now));
         let encode = |w: &mut Writer| body(w);
         self.outgoing.push(header, &encode, payload).map_err(|e| e.doing(method.name))?;
         // Not one expression: the guard would live through the flush, which may close and take this lock again.
         let busy = lock(&self.calls).waiting.len() > INLINE_CALLS_MAX;
         self.flush(busy);
-        match self.env.clock.timeout(left, answer).await {
-            Ok(Ok(answer)) => answer,
+        tokio::select! {
+            biased;
             // The sender is dropped only by `close`, which answers first.
-            Ok(Err(_)) => Err(self.reason()),
-            Err(_) => Err(Error::deadline(format!(
+            answer = &mut answer => answer.unwrap_or_else(|_| Err(self.reason())),
+            () = self.env.clock.sleep_until(deadline) => Err(Error::deadline(format!(
                 "{} ({}): no answer from {} within {patience:?}",
                 method.name, method.number, self.peer
             ))),
@@ -252,15 +253,16 @@ impl Inner {
     }
 
     /// Waits until few enough calls, and bytes, are under way.
-    async fn turn(&self, bytes: usize, method: Method, patience: Duration) -> Result<Turn<'_>> {
+    /// True: that took time.
+    async fn turn(&self, bytes: usize, method: Method, patience: Duration) -> Result<(Turn<'_>, bool)> {
         let units = bytes.div_ceil(INFLIGHT_UNIT).min(INFLIGHT_BYTES_MAX / INFLIGHT_UNIT) as u32;
         // Almost always there is room: no timer then.
         if let Ok(call) = self.call_slots.try_acquire() {
             if units == 0 {
-                return Ok(Turn { _call: call, _bytes: None });
+                return Ok((Turn { _call: call, _bytes: None }, false));
             }
             if let Ok(bytes) = self.byte_slots.try_acquire_many(units) {
-                return Ok(Turn { _call: call, _bytes: Some(bytes) });
+                return Ok((Turn { _call: call, _bytes: Some(bytes) }, false));
             }
         }
         let wait = async {
@@ -269,7 +271,7 @@ impl Inner {
             Some(Turn { _call: call, _bytes: Some(bytes) })
         };
         match self.env.clock.timeout(patience, wait).await {
-            Ok(Some(turn)) => Ok(turn),
+            Ok(Some(turn)) => Ok((turn, true)),
             Ok(None) => Err(self.reason()),
             Err(_) => Err(Error::deadline(format!(
                 "{} ({}): {} did not answer earlier calls within {patience:?}, this one was not sent",
@@ -378,23 +380,25 @@ impl Inner {
         let patience = Duration::from_millis(header.patience_ms.into());
         let deadline = self.env.clock.now() + patience;
         let call = Call { method: header.method, body, payload, deadline, connection: Connection(handle) };
-        match self.service.handle(call) {
-            Handled::Now(result) => self.reply(header.call, result),
-            Handled::Later(work) => {
-                let Some(job) = self.begin(header.call) else {
-                    let busy = format!("{SERVED_MAX} requests of this connection are being served already");
-                    self.reply(header.call, Err(Error::unavailable(busy)));
-                    return Ok(());
-                };
-                self.env.tasks.spawn("rpc request", async move { job.end(work.await) });
+        match self.service.handle_or_defer(call, Defer { inner: self, call: header.call }) {
+            Some(Handled::Now(result)) => self.reply(header.call, result),
+            Some(Handled::Later(work)) => {
+                if let Some(job) = self.begin(header.call) {
+                    self.env.tasks.spawn("rpc request", async move { job.end(work.await) });
+                }
             }
+            None => {}
         }
         Ok(())
     }
 
+    /// `None`: too many requests are being served, and the caller has been told.
     fn begin(self: &Arc<Self>, call: u64) -> Option<Job> {
         let mut served = lock(&self.served);
         if served.count >= SERVED_MAX {
+            drop(served);
+            let busy = format!("{SERVED_MAX} requests of this connection are being served already");
+            self.reply(call, Err(Error::unavailable(busy)));
             return None;
         }
         served.count += 1;
@@ -413,7 +417,30 @@ impl Inner {
     }
 }
 
-/// A request that is being served in a task of its own.
+/// The offer to answer a request later without a task for it.
+pub struct Defer<'a> {
+    inner: &'a Arc<Inner>,
+    call: u64,
+}
+
+impl Defer<'_> {
+    /// `None`: too many requests are being served, and the caller has been told.
+    pub fn take(self) -> Option<Responder> {
+        self.inner.begin(self.call).map(Responder)
+    }
+}
+
+/// The right to answer one request, from wherever its answer comes to be. Dropped unanswered, the caller
+/// waits until its deadline.
+pub struct Responder(Job);
+
+impl Responder {
+    pub fn answer(self, result: Result<Reply>) {
+        self.0.end(result);
+    }
+}
+
+/// A request that is being served and not answered yet.
 struct Job {
     inner: Arc<Inner>,
     call: u64,
@@ -569,6 +596,10 @@ impl Drop for CloseOnPanic<'_> {
             self.0.close(Error::io("the service panicked"), true);
         }
     }
+}
+
+fn millis_rounded_up(d: Duration) -> u32 {
+    u32::try_from(d.as_nanos().div_ceil(1_000_000)).unwrap_or(u32::MAX)
 }
 
 /// An end that nobody needs to look at.

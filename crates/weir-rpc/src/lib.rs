@@ -19,7 +19,7 @@ mod outgoing;
 mod server;
 
 pub use channel::Channel;
-pub use connection::{CALLS_MAX, Connection, DEAD_AFTER, PING_AFTER};
+pub use connection::{CALLS_MAX, Connection, DEAD_AFTER, Defer, PING_AFTER, Responder};
 pub use hello::{HELLO_PATIENCE, Identity, connect};
 pub use server::{Server, serve};
 
@@ -61,6 +61,12 @@ impl Call {
 pub trait Service: Send + Sync + 'static {
     /// Called for one request after the other of a connection, in the order they were sent: do not block.
     fn handle(&self, call: Call) -> Handled;
+    /// The same for a service that answers many requests at one event: it may take the right to answer, and return
+    /// `None`, instead of a task of its own for each.
+    fn handle_or_defer(&self, call: Call, defer: Defer<'_>) -> Option<Handled> {
+        let _ = defer;
+        Some(self.handle(call))
+    }
     /// A connection of this service ended. Called once for each connection that got through its hello.
     fn disconnected(&self, connection: &Connection) {
         let _ = connection;
