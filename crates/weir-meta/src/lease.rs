@@ -7,6 +7,7 @@
 //! Knows nothing of names, of records, of time or of the network.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::{BuildHasherDefault, Hasher};
 use weir_proto::meta::LeaseKind;
 use weir_proto::{InodeId, SessionId};
 
@@ -59,8 +60,29 @@ struct State {
 
 #[derive(Default, Debug)]
 pub struct LeaseTable {
-    states: HashMap<InodeId, State>,
+    /// Never iterated.
+    states: ByInode<State>,
     of_session: BTreeMap<SessionId, BTreeSet<InodeId>>,
+}
+
+/// A map by inode number, which is never iterated.
+pub type ByInode<T> = HashMap<InodeId, T, BuildHasherDefault<InodeHasher>>;
+
+/// Inode numbers are given by this leader, not by clients: one multiplication spreads them (Fibonacci hashing).
+#[derive(Default)]
+pub struct InodeHasher(u64);
+
+impl Hasher for InodeHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|b| self.write_u64(u64::from(*b)));
+    }
+    fn write_u64(&mut self, n: u64) {
+        let spread = (self.0 ^ n).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        self.0 = spread ^ (spread >> 32);
+    }
+    fn finish(&self) -> u64 {
+        self.0
+    }
 }
 
 const NOTHING: Holding =
@@ -165,6 +187,11 @@ impl LeaseTable {
         LeaseKind::Write
     }
 
+    /// What the session holds and is not asked to give back.
+    pub fn kept(&self, session: SessionId, ino: InodeId) -> LeaseKind {
+        let holding = self.states.get(&ino).and_then(|s| s.get(session));
+        holding.filter(|h| !h.recalling).map_or(LeaseKind::None, |h| h.kind)
+    }
     /// What the session holds.
     pub fn held(&self, session: SessionId, ino: InodeId) -> LeaseKind {
         self.states.get(&ino).and_then(|s| s.get(session)).map_or(LeaseKind::None, |h| h.kind)

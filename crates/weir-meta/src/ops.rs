@@ -2,9 +2,10 @@
 //!
 //! `settle` runs after the commit, under the same lock as the check for conflicts: what it grants conflicts with nobody.
 
-use crate::lease::LeaseTable;
+use crate::lease::{ByInode, LeaseTable};
 use crate::namespace::create::meta_open;
 use crate::namespace::{Cx, View, attr, create, data, list, open, remove, rename, totals, usage_of, xattr};
+use weir_env::Instant;
 use weir_proto::meta::*;
 use weir_proto::{InodeId, Request, Result, SessionId};
 
@@ -24,6 +25,8 @@ pub trait Operation: Request + Send + Sync + 'static {
         None
     }
     fn work() -> Work<Self>;
+    /// Whether the reply may leave before the change is durable: it tells nobody anything.
+    const EARLY: bool = false;
     /// Grants leases into the reply and counts opens.
     fn settle(&self, reply: &mut Self::Reply, grants: &mut Grants<'_>);
 }
@@ -31,6 +34,9 @@ pub trait Operation: Request + Send + Sync + 'static {
 /// The lease table as a committed operation sees it.
 pub struct Grants<'a> {
     pub leases: &'a mut LeaseTable,
+    /// Directories that nobody gets a lease on until then.
+    pub contended: &'a ByInode<Instant>,
+    pub now: Instant,
     pub session: SessionId,
     /// False when a reply is sent again and its opens are counted already.
     pub first: bool,
@@ -40,13 +46,20 @@ impl Grants<'_> {
     /// An entry that is shown: Read, if that recalls nobody. A file to be recovered is read by nobody.
     fn entry(&mut self, entry: &mut Entry) {
         let ino = entry.attr.ino;
-        entry.lease.kind = match entry.lease.recover {
-            true => self.leases.held(self.session, ino),
-            false => self.leases.grant_read(self.session, ino),
-        };
+        if entry.attr.kind == FileKind::Directory {
+            self.directory(ino, &mut entry.lease);
+        } else if entry.lease.recover {
+            entry.lease.kind = self.leases.kept(self.session, ino);
+        } else {
+            entry.lease.kind = self.leases.grant_read(self.session, ino);
+        }
     }
     fn directory(&mut self, dir: InodeId, lease: &mut Lease) {
-        lease.kind = self.leases.grant_read(self.session, dir);
+        let contended = self.contended.get(&dir).is_some_and(|until| self.now < *until);
+        lease.kind = match contended {
+            true => self.leases.kept(self.session, dir),
+            false => self.leases.grant_read(self.session, dir),
+        };
     }
     fn open(&mut self, entry: &mut Entry, read: bool, write: bool) {
         if self.first && (read || write) {
@@ -120,17 +133,26 @@ operation!(ReadInline, Show |view, r| open::read_inline(view, r.ino), (r, reply,
 operation!(AcquireLease, Change open::acquire, (r, reply, g) {
     let ino = r.ino;
     reply.lease.kind = match (r.kind, reply.attr.kind) {
-        (LeaseKind::None, _) => g.leases.held(g.session, ino),
+        (LeaseKind::None, _) => g.leases.kept(g.session, ino),
         (LeaseKind::Write, FileKind::Regular) => g.leases.grant_write(g.session, ino),
-        _ if reply.lease.recover => g.leases.held(g.session, ino),
+        _ if reply.lease.recover => g.leases.kept(g.session, ino),
         _ => g.leases.acquire_read(g.session, ino),
     };
 });
 operation!(Open, Change open::open, (r, reply, g) g.open(&mut reply.entry, r.read, r.write));
-operation!(Close, Change open::close, (r, reply, g) {
-    let _ = reply;
-    g.leases.close(g.session, r.ino, u32::from(!r.write), u32::from(r.write));
-});
+
+impl Operation for Close {
+    fn session(&self) -> SessionId {
+        self.session
+    }
+    fn work() -> Work<Self> {
+        Work::Change(open::close)
+    }
+    const EARLY: bool = true;
+    fn settle(&self, (): &mut (), grants: &mut Grants<'_>) {
+        grants.leases.close(grants.session, self.ino, u32::from(!self.write), u32::from(self.write));
+    }
+}
 
 change!(Recovered, open::recovered, (r, reply, g) g.entry(reply));
 change!(Create, create::create, (r, reply, g) {

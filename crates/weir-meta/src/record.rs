@@ -13,6 +13,8 @@ use weir_proto::{Error, InodeId, Reader, Result, SessionId, Wire, Writer, wire_s
 const RECORD_VERSION: u8 = 1;
 /// Room for any record without bytes of variable length.
 const RECORD_BYTES: usize = 160;
+/// Room for a slot with most replies.
+const SLOT_BYTES: usize = 384;
 
 /// `A/`: what a permission check and a walk towards the root need.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -122,6 +124,19 @@ pub struct SlotRecord {
     pub reply: Bytes,
 }
 wire_struct!(SlotRecord { seq: u64, method: u16, reply: Bytes });
+
+/// The value of a slot, with the reply encoded in place.
+pub fn slot_value(seq: u64, method: u16, reply: &impl Wire) -> Vec<u8> {
+    let mut w = Writer { bytes: Vec::with_capacity(SLOT_BYTES) };
+    w.bytes.push(RECORD_VERSION);
+    (seq, method).encode(&mut w);
+    let at = w.bytes.len();
+    0u32.encode(&mut w);
+    reply.encode(&mut w);
+    let length = (w.bytes.len() - at - size_of::<u32>()) as u32;
+    w.bytes[at..at + size_of::<u32>()].copy_from_slice(&length.to_le_bytes());
+    w.bytes
+}
 
 /// `G/`: a deleted file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -259,6 +274,8 @@ mod tests {
         let value = inode.to_value();
         assert_eq!(value.len(), 1 + 1 + 5 * 4 + 2 * 8 + 4 * 8 + 8 + 1 + 8 + 4 + 8 + 2 + 8);
         assert_eq!(Inode::from_value(&value, String::new).unwrap(), inode);
+        let slot = SlotRecord { seq: 5, method: 130, reply: Bytes::from(inode.to_bytes()) };
+        assert_eq!(slot_value(5, 130, &inode), slot.to_value());
     }
 
     #[test]

@@ -106,6 +106,7 @@ impl Meta {
         let newest = state.newest;
         drop(state);
         match step {
+            Ok((Step::Done(body, _), _)) if R::EARLY => Outcome::Ready(CommitSeq(0), Ok(reply(body))),
             Ok((Step::Done(body, seq), _)) => Outcome::Ready(seq, Ok(reply(body))),
             Ok((Step::Wait(wait), conflicts)) => {
                 self.recall(conflicts);

@@ -302,6 +302,22 @@ fn a_broken_connection_keeps_the_session_and_a_recall_finds_it_again() {
 }
 
 #[test]
+fn clients_that_change_a_directory_by_turns_are_not_recalled_each_time() {
+    simulate(13, async |world| {
+        let _meta = start(&world).await;
+        let (a, b) = (Client::start(&world, "a").await, Client::start(&world, "b").await);
+        for i in 0..20 {
+            a.create(ROOT, &format!("a{i}")).await.unwrap();
+            b.create(ROOT, &format!("b{i}")).await.unwrap();
+        }
+        assert!(a.recalled().len() + b.recalled().len() <= 4, "{:?} {:?}", a.recalled(), b.recalled());
+        // Alone again, the directory is leased again.
+        world.sleep(Duration::from_millis(100)).await;
+        assert_eq!(a.lookup(ROOT, "a0").await.unwrap().parent_lease.kind, LeaseKind::Read);
+    });
+}
+
+#[test]
 fn closing_a_session_gives_everything_back() {
     simulate(11, async |world| {
         let node = start(&world).await;
