@@ -29,7 +29,8 @@ lint: ## Format check and clippy, warnings denied
 
 audit: ## Licences and duplicates among the dependencies, known vulnerabilities (installs cargo-deny if missing)
 	@command -v cargo-deny >/dev/null || cargo install --locked cargo-deny
-	cargo deny --workspace check
+	cargo deny --workspace check bans licenses sources
+	cargo deny --workspace check advisories
 
 clean: ## Remove everything that was built
 	cargo clean
