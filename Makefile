@@ -1,6 +1,6 @@
 # What a person or a machine does with this repository. `make help` lists it.
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test fmt lint audit clean
+.PHONY: help setup build demo test fmt lint audit advisories clean
 
 help: ## This list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -27,9 +27,12 @@ lint: ## Format check and clippy, warnings denied
 	cargo fmt --all --check
 	cargo clippy --locked --workspace --all-targets -- -D warnings
 
-audit: ## Licences and duplicates among the dependencies, known vulnerabilities (installs cargo-deny if missing)
+audit: ## Licences, sources and duplicates among the dependencies (installs cargo-deny if missing)
 	@command -v cargo-deny >/dev/null || cargo install --locked cargo-deny
 	cargo deny --workspace check bans licenses sources
+
+advisories: ## Known vulnerabilities of the dependencies (fetches the advisory database)
+	@command -v cargo-deny >/dev/null || cargo install --locked cargo-deny
 	cargo deny --workspace check advisories
 
 clean: ## Remove everything that was built
