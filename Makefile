@@ -18,7 +18,7 @@ demo: build ## Two detectors write to six targets, one is killed at half time, e
 # everything is compiled once; the unit tests run last and close the output with cargo's own summary.
 test: setup lint ## Format, lints and all tests
 	cargo test --locked --workspace --doc
-	cargo test --locked --workspace --all-targets
+	cargo test --locked --workspace --tests
 
 fmt: ## Format the sources
 	cargo fmt --all
