@@ -26,7 +26,7 @@ pub struct TargetIdentity {
 /// Makes an empty directory a target. `Exists`: it is one already, or holds something else.
 pub fn format_target(disk: &dyn Disk, dir: &Path, identity: &TargetIdentity) -> Result<()> {
     check_pool_name(&identity.pool)?;
-    disk.create_dir_all(dir).map_err(|e| Error::from_io(format!("create {}", dir.display()), &e))?;
+    disk.create_dir_durable(dir).map_err(|e| Error::from_io(format!("create {}", dir.display()), &e))?;
     if let Some(found) = read_identity(disk, dir)? {
         return Err(Error::exists(format!(
             "{} is already target {} of cluster {}",

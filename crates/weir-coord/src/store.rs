@@ -93,7 +93,7 @@ impl Embedded {
     /// Opens the store in `dir` (made if absent), and takes its lock.
     pub fn open(env: Env, dir: &Path) -> Result<Arc<Embedded>> {
         let io = |doing: &str, e: &std::io::Error| Error::from_io(format!("{doing} in {}", dir.display()), e);
-        env.disk.create_dir_all(dir).map_err(|e| io("create the coordinator's directory", &e))?;
+        env.disk.create_dir_durable(dir).map_err(|e| io("create the coordinator's directory", &e))?;
         let lock = env
             .disk
             .open(&dir.join("lock"), OpenMode::WRITE)

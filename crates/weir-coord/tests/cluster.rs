@@ -324,3 +324,76 @@ fn the_same_seed_gives_the_same_trace() {
     };
     assert_eq!(trace(), trace());
 }
+
+/// What an observer may rely on: the map never goes back, nor does any epoch in it.
+fn check_progress(old: &ClusterMap, new: &ClusterMap) {
+    assert_eq!(old.cluster, new.cluster);
+    assert!(new.version >= old.version, "version {} after {}", new.version, old.version);
+    for (before, after) in old.groups.iter().zip(&new.groups) {
+        assert!(after.epoch >= before.epoch, "{before:?} became {after:?}");
+        let same_members = before.members.iter().map(|m| m.target).eq(after.members.iter().map(|m| m.target));
+        assert!(same_members && before.id == after.id, "{before:?} became {after:?}");
+        let is_changed = before.members.iter().zip(&after.members).any(|(b, a)| b.state != a.state);
+        assert!(
+            !is_changed || after.epoch > before.epoch,
+            "a change without an epoch: {before:?}, {after:?}"
+        );
+    }
+}
+
+fn live_through_faults(seed: u64) {
+    let lab = Lab::new(seed);
+    lab.world.run(async {
+        let dice = lab.world.rng("faults");
+        let mut c = Some(lab.coordinator().await);
+        let client = lab.client("m1").await;
+        let mut nodes: Vec<Option<Node>> = lab.six().await.into_iter().map(Some).collect();
+        let mut seen = client.wait_for(PATIENCE, all_current).await.unwrap();
+        for _ in 0..25 {
+            let n = dice.below(6) as u8 + 1;
+            let (name, slot) = (format!("s{n}"), usize::from(n) - 1);
+            match dice.below(6) {
+                0 | 1 if nodes[slot].take().is_some() => lab.world.kill(&name),
+                2 if nodes[slot].is_none() && c.is_some() => nodes[slot] = lab.storage(n).await.ok(),
+                3 => lab.world.partition(&name, "c"),
+                4 => lab.world.heal_all(),
+                5 if c.take().is_some() => {
+                    lab.doors.lock().unwrap().clear();
+                    lab.world.power_cut("c");
+                }
+                _ if c.is_none() => c = Some(lab.coordinator().await),
+                _ => {}
+            }
+            lab.world.sleep(Duration::from_millis(dice.below(3000))).await;
+            let now = client.map();
+            check_progress(&seen, &now);
+            seen = now;
+        }
+        lab.world.heal_all();
+        if c.is_none() {
+            c = Some(lab.coordinator().await);
+        }
+        for n in 1..=6u8 {
+            if nodes[usize::from(n) - 1].is_none() {
+                nodes[usize::from(n) - 1] = Some(lab.storage(n).await.unwrap());
+            }
+        }
+        let all_up = |m: &ClusterMap| m.targets.iter().all(|t| t.state == TargetState::Up);
+        let healed = client.wait_for(Duration::from_secs(60), all_up).await.unwrap();
+        check_progress(&seen, &healed);
+        assert!(
+            healed.groups.iter().all(|g| g.is_writable()),
+            "those that were current last hold everything"
+        );
+        let published = c.unwrap().map();
+        assert_eq!((published.cluster, published.version), (healed.cluster, client.map().version));
+    });
+}
+
+#[test]
+fn maps_and_epochs_never_go_back_whatever_fails() {
+    for seed in 0..40 {
+        let lived = std::panic::catch_unwind(|| live_through_faults(seed));
+        assert!(lived.is_ok(), "seed {seed} failed: see above");
+    }
+}

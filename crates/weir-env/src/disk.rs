@@ -82,6 +82,19 @@ pub trait Disk: Send + Sync + 'static {
     fn sync_dir(&self, path: &Path) -> io::Result<()>;
     fn exists(&self, path: &Path) -> bool;
     fn space(&self, path: &Path) -> io::Result<Space>;
+    /// Makes a directory whose name survives a power cut, and the missing ones above it.
+    fn create_dir_durable(&self, path: &Path) -> io::Result<()> {
+        let mut parents = Vec::new();
+        for parent in path.ancestors().skip(1) {
+            let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+            parents.push(parent);
+            if self.exists(parent) {
+                break;
+            }
+        }
+        self.create_dir_all(path)?;
+        parents.into_iter().try_for_each(|parent| self.sync_dir(parent))
+    }
     /// The whole of a small file.
     fn read(&self, path: &Path) -> io::Result<Vec<u8>> {
         let file = self.open(path, OpenMode::READ)?;
