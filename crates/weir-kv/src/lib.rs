@@ -50,6 +50,7 @@ pub trait Txn: Read {
     fn max(&mut self, key: &[u8], value: u64);
 }
 
+/// A body must not call the store that runs it: it may wait for itself.
 pub trait Kv: Send + Sync + 'static {
     /// Runs `body` alone. An error from it discards its changes and is returned. The changes are visible when this
     /// returns, and durable after `wait_durable` of the number returned. A body that changed nothing commits nothing.
