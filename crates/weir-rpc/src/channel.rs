@@ -112,11 +112,13 @@ impl Channel {
         payload: Payload,
         patience: Duration,
     ) -> Result<(R::Reply, Bytes)> {
+        let begun = self.0.env.clock.now();
         let connection = match self.0.env.clock.timeout(patience, self.connection_now()).await {
             Ok(connected) => connected.map_err(|e| e.doing(R::NAME))?,
             Err(_) => return Err(self.0.unreachable().doing(R::NAME)),
         };
-        connection.call_payload(request, payload, patience).await
+        let left = patience.saturating_sub(self.0.env.clock.now().since(begun));
+        connection.call_payload(request, payload, left).await
     }
 
     /// Grows by one with each new connection; 0 before the first.

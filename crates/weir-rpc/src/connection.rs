@@ -66,6 +66,8 @@ struct Inner {
     handle: OnceLock<Weak<Handle>>,
     /// Told once when the connection ends.
     on_close: Mutex<Option<OnClose>>,
+    /// Kept from the end until the service has heard of it.
+    farewell: Mutex<Option<Connection>>,
 }
 
 /// Body and payload.
@@ -114,6 +116,7 @@ impl Connection {
             tasks: Mutex::default(),
             handle: OnceLock::new(),
             on_close: Mutex::new(on_close),
+            farewell: Mutex::default(),
         });
         let handle = Arc::new(Handle(inner.clone()));
         let _ = inner.handle.set(Arc::downgrade(&handle)); // set once, here
@@ -132,11 +135,20 @@ impl Connection {
                 let e = writer.outgoing.run().await;
                 writer.close(lost(&e), false);
             }),
-            env.tasks.spawn("rpc watch", async move {
-                let reason = watch.watch(&reads).await;
-                watch.close(reason, true);
-            }),
         ];
+        // Not among them: it outlives the connection by one word to the service.
+        env.tasks.spawn("rpc watch", async move {
+            let mut closed = watch.closed.subscribe();
+            let reason = tokio::select! {
+                biased;
+                _ = closed.wait_for(|closed| *closed) => None,
+                reason = watch.watch(&reads) => Some(reason),
+            };
+            if let Some(reason) = reason {
+                watch.close(reason, true);
+            }
+            watch.say_farewell();
+        });
         lock(&inner.tasks).extend(tasks);
         if inner.reason.get().is_some() {
             inner.end_tasks(); // closed before its tasks were noted
@@ -468,9 +480,15 @@ impl Job {
 impl Drop for Job {
     /// A service that panics fails its call, not its caller's patience. (An aborted task is a killed node's: silent.)
     fn drop(&mut self) {
-        if !self.ended && std::thread::panicking() {
-            self.finish(Err(Error::io("the service panicked while it served this request")));
+        if self.ended {
+            return;
         }
+        if std::thread::panicking() {
+            return self.finish(Err(Error::io("the service panicked while it served this request")));
+        }
+        let mut served = lock(&self.inner.served);
+        served.count -= 1;
+        served.waited_for.remove(&self.call);
     }
 }
 
@@ -515,16 +533,22 @@ impl Inner {
         }
         self.outgoing.end();
         self.fail_calls();
+        // The service hears of it from the watch task: whoever closes may hold the service's locks.
         let handle = self.handle.get().and_then(Weak::upgrade); // before a server lets go of the last one
+        *lock(&self.farewell) = handle.map(Connection);
         let on_close = lock(&self.on_close).take();
         if let Some(on_close) = on_close {
             on_close(self.id);
         }
-        if let Some(handle) = handle {
-            self.service.disconnected(&Connection(handle));
-        }
         self.closed.send_replace(true);
         self.end_tasks();
+    }
+
+    fn say_farewell(&self) {
+        let connection = lock(&self.farewell).take();
+        if let Some(connection) = connection {
+            self.service.disconnected(&connection);
+        }
     }
 
     fn fail_calls(&self) {

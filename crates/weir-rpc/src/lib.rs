@@ -67,7 +67,8 @@ pub trait Service: Send + Sync + 'static {
         let _ = defer;
         Some(self.handle(call))
     }
-    /// A connection of this service ended. Called once for each connection that got through its hello.
+    /// A connection of this service ended. Called once for each connection that got through its hello, soon after its
+    /// end and from a task of its own; not for one whose handles this node had all dropped itself.
     fn disconnected(&self, connection: &Connection) {
         let _ = connection;
     }
