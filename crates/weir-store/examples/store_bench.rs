@@ -26,6 +26,7 @@ async fn main() {
     let _ = env.disk.remove_dir_all(&dir);
     let kv = open_index(&env, &dir).await.unwrap();
     let store = Arc::new(Store::open(env.clone(), TargetId(1), &dir, kv, Geometry::DEFAULT).unwrap());
+    spill(&env, &store);
     let time = Duration::from_secs(seconds);
     for (bytes, writers) in [(4096, 1), (4096, 8), (47_008, 1), (47_008, 8), (70_000, 1), (70_000, 8)] {
         overlays(&env, &store, bytes, writers, time).await;
@@ -39,6 +40,19 @@ async fn main() {
 
 fn cell(file: u64, stripe: u64) -> CellId {
     CellId { file: FileId { volume: VolumeId(1), inode: InodeId(file) }, stripe, index: 1 }
+}
+
+/// As the node's background work does.
+fn spill(env: &Env, store: &Arc<Store>) {
+    let (tasks, store) = (env.tasks.clone(), Arc::downgrade(store));
+    env.tasks.spawn("spill", async move {
+        while let Some(store) = store.upgrade() {
+            let clock = weir_env::real::env().clock;
+            clock.sleep(Duration::from_millis(5)).await;
+            let work = move || while store.spill_some(1 << 20).unwrap() {};
+            tasks.blocking(work).await;
+        }
+    });
 }
 
 fn write_of(w: u64, n: u64, bytes: u32, crc: u32) -> OverlayWrite<'static> {

@@ -20,6 +20,7 @@ mod run;
 pub mod seal;
 pub mod service;
 pub mod slab;
+pub mod spill;
 pub mod store;
 
 pub use alloc::Geometry;

@@ -2,9 +2,10 @@
 //! target, so that it never takes more than a share of the node.
 use crate::seal::SealLimits;
 use crate::service::{StorageNode, Target};
-use std::sync::Arc;
+use crate::spill::SPILL_AT_BYTES;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
-use weir_env::Instant;
+use weir_env::{Instant, Tasks};
 
 /// Pause between rounds in which nothing was done.
 const ROUND_PAUSE: Duration = Duration::from_millis(250);
@@ -14,6 +15,10 @@ const SETTLE_EVERY: Duration = Duration::from_secs(10);
 impl StorageNode {
     /// Works until the node ends. Failures are logged and tried again in a later round.
     pub async fn run(self: Arc<Self>) {
+        for target in self.targets.values() {
+            let (tasks, target) = (self.env.tasks.clone(), Arc::downgrade(target));
+            self.env.tasks.spawn("spill", spill(tasks, target));
+        }
         let mut settled: Option<Instant> = None;
         loop {
             let now = self.env.clock.now();
@@ -63,5 +68,24 @@ impl StorageNode {
             log("return space", e);
         }
         repaired + sealed > 0
+    }
+}
+
+/// Moves overlay data from the journal to slabs whenever there is enough.
+async fn spill(tasks: Tasks, target: Weak<Target>) {
+    while let Some(target) = target.upgrade() {
+        target.store.spill.ready.notified().await;
+        loop {
+            let spilling = target.clone();
+            match tasks.blocking(move || spilling.store.spill_some(SPILL_AT_BYTES)).await {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(e) => {
+                    // The data stays where it is.
+                    tracing::warn!(target_id = %target.store.target, "spill overlays: {e}");
+                    break;
+                }
+            }
+        }
     }
 }

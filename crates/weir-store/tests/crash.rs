@@ -132,6 +132,8 @@ async fn writer(env: Env, store: Arc<Store>, n: usize, seed: u64, model: Model) 
         store.durable(done).await.unwrap();
         model.lock().unwrap()[n] = Cell { acked: bytes, pending: None };
         store.reclaim().unwrap();
+        let spilling = store.clone();
+        env.tasks.blocking(move || spilling.spill_some(20_000)).await.unwrap();
     }
 }
 

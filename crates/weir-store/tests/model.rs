@@ -89,11 +89,13 @@ enum Op {
     DropFile { cell: u8 },
     Read { cell: u8, block: u32, blocks: u32 },
     Reopen,
+    Spill,
 }
 
 fn ops() -> impl Strategy<Value = Vec<Op>> {
     let cell = 0u8..3;
-    let extent = (0..CELL_BYTES - 1, 1..100_000u32).prop_map(|(o, l)| (o, l.min(CELL_BYTES - o)));
+    let len = prop_oneof![1..100_000u32, 1..20_000u32];
+    let extent = (0..CELL_BYTES - 1, len).prop_map(|(o, l)| (o, l.min(CELL_BYTES - o)));
     let op = prop_oneof![
         2 => (cell.clone(), 0..=CELL_BYTES).prop_map(|(cell, len)| Op::Fresh { cell, len }),
         2 => (cell.clone(), 0..=CELL_BYTES, any::<bool>()).prop_map(|(cell, len, commit)| Op::Rewrite { cell, len, commit }),
@@ -103,6 +105,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         1 => cell.clone().prop_map(|cell| Op::DropFile { cell }),
         6 => (cell, 0u32..8, 1u32..9).prop_map(|(cell, block, blocks)| Op::Read { cell, block, blocks }),
         2 => Just(Op::Reopen),
+        2 => Just(Op::Spill),
     ];
     prop::collection::vec(op, 1..60)
 }
@@ -183,6 +186,9 @@ proptest! {
                     let to = (((block + blocks) * CHECKSUM_BLOCK) as usize).min(whole.len());
                     prop_assert!(bytes == whole[from..to.max(from)], "op {}", n);
                     prop_assert_eq!(answer.fragment_bytes as usize, whole.len());
+                }
+                Op::Spill => {
+                    store.spill_some(1).unwrap();
                 }
                 Op::Reopen => {
                     store.reclaim().unwrap();
