@@ -1,6 +1,7 @@
 //! The machine: its clocks, kernel randomness, file systems, sockets and threads.
 //!
-//! Must be used inside a tokio runtime with time and I/O enabled. Several `Env`s of one process share nothing.
+//! Made inside a tokio runtime with time and I/O enabled, it spawns and sleeps there whatever thread asks (those of a
+//! FUSE session are not the runtime's). Several `Env`s of one process share nothing.
 
 // This is the one place that these methods and types are for.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
@@ -19,6 +20,7 @@ use std::{
     time::Duration,
 };
 use threads::ThreadPool;
+use tokio::runtime::Handle;
 
 /// What one process may choose about how it uses its machine.
 #[derive(Clone, Copy, Debug)]
@@ -43,17 +45,28 @@ pub fn env() -> Env {
 
 /// The machine.
 pub fn env_with(config: RealConfig) -> Env {
+    let home = Home(Handle::try_current().ok());
     Env {
-        clock: Clock(Arc::new(MachineClock)),
+        clock: Clock(Arc::new(MachineClock(home.clone()))),
         rng: Rng(Arc::new(KernelRng(Mutex::new(Vec::new())))),
         disk: Arc::new(disk::MachineDisk),
         net: Arc::new(net::MachineNet),
-        tasks: Tasks(Arc::new(MachineTasks(ThreadPool::new(config.disk_threads)))),
+        tasks: Tasks(Arc::new(MachineTasks { home, threads: ThreadPool::new(config.disk_threads) })),
         buffers: BufferPool::new(config.buffer_cache_bytes),
     }
 }
 
-struct MachineClock;
+/// The runtime that the environment was made in; without one, the caller's.
+#[derive(Clone)]
+struct Home(Option<Handle>);
+
+impl Home {
+    fn handle(&self) -> Handle {
+        self.0.clone().unwrap_or_else(Handle::current)
+    }
+}
+
+struct MachineClock(Home);
 
 impl ClockSource for MachineClock {
     fn now(&self) -> Instant {
@@ -67,7 +80,11 @@ impl ClockSource for MachineClock {
     fn sleep_until(&self, at: Instant) -> BoxFuture<'static, ()> {
         match at.since(self.now()) {
             Duration::ZERO => Box::pin(std::future::ready(())),
-            wait => Box::pin(tokio::time::sleep(wait)),
+            wait => {
+                let home = self.0.handle();
+                let _inside = home.enter(); // the timer is the runtime's
+                Box::pin(tokio::time::sleep(wait))
+            }
         }
     }
 }
@@ -99,15 +116,39 @@ fn fill_random(mut bytes: &mut [u8]) {
     }
 }
 
-struct MachineTasks(ThreadPool);
+struct MachineTasks {
+    home: Home,
+    threads: ThreadPool,
+}
 
 impl TaskRunner for MachineTasks {
     fn spawn(&self, _name: &'static str, work: BoxFuture<'static, ()>) -> TaskHandle {
-        TaskHandle(tokio::spawn(work).abort_handle())
+        TaskHandle(self.home.handle().spawn(work).abort_handle())
     }
     fn blocking(&self, work: Box<dyn FnOnce() + Send>) -> BoxFuture<'static, ()> {
         // The work reports its own end (`Tasks::blocking` waits for its result).
-        self.0.run(work);
+        self.threads.run(work);
         Box::pin(std::future::ready(()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_thread_of_somebody_else_may_spawn_and_sleep() {
+        let env = env();
+        let elsewhere = env.clone();
+        let (tx, rx) = tokio::sync::oneshot::channel();
+        let thread = std::thread::spawn(move || {
+            let nap = elsewhere.clock.0.sleep_until(elsewhere.clock.now() + Duration::from_millis(1));
+            elsewhere.tasks.spawn("from elsewhere", async move {
+                nap.await;
+                let _ = tx.send(7); // the test waits for it
+            });
+        });
+        assert_eq!(env.clock.timeout(Duration::from_secs(20), rx).await, Ok(Ok(7)));
+        thread.join().unwrap();
     }
 }
