@@ -55,3 +55,41 @@ fn crates_use_what_the_architecture_says_and_nothing_else() {
         assert_eq!(&documented[name], used, "{name}: ARCHITECTURE.md (left) and Cargo.toml (right) differ");
     }
 }
+
+/// Names of all functions of the workspace's sources, by crate.
+fn functions(krate: &str) -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    let mut dirs = vec![root().join("crates").join(krate)];
+    while let Some(dir) = dirs.pop() {
+        for entry in std::fs::read_dir(&dir).unwrap().map(Result::unwrap) {
+            let path = entry.path();
+            if path.is_dir() {
+                dirs.push(path);
+            } else if path.extension().is_some_and(|e| e == "rs") {
+                let text = std::fs::read_to_string(&path).unwrap();
+                let after_fn = text
+                    .lines()
+                    .filter_map(|l| l.trim_start().trim_start_matches("async ").strip_prefix("fn "));
+                names.extend(after_fn.filter_map(|l| l.split(['(', '<']).next()).map(str::to_owned));
+            }
+        }
+    }
+    names
+}
+
+/// The promises name their tests as `crate: test`.
+#[test]
+fn every_promise_names_tests_that_exist() {
+    let text = std::fs::read_to_string(root().join("docs/semantics.md")).unwrap();
+    let mut known = BTreeMap::new();
+    let mut named = 0;
+    for quoted in text.split('`').skip(1).step_by(2) {
+        let Some((krate, test)) = quoted.split_once(": ").filter(|(k, _)| k.starts_with("weir")) else {
+            continue;
+        };
+        let functions = known.entry(krate.to_owned()).or_insert_with(|| functions(krate));
+        assert!(functions.contains(test), "docs/semantics.md names {quoted}, which does not exist");
+        named += 1;
+    }
+    assert!(named > 20, "only {named} tests named");
+}
