@@ -34,6 +34,7 @@ struct Open {
     /// Connections whose hello has not come.
     strangers: usize,
     stopped: bool,
+    last_refusal: String,
 }
 
 /// Listens on all of `addrs` and serves who comes. An address that cannot be bound is an error that names it.
@@ -108,7 +109,7 @@ async fn greet(shared: Arc<Shared>, stream: BoxStream, addr: String) {
     let (hello, incoming, writer) = match welcome(&shared.env, stream, &shared.identity).await {
         Ok(welcomed) => welcomed,
         Err(e) => {
-            tracing::warn!(peer = %addr, "connection refused: {e}");
+            shared.log_refusal(&addr, &e);
             return;
         }
     };
@@ -130,6 +131,13 @@ async fn greet(shared: Arc<Shared>, stream: BoxStream, addr: String) {
 impl Shared {
     fn open(&self) -> MutexGuard<'_, Open> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    /// A stranger that keeps trying is news once.
+    fn log_refusal(&self, addr: &str, e: &Error) {
+        let last = std::mem::replace(&mut self.open().last_refusal, e.context.clone());
+        if last != e.context {
+            tracing::warn!(peer = %addr, "connection refused: {e}");
+        }
     }
     fn admit(&self) -> bool {
         let mut open = self.open();
