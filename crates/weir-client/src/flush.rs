@@ -139,7 +139,7 @@ impl Inner {
                 let fragments = self.fragments(send, send.layout.stripe_bytes() as u32)?;
                 let (cuts, base) = self.data.stripe_state(&s).await?;
                 let version =
-                    Version::new(send.token_epoch, self.next_version()).max(Version((base.0 & !1) + 2));
+                    Version::new(send.token_epoch, self.next_version()).max(Version((base.0 + 3) & !1));
                 self.data.write_stripe(s, version, WriteMode::Prepare, cuts, &fragments).await?;
                 self.data.commit_stripe(s, version).await
             }
