@@ -137,8 +137,12 @@ impl StorageNode {
                     Ok(()) => sealed += 1,
                     Err(e) => {
                         tracing::debug!(%file, stripe, "seal: {e}");
-                        // It may have ended in doubt.
+                        // It may have ended in doubt; and it is not tried again at once.
                         self.settle(target).await?;
+                        let mut recent = target.recent.lock().unwrap_or_else(PoisonError::into_inner);
+                        if let Some(s) = recent.stripes.get_mut(&(file, stripe)) {
+                            (s.at, s.bytes, s.count) = (self.env.clock.now(), 0, 0);
+                        }
                         continue;
                     }
                 }

@@ -551,13 +551,14 @@ impl Store {
         })?;
         Ok(found)
     }
-    /// The newest token epoch among a cell's overlays and base.
+    /// The newest token epoch among a cell's overlays and base, and its file's fence.
     pub fn newest_token_epoch(&self, cell: CellId) -> Result<u32> {
         let mut newest = 0;
         self.kv.read(&mut |r| {
             let base = get::<Fragment>(r, &base_key(cell))?.map_or(0, |b| b.version.token_epoch());
             let logged = cells::overlays(r, cell, Seq(0), Seq(u64::MAX))?;
-            newest = logged.iter().map(|(_, o)| o.token_epoch).max().unwrap_or(0).max(base);
+            let fence = get::<Fence>(r, &fence_key(cell.file))?.map_or(0, |f| f.token_epoch);
+            newest = logged.iter().map(|(_, o)| o.token_epoch).max().unwrap_or(0).max(base).max(fence);
             Ok(())
         })?;
         Ok(newest)

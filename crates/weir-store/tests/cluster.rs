@@ -439,6 +439,25 @@ async fn a_seal_keeps_every_byte_and_drops_the_overlays() {
     world.check(0, &whole.0, "after the seal").await;
 }
 
+/// The next holder of a dead writer's file fences it; what was written stays, and is sealed all the same.
+#[tokio::test]
+async fn a_fenced_file_is_sealed() {
+    let world = World::new(EC).await;
+    let mut model = Model::new();
+    model.overlay(&world, 0, 1, 100, &bytes_of(1, 5000)).await;
+    for position in 0..6 {
+        let target = world.place(position).target;
+        let request = DropFile { target, file: cell(0, 0).file, from_stripe: 1, fence: 9 };
+        world.call(position, request, &[]).await.unwrap();
+    }
+    assert_eq!(world.overlay(cell(0, 1), 0, b"late").await.unwrap_err().kind, ErrorKind::Stale);
+    let request = SealFile { target: world.place(4).target, file: cell(0, 0).file };
+    world.call(4, request, &[]).await.unwrap();
+    world.check(0, &model.0, "fenced and sealed").await;
+    let request = StatCell { place: world.place(5), cell: cell(0, 5) };
+    assert_eq!(world.call(5, request, &[]).await.unwrap().0.base, Version::new(9, 1));
+}
+
 /// The leader's process ends after each number of calls; all targets start again and settle.
 #[tokio::test]
 async fn a_seal_killed_at_any_step_loses_nothing() {
