@@ -84,13 +84,13 @@ impl Inner {
         {
             let mut st = node.lock();
             st.sending.remove(&stripe);
+            // A fetch that began before the bytes arrived may bring what was there before.
+            st.data_change += 1;
             match result {
                 Ok(()) => self.keep_sent(&node, &st, layout, stripe, parts),
                 Err(e) => {
                     tracing::error!("changed data is lost: {e}");
                     st.fail(e);
-                    // Whatever arrived is not what a reader should take for the file's bytes.
-                    st.data_change += 1;
                 }
             }
             let full =
@@ -114,6 +114,8 @@ impl Inner {
         let mut cache = self.cache();
         for (at, bytes) in parts {
             let end = at + bytes.len() as u32;
+            // Read ahead may have brought older bytes of the targets meanwhile.
+            cache.remove(node.ino, start + u64::from(at), start + u64::from(end));
             if newer.iter().any(|(a, b)| *a < end && *b > at) {
                 continue;
             }

@@ -35,6 +35,7 @@ use data::Data;
 use inner::Inner;
 use lease::Callbacks;
 use session::{Holder, Session};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use weir_coord::{Cluster, Observer};
@@ -270,7 +271,8 @@ impl Client {
 async fn keep_session(inner: Weak<Inner>) {
     while let Some(pause) = inner.upgrade().map(|i| (i.session.keep_alive_period(), i.env.clock.clone())) {
         pause.1.sleep(pause.0).await;
-        let Some(inner) = inner.upgrade() else { return };
+        // A client that was shut down has no session, and wants none.
+        let Some(inner) = inner.upgrade().filter(|i| !i.closed.load(Ordering::Acquire)) else { return };
         inner.session.keep_alive().await;
     }
 }

@@ -308,7 +308,13 @@ impl Session {
 
     /// Takes the session up if the connection is new. At start, and to find out whether it still is.
     pub async fn check(&self, deadline: Instant) -> Result<SessionId> {
-        Ok(self.ready(deadline).await?.1)
+        let mut pause = RETRY_PAUSE;
+        loop {
+            match self.ready(deadline).await {
+                Ok((_, session)) => return Ok(session),
+                Err(e) => self.again_or(e, deadline, &mut pause).await?,
+            }
+        }
     }
 
     pub async fn close(&self, deadline: Instant) -> Result<()> {

@@ -275,9 +275,8 @@ impl Inner {
 
     /// Writes to targets and, where the file grows, commits its size.
     async fn write_through(&self, node: &Arc<Node>, offset: u64, data: &Bytes) -> Result<()> {
-        if node.lock().inline != Inline::No {
-            self.refresh(node).await?;
-        }
+        // Others may have cut or extended the file since: growing over old bytes must be noticed.
+        self.refresh(node).await?;
         let (layout, token_epoch, size, inline, old_tail) = {
             let st = node.lock();
             (
@@ -325,7 +324,8 @@ impl Inner {
                 op: Op { session: SessionId(0), slot: 0, seq: 0 },
                 ino: node.ino,
                 token_epoch: st.token_epoch,
-                size: end.max(size),
+                // Others may have cut the file since: to repeat its old size would bring that back.
+                size: end,
                 mtime,
                 allocated: st.allocated + end.saturating_sub(size.max(offset)),
                 inline: None,
@@ -393,6 +393,9 @@ impl Inner {
         let exclusive = self.prepare_write(node, Some(size), 0).await? == Way::Buffer;
         let _one = node.flushing.lock().await;
         self.flush_locked(node, Occasion::Growing, false).await?;
+        if !exclusive {
+            self.refresh(node).await?;
+        }
         let grows_over = {
             let st = node.lock();
             size > st.committed_size() && st.has_old_tail()
@@ -477,6 +480,9 @@ impl Inner {
         let node = &file.node;
         let root = Cred { uid: 0, gid: 0, groups: vec![0] };
         let way = self.prepare_write(node, Some(offset), len as usize).await?;
+        if way == Way::Through {
+            self.refresh(node).await?;
+        }
         let size = node.lock().size();
         if what != Allocate::PunchHole && end > size {
             // The handle's right to write counts here, not the file's mode.
