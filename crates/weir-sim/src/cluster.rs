@@ -1,0 +1,250 @@
+//! A whole cluster in the simulated world: each role as the binary runs it, on a node of its own.
+
+use crate::Options;
+use crate::wiring::{ClusterPurge, Gate};
+use std::{
+    path::Path,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+use weir_client::{Client, ClientConfig, NoKernel};
+use weir_coord::{CoordConfig, Coordinator, Membership, Observer, identity, no_reports};
+use weir_env::{Addr, Env, Instant, sim::World};
+use weir_kv::{Engine, EngineConfig};
+use weir_meta::{LayoutPolicy, Meta, MetaConfig};
+use weir_proto::coord::TargetOffer;
+use weir_proto::map::{ClusterMap, MemberState, Role, Settings};
+use weir_proto::{DiskUuid, Error, Result};
+use weir_rpc::Identity;
+use weir_store::{
+    alloc::Geometry,
+    service::{StorageNode, TargetConfig},
+};
+
+pub const COORDINATOR: &str = "coord";
+pub const META: &str = "meta";
+/// Not part of the cluster: looks at it, and runs the applications.
+pub const HARNESS: &str = "harness";
+/// How long a role waits for the coordinator.
+const PATIENCE: Duration = Duration::from_secs(60);
+const CACHE_BYTES: usize = 4 << 20;
+/// Small, so that the memory budget is felt.
+const CLIENT_BYTES: u64 = 16 << 20;
+const CAPACITY_BYTES: u64 = 4 << 30;
+
+pub fn storage_name(n: usize) -> String {
+    format!("s{n}")
+}
+
+pub struct Cluster {
+    world: World,
+    options: Options,
+    seen: weir_coord::Cluster,
+}
+
+fn coordinators() -> Vec<Addr> {
+    vec!["tcp:10.0.0.1:7000".parse().expect("an address")]
+}
+
+impl Cluster {
+    /// Founds a cluster and waits until it can store.
+    pub async fn start_all(world: &World, options: &Options) -> Result<Cluster> {
+        let (env, settings) = (world.node(COORDINATOR), options.clone());
+        start_role(&env, "coordinator", run_coordinator(env.clone(), settings));
+        let env = world.node(HARNESS);
+        let seen =
+            weir_coord::Cluster::observe(&env, observer(HARNESS, Role::Console, "harness"), PATIENCE).await?;
+        let cluster = Cluster { world: world.clone(), options: options.clone(), seen };
+        cluster.start(META);
+        (0..options.storage_nodes).for_each(|n| cluster.start(&storage_name(n)));
+        cluster.wait_whole(PATIENCE).await?;
+        Ok(cluster)
+    }
+
+    /// Starts the process of a node that is down.
+    pub fn start(&self, name: &str) {
+        if self.world.is_up(name) {
+            return;
+        }
+        let env = self.world.node(name);
+        match name {
+            COORDINATOR => {
+                start_role(&env, "coordinator", run_coordinator(env.clone(), self.options.clone()))
+            }
+            META => start_role(&env, "meta", run_meta(env.clone())),
+            _ => {
+                let n: usize = name[1..].parse().expect("storage nodes are s0, s1, …");
+                start_role(
+                    &env,
+                    "storage",
+                    run_storage(env.clone(), n, format!("host{}", n % self.options.hosts)),
+                );
+            }
+        }
+    }
+
+    fn all(&self) -> Vec<String> {
+        let storage = (0..self.options.storage_nodes).map(storage_name);
+        [COORDINATOR.to_string(), META.to_string()].into_iter().chain(storage).collect()
+    }
+    pub fn power_cut_all(&self) {
+        self.all().iter().for_each(|name| self.world.power_cut(name));
+    }
+    pub fn restart_all(&self) {
+        self.all().iter().for_each(|name| self.start(name));
+    }
+
+    pub async fn client(&self, name: &str) -> Result<Client> {
+        let config =
+            ClientConfig { memory_bytes: CLIENT_BYTES, ..ClientConfig::new(coordinators(), name, name) };
+        Client::connect(self.world.node(name), config, Arc::new(NoKernel)).await
+    }
+
+    /// Until every member of every group holds all that it should.
+    pub async fn wait_whole(&self, patience: Duration) -> Result<()> {
+        let deadline: Instant = self.world.now() + patience;
+        loop {
+            let map = self.seen.map();
+            let Err(lacks) = whole(&map, &self.options) else { return Ok(()) };
+            if self.world.now() > deadline {
+                return Err(Error::deadline(lacks));
+            }
+            self.world.sleep(Duration::from_millis(100)).await;
+        }
+    }
+}
+
+fn whole(map: &ClusterMap, options: &Options) -> std::result::Result<(), String> {
+    if map.groups.is_empty() {
+        return Err("there are no placement groups".into());
+    }
+    if map.targets.len() != options.storage_nodes {
+        return Err(format!("{} targets of {}", map.targets.len(), options.storage_nodes));
+    }
+    for group in &map.groups {
+        if let Some(member) = group.members.iter().find(|m| m.state != MemberState::Current) {
+            return Err(format!(
+                "{} is {:?} in {}, epoch {}",
+                member.target, member.state, group.id, group.epoch
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// A role that ends has failed, and the run with it.
+fn start_role(env: &Env, name: &'static str, role: impl Future<Output = Result<()>> + Send + 'static) {
+    env.tasks.spawn(name, async move {
+        if let Err(e) = role.await {
+            panic!("the role ended: {e:?}");
+        }
+    });
+}
+
+fn observer(name: &str, role: Role, host: &str) -> Observer {
+    Observer { coordinators: coordinators(), cluster: None, name: name.into(), role, host: host.into() }
+}
+
+async fn made(env: &Env, dir: &Path) -> Result<()> {
+    let make = || {
+        env.disk.create_dir_all(dir)?;
+        env.disk.sync_dir(Path::new("/"))
+    };
+    make().map_err(|e| Error::from_io(format_args!("make {}", dir.display()), &e))
+}
+
+async fn run_coordinator(env: Env, options: Options) -> Result<()> {
+    let dir = Path::new("/coord");
+    made(&env, dir).await?;
+    let settings = Settings {
+        scheme: options.scheme,
+        cell_shift: options.cell_shift,
+        lease_ms: 5_000,
+        target_silence_ms: 3_000,
+    };
+    let config = CoordConfig { cluster: None, settings, expected_targets: options.storage_nodes };
+    let coordinator = Coordinator::open(env.clone(), dir, config).await?;
+    let identity = Identity::new(&env, COORDINATOR, Role::Coordinator, Some(coordinator.cluster()));
+    let _server = weir_rpc::serve(&env, &coordinators(), identity, coordinator).await?;
+    std::future::pending().await
+}
+
+async fn run_meta(env: Env) -> Result<()> {
+    let dir = Path::new("/meta");
+    made(&env, dir).await?;
+    let cluster = weir_coord::Cluster::observe(&env, observer(META, Role::Meta, "host0"), PATIENCE).await?;
+    let engine = EngineConfig { cache_bytes: CACHE_BYTES, ..EngineConfig::default() };
+    let kv = Engine::open(&env, &dir.join("kv"), engine).await?;
+    let gate = Arc::new(Gate::default());
+    let listen = ["tcp:10.0.0.2:7000".parse::<Addr>().expect("an address")];
+    let server = weir_rpc::serve(&env, &listen, cluster.identity(), gate.clone()).await?;
+    cluster.join(Membership { addrs: server.addrs().to_vec(), targets: Vec::new() }, no_reports()).await?;
+    let lead = cluster.lead_volume("root").await?;
+    let policy = cluster.clone();
+    let config = MetaConfig {
+        volume: lead.volume,
+        lease_ms: lead.map.settings.lease_ms,
+        layout: Arc::new(move || layout_policy(&policy)),
+        purge: Arc::new(ClusterPurge(cluster.clone())),
+    };
+    let meta = Meta::open(&env, kv, config)?;
+    gate.open(Arc::new(meta.clone()));
+    Err(meta.run().await)
+}
+
+fn layout_policy(cluster: &weir_coord::Cluster) -> Option<LayoutPolicy> {
+    let layout = weir_coord::layout_for_new_file(&cluster.map(), 0).ok()?;
+    Some(LayoutPolicy {
+        scheme: layout.scheme,
+        cell_shift: layout.cell_shift,
+        first_pg: layout.first_pg,
+        pg_count: layout.pg_count,
+    })
+}
+
+async fn run_storage(env: Env, n: usize, host: String) -> Result<()> {
+    let dir = Path::new("/target");
+    made(&env, dir).await?;
+    let name = storage_name(n);
+    let cluster = weir_coord::Cluster::observe(&env, observer(&name, Role::Storage, &host), PATIENCE).await?;
+    let fresh = identity::TargetIdentity {
+        cluster: cluster.id(),
+        disk: DiskUuid(env.rng.id_128()),
+        pool: "default".into(),
+    };
+    let (identity, _) = identity::open_target(&*env.disk, dir, &fresh, None)?;
+    let gate = Arc::new(Gate::default());
+    let listen = [format!("tcp:10.0.1.{n}:7000").parse::<Addr>().expect("an address")];
+    let server = weir_rpc::serve(&env, &listen, cluster.identity(), gate.clone()).await?;
+    let opened: Arc<OnceLock<Arc<StorageNode>>> = Arc::default();
+    if cluster.target_of(identity.disk).is_some() {
+        open_storage(&env, &cluster, identity.disk, &opened, &gate).await?;
+    }
+    let offer = TargetOffer { uuid: identity.disk, pool: identity.pool, capacity: CAPACITY_BYTES };
+    let reporting = opened.clone();
+    let reports = Arc::new(move || reporting.get().map_or(Vec::new(), |storage| storage.reports()));
+    cluster.join(Membership { addrs: server.addrs().to_vec(), targets: vec![offer] }, reports).await?;
+    if opened.get().is_none() {
+        open_storage(&env, &cluster, identity.disk, &opened, &gate).await?;
+    }
+    let storage = opened.get().cloned().expect("opened above");
+    storage.run().await;
+    Err(Error::io("the work of the storage node ended"))
+}
+
+async fn open_storage(
+    env: &Env,
+    cluster: &weir_coord::Cluster,
+    disk: DiskUuid,
+    opened: &OnceLock<Arc<StorageNode>>,
+    gate: &Gate,
+) -> Result<()> {
+    let id = cluster.target_of(disk).ok_or_else(|| Error::not_found("the map does not list this target"))?;
+    let dir = Path::new("/target");
+    let target = TargetConfig { id, dir: dir.into(), geometry: Geometry::DEFAULT };
+    let peers = Arc::new(cluster.clone());
+    let storage = StorageNode::open(env.clone(), vec![target], peers).await?;
+    gate.open(storage.clone());
+    assert!(opened.set(storage).is_ok(), "opened once");
+    Ok(())
+}
