@@ -496,6 +496,10 @@ async fn run_mount(node: Node) -> Outcome<()> {
             node.env.clock.timeout(LAST_USE_PATIENCE, session).await.ok()
         }
     };
+    // A session that ended by itself for another reason than an unmount leaves the mount behind.
+    if fuse::is_mounted(&path) {
+        take_off(&path).await;
+    }
     match ended {
         Some(Ok(result)) => result?,
         Some(Err(e)) => tracing::error!("the mount's thread ended badly: {e}"),

@@ -126,7 +126,7 @@ fn read_groups(pid: u32, gid: u32) -> Vec<u32> {
 
 fn reply_entry(reply: ReplyEntry, result: Result<Stat>) {
     match result {
-        Ok(stat) => reply.entry_with_ttls(&NAME_TTL, &tr::attr_ttl(&stat), &tr::attr(&stat.attr), GENERATION),
+        Ok(stat) => reply.entry_with_ttls(&tr::attr_ttl(&stat), &NAME_TTL, &tr::attr(&stat.attr), GENERATION),
         Err(e) => reply.error(refused(&e)),
     }
 }
@@ -420,9 +420,11 @@ impl Filesystem for Mounted {
         reply: ReplyData,
     ) {
         let (fh, len) = (handle(fh), size as usize);
+        let inside = self.runtime.enter(); // what is read ahead becomes tasks
         if let Some(result) = self.client.try_read(fh, offset, len) {
             return reply_data(reply, result);
         }
+        drop(inside);
         let client = self.client.clone();
         self.answer(async move { reply_data(reply, client.read(fh, offset, len).await) });
     }
@@ -442,9 +444,11 @@ impl Filesystem for Mounted {
         let (fh, ino) = (handle(fh), tr::from_kernel_ino(ino));
         let strip =
             write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID) && !self.keeps_no_privileges(ino);
+        let inside = self.runtime.enter(); // a stripe that is full becomes tasks
         if !strip && let Some(result) = self.client.try_write(fh, offset, data) {
             return reply_written(reply, result);
         }
+        drop(inside);
         let (client, cred) = (self.client.clone(), self.cred(request));
         let data = self.buffers.copy(data).freeze();
         self.answer(async move {
