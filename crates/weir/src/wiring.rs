@@ -8,7 +8,7 @@ use weir_env::{BoxFuture, Env};
 use weir_proto::data::DropFile;
 use weir_proto::map::TargetState;
 use weir_proto::{Error, FileId, Request, Result, TargetId};
-use weir_rpc::{Call, Connection, Handled, Service};
+use weir_rpc::{Call, Connection, Defer, Handled, Service};
 
 /// A service that is announced before it is there: until then it asks callers to come back.
 #[derive(Default)]
@@ -27,6 +27,12 @@ impl Service for Gate {
         match self.behind.get() {
             Some(service) => service.handle(call),
             None => Handled::Now(Err(Error::unavailable("this node is starting"))),
+        }
+    }
+    fn handle_or_defer(&self, call: Call, defer: Defer<'_>) -> Option<Handled> {
+        match self.behind.get() {
+            Some(service) => service.handle_or_defer(call, defer),
+            None => Some(self.handle(call)),
         }
     }
     fn disconnected(&self, connection: &Connection) {
