@@ -201,6 +201,8 @@ message!(
         base: Version,
         /// Highest contiguous overlay sequence held.
         seq: Seq,
+        /// Two logs with equal sequence and sum hold the same overlays.
+        log_sum: u64,
         missing: MissingMask,
     }
 );
