@@ -141,6 +141,7 @@ impl Change {
             }
             self.now.overlay_count = self.now.overlay_count.saturating_sub(1);
             self.now.overlay_bytes = self.now.overlay_bytes.saturating_sub(u64::from(overlay.len));
+            self.now.log_sum = self.now.log_sum.wrapping_sub(overlay.sum(seq));
             delta.overlay_count -= 1;
             delta.overlay_bytes -= i64::from(overlay.len);
         }
@@ -403,6 +404,7 @@ pub fn append(
     change.now.missing |= missing;
     change.now.overlay_count += 1;
     change.now.overlay_bytes += u64::from(overlay.len);
+    change.now.log_sum = change.now.log_sum.wrapping_add(overlay.sum(seq));
     delta.overlay_count += 1;
     delta.overlay_bytes += i64::from(overlay.len);
     change.save(txn, delta);
@@ -528,6 +530,7 @@ pub fn install_overlays(
         }
         change.now.overlay_count += 1;
         change.now.overlay_bytes += u64::from(copy.len);
+        change.now.log_sum = change.now.log_sum.wrapping_add(copy.sum(*seq));
         delta.overlay_count += 1;
         delta.overlay_bytes += i64::from(copy.len);
         used.push(*seq);

@@ -219,6 +219,8 @@ record!(
         cut: Seq,
         overlay_count: u64,
         overlay_bytes: u64,
+        /// Sum of [`Overlay::sum`] over the log.
+        log_sum: u64,
     }
 );
 impl Header {
@@ -232,6 +234,7 @@ impl Header {
             cut: Seq(0),
             overlay_count: 0,
             overlay_bytes: 0,
+            log_sum: 0,
         }
     }
 }
@@ -264,6 +267,17 @@ record!(
         extent: Extent,
     }
 );
+impl Overlay {
+    /// A number that differs for different writes, but not for copies of one: repair compares logs by their sums.
+    pub fn sum(&self, seq: Seq) -> u64 {
+        let mut w = Writer::default();
+        (seq, self.offset).encode(&mut w);
+        (self.len, (self.kind, self.crc)).encode(&mut w);
+        let low = crc32c(&w.bytes);
+        w.bytes.push(1);
+        (u64::from(crc32c(&w.bytes)) << 32) | u64::from(low)
+    }
+}
 record!(
     /// Writes to the file with a lower token epoch are refused.
     Fence { token_epoch: u32 }
@@ -293,6 +307,7 @@ mod tests {
             cut: Seq(3),
             overlay_count: 5,
             overlay_bytes: 999,
+            log_sum: 0x0102030405060708,
             ..Header::new(PgId(9), Scheme { data: 4, parity: 2 }, Epoch(11))
         };
         let fragment = Fragment {

@@ -202,11 +202,12 @@ impl Inspection<'_> {
         let (cell, h) = (cell_of_key(key)?, Header::from_value(value)?);
         self.summary.cells += 1;
         self.summary.cells_missing_fragments += u64::from(h.missing != 0);
-        let (mut count, mut bytes) = (0, 0);
+        let (mut count, mut bytes, mut sum) = (0, 0, 0u64);
         let logged = crate::cells::overlays(r, cell, Seq(0), Seq(u64::MAX))?;
         for (seq, overlay) in &logged {
             count += 1;
             bytes += u64::from(overlay.len);
+            sum = sum.wrapping_add(overlay.sum(*seq));
             if *seq <= h.cut || *seq > h.last_seq {
                 self.problem(format!(
                     "cell {cell}: overlay {seq} lies outside of {} to {}",
@@ -214,9 +215,9 @@ impl Inspection<'_> {
                 ));
             }
         }
-        if (count, bytes) != (h.overlay_count, h.overlay_bytes) {
+        if (count, bytes, sum) != (h.overlay_count, h.overlay_bytes, h.log_sum) {
             self.problem(format!(
-                "cell {cell}: {count} overlays of {bytes} bytes, its header says {} of {}",
+                "cell {cell}: {count} overlays of {bytes} bytes, not the {} of {} of its header",
                 h.overlay_count, h.overlay_bytes
             ));
         }

@@ -39,7 +39,14 @@ pub fn stat_of(r: &dyn Read, scope: &Scope, cell: CellId) -> Result<CellStat> {
 pub fn summary(r: &dyn Read, cell: CellId) -> Result<Option<CellSummary>> {
     let Some(h) = get::<Header>(r, &header_key(cell))? else { return Ok(None) };
     let base = get::<Fragment>(r, &base_key(cell))?.map_or(Version(0), |b| b.version);
-    Ok(Some(CellSummary { cell, epoch: h.epoch, base, seq: h.last_seq, missing: h.missing }))
+    Ok(Some(CellSummary {
+        cell,
+        epoch: h.epoch,
+        base,
+        seq: h.last_seq,
+        log_sum: h.log_sum,
+        missing: h.missing,
+    }))
 }
 
 pub fn file_cells(r: &dyn Read, file: FileId, from_stripe: u64, limit: usize) -> Result<Vec<CellId>> {

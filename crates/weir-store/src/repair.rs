@@ -31,13 +31,16 @@ const LIST_LIMIT: u32 = 2048;
 const FETCH_PATIENCE: Duration = Duration::from_secs(1);
 const FETCH_PAUSE: Duration = Duration::from_millis(10);
 
+/// Stripes repaired side by side: each needs up to k + 1 fragments in memory.
+const STRIPES_AT_ONCE: usize = 4;
+
 /// What others and this target hold of one stripe.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StripeView {
     /// Newest base that a current peer holds of any fragment.
     pub newest: Version,
-    /// Data cells whose overlays a current peer has: index → highest sequence.
-    pub overlays: BTreeMap<u8, Seq>,
+    /// What current peers' logs of each data cell say of themselves: sequence and sum. More than one: they differ.
+    pub logs: BTreeMap<u8, BTreeSet<(Seq, u64)>>,
     /// Some peer counts fragments of it as missing.
     pub missing: u64,
 }
@@ -53,12 +56,22 @@ pub struct StripePlan {
     pub clear: bool,
 }
 
-/// `own`: the version of the own base.
-pub fn plan(view: &StripeView, own: Version, position: usize, data: usize) -> StripePlan {
+/// `own`: the version of the own base. `own_logs`: sequence and sum of the own logs of data cells.
+pub fn plan(
+    view: &StripeView,
+    own: Version,
+    own_logs: &BTreeMap<u8, (Seq, u64)>,
+    position: usize,
+    data: usize,
+) -> StripePlan {
     let keeps = |index: &u8| position >= data || position == usize::from(*index);
+    let differs = |index: &u8, logs: &BTreeSet<(Seq, u64)>| {
+        let own = own_logs.get(index).copied().unwrap_or_default();
+        logs.iter().any(|log| *log != own)
+    };
     StripePlan {
         rebuild: (view.newest > own).then_some(view.newest),
-        copy: view.overlays.iter().filter(|(i, seq)| keeps(i) && **seq > Seq(0)).map(|(i, _)| *i).collect(),
+        copy: view.logs.iter().filter(|(i, logs)| keeps(i) && differs(i, logs)).map(|(i, _)| *i).collect(),
         clear: view.missing & (1 << position) != 0,
     }
 }
@@ -107,8 +120,12 @@ impl StorageNode {
         let mut after = None;
         loop {
             let (stripes, next) = self.list_stripes(acting, &peers, after, since).await?;
-            for ((file, stripe), view) in stripes {
-                self.repair_stripe(acting, file, stripe, &view).await?;
+            let stripes: Vec<_> = stripes.into_iter().collect();
+            for some in stripes.chunks(STRIPES_AT_ONCE) {
+                let repairs = some.iter().map(|((file, stripe), view)| {
+                    Box::pin(self.repair_stripe(acting, *file, *stripe, view)) as BoxFuture<'_, Result<()>>
+                });
+                join_all(repairs.collect()).await.into_iter().collect::<Result<()>>()?;
             }
             match next {
                 Some(cell) => after = Some(cell),
@@ -158,8 +175,7 @@ impl StorageNode {
             view.newest = view.newest.max(summary.base);
             view.missing |= summary.missing;
             if cell.index < group.scheme.data {
-                let seq = view.overlays.entry(cell.index).or_default();
-                *seq = (*seq).max(summary.seq);
+                view.logs.entry(cell.index).or_default().insert((summary.seq, summary.log_sum));
             }
         }
         Ok((stripes, until))
@@ -176,7 +192,13 @@ impl StorageNode {
         let own = CellId { file, stripe, index: acting.position as u8 };
         let stat = store.stat_cell(&acting.scope, own)?;
         let data = usize::from(acting.scope.scheme.data);
-        let todo = plan(view, stat.base, acting.position, data);
+        let mut own_logs = BTreeMap::new();
+        for index in view.logs.keys() {
+            if let Some(h) = store.header(CellId { index: *index, ..own })? {
+                own_logs.insert(*index, (h.last_seq, h.log_sum));
+            }
+        }
+        let todo = plan(view, stat.base, &own_logs, acting.position, data);
         if todo.rebuild.is_some() {
             self.rebuild(acting, own, false).await?;
         }
@@ -397,35 +419,58 @@ impl StorageNode {
 
     /// Cells here that no current peer knows, last written before the group's present epoch: dropped while we were away.
     async fn drop_unknown(&self, acting: &Acting, peers: &[usize]) -> Result<()> {
-        let (store, group) = (&acting.target.store, acting.group());
         let mut after = None;
+        loop {
+            let (known, until) = self.list_stripes(acting, peers, after, Epoch(0)).await?;
+            self.drop_unknown_up_to(acting, peers, after, until, &known).await?;
+            match until {
+                Some(cell) => after = Some(cell),
+                None => return Ok(()),
+            }
+        }
+    }
+    async fn drop_unknown_up_to(
+        &self,
+        acting: &Acting,
+        peers: &[usize],
+        mut after: Option<CellId>,
+        until: Option<CellId>,
+        known: &BTreeMap<(FileId, u64), StripeView>,
+    ) -> Result<()> {
+        let (store, group) = (&acting.target.store, acting.group());
         let mut checked: BTreeSet<(FileId, u64)> = BTreeSet::new();
         loop {
             let list = store.list_cells(group.id, after, Epoch(0), group.epoch, LIST_LIMIT)?;
             for summary in &list.cells {
                 after = Some(summary.cell);
                 let stripe = (summary.cell.file, summary.cell.stripe);
-                if summary.epoch >= group.epoch || checked.contains(&stripe) {
+                if until.is_some_and(|u| summary.cell > u) {
+                    return Ok(());
+                }
+                if summary.epoch >= group.epoch || known.contains_key(&stripe) || checked.contains(&stripe) {
                     continue;
                 }
                 checked = BTreeSet::from([stripe]);
-                let own = CellId { index: acting.position as u8, ..summary.cell };
-                let asked = peers.iter().map(|p| self.stat_peer(acting, *p, own)).collect();
-                let mut known = false;
-                for stat in join_all(asked).await {
-                    known |= stat?.known;
-                }
-                if !known {
-                    for index in 0..group.members.len() as u8 {
-                        let seq = store.drop_cell_older(CellId { index, ..own }, group.epoch)?;
-                        store.durable(seq).await?;
-                    }
-                }
+                self.drop_if_unknown(acting, peers, summary.cell).await?;
             }
             if !list.more {
                 return Ok(());
             }
         }
+    }
+    async fn drop_if_unknown(&self, acting: &Acting, peers: &[usize], cell: CellId) -> Result<()> {
+        let (store, group) = (&acting.target.store, acting.group());
+        let asked = peers.iter().map(|p| self.stat_peer(acting, *p, cell)).collect();
+        for stat in join_all(asked).await {
+            if stat?.known {
+                return Ok(());
+            }
+        }
+        for index in 0..group.members.len() as u8 {
+            let seq = store.drop_cell_older(CellId { index, ..cell }, group.epoch)?;
+            store.durable(seq).await?;
+        }
+        Ok(())
     }
 
     /// Tells the peers that this member's fragment of a stripe is here again.
@@ -508,17 +553,23 @@ mod tests {
 
     #[test]
     fn what_a_member_lacks() {
+        let log = |seq, sum| BTreeSet::from([(Seq(seq), sum)]);
         let view = StripeView {
             newest: Version::new(1, 4),
-            overlays: BTreeMap::from([(0, Seq(3)), (1, Seq(0)), (2, Seq(9))]),
+            logs: BTreeMap::from([
+                (0, log(3, 7)),
+                (1, log(0, 0)),
+                (2, log(9, 8)),
+                (3, BTreeSet::from([(Seq(1), 1), (Seq(2), 5)])),
+            ]),
             missing: 0b10_0000,
         };
-        let behind = plan(&view, Version::new(1, 3), 5, 4);
-        assert_eq!(behind, StripePlan { rebuild: Some(Version::new(1, 4)), copy: vec![0, 2], clear: true });
-        assert_eq!(
-            plan(&view, Version::new(1, 4), 2, 4),
-            StripePlan { rebuild: None, copy: vec![2], clear: false }
-        );
-        assert_eq!(plan(&view, Version::new(1, 4), 3, 4), StripePlan::default());
+        let own = BTreeMap::from([(0, (Seq(3), 7)), (2, (Seq(9), 1)), (3, (Seq(2), 5))]);
+        let plan = |version, position| plan(&view, Version::new(1, version), &own, position, 4);
+        let parity = StripePlan { rebuild: Some(Version::new(1, 4)), copy: vec![2, 3], clear: true };
+        assert_eq!(plan(3, 5), parity);
+        assert_eq!(plan(4, 2), StripePlan { rebuild: None, copy: vec![2], clear: false });
+        assert_eq!(plan(4, 0), StripePlan::default());
+        assert_eq!(plan(4, 1), StripePlan::default());
     }
 }

@@ -15,7 +15,7 @@ use std::time::Duration;
 use weir_proto::checksum::block_crcs;
 use weir_proto::data::*;
 use weir_proto::ec::Coder;
-use weir_proto::map::{Group, MemberState};
+use weir_proto::map::{Group, MemberState, Scheme};
 use weir_proto::{CellId, Error, ErrorKind, FileId, PgId, Result, Seq, Version};
 
 /// When a stripe's overlays are sealed.
@@ -93,10 +93,15 @@ pub fn resolve(version: Version, answers: &[Option<CellStat>]) -> Doubt {
     }
 }
 
-/// The position that leads the seals of a group: its first parity target, if everybody is current.
+/// The member that leads seals: the first parity target; without parity the only data target.
+pub(crate) fn seal_position(scheme: Scheme) -> usize {
+    if scheme.parity == 0 { 0 } else { usize::from(scheme.data) }
+}
+
+/// The position that leads the seals of a group, if everybody is current.
 fn leader(group: &Group) -> Option<usize> {
     let all = group.members.iter().all(|m| m.state == MemberState::Current);
-    (all && group.scheme.parity > 0).then_some(usize::from(group.scheme.data))
+    all.then_some(seal_position(group.scheme))
 }
 
 impl StorageNode {
@@ -198,7 +203,7 @@ impl StorageNode {
     fn as_leader(&self, target: &Arc<Target>, group: PgId) -> Option<Acting> {
         let map = self.peers.map();
         let entry = map.group(group)?;
-        let position = usize::from(entry.scheme.data);
+        let position = seal_position(entry.scheme);
         if entry.members.get(position)?.target != target.store.target {
             return None;
         }

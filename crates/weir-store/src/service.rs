@@ -93,7 +93,7 @@ impl Acting {
     /// An overlay was logged: mirrors that wait for a number look again, and the leader of seals takes note.
     fn logged(&self, cell: CellId, len: u32, now: Instant) {
         self.target.progress.notify_waiters();
-        if self.position != usize::from(self.scope.scheme.data) {
+        if self.position != crate::seal::seal_position(self.scope.scheme) {
             return;
         }
         let mut recent = self.target.recent.lock().unwrap_or_else(PoisonError::into_inner);

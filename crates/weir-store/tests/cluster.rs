@@ -262,7 +262,7 @@ impl World {
                     self.read(index, cell(stripe, index), ReadView::Merged, Version(0)).await.unwrap();
                 assert!(bytes == *expected, "{context}: cell {index} of stripe {stripe}, direct");
             }
-            for other in 0..width {
+            for other in if self.scheme.parity == 0 { 0..0 } else { 0..width } {
                 let mut lost = vec![index];
                 if self.scheme.parity > 1 && other != index {
                     lost.push(other);
@@ -437,6 +437,24 @@ async fn a_seal_keeps_every_byte_and_drops_the_overlays() {
     // And goes on after it.
     whole.overlay(&world, 0, 0, 5, b"after the seal").await;
     world.check(0, &whole.0, "after the seal").await;
+}
+
+#[tokio::test]
+async fn copies_and_single_cells_are_sealed_too() {
+    for (scheme, leader) in [(Scheme { data: 1, parity: 0 }, 0), (Scheme { data: 1, parity: 2 }, 1)] {
+        let world = World::new(scheme).await;
+        let mut model = Model::new();
+        for n in 0..10 {
+            model.overlay(&world, 0, 0, n * 5000, &bytes_of(n, 6000)).await;
+        }
+        let request = SealFile { target: world.place(leader).target, file: cell(0, 0).file };
+        world.call(leader, request, &[]).await.unwrap();
+        world.check(0, &model.0, "sealed").await;
+        for position in 0..scheme.width() {
+            let request = StatTarget { target: world.place(position).target };
+            assert_eq!(world.call(position, request, &[]).await.unwrap().0.overlay_extents, 0);
+        }
+    }
 }
 
 /// The next holder of a dead writer's file fences it; what was written stays, and is sealed all the same.
