@@ -127,7 +127,7 @@ impl Faults {
         let budget = usize::from(self.options.scheme.parity) - usize::from(flips);
         let all = under_way.iter().chain([fault]).any(|f| f.kind == FaultKind::PowerCutAllStorage);
         let twice = under_way.iter().any(|f| f.victim == fault.victim);
-        !twice && (lost.len() <= budget || (all && lost.len() == 1)) && !(all && !under_way.is_empty())
+        !twice && (lost.len() <= budget || (all && lost.len() == 1)) && (!all || under_way.is_empty())
     }
 
     fn begin(&self, fault: &Fault) {

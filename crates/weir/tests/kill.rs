@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 const FILE_BYTES: usize = 5_300_001;
 
-/// Rounds of "kill everything"; the claim is 20, the everyday test does a few.
+/// Rounds of "kill everything": a few every day, more with `WEIR_KILL_ROUNDS`.
 fn rounds() -> u64 {
     option_env!("WEIR_KILL_ROUNDS").and_then(|n| n.parse().ok()).unwrap_or(4)
 }
