@@ -9,7 +9,8 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 use weir_env::{Env, Instant};
 use weir_proto::meta::{
-    HeldLease, KeepAlive, Op, SLOTS, SessionClose, SessionOpen, SessionOpened, SessionResume,
+    HELD_MAX, HeldLease, KeepAlive, Op, SLOTS, SessionClose, SessionOpen, SessionOpened, SessionResume,
+    SessionResumed,
 };
 use weir_proto::{Error, ErrorKind, InodeId, Request, Result, SessionId, VolumeId};
 use weir_rpc::{Channel, Connection};
@@ -156,8 +157,8 @@ impl Session {
         let begun = self.env.clock.now();
         if let Some(session) = old {
             let held = self.holder().map_or_else(Vec::new, |h| h.held());
-            match connection.call(&SessionResume { session, held }, vec![], self.left(deadline)).await {
-                Ok((resumed, _)) => {
+            match self.resume(connection, session, held, deadline).await {
+                Ok(resumed) => {
                     self.note_heard(begun, resumed.lease_ms);
                     if let Some(holder) = self.holder().filter(|_| !resumed.lost.is_empty()) {
                         holder.lost(resumed.lost);
@@ -181,6 +182,22 @@ impl Session {
         let SessionOpened { session, lease_ms, .. } = opened;
         self.note_heard(begun, lease_ms);
         Ok(session)
+    }
+
+    /// Names what is held, in as many messages as it takes.
+    async fn resume(
+        &self,
+        connection: &Connection,
+        session: SessionId,
+        mut held: Vec<HeldLease>,
+        deadline: Instant,
+    ) -> Result<SessionResumed> {
+        while held.len() > HELD_MAX {
+            let part = SessionResume { session, held: held.split_off(held.len() - HELD_MAX), more: true };
+            connection.call(&part, vec![], self.left(deadline)).await?;
+        }
+        let last = SessionResume { session, held, more: false };
+        connection.call(&last, vec![], self.left(deadline)).await.map(|(resumed, _)| resumed)
     }
 
     fn note_heard(&self, begun: Instant, lease_ms: u32) {

@@ -23,8 +23,8 @@ use weir_rpc::{Call, Connection, Defer, Handled, Payload, Reply, Service};
 const RECALL_TERMS_MAX: u32 = 4;
 /// Looks for expired sessions, per lease term.
 const TICKS_PER_TERM: u32 = 4;
-/// Files and directories that one resume may name.
-const HELD_MAX: usize = 1 << 20;
+/// Files and directories that a resume may name in all its parts.
+const HELD_IN_ALL_MAX: usize = 1 << 20;
 
 /// The leader of one volume's metadata. Cheap to clone.
 #[derive(Clone)]
@@ -292,18 +292,19 @@ impl Meta {
         r: &SessionResume,
         connection: &Connection,
     ) -> Result<(SessionResumed, CommitSeq)> {
-        if r.held.len() > HELD_MAX {
-            return Err(Error::invalid(format!("{} leases: a session has at most {HELD_MAX}", r.held.len())));
-        }
         let leader = &self.leader;
         let mut state = leader.lock();
+        let lease_ms = leader.config.lease_ms;
         let session = state.session(r.session)?;
+        let Some(held) = name_held(session, r, connection.id())? else {
+            session.heard = leader.env.clock.now();
+            return Ok((SessionResumed { lost: Vec::new(), lease_ms }, CommitSeq(0)));
+        };
         let known = session.resumed;
         session.connection = Some(connection.clone());
         session.heard = leader.env.clock.now();
         session.applied = [0; SLOTS as usize];
         session.moved.notify_waiters();
-        let held: BTreeMap<InodeId, &HeldLease> = r.held.iter().map(|h| (h.ino, h)).collect();
         for ino in state.leases.inodes_of(r.session) {
             if !held.contains_key(&ino) {
                 state.leases.set_opens(r.session, ino, Opens::default());
@@ -327,7 +328,7 @@ impl Meta {
         })?;
         state.session(r.session)?.resumed = true;
         state.end_grace_if_complete();
-        Ok((SessionResumed { lost, lease_ms: leader.config.lease_ms }, state.newest))
+        Ok((SessionResumed { lost, lease_ms }, state.newest))
     }
 
     fn keep_alive(&self, r: &KeepAlive, connection: &Connection) -> Result<()> {
@@ -355,6 +356,24 @@ impl Meta {
         }
         Ok(())
     }
+}
+
+/// Adds what a part of a resume names; all of it, by inode, once the last part is here.
+fn name_held(
+    session: &mut Session,
+    r: &SessionResume,
+    on: u64,
+) -> Result<Option<BTreeMap<InodeId, HeldLease>>> {
+    if session.naming.0 != on {
+        session.naming = (on, Vec::new());
+    }
+    let named = &mut session.naming.1;
+    if named.len() + r.held.len() > HELD_IN_ALL_MAX {
+        *named = Vec::new();
+        return Err(Error::invalid(format!("more than {HELD_IN_ALL_MAX} leases and opens of one session")));
+    }
+    named.extend(r.held.iter().cloned());
+    Ok((!r.more).then(|| std::mem::take(named).into_iter().map(|h| (h.ino, h)).collect()))
 }
 
 impl Leader {

@@ -12,7 +12,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use weir_env::Instant;
 use weir_kv::{Read, Scan};
-use weir_proto::meta::SLOTS;
+use weir_proto::meta::{HeldLease, SLOTS};
 use weir_proto::{Error, Result, SessionId};
 use weir_rpc::Connection;
 
@@ -25,6 +25,8 @@ pub struct Session {
     pub resumed: bool,
     /// Per slot: the change whose opens are counted since the last resume.
     pub applied: [u64; SLOTS as usize],
+    /// What a resume that is under way has named, and the connection it came on.
+    pub naming: (u64, Vec<HeldLease>),
     /// Told when the session has a new connection or is gone.
     pub moved: Arc<Notify>,
 }
@@ -37,6 +39,7 @@ impl Session {
             connection,
             resumed,
             applied: [0; SLOTS as usize],
+            naming: (0, Vec::new()),
             moved: Arc::default(),
         }
     }

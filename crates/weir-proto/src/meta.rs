@@ -16,6 +16,8 @@ pub const SYMLINK_MAX: usize = 4095;
 pub const XATTR_VALUE_MAX: usize = 65536;
 /// Largest file, in bytes: 8 EiB − 1.
 pub const FILE_BYTES_MAX: u64 = i64::MAX as u64;
+/// Leases and opens that one `SessionResume` names: with more, it would not fit into a message.
+pub const HELD_MAX: usize = 32 * 1024;
 /// Reply slots of a session: changes that one client may have under way at once.
 pub const SLOTS: u32 = 64;
 
@@ -95,8 +97,14 @@ message!(
 message!(SessionOpened { session: SessionId, lease_ms: u32, grace_ms: u32 });
 message!(HeldLease { ino: InodeId, kind: LeaseKind, token_epoch: u32, open_read: u32, open_write: u32 });
 message!(
-    /// After a reconnect: takes up the session again and names what the client holds. `Stale`: it expired, all is lost.
-    SessionResume = 101 -> SessionResumed { session: SessionId, held: Vec<HeldLease> }
+    /// After a reconnect: takes up the session again and names what the client holds, at most `HELD_MAX` at a time.
+    /// `Stale`: it expired, all is lost.
+    SessionResume = 101 -> SessionResumed {
+        session: SessionId,
+        held: Vec<HeldLease>,
+        /// Another message on this connection names the rest; until then nothing is taken up.
+        more: bool,
+    }
 );
 message!(SessionResumed { /** Leases that could not be kept: stop using their caches. */ lost: Vec<InodeId>, lease_ms: u32 });
 message!(KeepAlive = 102 -> () { session: SessionId });

@@ -131,7 +131,11 @@ impl Client {
         self.connection = dial(&self.env, name, &self.recalls).await;
     }
     pub async fn resume(&self, held: Vec<HeldLease>) -> Result<SessionResumed> {
-        let resumed = self.call(&SessionResume { session: self.session, held }).await;
+        // In two parts, as a client with many leases must.
+        let mut first = held;
+        let last = first.split_off(first.len() / 2);
+        self.call(&SessionResume { session: self.session, held: first, more: true }).await?;
+        let resumed = self.call(&SessionResume { session: self.session, held: last, more: false }).await;
         if resumed.is_ok() {
             self.keep_alive();
         }
