@@ -500,6 +500,15 @@ impl Data {
         Ok(prepared)
     }
 
+    /// Whether every target that may hold cells of such a file can be told to drop them.
+    pub fn reaches_all(&self, layout: &Layout) -> bool {
+        let map = self.cluster.map();
+        let is_up = |t| map.target(t).is_some_and(|t| t.state == TargetState::Up);
+        let of_file =
+            |id: u32| (layout.first_pg.0..layout.first_pg.0.saturating_add(layout.pg_count)).contains(&id);
+        map.groups.iter().filter(|g| of_file(g.id.0)).flat_map(|g| &g.members).all(|m| is_up(m.target))
+    }
+
     async fn drop_file_at(
         &self,
         target: TargetId,

@@ -248,6 +248,25 @@ impl Inner {
         self.clean_old_tail_locked(node).await
     }
 
+    /// Zeros over `start..end`, few stripes at a time.
+    async fn zero_range_in_steps(
+        &self,
+        node: &Node,
+        layout: weir_proto::map::Layout,
+        start: u64,
+        end: u64,
+        token_epoch: u32,
+    ) -> Result<()> {
+        let step = ZEROED_STRIPES_AT_ONCE * layout.stripe_bytes();
+        let mut at = start;
+        while at < end {
+            let next = end.min(at - at % step + step);
+            self.overlay_range(node, layout, token_epoch, at, None, next - at).await?;
+            at = next;
+        }
+        Ok(())
+    }
+
     pub async fn clean_old_tail_locked(&self, node: &Node) -> Result<()> {
         let (layout, size, end, token_epoch) = {
             let st = node.lock();
@@ -256,12 +275,19 @@ impl Inner {
             }
             (layout_of(&st, node.ino)?, st.committed_size(), st.data_end, st.token_epoch)
         };
-        let past = first_stripe_past(size, layout.stripe_bytes());
-        self.data.drop_file(self.file_id(node.ino), &layout, past, 0, self.deadline()).await?;
-        self.zero_tail(node, layout, size, end, token_epoch).await?;
+        let dropped = self.data.reaches_all(&layout);
+        if dropped {
+            let past = first_stripe_past(size, layout.stripe_bytes());
+            self.data.drop_file(self.file_id(node.ino), &layout, past, 0, self.deadline()).await?;
+            self.zero_tail(node, layout, size, end, token_epoch).await?;
+        } else {
+            // A target that is away would keep its cells, and take them for part of what is written here next.
+            self.zero_range_in_steps(node, layout, size, end, token_epoch).await?;
+        }
         let mut st = node.lock();
         if st.lease == LeaseKind::Write {
-            st.tail_clean = true;
+            st.tail_clean = dropped;
+            st.tail_zeroed = true;
         } else {
             st.data_end = size;
         }
@@ -336,6 +362,8 @@ impl Inner {
     }
 }
 
+/// Stripes whose old bytes are zeroed at once.
+const ZEROED_STRIPES_AT_ONCE: u64 = 32;
 /// Inodes kept without anybody using them.
 const IDLE_INODES_MAX: usize = 100_000;
 /// Leases given back in one go.

@@ -356,7 +356,7 @@ impl Inner {
     }
 
     /// Bytes (or zeros) as overlays, all pieces at once.
-    async fn overlay_range(
+    pub async fn overlay_range(
         &self,
         node: &Node,
         layout: Layout,
@@ -461,6 +461,7 @@ impl Inner {
         }
         if exclusive && shrinks {
             st.tail_clean = false;
+            st.tail_zeroed = false;
             st.sent_end = 0;
             st.touched.clear();
         }
