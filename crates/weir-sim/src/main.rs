@@ -1,5 +1,6 @@
 //! `cargo run -p weir-sim -- --seed 7 [--runs 1] [--operations 60] [--faults kill-meta,slow-disk | none] [--log FILE]`:
 //! repeats a run of the simulated cluster, or tries many.
+#![allow(clippy::disallowed_types, reason = "the command writes its trace on the real machine")]
 use std::{fs::File, io::Write, process::ExitCode};
 use weir_sim::{FaultKind, Options, run};
 
