@@ -363,11 +363,23 @@ impl StorageNode {
     async fn copy_overlays(&self, acting: &Acting, cell: CellId) -> Result<()> {
         let group = acting.group();
         let data = usize::from(group.scheme.data);
-        let holder = [usize::from(cell.index)]
-            .into_iter()
-            .chain(data..group.members.len())
-            .find(|p| *p != acting.position && group.members[*p].state == MemberState::Current)
-            .ok_or_else(|| Error::unavailable(format!("cell {cell}: no current member has its overlays")))?;
+        let holders = [usize::from(cell.index)].into_iter().chain(data..group.members.len());
+        let mut problem = Error::unavailable(format!("cell {cell}: no current member has its overlays"));
+        for holder in holders {
+            if holder == acting.position || group.members[holder].state != MemberState::Current {
+                continue;
+            }
+            // What is damaged at one holder is whole at another.
+            match self.copy_overlays_from(acting, cell, holder).await {
+                Ok(()) => return Ok(()),
+                Err(e) => problem = e,
+            }
+        }
+        Err(problem)
+    }
+
+    async fn copy_overlays_from(&self, acting: &Acting, cell: CellId, holder: usize) -> Result<()> {
+        let group = acting.group();
         let place = Place { target: group.members[holder].target, group: group.id, epoch: group.epoch };
         let mut after = Seq(0);
         let (stat, _) = self.ask(place.target, StatCell { place, cell }, Vec::new()).await?;
