@@ -31,6 +31,7 @@ use failure::Outcome;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    end_quietly_when_nobody_reads();
     let cli = match cli::Cli::try_parse() {
         Ok(cli) => cli,
         Err(e) => e.exit(),
@@ -47,6 +48,18 @@ fn main() -> ExitCode {
             ExitCode::from(failure.kind().exit_code())
         }
     }
+}
+
+/// `weir status | head -1`: that nobody reads the rest is no failure.
+fn end_quietly_when_nobody_reads() {
+    let usual = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        let text = panic.payload().downcast_ref::<String>().map_or("", String::as_str);
+        if text.starts_with("failed printing to stdout") && text.contains("Broken pipe") {
+            std::process::exit(0);
+        }
+        usual(panic);
+    }));
 }
 
 fn run(command: cli::Command, environment: &roles::Environment) -> Outcome<ExitCode> {

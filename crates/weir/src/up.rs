@@ -57,16 +57,17 @@ pub fn up(args: &cli::Up) -> Outcome<()> {
 
 /// Starts what is missing and waits until every role says that it serves.
 pub fn bring_up(args: &cli::Up) -> Outcome<(Place, Vec<Started>)> {
-    for path in &args.mount {
-        fs::create_dir_all(path)
-            .or_else(|e| if fuse::is_mounted(path) { Ok(()) } else { Err(e) })
-            .doing(format_args!("make the mount point {}", path.display()))?;
-    }
     let mut place = match Place::find(&args.dir)? {
         Some(place) => place,
         None => create(args)?,
     };
     refuse_changes(&place, args)?;
+    // Now, not earlier: a mount point may lie in the cluster's own, new and empty directory.
+    for path in &args.mount {
+        fs::create_dir_all(path)
+            .or_else(|e| if fuse::is_mounted(path) { Ok(()) } else { Err(e) })
+            .doing(format_args!("make the mount point {}", path.display()))?;
+    }
     add_mounts(&mut place, &args.mount)?;
     let _only_one = lock(&place)?;
     let mut started = start_all(&place, &[RoleName::Coord])?;
