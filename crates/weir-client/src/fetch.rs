@@ -22,6 +22,8 @@ const HEDGE_AFTER: Duration = Duration::from_millis(1500);
 /// A seal or a commit may move the version under a reader; each try reads the newest.
 const TRIES_MAX: u32 = 8;
 const MAP_PATIENCE: Duration = Duration::from_millis(500);
+/// A read that needs a member under repair waits this long for it: most groups are repaired in well under a second.
+const REPAIR_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Part of a data cell: `start` is a multiple of CHECKSUM_BLOCK, `len` too or up to the cell's end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -49,7 +51,10 @@ impl Data {
     /// The bytes of a part of a data cell as it is now; fewer than `len`: the rest is zeros.
     pub async fn read_cell(&self, s: StripeRef, range: CellRange) -> Result<Bytes> {
         let mut last = None;
-        for _ in 0..TRIES_MAX {
+        let repaired_by = self.env.clock.now() + REPAIR_PATIENCE.min(self.left(s.deadline));
+        let mut tries = 0;
+        while tries < TRIES_MAX {
+            tries += 1;
             let view = self.view(&s)?;
             let around = match self.read_direct(&s, &view, range).await? {
                 Direct::Bytes(bytes) => return Ok(bytes),
@@ -60,9 +65,16 @@ impl Data {
                     continue;
                 }
             };
-            match self.read_around(&s, range, &around).await? {
-                Decoded::Bytes(bytes) => return Ok(bytes),
-                Decoded::Moved(e) => last = Some(e),
+            match self.read_around(&s, range, &around).await {
+                Ok(Decoded::Bytes(bytes)) => return Ok(bytes),
+                Ok(Decoded::Moved(e)) => last = Some(e),
+                // Too few for now: the members that are behind are being repaired. These waits are no tries.
+                Err(e) if has_behind(&view) && self.env.clock.now() < repaired_by => {
+                    last = Some(e);
+                    tries -= 1;
+                    self.wait_newer(view.map_version(), MAP_PATIENCE.min(self.left(s.deadline))).await;
+                }
+                Err(e) => return Err(e),
             }
             if self.left(s.deadline).is_zero() {
                 break;
@@ -336,6 +348,10 @@ impl Data {
         let calls = ranges.iter().map(|r| Box::pin(self.read_cell(s, *r)) as BoxFuture<'_, Result<Bytes>>);
         join_all(calls.collect()).await.into_iter().collect()
     }
+}
+
+fn has_behind(view: &GroupView) -> bool {
+    view.group().members.iter().any(|m| m.state == MemberState::Behind)
 }
 
 fn usable(view: &GroupView, index: usize, bad: &BTreeSet<usize>) -> bool {
