@@ -325,3 +325,18 @@ fn slow_disks_take_time_and_clocks_drift() {
         assert_eq!(b.clock.wall().0 + 5_000_000_000, a.clock.wall().0);
     });
 }
+
+#[test]
+fn a_world_ends_with_its_last_handle() {
+    let world = World::new(9, SimConfig::default());
+    world.run(async {
+        serve(&world.node("n"), addr(1));
+        let env = world.node("n");
+        env.tasks.spawn("never ends", async { std::future::pending::<()>().await });
+        world.sleep(S).await;
+    });
+    let ended = world.ended();
+    assert!(!ended());
+    drop(world);
+    assert!(ended(), "something keeps the world");
+}

@@ -89,11 +89,14 @@ impl World {
     #[allow(clippy::disallowed_methods)]
     pub fn run<T>(&self, work: impl Future<Output = T>) -> T {
         let main_woken = Arc::new(AtomicBool::new(false));
-        let (world, woken) = (self.0.clone(), main_woken.clone());
+        // Wakers that the world keeps lead to the runtime: it must not lead back.
+        let (world, woken) = (Arc::downgrade(&self.0), main_woken.clone());
         let runtime = tokio::runtime::Builder::new_current_thread()
             .on_thread_park(move || {
                 // `work` can run, though no task can: time stands still.
-                if !woken.load(Ordering::Relaxed) {
+                if !woken.load(Ordering::Relaxed)
+                    && let Some(world) = world.upgrade()
+                {
                     world.advance();
                 }
             })
@@ -117,31 +120,33 @@ impl World {
     pub fn node(&self, name: &str) -> Env {
         let index = self.index_or_add(name);
         let mut state = self.0.lock();
-        if let (true, Some(env)) = (state.nodes[index].up, &state.nodes[index].env) {
-            return env.clone();
-        }
         let mut wakers = Vec::new();
-        if !state.nodes[index].powered {
-            // Back from a power cut: answers segments of old connections with resets.
-            let at_ns = state.now_ns + self.0.config.latency.1.as_nanos() as u64;
-            wakers = state.net.reset(index, None, at_ns);
+        if !state.nodes[index].up {
+            if !state.nodes[index].powered {
+                // Back from a power cut: answers segments of old connections with resets.
+                let at_ns = state.now_ns + self.0.config.latency.1.as_nanos() as u64;
+                wakers = state.net.reset(index, None, at_ns);
+            }
+            let node = &mut state.nodes[index];
+            node.life += 1;
+            (node.up, node.powered) = (true, true);
+            let rng = SplitMix::new(self.0.seed, &format!("{name}, life {}", node.life));
+            node.rng = Arc::new(NodeRng(Mutex::new(rng)));
+            node.buffers = BufferPool::new(NODE_CACHE_BYTES);
+            let life = node.life;
+            state.trace("start", &[index as u64, life]);
         }
-        let node = &mut state.nodes[index];
-        node.life += 1;
-        (node.up, node.powered) = (true, true);
+        let node = &state.nodes[index];
         let here = Here { core: self.0.clone(), node: index, life: node.life };
-        let rng = SplitMix::new(self.0.seed, &format!("{name}, life {}", node.life));
+        // Made anew each time: an `Env` kept here would hold the world for ever.
         let env = Env {
             clock: Clock(Arc::new(here.clone())),
-            rng: Rng(Arc::new(NodeRng(Mutex::new(rng)))),
+            rng: Rng(node.rng.clone()),
             disk: Arc::new(SimDisk { here: Some(here.clone()), state: node.disk.clone() }),
             net: Arc::new(here.clone()),
             tasks: Tasks(Arc::new(here)),
-            buffers: BufferPool::new(NODE_CACHE_BYTES),
+            buffers: node.buffers.clone(),
         };
-        node.env = Some(env.clone());
-        let life = node.life;
-        state.trace("start", &[index as u64, life]);
         drop(state);
         wakers.into_iter().for_each(Waker::wake);
         env
@@ -186,7 +191,6 @@ impl World {
         if !powered {
             node.clock = node.clock.rebooted(now_ns);
         }
-        let env = node.env.take();
         let tasks = std::mem::take(&mut node.tasks);
         let disk = node.disk.clone();
         state.net.close_listeners(index);
@@ -199,7 +203,6 @@ impl World {
         disk.lock().unwrap_or_else(PoisonError::into_inner).unlock_all();
         tasks.into_values().for_each(|task| task.abort());
         wakers.into_iter().for_each(Waker::wake);
-        drop(env);
         index
     }
 
@@ -287,6 +290,12 @@ impl World {
         self.0.lock().trace_lines()
     }
 
+    /// Tells later whether everything of this world was dropped: a world that something keeps is a leak.
+    pub fn ended(&self) -> impl Fn() -> bool + use<> {
+        let core = Arc::downgrade(&self.0);
+        move || core.strong_count() == 0
+    }
+
     fn with_disk<T>(&self, name: &str, change: impl FnOnce(&mut DiskState) -> T) -> T {
         let index = self.index_or_add(name);
         let disk = self.0.lock().nodes[index].disk.clone();
@@ -316,7 +325,8 @@ impl World {
             life: 0,
             up: false,
             powered: true,
-            env: None,
+            rng: Arc::new(NodeRng(Mutex::new(SplitMix::new(self.0.seed, name)))),
+            buffers: BufferPool::new(NODE_CACHE_BYTES),
             disk: Arc::new(Mutex::new(disk)),
             tasks: Default::default(),
             clock,

@@ -7,7 +7,9 @@ use super::{
     core::{Core, SplitMix, State},
     disk::DiskState,
 };
-use crate::{BoxFuture, ClockSource, Env, Instant, RngSource, TaskHandle, WallTime, tasks::TaskRunner};
+use crate::{
+    BoxFuture, BufferPool, ClockSource, Instant, RngSource, TaskHandle, WallTime, tasks::TaskRunner,
+};
 use std::{
     collections::BTreeMap,
     io,
@@ -29,7 +31,9 @@ pub(super) struct Node {
     pub(super) up: bool,
     /// The machine answers (with a refusal if no process runs).
     pub(super) powered: bool,
-    pub(super) env: Option<Env>,
+    /// Of the present life.
+    pub(super) rng: Arc<NodeRng>,
+    pub(super) buffers: BufferPool,
     pub(super) disk: Arc<Mutex<DiskState>>,
     pub(super) tasks: BTreeMap<u64, AbortHandle>,
     pub(super) clock: NodeClock,
