@@ -13,7 +13,7 @@ use weir_kv::{MemoryKv, SharedKv};
 use weir_meta::{LayoutPolicy, Meta, MetaConfig, Purge};
 use weir_proto::coord::TargetOffer;
 use weir_proto::data::DropFile;
-use weir_proto::map::{Role, TargetState};
+use weir_proto::map::{ClusterMap, Group, MemberState, Role, TargetState};
 use weir_proto::meta::Cred;
 use weir_proto::{DiskUuid, Error, FileId, Request, Result, TargetId};
 use weir_rpc::{Call, Connection, Handled, Identity, Server, Service, serve};
@@ -96,6 +96,8 @@ impl Lab {
         Lab::with(seed, "ec:4+2", 2000)
     }
     pub fn with(seed: u64, scheme: &str, lease_ms: u32) -> Lab {
+        let log = tracing_subscriber::fmt().with_test_writer().without_time().with_ansi(false);
+        let _ = log.with_max_level(tracing_subscriber::filter::LevelFilter::INFO).try_init(); // once per process
         Lab(Arc::new(Inner {
             world: World::new(seed, SimConfig { time_max: Duration::from_secs(600), ..SimConfig::default() }),
             scheme: scheme.into(),
@@ -213,6 +215,19 @@ impl Lab {
         });
         self.keep_door("meta", server);
         std::mem::forget(cluster);
+    }
+
+    /// Waits until repair has brought every member that is up to date; otherwise names the groups.
+    pub async fn all_current(&self) -> std::result::Result<(), String> {
+        let env = self.world().node("observer");
+        let who = Lab::observer("observer", Role::Console);
+        let cluster = Cluster::observe(&env, who, PATIENCE).await.unwrap();
+        let behind = |map: &ClusterMap| {
+            let is_behind = |g: &&Group| g.members.iter().any(|m| m.state == MemberState::Behind);
+            map.groups.iter().filter(is_behind).map(|g| g.id).collect::<Vec<_>>()
+        };
+        let waited = cluster.wait_for(Duration::from_secs(60), |map| behind(map).is_empty()).await;
+        waited.map(|_| ()).map_err(|e| format!("{:?} are behind: {e}", behind(&cluster.map())))
     }
 
     pub fn env(&self, name: &str) -> Env {

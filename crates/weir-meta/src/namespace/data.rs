@@ -1,6 +1,6 @@
 //! The size commit: what a writer made durable on targets becomes part of the file.
 use super::*;
-use weir_proto::meta::{Commit, FILE_BYTES_MAX, INLINE_MAX};
+use weir_proto::meta::{Commit, FILE_BYTES_MAX, INLINE_MAX, LeaseKind};
 
 pub fn commit(cx: &mut Cx<'_>, r: &Commit) -> Result<Entry> {
     let mut inode = load_file(cx.read(), r.ino)?;
@@ -13,7 +13,9 @@ pub fn commit(cx: &mut Cx<'_>, r: &Commit) -> Result<Entry> {
     inode.mtime = r.mtime;
     inode.ctime = cx.rules.now;
     inode.data_version += 1;
-    inode.data_end = if has_inline { r.data_end } else { r.data_end.max(inode.size) };
+    // Only who writes alone knows that nothing is left further on.
+    let known = if cx.rules.leases.held(cx.rules.session, r.ino) == LeaseKind::Write { 0 } else { inode.data_end };
+    inode.data_end = known.max(if has_inline { r.data_end } else { r.data_end.max(inode.size) });
     if r.clean && !cx.rules.leases.written_by_others(cx.rules.session, r.ino) {
         inode.dirty = false;
     }
