@@ -88,8 +88,6 @@ pub struct State {
     /// Inline bytes were turned into dirty ones: the next commit drops them.
     pub drop_inline: bool,
     pub allocated: u64,
-    /// When the Write lease was refused because others use the file.
-    pub shared_at: Option<Instant>,
     /// Writes went straight through that the leader was not told the time of.
     pub through_pending: bool,
     pub through_commit_at: Option<Instant>,
@@ -148,7 +146,6 @@ impl State {
             declared_clean: false,
             drop_inline: false,
             allocated: 0,
-            shared_at: None,
             through_pending: false,
             through_commit_at: None,
             error: None,

@@ -25,8 +25,6 @@ const EXTENTS_MAX: usize = 512;
 const STEP_BYTES: usize = 1 << 20;
 /// A writer that waits for memory looks again this often even if nobody told it.
 const MEMORY_LOOK: Duration = Duration::from_millis(50);
-/// A file found shared is taken for shared this long before the Write lease is asked for again.
-const SHARED_LOOK: Duration = Duration::from_millis(200);
 /// A write-through that does not grow the file tells the leader of its time at most this often.
 const TIME_COMMIT_PERIOD: Duration = Duration::from_secs(1);
 /// Lease changes while a write prepares: more is livelock.
@@ -244,18 +242,11 @@ impl Inner {
         Ok(Way::Buffer)
     }
 
-    /// Asks for the Write lease, unless the answer was no a moment ago.
+    /// Asks for the Write lease. The answer no is not remembered: to ask is also what takes others' leases away before
+    /// something is written past them.
     async fn gets_write(&self, node: &Arc<Node>) -> Result<bool> {
-        let now = self.env.clock.now();
-        if node.lock().shared_at.is_some_and(|at| now.since(at) < SHARED_LOOK) {
-            return Ok(false);
-        }
         let granted = self.acquire(node, LeaseKind::Write).await? == LeaseKind::Write;
-        let recover = {
-            let mut st = node.lock();
-            st.shared_at = (!granted).then_some(now);
-            st.recover
-        };
+        let recover = node.lock().recover;
         if recover {
             self.recover(node).await?;
         }
