@@ -168,6 +168,7 @@ pub fn run(seed: u64, options: &Options) -> Result<Outcome, Box<Broken>> {
         SimConfig { log: options.log, time_max: Duration::from_secs(4 * 3600), ..SimConfig::default() };
     let world = World::new(seed, config);
     let told = catch_unwind(AssertUnwindSafe(|| world.run(play(world.clone(), options.clone()))));
+    world.erase_disks();
     let what = match told {
         Ok(Ok(mut outcome)) => {
             outcome.trace_hash = world.trace_hash();

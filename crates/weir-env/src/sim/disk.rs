@@ -67,6 +67,11 @@ struct Dir {
 }
 
 impl DiskState {
+    /// Frees what the files hold.
+    pub(super) fn erase(&mut self) {
+        self.inodes.clear();
+    }
+
     pub(super) fn new(rng: SplitMix, capacity_bytes: u64) -> DiskState {
         let root = Inode { body: Body::Dir(Dir::default()), named: true, opens: 0, lock: None };
         DiskState {
