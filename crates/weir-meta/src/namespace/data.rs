@@ -14,7 +14,8 @@ pub fn commit(cx: &mut Cx<'_>, r: &Commit) -> Result<Entry> {
     inode.ctime = cx.rules.now;
     inode.data_version += 1;
     // Only who writes alone knows that nothing is left further on.
-    let known = if cx.rules.leases.held(cx.rules.session, r.ino) == LeaseKind::Write { 0 } else { inode.data_end };
+    let known =
+        if cx.rules.leases.held(cx.rules.session, r.ino) == LeaseKind::Write { 0 } else { inode.data_end };
     inode.data_end = known.max(if has_inline { r.data_end } else { r.data_end.max(inode.size) });
     if r.clean && !cx.rules.leases.written_by_others(cx.rules.session, r.ino) {
         inode.dirty = false;
