@@ -38,7 +38,7 @@ pub struct Environment {
 /// How long a role waits for a coordinator that starts at the same time.
 const CLUSTER_PATIENCE: Duration = Duration::from_secs(30);
 /// How long an orderly end may take before the process just ends.
-const LEAVE_PATIENCE: Duration = Duration::from_secs(2);
+const LEAVE_PATIENCE: Duration = Duration::from_millis(500);
 /// How long a mount that was taken off the tree waits for the last open file.
 const LAST_USE_PATIENCE: Duration = Duration::from_secs(5);
 /// Idle buffers that a server keeps: it must stay below 256 MiB in all.

@@ -315,10 +315,12 @@ pub fn down(args: &cli::Down) -> Outcome<()> {
     Ok(())
 }
 
-/// Mounts first, so that everything they hold is saved; then the servers. Names of those that had to be killed.
+/// Mounts first, so that everything they hold is saved; then the servers. The coordinator goes before the targets: with
+/// nobody left to write, it need not hear that they leave, and nobody is behind at the next start. Names of those that
+/// had to be killed.
 pub fn take_down(place: &Place) -> Outcome<Vec<String>> {
     let mut killed = Vec::new();
-    let order = [&[RoleName::Mount][..], &[RoleName::Meta], &[RoleName::Storage], &[RoleName::Coord]];
+    let order = [&[RoleName::Mount][..], &[RoleName::Meta], &[RoleName::Coord], &[RoleName::Storage]];
     for roles in order {
         let group: Vec<&Process> =
             place.manifest.processes.iter().filter(|p| roles.contains(&p.role)).collect();
