@@ -100,9 +100,10 @@ fn any_two_of_six_may_die_while_files_are_written_and_read() {
         verify(dir, n);
     }
     write_file(dir, 1000).unwrap();
-    // What arrived of the refused file cannot be made whole: it counts as lacking redundancy until the file goes.
-    fs::remove_file(dir.join("third")).unwrap();
-    wait_until("repair ends", Duration::from_secs(120), || cluster.status()["healthy"] == true);
+    wait_until("every group is full again", Duration::from_secs(120), || {
+        let health = &cluster.status()["health"];
+        health["groups_full"] == health["groups"]
+    });
     // Now two others may go.
     cluster.kill("storage-3");
     cluster.kill("storage-4");
