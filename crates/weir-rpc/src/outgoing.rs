@@ -150,12 +150,14 @@ impl Outgoing {
         (self.unsent.load(Relaxed) > 0, self.sent.load(Relaxed))
     }
 
-    /// Drops the socket and everything queued, now and later.
+    /// Drops the socket, and everything that is queued later. What is queued now still leaves, as far as the socket
+    /// takes it at once, if somebody writes at this moment: among it may be the reason of the end.
     pub fn end(&self) {
         let mut queue = self.lock();
         queue.ended = true;
-        queue.segments.clear();
-        queue.writer = None;
+        if queue.writer.take().is_some() {
+            queue.segments.clear();
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Queue> {
@@ -167,9 +169,13 @@ impl Outgoing {
     }
 
     /// Puts the socket and what was not written back. True if something waits.
-    fn give_back(&self, writer: BoxWriter, mut rest: VecDeque<Segment>) -> bool {
+    fn give_back(&self, mut writer: BoxWriter, mut rest: VecDeque<Segment>) -> bool {
         let mut queue = self.lock();
         if queue.ended {
+            rest.append(&mut queue.segments);
+            drop(queue);
+            // The peer is told if it can be at once; nobody waits for it.
+            let _ = self.poll_write(&mut Context::from_waker(Waker::noop()), &mut writer, &mut rest);
             return false;
         }
         queue.writer = Some(writer);

@@ -45,14 +45,13 @@ async fn many_calls_share_a_connection(env: &Env, addr: &Addr) {
 async fn a_slow_answer_does_not_hold_back_others(env: &Env, addr: &Addr) {
     let (_server, bench, addr) = server(env, addr).await;
     let client = client(env, &addr).await;
-    let slow = client.call(&Wait { wait_ms: 300 }, vec![], PATIENCE);
+    let slow = client.call(&Wait {}, vec![], PATIENCE);
     let fast = async {
         client.call(&Echo { words: "fast".into() }, vec![], PATIENCE).await.unwrap();
-        bench.waits_ended.load(std::sync::atomic::Ordering::SeqCst)
+        bench.release.add_permits(1);
     };
-    let (slow, ended_before) = tokio::join!(slow, fast);
+    let (slow, ()) = tokio::join!(slow, fast);
     assert_eq!(slow.unwrap().0.words, "waited");
-    assert_eq!(ended_before, 0);
 }
 
 async fn errors_arrive_as_they_were_given(env: &Env, addr: &Addr) {
@@ -76,12 +75,11 @@ async fn errors_arrive_as_they_were_given(env: &Env, addr: &Addr) {
 async fn a_call_ends_by_its_deadline(env: &Env, addr: &Addr) {
     let (_server, bench, addr) = server(env, addr).await;
     let client = client(env, &addr).await;
-    let begun = env.clock.now();
-    let e = client.call(&Wait { wait_ms: 700 }, vec![], Duration::from_millis(200)).await.unwrap_err();
+    let e = client.call(&Wait {}, vec![], Duration::from_millis(200)).await.unwrap_err();
     assert_eq!(e.kind, ErrorKind::Deadline);
     assert!(e.context.contains("Wait") && e.context.contains("server"), "{e:?}");
-    assert!(env.clock.now().since(begun) < Duration::from_millis(600));
     // What was begun runs to its end; its answer disturbs nobody.
+    bench.release.add_permits(1);
     until(env, "the wait ends", || bench.waits_ended.load(std::sync::atomic::Ordering::SeqCst) == 1).await;
     client.call(&Echo { words: String::new() }, vec![], PATIENCE).await.unwrap();
 }
@@ -94,7 +92,7 @@ async fn dropped_calls_free_their_places(env: &Env, addr: &Addr) {
         for _ in 0..CALLS_MAX {
             let (client, env2, ended) = (client.clone(), env.clone(), ended.clone());
             env.tasks.spawn("impatient caller", async move {
-                let call = client.call(&Wait { wait_ms: 10_000 }, vec![], PATIENCE);
+                let call = client.call(&Wait {}, vec![], PATIENCE);
                 let answered = env2.clock.timeout(Duration::from_millis(20), call).await;
                 assert!(answered.is_err(), "{answered:?}");
                 drop(ended);
@@ -121,7 +119,7 @@ async fn either_end_may_call(env: &Env, addr: &Addr) {
 async fn the_end_fails_all_calls_at_once(env: &Env, addr: &Addr) {
     let (server, bench, addr) = server(env, addr).await;
     let client = client(env, &addr).await;
-    let waiting = client.call(&Wait { wait_ms: 60_000 }, vec![], PATIENCE);
+    let waiting = client.call(&Wait {}, vec![], PATIENCE);
     let stop = async {
         client.call(&Echo { words: String::new() }, vec![], PATIENCE).await.unwrap();
         server.stop();

@@ -161,8 +161,7 @@ fn a_half_open_connection_is_found_dead() {
         let cut_off = client(&far, &addr()).await;
         let begun = env.clock.now();
         world.partition("far", "server");
-        let e =
-            cut_off.call(&Wait { wait_ms: 600_000 }, vec![], Duration::from_secs(3600)).await.unwrap_err();
+        let e = cut_off.call(&Wait {}, vec![], Duration::from_secs(3600)).await.unwrap_err();
         assert_eq!(e.kind, ErrorKind::Unavailable);
         assert!(e.context.contains("silent"), "{e:?}");
         let took = env.clock.now().since(begun);
@@ -182,7 +181,7 @@ fn a_killed_peer_is_noticed_at_once() {
         let env = world.node("client");
         let connection: Connection = client(&env, &addr()).await;
         let begun = env.clock.now();
-        let call = connection.call(&Wait { wait_ms: 60_000 }, vec![], PATIENCE);
+        let call = connection.call(&Wait {}, vec![], PATIENCE);
         let kill = async {
             connection.call(&Echo { words: String::new() }, vec![], PATIENCE).await.unwrap();
             world.kill("server");
