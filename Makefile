@@ -16,7 +16,8 @@ demo: build ## Two detectors write to six targets, one is killed at half time, e
 
 # Clippy first: it finds in one minute what the tests would need ten for. One profile for all tests, so that
 # everything is compiled once; the unit tests run last and close the output with cargo's own summary.
-test: setup lint ## Format, lints and all tests
+test: export WEIR_TEST_ALL = 1
+test: setup lint ## Format, lints and all tests; none is left out
 	cargo test --locked --workspace --doc
 	cargo test --locked --workspace --tests
 

@@ -424,7 +424,7 @@ async fn clock_sleeps_as_long_as_asked(env: Env, _: PathBuf) {
     let (start, wall) = (env.clock.now(), env.clock.wall());
     env.clock.sleep(Duration::from_millis(30)).await;
     let passed = env.clock.now().since(start);
-    assert!(passed >= Duration::from_millis(30) && passed < Duration::from_secs(20), "{passed:?}");
+    assert!(passed >= Duration::from_millis(30) && passed < Duration::from_secs(120), "{passed:?}");
     assert!(env.clock.wall() > wall && wall.0 > 1_700_000_000_000_000_000);
     env.clock.sleep_until(start).await; // in the past: at once
 }
@@ -435,7 +435,7 @@ async fn clock_timeout_cuts(env: Env, _: PathBuf) {
     assert_eq!(env.clock.timeout(Duration::ZERO, async { 7 }).await, Ok(7), "what is ready wins");
     let clock = env.clock.clone();
     let soon = async move { clock.sleep(Duration::from_millis(1)).await };
-    assert_eq!(env.clock.timeout(Duration::from_secs(20), soon).await, Ok(()));
+    assert_eq!(env.clock.timeout(Duration::from_secs(120), soon).await, Ok(()));
 }
 
 async fn rng_differs(env: Env, _: PathBuf) {
@@ -486,7 +486,7 @@ async fn tasks_blocking_runs_on_when_nobody_waits(env: Env, _: PathBuf) {
     });
     rx.await.unwrap();
     caller.abort();
-    let deadline = env.clock.now() + Duration::from_secs(20);
+    let deadline = env.clock.now() + Duration::from_secs(120);
     while ran.load(Ordering::SeqCst) == 0 {
         assert!(env.clock.now() < deadline, "the work never ran");
         env.clock.sleep(Duration::from_millis(1)).await;

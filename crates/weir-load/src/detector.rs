@@ -466,3 +466,37 @@ impl Run<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::FileExt;
+
+    /// A file system that loses writes: finished frames are changed before they are read back.
+    #[test]
+    fn a_wrong_byte_is_noticed() {
+        let dir = tempfile::tempdir().unwrap();
+        let work = DetectorWork {
+            dir: dir.path().to_path_buf(),
+            detector: 0,
+            frame_count: 12,
+            hz: 0.0,
+            frame_bytes: 123_457,
+            frames: None,
+            append: false,
+            writers: 2,
+            fsync: false,
+            direct: false,
+            seed: 5,
+            watch: None,
+        };
+        let gate = &mut || Ok(Instant::now());
+        assert_eq!(work.run(gate).unwrap().ops, 12);
+        assert_eq!(work.check(gate).unwrap().bad, 0);
+        let third = std::fs::OpenOptions::new().write(true).open(work.path(3)).unwrap();
+        third.write_all_at(b"x", 100_000).unwrap();
+        std::fs::remove_file(work.path(7)).unwrap();
+        let found = work.check(gate).unwrap();
+        assert_eq!((found.ops, found.bad), (10, 2), "{:?}", found.first_bad);
+    }
+}

@@ -20,7 +20,7 @@ use weir_store::peers::{PeerReply, Peers};
 use weir_store::service::{StorageNode, TargetConfig};
 
 const CELL: usize = 64 << 10;
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The cluster as its members see it; also the coordinator.
 struct World {

@@ -109,7 +109,7 @@ fn a_running_cluster_shrugs_off_garbage_and_strangers() {
             [pattern(n as u64, 4096), vec![0; 64], b"GET / HTTP/1.1\r\n\r\n".to_vec(), vec![0xff; 1 << 20]]
         {
             let mut stream = TcpStream::connect(addr).unwrap();
-            stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+            stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
             let _ = stream.write_all(&garbage); // it may be closed before all is sent
             let _ = stream.shutdown(Shutdown::Write);
             let mut answer = Vec::new();
@@ -169,7 +169,8 @@ fn a_running_cluster_shrugs_off_garbage_and_strangers() {
 
 #[test]
 fn a_full_disk_is_an_error_and_deleting_helps() {
-    if !can_mount() || !rustix::process::geteuid().is_root() {
+    let is_root = rustix::process::geteuid().is_root();
+    if !can_mount() || !(is_root || common::left_out("only root may mount a small disk")) {
         return;
     }
     // Six targets on a memory file system: their journals take a quarter of it.
@@ -201,7 +202,7 @@ fn a_full_disk_is_an_error_and_deleting_helps() {
         for n in 0..n {
             fs::remove_file(mount.join(format!("f{n}"))).unwrap();
         }
-        common::wait_until("space comes back", Duration::from_secs(30), || {
+        common::wait_until("space comes back", Duration::from_secs(120), || {
             fs::write(mount.join("again"), &block).is_ok()
         });
         assert!(weir(&["down", "--dir", dir.to_str().unwrap()]).status.success());

@@ -233,6 +233,6 @@ fn unmount_and_down_leave_nothing() {
     drop(open);
     assert!(!cluster.dir().exists(), "no byte is left");
     let gone = |pid: &i64| fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|s| !s.contains(") Z"));
-    wait_until("no process is left", Duration::from_secs(10), || !pids.iter().any(gone));
+    wait_until("no process is left", Duration::from_secs(60), || !pids.iter().any(gone));
     assert!(!fs::read_to_string("/proc/self/mountinfo").unwrap().contains(cluster.mount().to_str().unwrap()));
 }

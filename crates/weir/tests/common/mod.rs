@@ -12,23 +12,23 @@ use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// Whether this machine can mount at all; says so if a test is left out.
+/// Whether this machine can mount at all. A test that cannot run here is left out, and says so;
+/// where nothing may be left out, as in `make test`, it fails.
 pub fn can_mount() -> bool {
-    let can = Path::new("/dev/fuse").exists();
-    if !can {
-        eprintln!("left out: /dev/fuse is missing on this machine");
-    }
-    can
+    Path::new("/dev/fuse").exists() || left_out("/dev/fuse is missing: load the module fuse")
 }
 
-/// Whether a program is installed; says so if a test is left out.
+/// Whether a program is there; like `can_mount`.
 pub fn has(program: &str) -> bool {
-    let found =
-        Command::new("sh").args(["-c", &format!("command -v {program}")]).output().unwrap().status.success();
-    if !found {
-        eprintln!("left out: {program} is not installed");
-    }
-    found
+    let found = Command::new("sh").args(["-c", &format!("command -v {program}")]).output().unwrap();
+    found.status.success() || left_out(&format!("{program} is not installed: run `make setup`"))
+}
+
+/// Always false.
+pub fn left_out(why: &str) -> bool {
+    assert!(std::env::var_os("WEIR_TEST_ALL").is_none(), "this test cannot run: {why}");
+    eprintln!("left out: {why}");
+    false
 }
 
 pub fn weir(args: &[&str]) -> Output {
@@ -58,6 +58,17 @@ pub fn wait_until(what: &str, patience: Duration, mut condition: impl FnMut() ->
     while !condition() {
         assert!(Instant::now() < deadline, "not within {patience:?}: {what}");
         std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Does something when the scope is left by a panic: other threads of a test must not wait for ever then.
+pub struct OnPanic<F: FnMut()>(pub F);
+
+impl<F: FnMut()> Drop for OnPanic<F> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            (self.0)();
+        }
     }
 }
 
@@ -144,7 +155,7 @@ impl Cluster {
     pub fn kill(&self, name: &str) {
         let pid = self.pid(name).unwrap_or_else(|| panic!("{name} does not run"));
         shell(&format!("kill -KILL {pid}"));
-        wait_until(&format!("{name} is gone"), Duration::from_secs(10), || self.pid(name).is_none());
+        wait_until(&format!("{name} is gone"), Duration::from_secs(60), || self.pid(name).is_none());
     }
 
     pub fn names(&self) -> Vec<String> {
@@ -161,7 +172,7 @@ impl Cluster {
         let names = self.names();
         let pids: Vec<String> = names.iter().filter_map(|n| self.pid(n)).map(|p| p.to_string()).collect();
         shell(&format!("kill -KILL {}", pids.join(" ")));
-        wait_until("all are gone", Duration::from_secs(10), || names.iter().all(|n| self.pid(n).is_none()));
+        wait_until("all are gone", Duration::from_secs(60), || names.iter().all(|n| self.pid(n).is_none()));
     }
 }
 
