@@ -100,12 +100,20 @@ impl Cluster {
         Client::connect(self.world.node(name), config, Arc::new(NoKernel)).await
     }
 
-    /// Until every member of every group holds all that it should.
+    /// Until every member of every group holds all that it should, and nobody counts debt any more.
     pub async fn wait_whole(&self, patience: Duration) -> Result<()> {
         let deadline: Instant = self.world.now() + patience;
         loop {
-            let map = self.seen.map();
-            let Err(lacks) = whole(&map, &self.options) else { return Ok(()) };
+            let lacks = match whole(&self.seen.map(), &self.options) {
+                Err(lacks) => lacks,
+                Ok(()) => match self.seen.status().await {
+                    Err(e) => e.to_string(),
+                    Ok(status) => match status.targets.iter().find(|t| t.debt_cells > 0) {
+                        None => return Ok(()),
+                        Some(t) => format!("{} counts {} cells that lack redundancy", t.target, t.debt_cells),
+                    },
+                },
+            };
             if self.world.now() > deadline {
                 return Err(Error::deadline(lacks));
             }

@@ -7,7 +7,8 @@ use crate::alloc::Extent;
 use crate::format::*;
 use std::collections::BTreeMap;
 use weir_kv::{Read, Scan, Txn};
-use weir_proto::map::Scheme;
+use weir_proto::data::MissingMask;
+use weir_proto::map::{Group, MemberState, Scheme};
 use weir_proto::{CellId, Epoch, Error, FileId, PgId, Result, Seq, Version};
 
 /// Under which group, epoch and scheme a request acts.
@@ -16,9 +17,16 @@ pub struct Scope {
     pub group: PgId,
     pub epoch: Epoch,
     pub scheme: Scheme,
+    /// Bit i: member i is current in that epoch, so its fragments are no debt.
+    pub current: MissingMask,
 }
 
 impl Scope {
+    pub fn of(group: &Group) -> Scope {
+        let current = group.members.iter().enumerate().filter(|(_, m)| m.state == MemberState::Current);
+        let current = current.fold(0, |mask, (i, _)| mask | (1 << i));
+        Scope { group: group.id, epoch: group.epoch, scheme: group.scheme, current }
+    }
     pub fn is_data(&self, cell: CellId) -> bool {
         cell.index < self.scheme.data
     }
@@ -109,6 +117,7 @@ fn header(read: &dyn Read, scope: &Scope, cell: CellId) -> Result<Option<Header>
 /// A header under change: written back with what differs.
 struct Change {
     cell: CellId,
+    current: MissingMask,
     before: Option<Header>,
     now: Header,
 }
@@ -117,9 +126,11 @@ impl Change {
         let before = header(txn, scope, cell)?;
         let mut now = before.clone().unwrap_or_else(|| Header::new(scope.group, scope.scheme, scope.epoch));
         now.epoch = now.epoch.max(scope.epoch);
-        Ok(Change { cell, before, now })
+        Ok(Change { cell, current: scope.current, before, now })
     }
-    fn save(self, txn: &mut dyn Txn, delta: &mut Delta) {
+    /// A current member holds everything: what is noted against it is settled.
+    fn save(mut self, txn: &mut dyn Txn, delta: &mut Delta) {
+        self.now.missing &= !self.current;
         delta.debt_cells += i64::from(self.now.missing != 0)
             - i64::from(self.before.as_ref().is_some_and(|h| h.missing != 0));
         if self.before.is_none() {
@@ -414,7 +425,7 @@ fn same_write(a: &Overlay, b: &Overlay) -> bool {
     (a.offset, a.len, a.kind, a.crc) == (b.offset, b.len, b.kind, b.crc)
 }
 
-/// Replaces the mask of missing fragments of a version (0: of whatever is there).
+/// Adds to the mask of missing fragments of a version (0: of whatever is there). Only the members' return takes bits away.
 pub fn mark_missing(
     txn: &mut dyn Txn,
     scope: &Scope,
@@ -424,7 +435,7 @@ pub fn mark_missing(
     delta: &mut Delta,
 ) -> Result<()> {
     if let Some(mut prepared) = get::<Fragment>(txn, &prepared_key(cell, version))? {
-        prepared.missing = missing;
+        prepared.missing |= missing;
         txn.put(&prepared_key(cell, version), &prepared.to_value());
     }
     if header(txn, scope, cell)?.is_none() {
@@ -435,15 +446,25 @@ pub fn mark_missing(
         return Ok(());
     }
     let mut change = Change::open(txn, scope, cell)?;
-    change.now.missing = missing;
+    change.now.missing |= missing;
     change.save(txn, delta);
+    Ok(())
+}
+
+/// Settles a cell's debt to members that are current in the scope's epoch.
+pub fn settle_debt(txn: &mut dyn Txn, scope: &Scope, cell: CellId, delta: &mut Delta) -> Result<()> {
+    let Some(now) = header(txn, scope, cell)?.filter(|h| h.missing & scope.current != 0) else {
+        return Ok(());
+    };
+    // Not a write: the epoch of the last one stays, or repair would list the cell for nothing.
+    Change { cell, current: scope.current, before: Some(now.clone()), now }.save(txn, delta);
     Ok(())
 }
 
 /// Drops everything of one cell that is listed here.
 pub fn drop_cell(txn: &mut dyn Txn, cell: CellId, delta: &mut Delta) -> Result<()> {
     let Some(header) = get::<Header>(txn, &header_key(cell))? else { return Ok(()) };
-    let mut change = Change { cell, before: Some(header.clone()), now: header };
+    let mut change = Change { cell, current: 0, before: Some(header.clone()), now: header };
     change.drop_overlays(txn, delta, Seq(0), Seq(u64::MAX))?;
     for gone in prepared(txn, cell)? {
         txn.delete(&prepared_key(cell, gone.version));

@@ -6,7 +6,7 @@ use crate::cells::{self, Scope, get};
 use crate::format::*;
 use weir_kv::{Read, Scan, SharedKv};
 use weir_proto::data::{CellStat, CellSummary};
-use weir_proto::{CellId, FileId, Result, Seq, Version};
+use weir_proto::{CellId, FileId, PgId, Result, Seq, Version};
 
 pub fn stat_of(r: &dyn Read, scope: &Scope, cell: CellId) -> Result<CellStat> {
     let base: Option<Fragment> = get(r, &base_key(cell))?;
@@ -51,6 +51,25 @@ pub fn summary(r: &dyn Read, cell: CellId) -> Result<Option<CellSummary>> {
 
 pub fn file_cells(r: &dyn Read, file: FileId, from_stripe: u64, limit: usize) -> Result<Vec<CellId>> {
     let (start, end) = file_range(HEADER, file, from_stripe);
+    let mut found = Vec::new();
+    let mut problem = Ok(());
+    r.scan(&start, &end, &mut |key, _| match cell_of_key(key) {
+        Ok(cell) if found.len() < limit => {
+            found.push(cell);
+            Scan::More
+        }
+        Ok(_) => Scan::Stop,
+        Err(e) => {
+            problem = Err(e);
+            Scan::Stop
+        }
+    })?;
+    problem.map(|()| found)
+}
+
+/// The next cells of a group in order.
+pub fn listed_cells(r: &dyn Read, group: PgId, after: Option<CellId>, limit: usize) -> Result<Vec<CellId>> {
+    let (start, end) = listed_range(group, after);
     let mut found = Vec::new();
     let mut problem = Ok(());
     r.scan(&start, &end, &mut |key, _| match cell_of_key(key) {

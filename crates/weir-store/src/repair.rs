@@ -41,8 +41,6 @@ pub struct StripeView {
     pub newest: Version,
     /// What current peers' logs of each data cell say of themselves: sequence and sum. More than one: they differ.
     pub logs: BTreeMap<u8, BTreeSet<(Seq, u64)>>,
-    /// Some peer counts fragments of it as missing.
-    pub missing: u64,
 }
 
 /// What to do about one stripe at the member at `position`.
@@ -52,8 +50,6 @@ pub struct StripePlan {
     pub rebuild: Option<Version>,
     /// Copy the overlay logs of these data cells.
     pub copy: Vec<u8>,
-    /// Peers count this member's fragment as missing: tell them that it is here.
-    pub clear: bool,
 }
 
 /// `own`: the version of the own base. `own_logs`: sequence and sum of the own logs of data cells.
@@ -72,7 +68,6 @@ pub fn plan(
     StripePlan {
         rebuild: (view.newest > own).then_some(view.newest),
         copy: view.logs.iter().filter(|(i, logs)| keeps(i) && differs(i, logs)).map(|(i, _)| *i).collect(),
-        clear: view.missing & (1 << position) != 0,
     }
 }
 
@@ -83,6 +78,8 @@ struct Rebuilt {
     cuts: Vec<Seq>,
     /// For a data cell: overlays up to here are in the bytes.
     cut: Seq,
+    /// Other members that lack their fragment.
+    missing: MissingMask,
 }
 
 impl StorageNode {
@@ -97,7 +94,7 @@ impl StorageNode {
             if group.members[position].state != MemberState::Behind {
                 continue;
             }
-            let scope = Scope { group: group.id, epoch: group.epoch, scheme: group.scheme };
+            let scope = Scope::of(group);
             let acting = Acting { target: target.clone(), scope, map: map.clone(), position };
             match self.repair_group(&acting).await {
                 Ok(()) => {
@@ -173,7 +170,6 @@ impl StorageNode {
             }
             let view = stripes.entry((cell.file, cell.stripe)).or_default();
             view.newest = view.newest.max(summary.base);
-            view.missing |= summary.missing;
             if cell.index < group.scheme.data {
                 view.logs.entry(cell.index).or_default().insert((summary.seq, summary.log_sum));
             }
@@ -205,9 +201,6 @@ impl StorageNode {
         for index in todo.copy {
             self.copy_overlays(acting, CellId { index, ..own }).await?;
         }
-        if todo.clear {
-            self.clear_missing(acting, file, stripe).await;
-        }
         Ok(())
     }
 
@@ -223,7 +216,7 @@ impl StorageNode {
                     cell: own,
                     version: rebuilt.version,
                     mode: WriteMode::Fresh,
-                    missing: 0,
+                    missing: rebuilt.missing,
                     cuts: &rebuilt.cuts,
                     block_crcs: &block_crcs(&rebuilt.bytes, CHECKSUM_BLOCK as usize),
                     data: &rebuilt.bytes,
@@ -321,7 +314,8 @@ impl StorageNode {
         } else {
             Seq(0)
         };
-        Ok(Some(Rebuilt { bytes, version, cuts, cut }))
+        let missing = stats.values().fold(0, |mask, s| mask | s.missing) & !(1 << acting.position);
+        Ok(Some(Rebuilt { bytes, version, cuts, cut, missing }))
     }
 
     fn stat_peer(
@@ -485,34 +479,6 @@ impl StorageNode {
         Ok(())
     }
 
-    /// Tells the peers that this member's fragment of a stripe is here again.
-    async fn clear_missing(&self, acting: &Acting, file: FileId, stripe: u64) {
-        let group = acting.group();
-        let bit = 1u64 << acting.position;
-        let mut calls = Vec::new();
-        for p in current_peers(group, acting.position) {
-            let place = Place { target: group.members[p].target, group: group.id, epoch: group.epoch };
-            let data = group.scheme.data;
-            let mirrored: Vec<u8> = if p >= usize::from(data) { (0..data).collect() } else { Vec::new() };
-            for index in mirrored.into_iter().chain([p as u8]) {
-                let cell = CellId { file, stripe, index };
-                let (stat, clear) = (self.ask(place.target, StatCell { place, cell }, Vec::new()), bit);
-                calls.push(Box::pin(async move {
-                    let missing = stat.await?.0.missing;
-                    if missing & clear != 0 {
-                        let request =
-                            MarkMissing { place, cell, version: Version(0), missing: missing & !clear };
-                        self.ask(place.target, request, Vec::new()).await?;
-                    }
-                    Ok(())
-                }) as BoxFuture<'_, Result<()>>);
-            }
-        }
-        for e in join_all(calls).await.into_iter().filter_map(|r| r.err()) {
-            tracing::debug!(%file, stripe, "clear a missing fragment: {e}");
-        }
-    }
-
     /// Verifies what somebody doubts, and rebuilds what is damaged.
     pub(crate) async fn mend(&self, target: &Arc<Target>) -> Result<()> {
         for cell in target.take_suspects() {
@@ -539,7 +505,7 @@ impl StorageNode {
         let map = self.peers.map();
         let Some(group) = map.group(header.group) else { return Ok(None) };
         let position = group.members.iter().position(|m| m.target == target.store.target);
-        let scope = Scope { group: group.id, epoch: group.epoch, scheme: group.scheme };
+        let scope = Scope::of(group);
         Ok(position.map(|position| Acting { target: target.clone(), scope, map: map.clone(), position }))
     }
 }
@@ -574,13 +540,12 @@ mod tests {
                 (2, log(9, 8)),
                 (3, BTreeSet::from([(Seq(1), 1), (Seq(2), 5)])),
             ]),
-            missing: 0b10_0000,
         };
         let own = BTreeMap::from([(0, (Seq(3), 7)), (2, (Seq(9), 1)), (3, (Seq(2), 5))]);
         let plan = |version, position| plan(&view, Version::new(1, version), &own, position, 4);
-        let parity = StripePlan { rebuild: Some(Version::new(1, 4)), copy: vec![2, 3], clear: true };
+        let parity = StripePlan { rebuild: Some(Version::new(1, 4)), copy: vec![2, 3] };
         assert_eq!(plan(3, 5), parity);
-        assert_eq!(plan(4, 2), StripePlan { rebuild: None, copy: vec![2], clear: false });
+        assert_eq!(plan(4, 2), StripePlan { rebuild: None, copy: vec![2] });
         assert_eq!(plan(4, 0), StripePlan::default());
         assert_eq!(plan(4, 1), StripePlan::default());
     }

@@ -1,11 +1,13 @@
 //! Background work of a storage node: settle, seal, repair, mend, return space. One loop, one thing at a time per
 //! target, so that it never takes more than a share of the node.
+use crate::cells::Scope;
 use crate::seal::SealLimits;
 use crate::service::{StorageNode, Target};
 use crate::spill::SPILL_AT_BYTES;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
 use weir_env::{Instant, Tasks};
+use weir_proto::map::Group;
 
 /// Pause between rounds in which nothing was done.
 const ROUND_PAUSE: Duration = Duration::from_millis(250);
@@ -56,6 +58,9 @@ impl StorageNode {
             log("repair", e);
             0
         });
+        if let Err(e) = self.settle_debt(target).await {
+            log("settle debt", e);
+        }
         if let Err(e) = self.mend(target).await {
             log("mend", e);
         }
@@ -68,6 +73,28 @@ impl StorageNode {
             log("return space", e);
         }
         repaired + sealed > 0
+    }
+}
+
+impl StorageNode {
+    /// Debt is to members that are not current. When the map says that one is again, each target looks through its
+    /// own cells: nobody has to be told, so nobody can miss it.
+    async fn settle_debt(&self, target: &Arc<Target>) -> weir_proto::Result<()> {
+        if !target.store.has_debt() {
+            return Ok(());
+        }
+        let map = self.peers.map();
+        let mine = |g: &&Group| g.members.iter().any(|m| m.target == target.store.target);
+        for group in map.groups.iter().filter(mine) {
+            let known = target.settled.lock().unwrap_or_else(PoisonError::into_inner).get(&group.id).copied();
+            if known == Some(group.epoch) {
+                continue; // what is written under an epoch counts no debt to its current members
+            }
+            let (store, scope) = (target.store.clone(), Scope::of(group));
+            self.env.tasks.blocking(move || store.settle_debt(&scope)).await?;
+            target.settled.lock().unwrap_or_else(PoisonError::into_inner).insert(group.id, group.epoch);
+        }
+        Ok(())
     }
 }
 

@@ -207,7 +207,7 @@ impl StorageNode {
         if entry.members.get(position)?.target != target.store.target {
             return None;
         }
-        let scope = Scope { group, epoch: entry.epoch, scheme: entry.scheme };
+        let scope = Scope::of(entry);
         Some(Acting { target: target.clone(), scope, map: map.clone(), position })
     }
 
@@ -390,7 +390,7 @@ impl StorageNode {
         let Some(position) = group.members.iter().position(|m| m.target == target.store.target) else {
             return Ok(());
         };
-        let scope = Scope { group: group.id, epoch: group.epoch, scheme: group.scheme };
+        let scope = Scope::of(group);
         let acting = Acting { target: target.clone(), scope, map: map.clone(), position };
         let answers: Vec<_> =
             self.stat_all(&acting, cell.file, cell.stripe).await.into_iter().map(Result::ok).collect();

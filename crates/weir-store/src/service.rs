@@ -19,7 +19,7 @@ use weir_kv::{CommitSeq, SharedKv};
 use weir_proto::coord::TargetReport;
 use weir_proto::data::*;
 use weir_proto::map::{ClusterMap, Group, MemberState};
-use weir_proto::{CellId, Error, ErrorKind, FileId, PgId, Request, Result, Seq, TargetId, Wire};
+use weir_proto::{CellId, Epoch, Error, ErrorKind, FileId, PgId, Request, Result, Seq, TargetId, Wire};
 use weir_rpc::{Call, Handled, Reply, Service};
 
 /// How long a request with a newer epoch waits for the map that explains it.
@@ -58,6 +58,8 @@ pub(crate) struct Target {
     progress: Notify,
     pub recent: Mutex<Recent>,
     suspects: Mutex<BTreeSet<CellId>>,
+    /// The epoch of each group under which its debt was looked through.
+    pub settled: Mutex<BTreeMap<PgId, Epoch>>,
 }
 
 /// Stripes with overlays logged here lately whose seal this target leads.
@@ -153,6 +155,7 @@ impl StorageNode {
                 progress: Notify::new(),
                 recent: Mutex::new(Recent { incomplete: true, ..Recent::default() }),
                 suspects: Mutex::default(),
+                settled: Mutex::default(),
             };
             opened.insert(id, Arc::new(target));
         }
@@ -239,7 +242,7 @@ impl StorageNode {
         let position = group.members.iter().position(|m| m.target == place.target).ok_or_else(|| {
             Error::stale(format!("{} is no member of {} under {}", place.target, place.group, place.epoch))
         })?;
-        let scope = Scope { group: group.id, epoch: group.epoch, scheme: group.scheme };
+        let scope = Scope::of(group);
         Ok(Admit::Ready(Acting { target, scope, map: map.clone(), position }))
     }
     /// `admit`, waiting for the map if need be.

@@ -30,7 +30,7 @@ pub const INLINE_BYTES_MAX: u32 = 16 << 10;
 /// Data of one `ReadOverlays` reply.
 const OVERLAYS_REPLY_BYTES: u64 = 4 << 20;
 const OVERLAYS_REPLY_COUNT: usize = 8192;
-/// Cells dropped in one transaction.
+/// Cells dropped, or looked through for debt, in one transaction.
 const DROP_BATCH: usize = 256;
 /// Entries of one listing.
 const LIST_MAX: u32 = 4096;
@@ -550,6 +550,26 @@ impl Store {
             problem
         })?;
         Ok(found)
+    }
+    pub fn has_debt(&self) -> bool {
+        self.counters.debt_cells.load(Relaxed) > 0
+    }
+    /// Settles the debt to members that are current, cell by cell of the scope's group. Blocks.
+    pub fn settle_debt(&self, scope: &Scope) -> Result<()> {
+        let mut after = None;
+        loop {
+            let mut batch = Vec::new();
+            self.kv.read(&mut |r| {
+                batch = lookup::listed_cells(r, scope.group, after, DROP_BATCH)?;
+                Ok(())
+            })?;
+            let Some(last) = batch.last().copied() else { return Ok(()) };
+            self.change(&mut |txn, delta| {
+                cells::check_epoch(txn, scope.group, scope.epoch)?;
+                batch.iter().try_for_each(|cell| cells::settle_debt(txn, scope, *cell, delta))
+            })?;
+            after = Some(last);
+        }
     }
     /// The newest token epoch among a cell's overlays and base, and its file's fence.
     pub fn newest_token_epoch(&self, cell: CellId) -> Result<u32> {

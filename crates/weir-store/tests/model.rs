@@ -16,7 +16,8 @@ use weir_store::cells::{Appended, Numbering, Scope};
 use weir_store::store::{FragmentWrite, OverlayWrite, Store};
 
 const CELL_BYTES: u32 = 128 << 10;
-const SCOPE: Scope = Scope { group: PgId(3), epoch: Epoch(5), scheme: Scheme { data: 2, parity: 1 } };
+const SCOPE: Scope =
+    Scope { group: PgId(3), epoch: Epoch(5), scheme: Scheme { data: 2, parity: 1 }, current: 0 };
 
 fn cell(file: u64, stripe: u64) -> CellId {
     CellId { file: FileId { volume: VolumeId(1), inode: InodeId(file) }, stripe, index: 1 }
