@@ -40,7 +40,8 @@ const REASON_BYTES_MAX: usize = HELLO_BODY_MAX as usize - 64;
 #[derive(Clone)]
 pub struct Connection(Arc<Handle>);
 
-/// What users hold. The tasks of the connection hold only [`Inner`], so that they do not keep it alive.
+/// What users hold. The tasks of the connection hold only [`Inner`], so that they do not keep it alive. The service is
+/// held by the tasks only: services keep connections, and a killed node's tasks end without a farewell.
 struct Handle(Arc<Inner>);
 
 impl Drop for Handle {
@@ -53,7 +54,6 @@ struct Inner {
     env: Env,
     id: u64,
     peer: Peer,
-    service: Arc<dyn Service>,
     outgoing: Outgoing,
     calls: Mutex<Calls>,
     call_slots: Semaphore,
@@ -66,8 +66,18 @@ struct Inner {
     handle: OnceLock<Weak<Handle>>,
     /// Told once when the connection ends.
     on_close: Mutex<Option<OnClose>>,
+    farewell: Mutex<Farewell>,
+}
+
+/// The service's last word about a connection, from the watch task.
+#[derive(Default)]
+enum Farewell {
+    #[default]
+    NotYet,
     /// Kept from the end until the service has heard of it.
-    farewell: Mutex<Option<Connection>>,
+    ToSay(Connection),
+    /// Said, or nobody is left to say it.
+    Over,
 }
 
 /// Body and payload.
@@ -105,7 +115,6 @@ impl Connection {
             env: env.clone(),
             id: env.rng.next_u64(),
             peer,
-            service,
             outgoing,
             calls: Mutex::default(),
             call_slots: Semaphore::new(CALLS_MAX),
@@ -124,10 +133,11 @@ impl Connection {
         keep(&connection);
         let (reader, writer, watch) = (inner.clone(), inner.clone(), inner.clone());
         let reads = incoming.reads();
+        let (served_by, told) = (service.clone(), service);
         let tasks = [
             env.tasks.spawn("rpc reader", async move {
                 let ended = CloseOnPanic(&reader);
-                let reason = reader.read(incoming).await;
+                let reason = reader.read(incoming, &*served_by).await;
                 drop(ended);
                 reader.close(reason, false);
             }),
@@ -137,6 +147,7 @@ impl Connection {
             }),
         ];
         // Not among them: it outlives the connection by one word to the service.
+        let last_word = LastWord(watch.clone());
         env.tasks.spawn("rpc watch", async move {
             let mut closed = watch.closed.subscribe();
             let reason = tokio::select! {
@@ -147,7 +158,7 @@ impl Connection {
             if let Some(reason) = reason {
                 watch.close(reason, true);
             }
-            watch.say_farewell();
+            last_word.say(&*told);
         });
         lock(&inner.tasks).extend(tasks);
         if inner.reason.get().is_some() {
@@ -337,7 +348,7 @@ impl Drop for CancelOnDrop<'_> {
 /// Calls in.
 impl Inner {
     /// Serves what arrives, until the connection ends; the reason is returned.
-    async fn read(self: &Arc<Self>, mut incoming: Incoming) -> Error {
+    async fn read(self: &Arc<Self>, mut incoming: Incoming, service: &dyn Service) -> Error {
         loop {
             if !incoming.has_header() {
                 // Everything that came with the last read is answered: the answers leave together.
@@ -353,16 +364,16 @@ impl Inner {
                 Ok(frame) => frame,
                 Err(e) => return e,
             };
-            if let Err(reason) = self.take(frame) {
+            if let Err(reason) = self.take(frame, service) {
                 return reason;
             }
         }
     }
 
-    fn take(self: &Arc<Self>, frame: Frame) -> Result<()> {
+    fn take(self: &Arc<Self>, frame: Frame, service: &dyn Service) -> Result<()> {
         let Frame { header, body, payload } = frame;
         match header.kind {
-            FrameKind::Request => return self.serve(header, body, payload),
+            FrameKind::Request => return self.serve(header, body, payload, service),
             FrameKind::Response => self.answer(header.call, payload.map(|payload| (body, payload))),
             FrameKind::ErrorResponse => self.answer(header.call, Err(Error::from_bytes(&body)?)),
             FrameKind::Cancel => drop(lock(&self.served).waited_for.remove(&header.call)),
@@ -378,7 +389,13 @@ impl Inner {
         Ok(())
     }
 
-    fn serve(self: &Arc<Self>, header: Header, body: Bytes, payload: Result<Bytes>) -> Result<()> {
+    fn serve(
+        self: &Arc<Self>,
+        header: Header,
+        body: Bytes,
+        payload: Result<Bytes>,
+        service: &dyn Service,
+    ) -> Result<()> {
         let payload = match payload {
             Ok(payload) => payload,
             Err(e) => {
@@ -392,7 +409,7 @@ impl Inner {
         let patience = Duration::from_millis(header.patience_ms.into());
         let deadline = self.env.clock.now() + patience;
         let call = Call { method: header.method, body, payload, deadline, connection: Connection(handle) };
-        match self.service.handle_or_defer(call, Defer { inner: self, call: header.call }) {
+        match service.handle_or_defer(call, Defer { inner: self, call: header.call }) {
             Some(Handled::Now(result)) => self.reply(header.call, result),
             Some(Handled::Later(work)) => {
                 if let Some(job) = self.begin(header.call) {
@@ -535,7 +552,7 @@ impl Inner {
         self.fail_calls();
         // The service hears of it from the watch task: whoever closes may hold the service's locks.
         let handle = self.handle.get().and_then(Weak::upgrade); // before a server lets go of the last one
-        *lock(&self.farewell) = handle.map(Connection);
+        self.leave_word(handle.map(Connection));
         let on_close = lock(&self.on_close).take();
         if let Some(on_close) = on_close {
             on_close(self.id);
@@ -544,11 +561,13 @@ impl Inner {
         self.end_tasks();
     }
 
-    fn say_farewell(&self) {
-        let connection = lock(&self.farewell).take();
-        if let Some(connection) = connection {
-            self.service.disconnected(&connection);
+    /// Nothing is kept when nobody is left to say it: a connection that holds itself would never go.
+    fn leave_word(&self, connection: Option<Connection>) {
+        let mut farewell = lock(&self.farewell);
+        if let (Farewell::NotYet, Some(connection)) = (&*farewell, &connection) {
+            *farewell = Farewell::ToSay(connection.clone());
         }
+        drop(farewell); // `connection` may be the last one
     }
 
     fn fail_calls(&self) {
@@ -593,6 +612,26 @@ impl Inner {
                 self.flush(false);
             }
         }
+    }
+}
+
+/// Of the watch task; its end is the end of farewells.
+struct LastWord(Arc<Inner>);
+
+impl LastWord {
+    fn say(&self, service: &dyn Service) {
+        if let Farewell::ToSay(connection) = self.end() {
+            service.disconnected(&connection);
+        }
+    }
+    fn end(&self) -> Farewell {
+        std::mem::replace(&mut *lock(&self.0.farewell), Farewell::Over)
+    }
+}
+
+impl Drop for LastWord {
+    fn drop(&mut self) {
+        drop(self.end()); // outside of the lock: it may be the last of its connection
     }
 }
 
