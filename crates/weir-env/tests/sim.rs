@@ -340,3 +340,88 @@ fn a_world_ends_with_its_last_handle() {
     drop(world);
     assert!(ended(), "something keeps the world");
 }
+
+#[test]
+fn a_paused_process_does_nothing_and_then_goes_on() {
+    let world = World::new(10, SimConfig::default());
+    world.run(async {
+        serve(&world.node("server"), addr(1));
+        let client = world.node("client");
+        world.sleep(MS).await;
+        let mut stream = client.net.connect(&addr(1)).await.unwrap();
+        world.pause("server");
+        stream.write_all(b"hello").await.unwrap();
+        let mut back = [0; 5];
+        let mut answer = Box::pin(stream.read_exact(&mut back));
+        assert!(client.clock.timeout(30 * S, &mut answer).await.is_err(), "it is stopped");
+        world.resume("server");
+        client.clock.timeout(S, answer).await.unwrap().unwrap();
+        assert_eq!(&back, b"hello", "its connection stayed");
+        world.pause("server");
+        world.kill("server");
+        serve(&world.node("server"), addr(1));
+        world.sleep(MS).await;
+        let mut stream = client.net.connect(&addr(1)).await.unwrap();
+        stream.write_all(b"again").await.unwrap();
+        client.clock.timeout(S, stream.read_exact(&mut back)).await.unwrap().unwrap();
+    });
+}
+
+#[test]
+fn bytes_of_a_lost_connection_arrive_late() {
+    let world = World::new(11, SimConfig::default());
+    world.run(async {
+        let (a, b) = (world.node("a"), world.node("b"));
+        let listener = b.net.listen(&addr(1)).await.unwrap();
+        let mut old = a.net.connect(&addr(1)).await.unwrap();
+        let (mut late, _) = listener.accept().await.unwrap();
+        old.write_all(b"first").await.unwrap();
+        world.lose_connections("a", "b", S);
+        assert_eq!(old.read(&mut [0]).await.unwrap_err().kind(), ErrorKind::ConnectionReset);
+        drop(old);
+        let mut new = a.net.connect(&addr(1)).await.unwrap();
+        new.write_all(b"again").await.unwrap();
+        let (mut soon, _) = listener.accept().await.unwrap();
+        let (start, mut got) = (world.now(), [0; 5]);
+        soon.read_exact(&mut got).await.unwrap();
+        assert_eq!(&got, b"again");
+        late.write_all(b"to nobody").await.expect("it has not heard of the loss");
+        late.read_exact(&mut got).await.unwrap();
+        assert_eq!(&got, b"first");
+        assert!(world.now().since(start) >= S - 10 * MS);
+        assert!(matches!(late.read(&mut got).await, Ok(0) | Err(_)), "then it ends");
+    });
+}
+
+#[test]
+fn disks_lie_as_told_and_can_be_replaced() {
+    let world = World::new(12, SimConfig::default());
+    let env = world.node("n");
+    let (slab, other) = (Path::new("/slab-1"), Path::new("/other"));
+    let always = 1_000_000;
+    for path in [slab, other] {
+        env.disk.open(path, OpenMode::WRITE).unwrap().write_all_at(&[1; 8192], 0).unwrap();
+    }
+    let write = |path: &Path| env.disk.open(path, OpenMode::WRITE).unwrap().write_all_at(&[2; 4096], 4096);
+    world.set_disk_faults(
+        "n",
+        DiskFaults { lost_writes_per_million: always, silent_in: "slab", ..DiskFaults::default() },
+    );
+    write(slab).unwrap();
+    write(other).unwrap();
+    assert_eq!(env.disk.read(slab).unwrap(), [1; 8192], "said to be written, and is not");
+    assert_eq!(env.disk.read(other).unwrap()[4096..], [2; 4096]);
+    let misdirected_writes_per_million = always;
+    world.set_disk_faults(
+        "n",
+        DiskFaults { misdirected_writes_per_million, silent_in: "slab", ..DiskFaults::default() },
+    );
+    let at_start = (0..20).any(|_| {
+        write(slab).unwrap();
+        env.disk.read(slab).unwrap()[..4096] == [2; 4096]
+    });
+    assert!(at_start, "some went elsewhere");
+    world.power_cut("n");
+    world.replace_disk("n");
+    assert!(world.node("n").disk.read_dir(Path::new("/")).unwrap().is_empty());
+}

@@ -26,9 +26,18 @@ pub struct DiskFaults {
     pub write_errors_per_million: u32,
     /// Syncs of files that fail with EIO, of a million; what they should have made durable is lost by a power cut.
     pub sync_errors_per_million: u32,
+    /// Writes that are said to be done and are not, of a million.
+    pub lost_writes_per_million: u32,
+    /// Writes that go to another place of the same file, of a million.
+    pub misdirected_writes_per_million: u32,
+    /// Lost and misdirected writes happen to files whose names begin so.
+    pub silent_in: &'static str,
     /// Added to each piece of blocking work.
     pub delay: Duration,
 }
+
+/// A misdirected write hits the beginning of its file, where there is something.
+const MISDIRECTED_PAGES_MAX: u64 = 1024;
 
 type Ino = u64;
 const ROOT: Ino = 1;
@@ -67,11 +76,6 @@ struct Dir {
 }
 
 impl DiskState {
-    /// Frees what the files hold.
-    pub(super) fn erase(&mut self) {
-        self.inodes.clear();
-    }
-
     pub(super) fn new(rng: SplitMix, capacity_bytes: u64) -> DiskState {
         let root = Inode { body: Body::Dir(Dir::default()), named: true, opens: 0, lock: None };
         DiskState {
@@ -206,6 +210,32 @@ impl DiskState {
         pages.space.insert(start, end);
         self.used_pages += added;
         Ok(())
+    }
+
+    /// An empty disk of the same size, of an era of its own: handles of the old one are closed.
+    pub(super) fn replace(&mut self) {
+        let era = self.era + 1;
+        *self = DiskState {
+            era,
+            last_handle: self.last_handle,
+            ..DiskState::new(self.rng.clone(), self.capacity_bytes)
+        };
+    }
+
+    /// Where a write really goes.
+    fn place_of(&mut self, name: &str, ino: Ino, offset: u64) -> io::Result<Option<u64>> {
+        let faults = self.faults;
+        if !name.starts_with(faults.silent_in) {
+            return Ok(Some(offset));
+        }
+        if self.rng.per_million(faults.lost_writes_per_million) {
+            return Ok(None);
+        }
+        if !self.rng.per_million(faults.misdirected_writes_per_million) {
+            return Ok(Some(offset));
+        }
+        let pages = self.pages_mut(ino)?.len / PAGE_BYTES;
+        Ok(Some(self.rng.below(pages.min(MISDIRECTED_PAGES_MAX)) * PAGE_BYTES))
     }
 
     fn write(&mut self, ino: Ino, data: &[u8], offset: u64) -> io::Result<()> {
@@ -362,7 +392,8 @@ impl Disk for SimDisk {
         state.last_handle += 1;
         let (handle, era) = (state.last_handle, state.era);
         drop(state);
-        Ok(Arc::new(SimFile { disk: self.clone(), ino, handle, era, mode }))
+        let name = names(path)?.last().copied().unwrap_or_default().to_owned();
+        Ok(Arc::new(SimFile { disk: self.clone(), name, ino, handle, era, mode }))
     }
     fn create_dir_all(&self, path: &Path) -> io::Result<()> {
         let mut state = self.lock()?;
@@ -422,6 +453,8 @@ impl Disk for SimDisk {
 
 struct SimFile {
     disk: SimDisk,
+    /// When it was opened.
+    name: String,
     ino: Ino,
     handle: u64,
     era: u64,
@@ -456,13 +489,19 @@ impl File for SimFile {
             self.check(part, offset)?;
         }
         let mut state = self.lock_for_change()?;
-        let mut at = offset;
+        let place = state.place_of(&self.name, self.ino, offset)?;
+        let mut at = place.unwrap_or(offset);
         for part in parts {
-            state.write(self.ino, part, at)?;
+            if place.is_some() {
+                state.write(self.ino, part, at)?;
+            }
             at += part.len() as u64;
         }
         drop(state);
-        self.disk.trace("write", &[self.ino, offset, at - offset]);
+        self.disk.trace(
+            "write",
+            &[self.ino, offset, at - place.unwrap_or(offset), u64::from(place == Some(offset))],
+        );
         Ok(())
     }
     fn sync_data(&self) -> io::Result<()> {

@@ -152,13 +152,6 @@ impl World {
         env
     }
 
-    /// Frees what all disks hold: nodes whose parts refer to each other may keep a world that has ended.
-    pub fn erase_disks(&self) {
-        for node in &self.0.lock().nodes {
-            node.disk.lock().unwrap_or_else(PoisonError::into_inner).erase();
-        }
-    }
-
     /// The world's own clock, which no node sees.
     pub fn clock(&self) -> Clock {
         Clock(Arc::new(WorldClock(self.0.clone())))
@@ -199,11 +192,13 @@ impl World {
             node.clock = node.clock.rebooted(now_ns);
         }
         let tasks = std::mem::take(&mut node.tasks);
+        let mut wakers: Vec<Waker> = std::mem::take(&mut node.held).into_values().collect();
+        node.paused = false;
         let disk = node.disk.clone();
         state.net.close_listeners(index);
-        let mut wakers = Vec::new();
         if powered {
-            wakers = state.net.reset(index, None, now_ns + self.0.config.latency.0.as_nanos() as u64);
+            let at_ns = now_ns + self.0.config.latency.0.as_nanos() as u64;
+            wakers.extend(state.net.reset(index, None, at_ns));
         }
         state.trace(if powered { "kill" } else { "power cut" }, &[index as u64]);
         drop(state);
@@ -211,6 +206,24 @@ impl World {
         tasks.into_values().for_each(|task| task.abort());
         wakers.into_iter().for_each(Waker::wake);
         index
+    }
+
+    /// Stops the node's process as SIGSTOP does: no task runs, its connections stay, its clock goes on.
+    pub fn pause(&self, name: &str) {
+        let index = self.index_or_add(name);
+        let mut state = self.0.lock();
+        state.nodes[index].paused = state.nodes[index].up;
+        state.trace("pause", &[index as u64]);
+    }
+    /// Ends a pause.
+    pub fn resume(&self, name: &str) {
+        let index = self.index_or_add(name);
+        let mut state = self.0.lock();
+        state.nodes[index].paused = false;
+        let held = std::mem::take(&mut state.nodes[index].held);
+        state.trace("resume", &[index as u64]);
+        drop(state);
+        held.into_values().for_each(Waker::wake);
     }
 
     /// Whether the node's process runs.
@@ -253,6 +266,18 @@ impl World {
         wakers.into_iter().for_each(Waker::wake);
     }
 
+    /// Breaks every connection from `from` to `to`, unequally: `from` learns it at once and may ask again over a new
+    /// connection, while what it sent before arrives at `to` only after `delay`. So messages come twice and late.
+    pub fn lose_connections(&self, from: &str, to: &str, delay: Duration) {
+        let (from, to) = (self.index_or_add(from), self.index_or_add(to));
+        let mut state = self.0.lock();
+        let now_ns = state.now_ns;
+        state.trace("lose", &[from as u64, to as u64, delay.as_nanos() as u64]);
+        let wakers = state.net.lose(from, to, now_ns, delay.as_nanos() as u64);
+        drop(state);
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
     /// The node's clock runs `ppm` millionths fast (or slow) from now on.
     pub fn set_clock_drift(&self, name: &str, ppm: i64) {
         assert!(ppm > -1_000_000, "a clock runs forward");
@@ -277,6 +302,11 @@ impl World {
     /// Changes one bit on a node's disk behind everybody's back.
     pub fn flip_bit(&self, name: &str, path: &Path, offset: u64, bit: u8) -> io::Result<()> {
         self.with_disk(name, |disk| disk.flip_bit(path, offset, bit))
+    }
+    /// The node, which is down, has an empty disk from now on.
+    pub fn replace_disk(&self, name: &str) {
+        assert!(!self.is_up(name), "a disk is replaced while its machine is off");
+        self.with_disk(name, DiskState::replace);
     }
     /// A node's disk as the test sees it, whether the node is up or not.
     pub fn disk(&self, name: &str) -> Arc<dyn Disk> {
@@ -337,6 +367,8 @@ impl World {
             disk: Arc::new(Mutex::new(disk)),
             tasks: Default::default(),
             clock,
+            paused: false,
+            held: Default::default(),
         });
         index
     }

@@ -51,6 +51,8 @@ struct Pipe {
     reset_at_ns: Option<u64>,
     /// Nobody will read any more.
     reader_gone: bool,
+    /// Until then the writer does not learn how its reader fares.
+    unheard_until_ns: u64,
     reader: Option<Waker>,
     writer: Option<Waker>,
     /// Ends that still exist; the pipe goes with the last.
@@ -154,6 +156,25 @@ impl NetState {
         self.take_wakers()
     }
 
+    /// The streams between two nodes end for `from` now; what it sent arrives at `to` after `delay_ns`, then the end.
+    pub(super) fn lose(&mut self, from: usize, to: usize, now_ns: u64, delay_ns: u64) -> Vec<Waker> {
+        let late_ns = now_ns + delay_ns;
+        for pipe in self.pipes.values_mut().filter(|p| p.reset_at_ns.is_none()) {
+            if (pipe.from, pipe.to) == (from, to) {
+                pipe.chunks.iter_mut().for_each(|c| c.at_ns = c.at_ns.max(late_ns));
+                let end_ns = pipe.last_at_ns.max(late_ns) + 1;
+                pipe.last_at_ns = end_ns;
+                pipe.eof_at_ns.get_or_insert(end_ns);
+                // Time for the reader to take what has arrived.
+                pipe.reset_at_ns = Some(end_ns + 1_000_000);
+            } else if (pipe.from, pipe.to) == (to, from) {
+                pipe.reset_at_ns = Some(now_ns);
+                pipe.unheard_until_ns = late_ns + 1_000_000;
+            }
+        }
+        self.take_wakers()
+    }
+
     /// The node's process ended: its listeners go, unseen connections with them.
     pub(super) fn close_listeners(&mut self, node: usize) {
         let gone: Vec<Addr> =
@@ -194,6 +215,7 @@ impl State {
             eof_at_ns: None,
             reset_at_ns: None,
             reader_gone: false,
+            unheard_until_ns: 0,
             reader: None,
             writer: None,
             ends: 2,
@@ -432,8 +454,10 @@ impl AsyncWrite for SimWriter {
             let pipe = &state.net.pipes[&this.tx];
             (pipe.from, pipe.to)
         };
-        let unknown = state.net.is_blocked(to, from); // how the other end fares does not get through
+        let now_ns = state.now_ns;
+        let blocked = state.net.is_blocked(to, from); // how the other end fares does not get through
         let pipe = state.net.pipes.get_mut(&this.tx).expect("a pipe lives as long as its ends");
+        let unknown = blocked || now_ns < pipe.unheard_until_ns;
         if pipe.eof_at_ns.is_some() || (pipe.reader_gone && !unknown) {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
         }

@@ -16,7 +16,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     pin::Pin,
     sync::{Arc, Mutex, PoisonError},
-    task::{Context, Poll},
+    task::{Context, Poll, Waker},
 };
 use tokio::task::AbortHandle;
 
@@ -37,6 +37,10 @@ pub(super) struct Node {
     pub(super) disk: Arc<Mutex<DiskState>>,
     pub(super) tasks: BTreeMap<u64, AbortHandle>,
     pub(super) clock: NodeClock,
+    /// Stopped, as by SIGSTOP: no task runs.
+    pub(super) paused: bool,
+    /// Tasks that would have run meanwhile, in this order.
+    pub(super) held: BTreeMap<u64, Waker>,
 }
 
 /// One life of one node: what every simulated seam is bound to.
@@ -54,6 +58,16 @@ impl Here {
     }
     pub(super) fn check_alive(&self) -> io::Result<()> {
         if self.lives_in(&self.core.lock()) { Ok(()) } else { Err(dead()) }
+    }
+    /// The node is paused: the task `id` is woken when it goes on.
+    fn holds_back(&self, id: u64, cx: &Context<'_>) -> bool {
+        let mut state = self.core.lock();
+        let node = &mut state.nodes[self.node];
+        let held = node.paused && node.life == self.life;
+        if held {
+            node.held.insert(id, cx.waker().clone());
+        }
+        held
     }
     pub(super) fn trace(&self, event: &str, numbers: &[u64]) {
         self.core.lock().trace(event, numbers);
@@ -188,6 +202,9 @@ impl Future for Guarded {
     type Output = ();
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let this = self.get_mut();
+        if this.here.holds_back(this.id, cx) {
+            return Poll::Pending;
+        }
         catch_unwind(AssertUnwindSafe(|| this.work.as_mut().poll(cx))).unwrap_or_else(|panic| {
             let said = panic.downcast_ref::<String>().map(String::as_str);
             let said = said.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("(no text)");

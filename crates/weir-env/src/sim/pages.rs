@@ -4,7 +4,10 @@
 //! same for pages whose sync failed (the kernel forgets those; a power cut does not).
 
 use super::core::SplitMix;
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, LazyLock},
+};
 
 pub(super) const PAGE_BYTES: u64 = 4096;
 /// What a disk writes whole or not at all.
@@ -47,7 +50,13 @@ impl Pages {
         let mut done = 0;
         while done < data.len() {
             let (page, from, len) = piece(offset + done as u64, data.len() - done);
-            self.page_mut(page)[from..from + len].copy_from_slice(&data[done..done + len]);
+            let new = &data[done..done + len];
+            if len == PAGE_BYTES as usize && is_zero(new) {
+                self.remember(page);
+                self.pages.insert(page, zeros()); // shared: journals are made of zeros
+            } else {
+                self.page_mut(page)[from..from + len].copy_from_slice(new);
+            }
             done += len;
         }
         self.len = self.len.max(offset + data.len() as u64);
@@ -137,7 +146,13 @@ impl Pages {
 }
 
 fn zeros() -> Page {
-    Arc::new([0; PAGE_BYTES as usize])
+    static ZEROS: LazyLock<Page> = LazyLock::new(|| Arc::new([0; PAGE_BYTES as usize]));
+    ZEROS.clone()
+}
+
+fn is_zero(bytes: &[u8]) -> bool {
+    let (words, rest) = bytes.as_chunks::<64>();
+    words.iter().all(|w| *w == [0; 64]) && rest.iter().all(|b| *b == 0)
 }
 
 fn torn(old: Option<Page>, new: Option<Page>, rng: &mut SplitMix) -> Page {
