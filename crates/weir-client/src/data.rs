@@ -19,14 +19,15 @@ use weir_proto::data::{
 };
 use weir_proto::ec::Coder;
 use weir_proto::map::{ClusterMap, Group, Layout, MemberState, Scheme, TargetState};
-use weir_proto::{CellId, Error, ErrorKind, FileId, Request, Result, Seq, TargetId, Version};
+use weir_proto::{CellId, Epoch, Error, ErrorKind, FileId, PgId, Request, Result, Seq, TargetId, Version};
 use weir_rpc::Payload;
 
 /// One target may take this long for one call before the coordinator is asked to judge it: a loaded disk does a
 /// group commit of many fragments in well under a second.
 const CALL_PATIENCE: Duration = Duration::from_secs(5);
-/// How long fewer than k current members are waited for: a restarting node is back sooner, a user waits no longer.
-const LOSS_PATIENCE: Duration = Duration::from_secs(2);
+/// How long a group that lost too many members is waited for, counted from its last change: servers that lost power
+/// together start and replay their journals within this. Who comes later learns of the loss at once.
+const LOSS_PATIENCE: Duration = Duration::from_secs(12);
 /// A refused epoch means that a newer map is on its way.
 const MAP_PATIENCE: Duration = Duration::from_millis(500);
 /// First pause before a live member is asked again; doubles up to a second.
@@ -39,6 +40,8 @@ pub struct Data {
     pub cluster: Cluster,
     pub counters: Arc<Counters>,
     coders: Mutex<BTreeMap<Scheme, Arc<Coder>>>,
+    /// Groups that had too few members when somebody asked: under which epoch, and since when. At most one per group.
+    losses: Mutex<BTreeMap<PgId, (Epoch, Instant)>>,
 }
 
 /// A stripe of a file, and until when the work on it may take.
@@ -142,7 +145,7 @@ pub fn is_unreachable(e: &Error) -> bool {
 
 impl Data {
     pub fn new(env: Env, cluster: Cluster, counters: Arc<Counters>) -> Data {
-        Data { env, cluster, counters, coders: Mutex::default() }
+        Data { env, cluster, counters, coders: Mutex::default(), losses: Mutex::default() }
     }
 
     pub fn coder(&self, scheme: Scheme) -> Result<Arc<Coder>> {
@@ -213,18 +216,28 @@ impl Data {
 
     /// A view with at least k current members, or the error that names the stripe.
     pub async fn writable_view(&self, s: &StripeRef) -> Result<GroupView> {
-        let give_up = self.env.clock.now() + LOSS_PATIENCE.min(self.left(s.deadline));
         loop {
             let view = self.view(s)?;
             if view.group().is_writable() {
                 return Ok(view);
             }
-            let left = self.left(give_up);
+            let left = self.left(self.lost_until(&view)).min(self.left(s.deadline));
             if left.is_zero() {
                 return Err(too_few(s, view.group().current_count()));
             }
             self.wait_newer(view.map_version(), left).await;
         }
+    }
+
+    /// Until when it is worth waiting for the members that a group lacks. Each change of the group is new hope.
+    pub fn lost_until(&self, view: &GroupView) -> Instant {
+        let (now, group) = (self.env.clock.now(), view.group());
+        let mut losses = self.losses.lock().expect("no holder panics");
+        let loss = losses.entry(group.id).or_insert((group.epoch, now));
+        if loss.0 != group.epoch {
+            *loss = (group.epoch, now);
+        }
+        loss.1 + LOSS_PATIENCE
     }
 
     /// Writes a whole stripe: k + m fragments. Returns when all live members have it.

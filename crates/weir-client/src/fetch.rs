@@ -24,6 +24,8 @@ const TRIES_MAX: u32 = 8;
 const MAP_PATIENCE: Duration = Duration::from_millis(500);
 /// A read that needs a member under repair waits this long for it: most groups are repaired in well under a second.
 const REPAIR_PATIENCE: Duration = Duration::from_secs(10);
+/// How often a read that lacks fragments looks whether they can be had now, map or no map.
+const LOSS_PAUSE: Duration = Duration::from_millis(500);
 
 /// Part of a data cell: `start` is a multiple of CHECKSUM_BLOCK, `len` too or up to the cell's end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -51,7 +53,7 @@ impl Data {
     /// The bytes of a part of a data cell as it is now; fewer than `len`: the rest is zeros.
     pub async fn read_cell(&self, s: StripeRef, range: CellRange) -> Result<Bytes> {
         let mut last = None;
-        let repaired_by = self.env.clock.now() + REPAIR_PATIENCE.min(self.left(s.deadline));
+        let repaired_by = self.env.clock.now() + REPAIR_PATIENCE;
         let mut tries = 0;
         while tries < TRIES_MAX {
             tries += 1;
@@ -68,13 +70,19 @@ impl Data {
             match self.read_around(&s, range, &around).await {
                 Ok(Decoded::Bytes(bytes)) => return Ok(bytes),
                 Ok(Decoded::Moved(e)) => last = Some(e),
-                // Too few for now: the members that are behind are being repaired. These waits are no tries.
-                Err(e) if has_behind(&view) && self.env.clock.now() < repaired_by => {
+                // Too few for now: who is down may return, who is behind is being repaired. These waits are no tries.
+                Err(e) => {
+                    let now = self.view(&s)?;
+                    let lost_until = self.lost_until(&now);
+                    let until = if has_behind(&now) { lost_until.max(repaired_by) } else { lost_until };
+                    let left = self.left(until).min(self.left(s.deadline));
+                    if now.group().current_count() == s.layout.scheme.width() || left.is_zero() {
+                        return Err(e);
+                    }
                     last = Some(e);
                     tries -= 1;
-                    self.wait_newer(view.map_version(), MAP_PATIENCE.min(self.left(s.deadline))).await;
+                    self.wait_newer(now.map_version(), LOSS_PAUSE.min(left)).await;
                 }
-                Err(e) => return Err(e),
             }
             if self.left(s.deadline).is_zero() {
                 break;
@@ -131,7 +139,7 @@ impl Data {
             break;
         }
         if asked == 0 && scheme.parity > 0 && view.group().current_count() < usize::from(scheme.data) {
-            return Err(too_few(s, view.group().current_count()).doing("read"));
+            return Ok(Direct::Around(too_few(s, view.group().current_count())));
         }
         Ok(Direct::Bytes(Bytes::new()))
     }
