@@ -168,19 +168,18 @@ pub fn run(seed: u64, options: &Options) -> Result<Outcome, Box<Broken>> {
         SimConfig { log: options.log, time_max: Duration::from_secs(4 * 3600), ..SimConfig::default() };
     let world = World::new(seed, config);
     let told = catch_unwind(AssertUnwindSafe(|| world.run(play(world.clone(), options.clone()))));
-    world.erase_disks();
+    let (trace_hash, log, ended) = (world.trace_hash(), world.trace_lines(), world.ended());
+    drop(world);
     let what = match told {
-        Ok(Ok(mut outcome)) => {
-            outcome.trace_hash = world.trace_hash();
-            return Ok(outcome);
-        }
+        Ok(Ok(_)) if !ended() => format!("seed {seed}: a part of a node that ended is still kept by itself"),
+        Ok(Ok(outcome)) => return Ok(Outcome { trace_hash, ..outcome }),
         Ok(Err(e)) => format!("seed {seed}: {e:?}"),
         Err(panic) => {
             let text = panic.downcast_ref::<String>().cloned();
             text.or_else(|| panic.downcast_ref::<&str>().map(|s| s.to_string())).unwrap_or_default()
         }
     };
-    Err(Box::new(Broken { seed, what, log: world.trace_lines() }))
+    Err(Box::new(Broken { seed, what, log }))
 }
 
 async fn play(world: World, options: Options) -> Result<Outcome, Error> {
