@@ -61,6 +61,8 @@ pub fn bring_up(args: &cli::Up) -> Outcome<(Place, Vec<Started>)> {
         Some(place) => place,
         None => create(args)?,
     };
+    let _only_one = lock(&place)?;
+    place = Place::open(&args.dir)?; // as another `weir up` left it
     refuse_changes(&place, args)?;
     // Now, not earlier: a mount point may lie in the cluster's own, new and empty directory.
     for path in &args.mount {
@@ -69,7 +71,7 @@ pub fn bring_up(args: &cli::Up) -> Outcome<(Place, Vec<Started>)> {
             .doing(format_args!("make the mount point {}", path.display()))?;
     }
     add_mounts(&mut place, &args.mount)?;
-    let _only_one = lock(&place)?;
+    choose_ports(&mut place)?;
     let mut started = start_all(&place, &[RoleName::Coord])?;
     started.extend(start_all(&place, &[RoleName::Meta, RoleName::Storage])?);
     observe::block_on(observe::wait_healthy(&place.coordinators(), place.manifest.targets))?;
@@ -102,8 +104,7 @@ fn create(args: &cli::Up) -> Outcome<Place> {
     fs::create_dir_all(&args.dir).doing(format_args!("make {}", args.dir.display()))?;
     let kept = if args.memory { into_memory(&args.dir, made_dir)? } else { Kept::Disk };
     let dir = place::absolute(&args.dir)?;
-    let mut processes = place::processes(&dir, targets);
-    choose_ports(&mut processes)?;
+    let processes = place::processes(&dir, targets);
     for sub in ["etc", "run", "log"].map(PathBuf::from).iter().chain(processes.iter().map(|p| &p.path)) {
         fs::create_dir_all(dir.join(sub)).doing(format_args!("make {}", dir.join(sub).display()))?;
     }
@@ -123,16 +124,43 @@ fn smaller(targets: u32) -> Scheme {
     }
 }
 
-/// Free ports now; they are kept in the configuration, so that a restart finds every node where it was.
-fn choose_ports(processes: &mut [Process]) -> Outcome<()> {
-    // All are held until all are chosen: none is given twice.
-    let mut held = Vec::new();
-    for process in processes {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").doing("find a free port")?;
-        process.port = listener.local_addr().doing("find a free port")?.port();
-        held.push(listener);
+/// Where ports are looked for: below the range from which the kernel takes ports for connections, so that a node that
+/// is down for a while finds its own free again.
+const PORTS: std::ops::Range<u16> = 20_000..32_000;
+
+/// Gives each server that does not run a free port: its own, kept in the manifest so that a restart finds every node
+/// where it was, unless somebody else took it meanwhile.
+fn choose_ports(place: &mut Place) -> Outcome<()> {
+    let mut taken: Vec<u16> = place.manifest.processes.iter().map(|p| p.port).collect();
+    let stopped: Vec<usize> = (0..place.manifest.processes.len())
+        .filter(|&n| {
+            let process = &place.manifest.processes[n];
+            let running = PidFile::read(&place.pid_file(process)).is_some_and(|pid| pid.alive());
+            process.role != RoleName::Mount && !running
+        })
+        .collect();
+    for n in stopped {
+        let process = &mut place.manifest.processes[n];
+        if process.port == 0 || !is_free(process.port) {
+            process.port = free_port(&taken)?;
+            taken.push(process.port);
+        }
     }
-    Ok(())
+    place.save()
+}
+
+fn is_free(port: u16) -> bool {
+    std::net::TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, port)).is_ok()
+}
+
+fn free_port(taken: &[u16]) -> Outcome<u16> {
+    let dice = weir_env::real::env().rng;
+    let width = u64::from(PORTS.end - PORTS.start);
+    let mut tried = (0..1000).map(|_| PORTS.start + (dice.next_u64() % width) as u16);
+    tried.find(|port| !taken.contains(port) && is_free(*port)).ok_or_else(|| {
+        let what = format!("found no free TCP port from {} to {}", PORTS.start, PORTS.end - 1);
+        Failure::new(Error::unavailable(what), "`ss -ltn` lists who listens")
+    })
 }
 
 /// A memory file system on DIR as root, a link into shared memory otherwise.

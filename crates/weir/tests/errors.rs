@@ -53,6 +53,17 @@ fn a_wrong_configuration_line_is_named_with_a_hint() {
 }
 
 #[test]
+fn a_port_that_somebody_took_meanwhile_is_replaced() {
+    let cluster = Cluster::start(0);
+    let (dir, port) = (cluster.dir(), cluster.port("storage-1"));
+    assert!(weir(&["down", "--dir", dir.to_str().unwrap()]).status.success());
+    let _squatter = TcpListener::bind(("127.0.0.1", port)).unwrap();
+    cluster.up();
+    assert_ne!(cluster.port("storage-1"), port);
+    assert_eq!(cluster.status()["healthy"], true);
+}
+
+#[test]
 fn too_few_targets_and_foreign_directories_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("c");

@@ -137,6 +137,13 @@ impl Cluster {
         all
     }
 
+    /// The TCP port that a server of this cluster has.
+    pub fn port(&self, name: &str) -> u16 {
+        let config = fs::read_to_string(self.dir().join(format!("etc/{name}.toml"))).unwrap();
+        let listen = config.lines().find(|line| line.starts_with("listen")).unwrap();
+        listen.rsplit_once("tcp:127.0.0.1:").unwrap().1.trim_end_matches(['"', ']']).parse().unwrap()
+    }
+
     /// The process of a pid file, if it is still the same one.
     pub fn pid(&self, name: &str) -> Option<i64> {
         let file = fs::read(self.dir().join("run").join(format!("{name}.pid"))).ok()?;
