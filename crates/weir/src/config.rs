@@ -124,8 +124,9 @@ sections! {
         memory_mib: u64 = 512, shown "512";
         /// Threads that take requests from the kernel.
         kernel_threads: usize = 4, shown "4";
-        /// Let other users in (permissions are always checked).
-        allow_other: bool = true, shown "true";
+        /// Let other users in (permissions are always checked). FUSE lets root do so, and others where /etc/fuse.conf
+        /// says user_allow_other.
+        allow_other: Option<bool> = None, shown "whether this user may let others in";
     }
 }
 

@@ -27,7 +27,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub struct Options {
     pub path: PathBuf,
     pub kernel_threads: usize,
-    pub allow_other: bool,
+    /// `None`: if this user may.
+    pub allow_other: Option<bool>,
     pub buffers: BufferPool,
     pub own_attributes: OwnAttributes,
 }
@@ -96,8 +97,12 @@ pub fn attach(client: &Client, notices: &Notices, options: Options) -> Outcome<A
         MountOption::Subtype(SOURCE.into()),
         MountOption::DefaultPermissions,
     ];
-    if options.allow_other {
+    if options.allow_other.unwrap_or_else(may_allow_other) {
         config.acl = SessionACL::All;
+    } else {
+        tracing::info!(
+            "only this user sees the mount: root, or user_allow_other in /etc/fuse.conf, lets others in"
+        );
     }
     config.n_threads = Some(options.kernel_threads);
     config.clone_fd = true;
@@ -117,6 +122,11 @@ pub fn attach(client: &Client, notices: &Notices, options: Options) -> Outcome<A
         tracing::info!("the kernel's read-ahead stays at its default: {e}");
     }
     Ok(Attached { session, path })
+}
+
+fn may_allow_other() -> bool {
+    let conf = fs::read_to_string("/etc/fuse.conf").unwrap_or_default();
+    rustix::process::geteuid().is_root() || conf.lines().any(|line| line.trim() == "user_allow_other")
 }
 
 /// The kernel's default read-ahead of 128 KiB is far below a request.
