@@ -9,11 +9,15 @@ use crate::plan::Occasion;
 use bytes::Bytes;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 use weir_proto::meta::{Close, Create, Cred, LeaseKind, Open};
 use weir_proto::{Error, InodeId, Result};
 
 const OPEN_READ: u8 = 1;
 const OPEN_WRITE: u8 = 2;
+
+/// How long a shutdown waits until the leader has been told of all closes.
+const CLOSES_PATIENCE: Duration = Duration::from_secs(5);
 
 impl Inner {
     pub async fn create(
@@ -134,9 +138,12 @@ impl Inner {
             st.open_read -= u32::from(file.mode.read);
             st.open_write -= u32::from(file.mode.write);
         }
-        let me = self.arc();
+        let (me, telling) = (self.arc(), self.closes.clone().read_owned().await);
         // Nobody waits for the leader to count one open less.
-        self.env.tasks.spawn("close", async move { me.tell_closed(file).await });
+        self.env.tasks.spawn("close", async move {
+            me.tell_closed(file).await;
+            drop(telling);
+        });
         saved
     }
 
@@ -175,6 +182,9 @@ impl Inner {
                 first_error = first_error.and(Err(e));
             }
         }
+        // A file whose close the leader does not know looks like one whose writer died.
+        let told = self.env.clock.timeout(CLOSES_PATIENCE, self.closes.write()).await;
+        drop(told);
         let closed = self.session.close(self.deadline()).await;
         first_error.and(closed)
     }

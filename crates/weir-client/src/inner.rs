@@ -11,7 +11,7 @@ use crate::status::Counters;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
-use tokio::sync::Semaphore;
+use tokio::sync::{RwLock, Semaphore};
 use weir_env::{Env, Instant};
 use weir_proto::map::Layout;
 use weir_proto::meta::{Attr, Entry, HeldLease, Lease, LeaseKind, Time};
@@ -43,6 +43,8 @@ pub struct Inner {
     pub stripes_in_flight: Semaphore,
     pub relieving: AtomicBool,
     pub closed: AtomicBool,
+    /// Read by each close that the leader is still to be told of.
+    pub closes: Arc<RwLock<()>>,
     me: Weak<Inner>,
 }
 
@@ -85,6 +87,7 @@ impl Inner {
             stripes_in_flight: Semaphore::new(STRIPES_IN_FLIGHT_MAX),
             relieving: AtomicBool::new(false),
             closed: AtomicBool::new(false),
+            closes: Arc::default(),
             config,
             me: me.clone(),
         })

@@ -11,12 +11,16 @@ use crate::plan::{Occasion, first_stripe_past};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, Weak};
+use std::time::Duration;
 use weir_proto::meta::{AcquireLease, Cred, LeaseKind, Open, ReadInline, Recall, Recovered, ReleaseLease};
 use weir_proto::{Error, ErrorKind, InodeId, PgId, Request, Result, Version};
 use weir_rpc::{Call, Handled, Reply, Service};
 
 /// Flushes of a file that is written all the while; after them writers wait for the recall.
 const RECALL_ROUNDS: u32 = 3;
+
+/// Between looks whether another client has recovered a file.
+const RECOVERY_LOOK: Duration = Duration::from_millis(50);
 
 /// Serves the leader's calls back.
 #[derive(Default)]
@@ -153,20 +157,23 @@ impl Inner {
         if !node.lock().recover {
             return Ok(());
         }
-        let granted = self.acquire(node, LeaseKind::Write).await?;
+        // Somebody else may be about to recover it, and holds the right until then.
+        let deadline = self.deadline();
+        while self.acquire(node, LeaseKind::Write).await? != LeaseKind::Write && node.lock().recover {
+            if self.data.left(deadline).is_zero() {
+                return Err(Error::deadline(format!(
+                    "file {}: its last writer died, and its recovery by another client does not end",
+                    node.ino
+                )));
+            }
+            self.env.clock.sleep(RECOVERY_LOOK).await;
+        }
         let (layout, size, token_epoch, recover) = {
             let st = node.lock();
             (layout_of(&st, node.ino), st.committed_size(), st.token_epoch, st.recover)
         };
         if !recover {
             return Ok(());
-        }
-        if granted != LeaseKind::Write {
-            // Somebody else has it open, too, and holds the right: it recovers.
-            return Err(Error::unavailable(format!(
-                "file {}: its last writer died, recovery is under way",
-                node.ino
-            )));
         }
         if let Ok(layout) = layout {
             let past = first_stripe_past(size, layout.stripe_bytes());

@@ -301,6 +301,44 @@ fn memory_stays_within_the_budget() {
 }
 
 #[test]
+fn a_dead_writers_file_that_two_have_open_is_recovered_by_one_of_them() {
+    Lab::new(31).run(6, |lab| async move {
+        let (a, b, c) = (lab.client("a").await, lab.client("b").await, lab.client("c").await);
+        let data = pattern(1, 0, 2 * STRIPE);
+        let h = create(&a, "f").await;
+        write(&a, h, 0, &data[..STRIPE]).await;
+        a.fsync(h).await.unwrap();
+        write(&a, h, STRIPE, &data[STRIPE..]).await;
+        lab.world().kill("a");
+        let (hb, hc) = (open(&b, "f", OpenMode::BOTH).await, open(&c, "f", OpenMode::BOTH).await);
+        let at = |n: usize| &data[n..n + 1000];
+        tokio::join!(write(&b, hb, 0, at(7)), write(&c, hc, STRIPE / 2, at(77)));
+        for (client, h) in [(&b, hb), (&c, hc)] {
+            let got = client.read(h, 0, STRIPE).await.unwrap().concat();
+            same(&got[..1000], at(7));
+            same(&got[STRIPE / 2..STRIPE / 2 + 1000], at(77));
+            same(&got[1000..2000], &data[1000..2000]);
+        }
+        close(&b, hb).await;
+        close(&c, hc).await;
+    });
+}
+
+#[test]
+fn a_client_that_leaves_in_good_order_leaves_nothing_to_recover() {
+    Lab::new(32).run(6, |lab| async move {
+        let (a, b) = (lab.client("a").await, lab.client("b").await);
+        let h = create(&a, "f").await;
+        write(&a, h, 0, b"all there").await;
+        close(&a, h).await;
+        a.shutdown().await.unwrap();
+        let ino = b.lookup(&root(), ROOT, b"f").await.unwrap().unwrap().attr.ino;
+        let opened = b.open(&root(), ino, OpenMode::READ).await.unwrap();
+        assert!(opened.kernel_cache, "a file to be recovered is cached by nobody");
+    });
+}
+
+#[test]
 fn a_dead_writers_file_is_recovered_by_the_next_reader() {
     Lab::new(15).run(6, |lab| async move {
         let b = lab.client("b").await;

@@ -177,8 +177,18 @@ impl LeaseTable {
 
     /// Grants Write if nobody else holds or uses the inode.
     pub fn grant_write(&mut self, session: SessionId, ino: InodeId) -> LeaseKind {
+        self.write_grant(session, ino, false)
+    }
+    /// Grants Write to the one who recovers what a dead writer left. Others may have the file open: until it is
+    /// recovered they can only wait, and to ask for a lease of their own is to recall this one.
+    pub fn grant_recovery(&mut self, session: SessionId, ino: InodeId) -> LeaseKind {
+        self.write_grant(session, ino, true)
+    }
+
+    fn write_grant(&mut self, session: SessionId, ino: InodeId, recovers: bool) -> LeaseKind {
         if let Some(state) = self.states.get(&ino) {
-            let used = state.others(session).any(|(_, h)| h.kind > LeaseKind::None || h.is_open());
+            let is_used = |h: &Holding| h.kind > LeaseKind::None || (h.is_open() && !recovers);
+            let used = state.others(session).any(|(_, h)| is_used(h));
             if state.closed() || used {
                 return state.get(session).filter(|h| !h.recalling).map_or(LeaseKind::None, |h| h.kind);
             }

@@ -134,6 +134,7 @@ operation!(AcquireLease, Change open::acquire, (r, reply, g) {
     let ino = r.ino;
     reply.lease.kind = match (r.kind, reply.attr.kind) {
         (LeaseKind::None, _) => g.leases.kept(g.session, ino),
+        (LeaseKind::Write, FileKind::Regular) if reply.lease.recover => g.leases.grant_recovery(g.session, ino),
         (LeaseKind::Write, FileKind::Regular) => g.leases.grant_write(g.session, ino),
         _ if reply.lease.recover => g.leases.kept(g.session, ino),
         _ => g.leases.acquire_read(g.session, ino),
