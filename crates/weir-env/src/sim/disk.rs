@@ -53,6 +53,8 @@ pub(super) struct DiskState {
     capacity_bytes: u64,
     used_pages: u64,
     pub(super) faults: DiskFaults,
+    /// Writes and syncs that failed with EIO.
+    pub(super) failed: u64,
     rng: SplitMix,
 }
 
@@ -87,6 +89,7 @@ impl DiskState {
             capacity_bytes,
             used_pages: 0,
             faults: DiskFaults::default(),
+            failed: 0,
             rng,
         }
     }
@@ -240,6 +243,7 @@ impl DiskState {
 
     fn write(&mut self, ino: Ino, data: &[u8], offset: u64) -> io::Result<()> {
         if self.rng.per_million(self.faults.write_errors_per_million) {
+            self.failed += 1;
             return Err(os(libc::EIO));
         }
         self.reserve(ino, offset, data.len() as u64)?;
@@ -508,6 +512,7 @@ impl File for SimFile {
         let mut state = self.disk.lock()?;
         let chance = state.faults.sync_errors_per_million;
         let failed = state.rng.per_million(chance);
+        state.failed += u64::from(failed);
         let pages = state.pages_mut(self.ino)?;
         if failed {
             pages.fail_sync();

@@ -296,6 +296,10 @@ impl World {
     pub fn set_disk_faults(&self, name: &str, faults: DiskFaults) {
         self.with_disk(name, |disk| disk.faults = faults);
     }
+    /// Writes and syncs of a node's disk that failed with EIO until now.
+    pub fn disk_errors(&self, name: &str) -> u64 {
+        self.with_disk(name, |disk| disk.failed)
+    }
     pub fn set_disk_capacity(&self, name: &str, bytes: u64) {
         self.with_disk(name, |disk| disk.set_capacity(bytes));
     }
