@@ -14,11 +14,11 @@ use weir_coord::Cluster;
 use weir_env::{BoxFuture, Env, Instant};
 use weir_proto::checksum;
 use weir_proto::data::{
-    CHECKSUM_BLOCK, CellStat, CommitStripe, DropFile, DropPrepared, MarkMissing, MissingMask, OverlayKind,
-    Place, PreparedCell, StatCell, WriteFragment, WriteMode, WriteOverlay,
+    CHECKSUM_BLOCK, CellStat, CommitStripe, DropFile, DropPrepared, GroupAt, MarkMissing, MissingMask,
+    OverlayKind, Place, PreparedCell, StatCell, WriteFragment, WriteMode, WriteOverlay,
 };
 use weir_proto::ec::Coder;
-use weir_proto::map::{ClusterMap, Group, Layout, MemberState, Scheme, TargetState};
+use weir_proto::map::{ClusterMap, Group, Layout, MemberState, Scheme};
 use weir_proto::{CellId, Epoch, Error, ErrorKind, FileId, PgId, Request, Result, Seq, TargetId, Version};
 use weir_rpc::Payload;
 
@@ -484,8 +484,9 @@ impl Data {
         Ok((cells.into_iter().map(|(seq, _)| seq).collect(), base))
     }
 
-    /// Drops whole stripes from `from_stripe` on at every target that may have some; returns what is in doubt.
-    /// Targets that are down are cleaned by repair when they return.
+    /// Cuts the file at every live target of its groups: stripes from `from_stripe` on hold nothing that was written with
+    /// a token epoch below `fence`, and nobody writes with one any more. Members that are away learn of it when they
+    /// return. Returns what is in doubt.
     pub async fn drop_file(
         &self,
         file: FileId,
@@ -494,63 +495,65 @@ impl Data {
         fence: u32,
         deadline: Instant,
     ) -> Result<Vec<PreparedCell>> {
-        let map = self.cluster.map();
-        let mut targets: Vec<TargetId> = map
-            .groups
-            .iter()
-            .filter(|g| g.id.0 >= layout.first_pg.0 && g.id.0 - layout.first_pg.0 < layout.pg_count)
-            .flat_map(|g| g.members.iter().map(|m| m.target))
-            .collect();
-        targets.sort_unstable();
-        targets.dedup();
-        let calls = targets.into_iter().map(|target| {
-            Box::pin(self.drop_file_at(target, file, from_stripe, fence, deadline)) as BoxFuture<'_, _>
-        });
-        let answers: Vec<Vec<PreparedCell>> =
-            join_all(calls.collect()).await.into_iter().collect::<Result<_>>()?;
-        let mut prepared: Vec<PreparedCell> = answers.into_iter().flatten().collect();
-        prepared.sort_by_key(|p| (p.cell, p.version));
-        Ok(prepared)
+        let of_file = |g: PgId| g.0 >= layout.first_pg.0 && g.0 - layout.first_pg.0 < layout.pg_count;
+        let doing = |e: Error| e.doing(format!("cut file {file} from stripe {from_stripe} on"));
+        let give_up = self.env.clock.now() + LOSS_PATIENCE.min(self.left(deadline));
+        let mut pause = RETRY_PAUSE;
+        loop {
+            let map = self.cluster.map();
+            let told = match map.told_of_cuts(of_file) {
+                Ok(told) => told,
+                Err(e) if self.left(give_up).is_zero() => return Err(doing(e)),
+                Err(_) => {
+                    self.wait_newer(map.version, self.left(give_up)).await;
+                    continue;
+                }
+            };
+            let e = match self.drop_file_at(told, file, from_stripe, fence, deadline).await {
+                Ok(prepared) => return Ok(prepared),
+                Err(e) => e,
+            };
+            if self.left(deadline) <= pause {
+                return Err(Error::deadline(format!("not done by the deadline: {e}"))).map_err(doing);
+            }
+            if e.kind == ErrorKind::Stale {
+                self.wait_newer(map.version, MAP_PATIENCE.min(self.left(deadline))).await;
+            } else if !is_unreachable(&e) {
+                return Err(doing(e));
+            } else if self.cluster.map().version == map.version {
+                self.env.clock.sleep(pause).await;
+                pause = (pause * 2).min(RETRY_PAUSE_MAX);
+            }
+        }
     }
 
-    /// Whether every target that may hold cells of such a file can be told to drop them.
-    pub fn reaches_all(&self, layout: &Layout) -> bool {
-        let map = self.cluster.map();
-        let is_up = |t| map.target(t).is_some_and(|t| t.state == TargetState::Up);
-        let of_file =
-            |id: u32| (layout.first_pg.0..layout.first_pg.0.saturating_add(layout.pg_count)).contains(&id);
-        map.groups.iter().filter(|g| of_file(g.id.0)).flat_map(|g| &g.members).all(|m| is_up(m.target))
-    }
-
+    /// One round; an error reports the target that did not answer.
     async fn drop_file_at(
         &self,
-        target: TargetId,
+        told: BTreeMap<TargetId, Vec<GroupAt>>,
         file: FileId,
         from_stripe: u64,
         fence: u32,
         deadline: Instant,
     ) -> Result<Vec<PreparedCell>> {
-        let request = DropFile { target, file, from_stripe, fence };
-        let mut pause = RETRY_PAUSE;
-        loop {
-            let map = self.cluster.map();
-            if map.target(target).is_none_or(|t| t.state != TargetState::Up) {
-                return Ok(Vec::new());
-            }
-            let e = match self.call(target, &request, vec![], self.call_patience(deadline)).await {
-                Ok((reply, _)) => return Ok(reply.prepared),
-                Err(e) => e.doing(format!("drop the end of file {file} at {target}")),
-            };
-            if !is_unreachable(&e) || self.left(deadline) <= pause {
-                return Err(e);
-            }
-            let group = map.groups.iter().find(|g| g.members.iter().any(|m| m.target == target));
-            if let Some(g) = group {
-                self.report(Place { target, group: g.id, epoch: g.epoch }, &e).await;
-            }
-            self.env.clock.sleep(pause).await;
-            pause = (pause * 2).min(RETRY_PAUSE_MAX);
-        }
+        let calls = told.into_iter().map(|(target, epochs)| {
+            Box::pin(async move {
+                let at = epochs.first().cloned();
+                let request = DropFile { target, file, from_stripe, fence, epochs };
+                let answer = self.call(target, &request, vec![], self.call_patience(deadline)).await;
+                if let (Err(e), Some(GroupAt { group, epoch })) = (&answer, at)
+                    && is_unreachable(e)
+                {
+                    self.report(Place { target, group, epoch }, e).await;
+                }
+                Ok(answer?.0.prepared)
+            }) as BoxFuture<'_, _>
+        });
+        let answers: Vec<Result<Vec<PreparedCell>>> = join_all(calls.collect()).await;
+        let answers: Vec<Vec<PreparedCell>> = answers.into_iter().collect::<Result<_>>()?;
+        let mut prepared: Vec<PreparedCell> = answers.into_iter().flatten().collect();
+        prepared.sort_by_key(|p| (p.cell, p.version));
+        Ok(prepared)
     }
 }
 

@@ -14,7 +14,7 @@ use weir_env::Instant;
 use weir_proto::data::WriteMode;
 use weir_proto::map::Layout;
 use weir_proto::meta::{Commit, INLINE_MAX, LeaseKind, Op};
-use weir_proto::{Error, InodeId, Result, SessionId, Version};
+use weir_proto::{Error, ErrorKind, InodeId, Result, SessionId, Version};
 
 /// Changed bytes of one stripe, frozen, and how they go.
 struct Send {
@@ -78,8 +78,8 @@ impl Inner {
         Ok(id)
     }
 
-    async fn run_send(self: Arc<Self>, send: Send) {
-        let result = self.send_stripe(&send).await;
+    async fn run_send(self: Arc<Self>, mut send: Send) {
+        let result = self.send_until_not_fenced(&mut send).await;
         let Send { node, layout, stripe, parts, .. } = send;
         {
             let mut st = node.lock();
@@ -120,6 +120,22 @@ impl Inner {
                 continue;
             }
             cache.insert(node.ino, start + u64::from(at), bytes, true, false, &self.budget);
+        }
+    }
+
+    /// A send that this client's own cut has fenced goes again, under the newer token epoch.
+    async fn send_until_not_fenced(&self, send: &mut Send) -> Result<()> {
+        loop {
+            let outcome = self.send_stripe(send).await;
+            let (lease, token_epoch) = {
+                let st = send.node.lock();
+                (st.lease, st.token_epoch)
+            };
+            let renewed = lease == LeaseKind::Write && token_epoch > send.token_epoch;
+            match outcome {
+                Err(e) if e.kind == ErrorKind::Stale && renewed => send.token_epoch = token_epoch,
+                outcome => return outcome,
+            }
         }
     }
 

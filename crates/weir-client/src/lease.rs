@@ -12,7 +12,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, Weak};
 use std::time::Duration;
-use weir_proto::meta::{AcquireLease, Cred, LeaseKind, Open, ReadInline, Recall, Recovered, ReleaseLease};
+use weir_proto::meta::{
+    AcquireLease, Cred, Entry, LeaseKind, Open, ReadInline, Recall, Recovered, ReleaseLease,
+};
 use weir_proto::{Error, ErrorKind, InodeId, PgId, Request, Result, Version};
 use weir_rpc::{Call, Handled, Reply, Service};
 
@@ -131,11 +133,17 @@ impl Inner {
 
     /// Asks for a lease; what is held afterwards.
     pub async fn acquire(&self, node: &Node, kind: LeaseKind) -> Result<LeaseKind> {
+        self.ask_lease(node, kind, false).await?;
+        Ok(node.lock().lease)
+    }
+
+    async fn ask_lease(&self, node: &Node, kind: LeaseKind, renew: bool) -> Result<Entry> {
         let stamp = self.stamp();
         let ino = node.ino;
-        let entry = self.session.ask(self.deadline(), |session| AcquireLease { session, ino, kind }).await?;
+        let ask = |session| AcquireLease { session, ino, kind, renew };
+        let entry = self.session.ask(self.deadline(), ask).await?;
         self.apply(&entry, stamp);
-        Ok(node.lock().lease)
+        Ok(entry)
     }
 
     /// Attributes and inline data, fresh from the leader, with what lease it grants.
@@ -249,54 +257,45 @@ impl Inner {
         self.data.write_overlays(s, token_epoch, &overlays).await
     }
 
-    /// Before a file grows over bytes of an earlier, longer one: drops and zeroes them.
+    /// Before a file grows over bytes of an earlier, longer one: cuts and zeroes them.
     pub async fn clean_old_tail(&self, node: &Node) -> Result<()> {
         let _one = node.flushing.lock().await;
         self.clean_old_tail_locked(node).await
     }
 
-    /// Zeros over `start..end`, few stripes at a time.
-    async fn zero_range_in_steps(
-        &self,
-        node: &Node,
-        layout: weir_proto::map::Layout,
-        start: u64,
-        end: u64,
-        token_epoch: u32,
-    ) -> Result<()> {
-        let step = ZEROED_STRIPES_AT_ONCE * layout.stripe_bytes();
-        let mut at = start;
-        while at < end {
-            let next = end.min(at - at % step + step);
-            self.overlay_range(node, layout, token_epoch, at, None, next - at).await?;
-            at = next;
-        }
-        Ok(())
-    }
-
     pub async fn clean_old_tail_locked(&self, node: &Node) -> Result<()> {
-        let (layout, size, end, token_epoch) = {
+        let layout = {
             let st = node.lock();
             if !st.has_old_tail() {
                 return Ok(());
             }
-            (layout_of(&st, node.ino)?, st.committed_size(), st.data_end, st.token_epoch)
+            layout_of(&st, node.ino)?
         };
-        let dropped = self.data.reaches_all(&layout);
-        if dropped {
+        // A token epoch of its own: nothing older past the size that came with it counts any more, whoever wrote it.
+        let entry = self.ask_lease(node, LeaseKind::Write, true).await?;
+        let (size, end, token_epoch) = (entry.attr.size, entry.lease.data_end, entry.lease.token_epoch);
+        if end > size {
             let past = first_stripe_past(size, layout.stripe_bytes());
-            self.data.drop_file(self.file_id(node.ino), &layout, past, 0, self.deadline()).await?;
+            self.data.drop_file(self.file_id(node.ino), &layout, past, token_epoch, self.deadline()).await?;
             self.zero_tail(node, layout, size, end, token_epoch).await?;
-        } else {
-            // A target that is away would keep its cells, and take them for part of what is written here next.
-            self.zero_range_in_steps(node, layout, size, end, token_epoch).await?;
         }
-        let mut st = node.lock();
-        if st.lease == LeaseKind::Write {
-            st.tail_clean = dropped;
-            st.tail_zeroed = true;
-        } else {
-            st.data_end = size;
+        {
+            let mut st = node.lock();
+            if st.lease == LeaseKind::Write {
+                st.tail_clean = true;
+                return Ok(());
+            }
+        }
+        if entry.lease.recover {
+            return Ok(()); // another writer died: whoever recovers the file says it
+        }
+        // Others write this file, too: they need not do the same.
+        let (stamp, ino) = (self.stamp(), node.ino);
+        match self.session.change(self.deadline(), |op| Recovered { op, ino, token_epoch }).await {
+            Ok(entry) => drop(self.apply(&entry, stamp)),
+            // Somebody else has cut it since, and says it.
+            Err(e) if e.kind == ErrorKind::Stale => {}
+            Err(e) => return Err(e),
         }
         Ok(())
     }
@@ -369,8 +368,6 @@ impl Inner {
     }
 }
 
-/// Stripes whose old bytes are zeroed at once.
-const ZEROED_STRIPES_AT_ONCE: u64 = 32;
 /// Inodes kept without anybody using them.
 const IDLE_INODES_MAX: usize = 100_000;
 /// Leases given back in one go.

@@ -81,8 +81,6 @@ pub struct State {
     pub sent_end: u64,
     /// Nothing is on targets past the committed size but what this client sent.
     pub tail_clean: bool,
-    /// What is on targets past the size that the lease found there reads as zeros.
-    pub tail_zeroed: bool,
     /// The leader was told that nothing uncommitted is on targets: say otherwise before sending more.
     pub declared_clean: bool,
     /// Inline bytes were turned into dirty ones: the next commit drops them.
@@ -142,7 +140,6 @@ impl State {
             touched: BTreeSet::new(),
             sent_end: 0,
             tail_clean: false,
-            tail_zeroed: false,
             declared_clean: false,
             drop_inline: false,
             allocated: 0,
@@ -213,7 +210,6 @@ impl State {
         self.touched.clear();
         self.sent_end = 0;
         self.tail_clean = false;
-        self.tail_zeroed = false;
         self.declared_clean = false;
     }
 
@@ -258,7 +254,7 @@ impl State {
     }
     /// Bytes of an earlier, longer file may lie past the size: zero them before the file grows.
     pub fn has_old_tail(&self) -> bool {
-        !self.tail_clean && !self.tail_zeroed && self.data_end > self.committed_size()
+        !self.tail_clean && self.data_end > self.committed_size()
     }
     pub fn is_dirty(&self) -> bool {
         self.local.is_some() || !self.dirty.is_empty() || !self.sending.is_empty()

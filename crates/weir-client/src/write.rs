@@ -17,7 +17,7 @@ use std::time::Duration;
 use weir_env::BoxFuture;
 use weir_proto::map::Layout;
 use weir_proto::meta::{Commit, Cred, FILE_BYTES_MAX, LeaseKind, Op, SetAttr};
-use weir_proto::{Error, NameRule, Result, SessionId};
+use weir_proto::{Error, ErrorKind, NameRule, Result, SessionId};
 
 /// A stripe with more scattered extents than this is sent: bookkeeping costs more than the bytes.
 const EXTENTS_MAX: usize = 512;
@@ -25,6 +25,9 @@ const EXTENTS_MAX: usize = 512;
 const STEP_BYTES: usize = 1 << 20;
 /// A writer that waits for memory looks again this often even if nobody told it.
 const MEMORY_LOOK: Duration = Duration::from_millis(50);
+/// A fenced write is tried again so often, after pauses that double.
+const FENCED_TRIES_MAX: u32 = 8;
+const FENCED_PAUSE_MS: u64 = 10;
 /// A write-through that does not grow the file tells the leader of its time at most this often.
 const TIME_COMMIT_PERIOD: Duration = Duration::from_secs(1);
 /// Lease changes while a write prepares: more is livelock.
@@ -264,8 +267,22 @@ impl Inner {
         }
     }
 
-    /// Writes to targets and, where the file grows, commits its size.
+    /// Writes to targets and, where the file grows, commits its size. Whoever cuts the file at the same time fences this
+    /// write; then it looks at the file again.
     async fn write_through(&self, node: &Arc<Node>, offset: u64, data: &Bytes) -> Result<()> {
+        let mut tries = 0;
+        loop {
+            match self.write_through_once(node, offset, data).await {
+                Err(e) if e.kind == ErrorKind::Stale && tries < FENCED_TRIES_MAX => tries += 1,
+                outcome => return outcome,
+            }
+            // Of several that cut at once, each fences the others: chance lets one be first.
+            let pause = self.env.rng.below(FENCED_PAUSE_MS << tries);
+            self.env.clock.sleep(Duration::from_millis(pause)).await;
+        }
+    }
+
+    async fn write_through_once(&self, node: &Arc<Node>, offset: u64, data: &Bytes) -> Result<()> {
         // Others may have cut or extended the file since: growing over old bytes must be noticed.
         self.refresh(node).await?;
         let (layout, token_epoch, size, inline, old_tail) = {
@@ -279,8 +296,10 @@ impl Inner {
             )
         };
         let end = end_of(offset, data.len())?;
+        let mut token_epoch = token_epoch;
         if old_tail && end > size {
             self.clean_old_tail(node).await?;
+            token_epoch = node.lock().token_epoch;
         }
         let mut drop_inline = false;
         if let Inline::Yes(bytes) = inline {
@@ -452,7 +471,6 @@ impl Inner {
         }
         if exclusive && shrinks {
             st.tail_clean = false;
-            st.tail_zeroed = false;
             st.sent_end = 0;
             st.touched.clear();
         }

@@ -7,7 +7,7 @@
 use bytes::Bytes;
 use weir_proto::map::Layout;
 use weir_proto::meta::{Attr, FileKind, Lease, LeaseKind, Time};
-use weir_proto::{Error, InodeId, Reader, Result, SessionId, Wire, Writer, wire_struct};
+use weir_proto::{Error, InodeId, PgId, Reader, Result, SessionId, Wire, Writer, wire_struct};
 
 /// Version of every record's layout.
 const RECORD_VERSION: u8 = 1;
@@ -141,10 +141,11 @@ pub fn slot_value(seq: u64, method: u16, reply: &impl Wire) -> Vec<u8> {
 /// `G/`: a deleted file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Garbage {
-    /// No writer had more: writes below it are refused from now on.
-    pub token_epoch: u32,
+    /// First group and number of groups that its cells are on.
+    pub first_pg: PgId,
+    pub pg_count: u32,
 }
-wire_struct!(Garbage { token_epoch: u32 });
+wire_struct!(Garbage { first_pg: PgId, pg_count: u32 });
 
 /// A value with its version byte.
 pub trait Record: Wire {

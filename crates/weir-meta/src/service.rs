@@ -407,7 +407,7 @@ impl Leader {
             return Ok(had >= wanted);
         }
         let kept = match (wanted, &inode) {
-            (LeaseKind::Write, Some(i)) if i.writer == session && i.token_epoch == lease.token_epoch => {
+            (LeaseKind::Write, Some(i)) if i.writer == session && i.token_epoch >= lease.token_epoch => {
                 state.leases.grant_write(session, lease.ino)
             }
             (LeaseKind::Read, _) => state.leases.acquire_read(session, lease.ino),

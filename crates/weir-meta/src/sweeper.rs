@@ -1,7 +1,7 @@
-//! Deleted files' cells go from the targets: every target is told until all have answered.
+//! Deleted files' cells go from the targets: those that are there are told, and tell the others when they return.
 //!
-//! Invariant: a file's garbage record goes only after every target has dropped the file's cells. To tell a target twice
-//! does no harm.
+//! Invariant: a file's garbage record goes only after every live target of its groups has dropped the file's cells and
+//! remembers that the file is gone. To tell a target twice does no harm.
 
 use crate::executor::Leader;
 use crate::keys;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use weir_env::BoxFuture;
 use weir_kv::Scan;
-use weir_proto::{Error, FileId, InodeId, Result};
+use weir_proto::{Error, FileId, InodeId, PgId, Result};
 
 /// Files swept in one go.
 const BATCH_FILES: usize = 256;
@@ -21,16 +21,16 @@ const RETRY_AFTER: Duration = Duration::from_secs(2);
 
 /// Reaches all targets.
 pub trait Purge: Send + Sync + 'static {
-    /// Drops all cells of a file on every target, and has writes below token epoch `fence` refused. An error: some
-    /// target has not answered, tell it again.
-    fn drop_file(&self, file: FileId, fence: u32) -> BoxFuture<'static, Result<()>>;
+    /// Drops all cells of a deleted file on every live target of `pg_count` groups from `first_pg` on; nobody writes the
+    /// file any more. An error: some target has not answered, tell it again.
+    fn drop_file(&self, file: FileId, first_pg: PgId, pg_count: u32) -> BoxFuture<'static, Result<()>>;
 }
 
 /// For a namespace without targets: there is nothing to drop.
 pub struct NoTargets;
 
 impl Purge for NoTargets {
-    fn drop_file(&self, _: FileId, _: u32) -> BoxFuture<'static, Result<()>> {
+    fn drop_file(&self, _: FileId, _: PgId, _: u32) -> BoxFuture<'static, Result<()>> {
         Box::pin(std::future::ready(Ok(())))
     }
 }
@@ -63,51 +63,65 @@ enum Swept {
     Some(Error),
 }
 
+/// One pass over all deleted files: those that cannot be swept now do not stand in the way of the others.
 async fn sweep(leader: &Arc<Leader>) -> Result<Swept> {
-    let items = oldest(leader)?;
-    if items.is_empty() {
-        return Ok(Swept::Nothing);
+    let (mut after, mut found, mut failure) = (None, false, None);
+    loop {
+        let items = oldest(leader, after.take())?;
+        let Some(last) = items.last() else { break };
+        found = true;
+        after = Some(last.key.clone());
+        // The files' names must be gone for good before their data goes.
+        let newest = leader.lock().newest;
+        leader.durable(newest).await?;
+        for some in items.chunks(PARALLEL_FILES) {
+            failure = sweep_some(leader, some).await?.or(failure);
+        }
     }
-    // The files' names must be gone for good before their data goes.
-    let newest = leader.lock().newest;
-    leader.durable(newest).await?;
+    Ok(match failure {
+        Some(e) => Swept::Some(e),
+        None if found => Swept::All,
+        None => Swept::Nothing,
+    })
+}
+
+/// Sweeps a few files side by side; the last error of a target, if any.
+async fn sweep_some(leader: &Arc<Leader>, items: &[Item]) -> Result<Option<Error>> {
+    let waits: Vec<_> = items.iter().map(|item| spawn_drop(leader, item)).collect();
     let (mut done, mut failure) = (Vec::new(), None);
-    for group in items.chunks(PARALLEL_FILES) {
-        let mut waits = Vec::new();
-        for item in group {
-            let file = FileId { volume: leader.config.volume, inode: item.ino };
-            waits.push(spawn_drop(leader, file, item.garbage.token_epoch.saturating_add(1)));
-        }
-        for (item, wait) in group.iter().zip(waits) {
-            match wait.await {
-                Ok(Ok(())) => done.push(item.key.as_slice()),
-                Ok(Err(e)) => failure = Some(e),
-                Err(_) => failure = Some(Error::unavailable("the drop of a file was abandoned")),
-            }
-        }
-        if failure.is_some() {
-            break;
+    for (item, wait) in items.iter().zip(waits) {
+        match wait.await {
+            Ok(Ok(())) => done.push(item.key.as_slice()),
+            Ok(Err(e)) => failure = Some(e),
+            Err(_) => failure = Some(Error::unavailable("the drop of a file was abandoned")),
         }
     }
     leader.kv.transact(&mut |txn| {
         done.iter().for_each(|key| txn.delete(key));
         Ok(())
     })?;
-    Ok(failure.map_or(Swept::All, Swept::Some))
+    Ok(failure)
 }
 
-fn spawn_drop(leader: &Arc<Leader>, file: FileId, fence: u32) -> tokio::sync::oneshot::Receiver<Result<()>> {
+fn spawn_drop(leader: &Arc<Leader>, item: &Item) -> tokio::sync::oneshot::Receiver<Result<()>> {
     let (tx, rx) = tokio::sync::oneshot::channel();
-    let drop_file = leader.config.purge.drop_file(file, fence);
+    let file = FileId { volume: leader.config.volume, inode: item.ino };
+    let drop_file = leader.config.purge.drop_file(file, item.garbage.first_pg, item.garbage.pg_count);
     leader.env.tasks.spawn("drop file", async move {
         let _ = tx.send(drop_file.await); // the sweeper was ended
     });
     rx
 }
 
-fn oldest(leader: &Leader) -> Result<Vec<Item>> {
+/// The first deleted files behind a key.
+fn oldest(leader: &Leader, after: Option<Vec<u8>>) -> Result<Vec<Item>> {
     let (mut items, mut bad) = (Vec::new(), None);
-    let (start, end) = keys::range_of_letter(b'G');
+    let (first, end) = keys::range_of_letter(b'G');
+    let mut start = first.to_vec();
+    if let Some(mut key) = after {
+        key.push(0); // the least key above
+        start = key;
+    }
     leader.kv.read(&mut |read| {
         read.scan(&start, &end, &mut |key, value| {
             match (keys::garbage_ino(key), Garbage::from_value(value, || "a deleted file".to_owned())) {

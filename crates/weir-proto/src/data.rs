@@ -161,11 +161,22 @@ message!(
     /// "what you have is bad"; the holder verifies it and has it rebuilt.
     MarkMissing = 230 -> () { place: Place, cell: CellId, version: Version, missing: MissingMask }
 );
+/// The fence of a deleted file: nobody ever writes it again.
+pub const FENCE_GONE: u32 = u32::MAX;
 message!(
-    /// Drops all of a file's cells with stripe ≥ `from_stripe` on this target. For truncate and delete.
-    /// `fence` > 0: also refuses from now on every write to the file with a lower token epoch.
-    DropFile = 231 -> DropFileReply { target: TargetId, file: FileId, from_stripe: u64, fence: u32 }
+    /// Cuts a file on this target: what was written to stripes ≥ `from_stripe` with a token epoch below `fence` is void
+    /// and goes, and from now on every write to the file with a lower one is refused. The target remembers it for
+    /// members that are away. `epochs`: the file's groups that the target is a member of, as the sender's map has them;
+    /// a higher one that the target knows is `Stale`: somebody may be back who would not be told.
+    DropFile = 231 -> DropFileReply {
+        target: TargetId,
+        file: FileId,
+        from_stripe: u64,
+        fence: u32,
+        epochs: Vec<GroupAt>,
+    }
 );
+message!(GroupAt { group: PgId, epoch: Epoch });
 message!(DropFileReply {
     /// Cells of the file with a prepared version in doubt: somebody must commit or drop it.
     prepared: Vec<PreparedCell>,
@@ -191,6 +202,16 @@ message!(
     }
 );
 message!(CellList { cells: Vec<CellSummary>, more: bool });
+message!(
+    /// Cuts that this target remembers, with numbers above `after`, in order. For members that were away. `epochs`: groups
+    /// of both, as the sender's map has them; cuts under lower ones are refused from now on.
+    ListCuts = 243 -> CutList { target: TargetId, after: u64, epochs: Vec<GroupAt>, limit: u32 }
+);
+message!(CutList { cuts: Vec<Cut>, more: bool });
+message!(
+    /// Stripes ≥ `from_stripe` hold nothing that was written with a token epoch below `token_epoch`.
+    Cut { number: u64, file: FileId, from_stripe: u64, token_epoch: u32 }
+);
 message!(
     /// What a listing tells of a cell (at a parity target also of the data cells whose overlays it mirrors).
     CellSummary {

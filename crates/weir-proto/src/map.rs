@@ -1,8 +1,10 @@
 //! The cluster map: who is a member, where targets are, which placement groups exist and who leads a volume.
 //! Small, versioned, the same for everybody who holds the same version.
+use crate::data::GroupAt;
 use crate::{ClusterId, DiskUuid, Epoch, NodeId, PgId, TargetId, VolumeId};
 use crate::{Reader, Wire, Writer};
 use crate::{message, wire_enum};
+use std::collections::BTreeMap;
 use std::fmt;
 
 /// k data cells and m parity cells per stripe. `replica:n` is k = 1, m = n − 1; `single` is k = 1, m = 0.
@@ -225,6 +227,28 @@ impl ClusterMap {
     }
     pub fn volume(&self, id: VolumeId) -> Option<&VolumeEntry> {
         self.volumes.iter().find(|v| v.id == id)
+    }
+    /// Who must be told that a file on `groups` is cut: every live member, under the epochs of its groups. An error while
+    /// a group has fewer than k current members: one that returns then would be taken for one that missed nothing.
+    pub fn told_of_cuts(
+        &self,
+        groups: impl Fn(PgId) -> bool,
+    ) -> crate::Result<BTreeMap<TargetId, Vec<GroupAt>>> {
+        let mut told: BTreeMap<TargetId, Vec<GroupAt>> = BTreeMap::new();
+        for group in self.groups.iter().filter(|g| groups(g.id)) {
+            if !group.is_writable() {
+                return Err(crate::Error::unavailable(format!(
+                    "{}: {} of its targets are usable, {} are needed",
+                    group.id,
+                    group.current_count(),
+                    group.scheme.data
+                )));
+            }
+            for member in group.members.iter().filter(|m| m.state != MemberState::Down) {
+                told.entry(member.target).or_default().push(GroupAt { group: group.id, epoch: group.epoch });
+            }
+        }
+        Ok(told)
     }
     /// The node that serves a target.
     pub fn target_node(&self, id: TargetId) -> Option<&Node> {

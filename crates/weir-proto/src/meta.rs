@@ -148,7 +148,7 @@ message!(FsStat { files: u64, directories: u64, bytes: u64 });
 message!(
     /// Asks for a lease; others' conflicting leases are recalled first. The answer None to Write: the file is shared
     /// now, write through. A client whose Write was recalled asks again before it writes, also to write through.
-    AcquireLease = 118 -> Entry { session: SessionId, ino: InodeId, kind: LeaseKind }
+    AcquireLease = 118 -> Entry { session: SessionId, ino: InodeId, kind: LeaseKind, renew: bool }
 );
 message!(
     /// Gives leases back (or down to `Read`).

@@ -11,7 +11,7 @@ macro_rules! for_every_message {
                 CaughtUp, Leave, GetStatus, ClusterStatus, LeadVolume, LeadReply}
             data::{Place, WriteFragment, CommitStripe, DropPrepared, WriteOverlay, OverlayWritten, MirrorOverlay,
                 ReadCell, CellRead, ReadOverlays, OverlayExtent, OverlaysRead, StatCell, CellStat, MarkMissing,
-                DropFile, DropFileReply, PreparedCell, SealCell, SealedCell, ListCells, CellList, CellSummary,
+                DropFile, GroupAt, ListCuts, CutList, Cut, DropFileReply, PreparedCell, SealCell, SealedCell, ListCells, CellList, CellSummary,
                 SealFile, StatTarget, TargetStat}
             meta::{Op, Cred, Time, Attr, Lease, Entry, SessionOpen, SessionOpened, HeldLease, SessionResume,
                 SessionResumed, KeepAlive, SessionClose, Lookup, Looked, GetAttr, ReadLink, LinkTarget, ReadDir,

@@ -4,6 +4,7 @@
 //! commit, its drop, or a higher base; overlays go only when a base that includes them is committed; sequence numbers of
 //! a cell have no gap (but on a member that is behind). Every check is made inside the transaction that acts on it.
 use crate::alloc::Extent;
+use crate::cuts::void_below;
 use crate::format::*;
 use std::collections::BTreeMap;
 use weir_kv::{Read, Scan, Txn};
@@ -481,6 +482,37 @@ pub fn drop_cell(txn: &mut dyn Txn, cell: CellId, delta: &mut Delta) -> Result<(
     Ok(())
 }
 
+/// Drops what of a cell was written with a token epoch below `token_epoch`: its file was cut before it.
+pub fn drop_void(txn: &mut dyn Txn, cell: CellId, token_epoch: u32, delta: &mut Delta) -> Result<()> {
+    let Some(header) = get::<Header>(txn, &header_key(cell))? else { return Ok(()) };
+    let is_void = |f: &Fragment| f.version.token_epoch() < token_epoch;
+    let (base, beside) = (get::<Fragment>(txn, &base_key(cell))?, prepared(txn, cell)?);
+    let logged = overlays(txn, cell, Seq(0), Seq(u64::MAX))?;
+    let valid: Vec<Seq> =
+        logged.iter().filter(|(_, o)| o.token_epoch >= token_epoch).map(|(s, _)| *s).collect();
+    if base.iter().chain(&beside).all(is_void) && valid.is_empty() {
+        return drop_cell(txn, cell, delta);
+    }
+    let mut change = Change { cell, current: 0, before: Some(header.clone()), now: header };
+    let kept: Vec<Extent> = base.iter().chain(&beside).filter(|f| !is_void(f)).map(|f| f.extent).collect();
+    for gone in beside.iter().filter(|f| is_void(f)) {
+        txn.delete(&prepared_key(cell, gone.version));
+        drop_bytes(delta, gone.extent, &kept);
+    }
+    for (seq, _) in logged.iter().filter(|(_, o)| o.token_epoch < token_epoch) {
+        change.drop_overlays(txn, delta, *seq, *seq)?;
+    }
+    if let Some(base) = base.filter(is_void) {
+        txn.delete(&base_key(cell));
+        drop_bytes(delta, base.extent, &kept);
+        // Numbers began anew after the cut.
+        change.now.cut = Seq(0);
+        change.now.last_seq = valid.last().copied().unwrap_or_default();
+    }
+    change.save(txn, delta);
+    Ok(())
+}
+
 /// A fragment rebuilt from others, unless what is here is as new. `replace`: the same version is here, but damaged.
 pub fn install(
     txn: &mut dyn Txn,
@@ -494,6 +526,9 @@ pub fn install(
     let present = base.as_ref().map_or(Version(0), |b| b.version);
     if present > fragment.version || (present == fragment.version && !replace) {
         return Ok(false);
+    }
+    if fragment.version.token_epoch() < void_below(txn, cell)? {
+        return Ok(false); // taken from a peer that has not heard of the cut yet
     }
     let mut change = Change::open(txn, scope, cell)?;
     let mut kept = vec![fragment.extent];
@@ -534,6 +569,7 @@ pub fn install_overlays(
 ) -> Result<Vec<Seq>> {
     let mut change = Change::open(txn, scope, cell)?;
     let mut used = Vec::new();
+    let void_below = void_below(txn, cell)?;
     let present: BTreeMap<Seq, Overlay> = overlays(txn, cell, Seq(0), upto)?.into_iter().collect();
     for (seq, there) in &present {
         if !copies.get(seq).is_some_and(|(copy, _)| same_write(copy, there)) {
@@ -542,7 +578,7 @@ pub fn install_overlays(
     }
     for (seq, (copy, inline)) in copies.range(..=upto) {
         let there = present.get(seq).is_some_and(|there| same_write(copy, there));
-        if there || *seq <= change.now.cut {
+        if there || *seq <= change.now.cut || copy.token_epoch < void_below {
             continue;
         }
         txn.put(&overlay_key(cell, *seq), &copy.to_value());

@@ -60,16 +60,5 @@ impl Peers for Cluster {
         let cluster = self.clone();
         Box::pin(async move { Cluster::caught_up(&cluster, target, group, epoch).await })
     }
-    calls!(
-        write_fragment: WriteFragment,
-        commit_stripe: CommitStripe,
-        drop_prepared: DropPrepared,
-        mirror_overlay: MirrorOverlay,
-        read_cell: ReadCell,
-        read_overlays: ReadOverlays,
-        stat_cell: StatCell,
-        mark_missing: MarkMissing,
-        seal_cell: SealCell,
-        list_cells: ListCells,
-    );
+    crate::with_peer_requests!(calls);
 }

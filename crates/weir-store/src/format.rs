@@ -22,12 +22,15 @@ pub const OVERLAY_DATA: u8 = b'd';
 pub const FENCE: u8 = b'f';
 pub const GROUP: u8 = b'g';
 pub const LISTED: u8 = b'l';
+pub const CUT: u8 = b'x';
+pub const CUT_FILE: u8 = b'y';
 /// Bytes of a cell in a key: volume 4, inode 8, stripe 8, index 1.
 const CELL_KEY_BYTES: usize = 21;
 
 pub const META: &[u8] = b"mtarget";
 pub const DAMAGED_COUNT: &[u8] = b"ndamaged";
 pub const REPAIRED_COUNT: &[u8] = b"nrepaired";
+pub const CUT_COUNT: &[u8] = b"ncuts";
 
 fn push_file(key: &mut Vec<u8>, file: FileId) {
     key.extend_from_slice(&file.volume.0.to_be_bytes());
@@ -98,6 +101,37 @@ pub fn fence_key(file: FileId) -> Vec<u8> {
     let mut key = vec![FENCE];
     push_file(&mut key, file);
     key
+}
+/// A cut of a file, by its number.
+pub fn cut_key(file: FileId, number: u64) -> Vec<u8> {
+    let mut key = vec![CUT];
+    push_file(&mut key, file);
+    key.extend_from_slice(&number.to_be_bytes());
+    key
+}
+/// Half-open range of all cuts of a file.
+pub fn cuts_range(file: FileId) -> (Vec<u8>, Vec<u8>) {
+    let mut end = cut_key(file, u64::MAX);
+    end.push(0);
+    (cut_key(file, 0), end)
+}
+/// The file of a cut, by its number.
+pub fn cut_file_key(number: u64) -> Vec<u8> {
+    let mut key = vec![CUT_FILE];
+    key.extend_from_slice(&number.to_be_bytes());
+    key
+}
+/// Half-open range of the cuts with numbers in `from..=to`.
+pub fn cut_file_range(from: u64, to: u64) -> (Vec<u8>, Vec<u8>) {
+    let mut end = cut_file_key(to);
+    end.push(0);
+    (cut_file_key(from), end)
+}
+/// The number at the end of a key of cuts.
+pub fn cut_number_of_key(key: &[u8]) -> Result<u64> {
+    key.last_chunk()
+        .map(|bytes| u64::from_be_bytes(*bytes))
+        .ok_or_else(|| Error::damaged(format!("index key {key:02x?} carries no number")))
 }
 pub fn group_key(group: PgId) -> Vec<u8> {
     let mut key = vec![GROUP];
@@ -283,6 +317,14 @@ record!(
     Fence { token_epoch: u32 }
 );
 record!(
+    /// What was written to stripes from here on with a lower token epoch is void.
+    Cut { from_stripe: u64, token_epoch: u32 }
+);
+record!(
+    /// Whose cut has this number.
+    CutFile { file: FileId }
+);
+record!(
     /// Requests for the group with a lower epoch are refused.
     GroupEpoch { epoch: Epoch }
 );
@@ -329,7 +371,10 @@ mod tests {
             token_epoch: 6,
             extent: Extent::default(),
         };
+        let cut = Cut { from_stripe: 3, token_epoch: 8 };
         let golden = [
+            ("cut_key", cut_key(cell().file, 9), include_str!("../tests/golden/cut_key")),
+            ("cut", cut.to_value(), include_str!("../tests/golden/cut")),
             (
                 "prepared_key",
                 prepared_key(cell(), Version::new(6, 7)),
@@ -369,6 +414,8 @@ mod tests {
         assert_eq!(cell_of_key(&header_key(cell())).unwrap(), cell());
         assert_eq!(cell_of_key(&listed_key(PgId(3), cell())).unwrap(), cell());
         assert_eq!(number_of_key(&overlay_key(cell(), Seq(77))).unwrap(), 77);
+        assert_eq!(cut_number_of_key(&cut_key(cell().file, 9)).unwrap(), 9);
+        assert_eq!(cut_number_of_key(&cut_file_key(7)).unwrap(), 7);
         assert_eq!(file_of_fence_key(&fence_key(cell().file)).unwrap(), cell().file);
         let (start, end) = file_range(OVERLAY, cell().file, 4);
         assert!(start < overlay_key(cell(), Seq(1)) && overlay_key(cell(), Seq(u64::MAX)) < end);

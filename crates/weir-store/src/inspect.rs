@@ -169,6 +169,20 @@ impl Inspection<'_> {
                 }
                 Ok(())
             })?;
+            self.letter(r, CUT, |i, r, key, value| {
+                let (number, _) = (cut_number_of_key(key)?, Cut::from_value(value)?);
+                if r.get(&cut_file_key(number))?.is_none() {
+                    i.problem(format!("cut {number} names no file"));
+                }
+                Ok(())
+            })?;
+            self.letter(r, CUT_FILE, |i, r, key, value| {
+                let (number, of) = (cut_number_of_key(key)?, CutFile::from_value(value)?);
+                if r.get(&cut_key(of.file, number))?.is_none() {
+                    i.problem(format!("file {} has no cut {number}", of.file));
+                }
+                Ok(())
+            })?;
             self.letter(r, GROUP, |i, _, key, value| {
                 let group =
                     key.get(1..5).and_then(|g| g.try_into().ok()).map_or(u32::MAX, u32::from_be_bytes);

@@ -9,6 +9,7 @@
 pub mod alloc;
 pub mod cells;
 mod channels;
+pub mod cuts;
 pub mod format;
 pub mod inspect;
 mod lookup;

@@ -49,30 +49,32 @@ pub fn summary(r: &dyn Read, cell: CellId) -> Result<Option<CellSummary>> {
     }))
 }
 
-pub fn file_cells(r: &dyn Read, file: FileId, from_stripe: u64, limit: usize) -> Result<Vec<CellId>> {
-    let (start, end) = file_range(HEADER, file, from_stripe);
-    let mut found = Vec::new();
-    let mut problem = Ok(());
-    r.scan(&start, &end, &mut |key, _| match cell_of_key(key) {
-        Ok(cell) if found.len() < limit => {
-            found.push(cell);
-            Scan::More
-        }
-        Ok(_) => Scan::Stop,
-        Err(e) => {
-            problem = Err(e);
-            Scan::Stop
-        }
-    })?;
-    problem.map(|()| found)
+/// The next cells of a file's stripes from `from_stripe` on, in order.
+pub fn file_cells(
+    r: &dyn Read,
+    file: FileId,
+    from_stripe: u64,
+    after: Option<CellId>,
+    limit: usize,
+) -> Result<Vec<CellId>> {
+    let (mut start, end) = file_range(HEADER, file, from_stripe);
+    if let Some(cell) = after {
+        start = header_key(cell);
+        start.push(0);
+    }
+    some_cells(r, &start, &end, limit)
 }
 
 /// The next cells of a group in order.
 pub fn listed_cells(r: &dyn Read, group: PgId, after: Option<CellId>, limit: usize) -> Result<Vec<CellId>> {
     let (start, end) = listed_range(group, after);
+    some_cells(r, &start, &end, limit)
+}
+
+fn some_cells(r: &dyn Read, start: &[u8], end: &[u8], limit: usize) -> Result<Vec<CellId>> {
     let mut found = Vec::new();
     let mut problem = Ok(());
-    r.scan(&start, &end, &mut |key, _| match cell_of_key(key) {
+    r.scan(start, end, &mut |key, _| match cell_of_key(key) {
         Ok(cell) if found.len() < limit => {
             found.push(cell);
             Scan::More

@@ -46,18 +46,26 @@ macro_rules! peer_calls {
         })*
     };
 }
-peer_calls!(
-    write_fragment: WriteFragment,
-    commit_stripe: CommitStripe,
-    drop_prepared: DropPrepared,
-    mirror_overlay: MirrorOverlay,
-    read_cell: ReadCell,
-    read_overlays: ReadOverlays,
-    stat_cell: StatCell,
-    mark_missing: MarkMissing,
-    seal_cell: SealCell,
-    list_cells: ListCells,
-);
+/// Hands what targets ask of each other, `method: Request`, to a macro: the one list of it.
+#[macro_export]
+macro_rules! with_peer_requests {
+    ($then:ident) => {
+        $then!(
+            write_fragment: WriteFragment,
+            commit_stripe: CommitStripe,
+            drop_prepared: DropPrepared,
+            mirror_overlay: MirrorOverlay,
+            read_cell: ReadCell,
+            read_overlays: ReadOverlays,
+            stat_cell: StatCell,
+            mark_missing: MarkMissing,
+            seal_cell: SealCell,
+            list_cells: ListCells,
+            list_cuts: ListCuts,
+        );
+    };
+}
+with_peer_requests!(peer_calls);
 
 /// Waits for all of them; the results are in the order of the calls.
 pub async fn join_all<T>(calls: Vec<BoxFuture<'_, T>>) -> Vec<T> {

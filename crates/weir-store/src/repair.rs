@@ -3,7 +3,8 @@
 //! While a member is behind it receives every new write, so everything it lacks was written before: it lists the cells
 //! that current peers have written since it was current, compares versions, rebuilds its fragment from k others of one
 //! version, copies overlay logs, drops what nobody else knows any more, and then says that it caught up. Listing tells
-//! each peer the group's epoch first, so nothing can be written under an older one after it was listed.
+//! each peer the group's epoch first, so nothing can be written under an older one after it was listed. What was cut
+//! meanwhile it learns before all that (`cuts.rs`).
 //!
 //! [`plan`] is the pure part: what to do about one stripe.
 use crate::alloc::Extent;
@@ -85,18 +86,18 @@ struct Rebuilt {
 impl StorageNode {
     /// Repairs every group in which a target of this node is behind. Returns the number of groups that caught up.
     pub(crate) async fn repair_round(&self, target: &Arc<Target>) -> Result<usize> {
-        let map = self.peers.map();
+        let behind = self.behind(target);
+        if behind.is_empty() {
+            return Ok(0);
+        }
+        let silent = self.learn_cuts(target, &behind).await;
         let mut caught_up = 0;
-        for group in &map.groups {
-            let Some(position) = group.members.iter().position(|m| m.target == target.store.target) else {
-                continue;
-            };
-            if group.members[position].state != MemberState::Behind {
+        for acting in &behind {
+            let group = acting.group();
+            if group.members.iter().any(|m| silent.contains(&m.target)) {
                 continue;
             }
-            let scope = Scope::of(group);
-            let acting = Acting { target: target.clone(), scope, map: map.clone(), position };
-            match self.repair_group(&acting).await {
+            match self.repair_group(acting).await {
                 Ok(()) => {
                     self.peers.caught_up(target.store.target, group.id, group.epoch).await?;
                     caught_up += 1;
@@ -105,6 +106,18 @@ impl StorageNode {
             }
         }
         Ok(caught_up)
+    }
+
+    /// The places where the target is behind.
+    fn behind(&self, target: &Arc<Target>) -> Vec<Acting> {
+        let map = self.peers.map();
+        let place = |group: &Group| {
+            let position = group.members.iter().position(|m| m.target == target.store.target)?;
+            let (scope, map) = (Scope::of(group), map.clone());
+            let is_behind = group.members[position].state == MemberState::Behind;
+            is_behind.then(|| Acting { target: target.clone(), scope, map, position })
+        };
+        map.groups.iter().filter_map(place).collect()
     }
 
     async fn repair_group(&self, acting: &Acting) -> Result<()> {

@@ -61,6 +61,9 @@ impl StorageNode {
         if let Err(e) = self.settle_debt(target).await {
             log("settle debt", e);
         }
+        if let Err(e) = self.forget_cuts(target).await {
+            log("forget cuts", e);
+        }
         if let Err(e) = self.mend(target).await {
             log("mend", e);
         }

@@ -6,6 +6,7 @@
 //! log has it durably.
 use crate::alloc::Geometry;
 use crate::cells::{Appended, Numbering, Scope};
+use crate::cuts::Forgetting;
 use crate::peers::{PeerReply, PeerRequest, Peers, join_all};
 use crate::store::{FragmentWrite, INLINE_BYTES_MAX, OverlayWrite, Store};
 use bytes::Bytes;
@@ -60,6 +61,9 @@ pub(crate) struct Target {
     suspects: Mutex<BTreeSet<CellId>>,
     /// The epoch of each group under which its debt was looked through.
     pub settled: Mutex<BTreeMap<PgId, Epoch>>,
+    /// The newest cut that was learned from each peer.
+    pub cuts_of: Mutex<BTreeMap<TargetId, u64>>,
+    pub forgetting: Mutex<Forgetting>,
 }
 
 /// Stripes with overlays logged here lately whose seal this target leads.
@@ -156,6 +160,8 @@ impl StorageNode {
                 recent: Mutex::new(Recent { incomplete: true, ..Recent::default() }),
                 suspects: Mutex::default(),
                 settled: Mutex::default(),
+                cuts_of: Mutex::default(),
+                forgetting: Mutex::default(),
             };
             opened.insert(id, Arc::new(target));
         }
@@ -185,6 +191,7 @@ impl StorageNode {
             DropFile::METHOD => DropFile::from_bytes(body).map(|r| self.drop_file(r)),
             SealCell::METHOD => SealCell::from_bytes(body).map(|r| self.seal_cell(r)),
             ListCells::METHOD => ListCells::from_bytes(body).map(|r| self.list_cells(r)),
+            ListCuts::METHOD => ListCuts::from_bytes(body).map(|r| self.list_cuts(r)),
             SealFile::METHOD => SealFile::from_bytes(body).map(|r| self.seal_file(r)),
             StatTarget::METHOD => StatTarget::from_bytes(body).map(|r| self.stat_target(&r)),
             _ => Err(Error::unsupported(format!("a target store knows no method {method}"))),
@@ -741,8 +748,11 @@ impl StorageNode {
         Handled::Later(Box::pin(async move {
             let store = node.target(r.target)?.store.clone();
             let worker = store.clone();
-            let (seq, reply) =
-                node.env.tasks.blocking(move || worker.drop_file(r.file, r.from_stripe, r.fence)).await?;
+            let (seq, reply) = node
+                .env
+                .tasks
+                .blocking(move || worker.drop_file(r.file, r.from_stripe, r.fence, &r.epochs))
+                .await?;
             store.durable(seq).await?;
             Ok(Reply::new(&reply))
         }))
@@ -753,6 +763,15 @@ impl StorageNode {
             let list = store.list_cells(r.group, r.after, r.since, r.epoch, r.limit)?;
             Ok((CommitSeq(0), list, Vec::new()))
         })
+    }
+    fn list_cuts(&self, r: ListCuts) -> Handled {
+        let node = self.shared();
+        Handled::Later(Box::pin(async move {
+            let store = node.target(r.target)?.store.clone();
+            let (seq, list) = store.list_cuts(r.after, &r.epochs, r.limit)?;
+            store.durable(seq).await?;
+            Ok(Reply::new(&list))
+        }))
     }
     fn stat_target(&self, r: &StatTarget) -> Handled {
         Handled::Now(self.target(r.target).map(|t| Reply::new(&t.store.stat())))

@@ -31,7 +31,7 @@ pub const INLINE_BYTES_MAX: u32 = 16 << 10;
 const OVERLAYS_REPLY_BYTES: u64 = 4 << 20;
 const OVERLAYS_REPLY_COUNT: usize = 8192;
 /// Cells dropped, or looked through for debt, in one transaction.
-const DROP_BATCH: usize = 256;
+pub(crate) const DROP_BATCH: usize = 256;
 /// Entries of one listing.
 const LIST_MAX: u32 = 4096;
 /// Damaged blocks remembered one by one (so that a block is counted once, and for repair).
@@ -414,51 +414,6 @@ impl Store {
 
     // ---- files, groups, listings
 
-    pub fn drop_file(
-        &self,
-        file: FileId,
-        from_stripe: u64,
-        fence: u32,
-    ) -> Result<(CommitSeq, DropFileReply)> {
-        self.usable()?;
-        let mut last = CommitSeq(0);
-        if fence > 0 {
-            last = self.change(&mut |txn, _| {
-                let known = get::<Fence>(txn, &fence_key(file))?.map_or(0, |f| f.token_epoch);
-                if fence > known {
-                    txn.put(&fence_key(file), &Fence { token_epoch: fence }.to_value());
-                }
-                Ok(())
-            })?;
-        }
-        loop {
-            let mut dropped = 0;
-            let committed = self.change(&mut |txn, delta| {
-                let batch = lookup::file_cells(txn, file, from_stripe, DROP_BATCH)?;
-                dropped = batch.len();
-                batch.into_iter().try_for_each(|cell| cells::drop_cell(txn, cell, delta))
-            })?;
-            last = last.max(committed);
-            if dropped < DROP_BATCH {
-                break;
-            }
-        }
-        let mut in_doubt = Vec::new();
-        self.kv.read(&mut |r| {
-            let (start, end) = file_range(PREPARED, file, 0);
-            in_doubt = cells::collect(r, &start, &end, |key, value| {
-                Ok((cell_of_key(key)?, Fragment::from_value(value)?))
-            })?;
-            Ok(())
-        })?;
-        let mut prepared = Vec::new();
-        for (cell, fragment) in in_doubt.into_iter().filter(|(_, f)| !f.seal) {
-            let group = self.header(cell)?.map_or(PgId(0), |h| h.group);
-            prepared.push(PreparedCell { cell, group, version: fragment.version });
-        }
-        Ok((last, DropFileReply { prepared }))
-    }
-
     /// Drops one cell if its last write is older than `before` (repair: nobody else knows it).
     pub fn drop_cell_older(&self, cell: CellId, before: Epoch) -> Result<CommitSeq> {
         self.change(&mut |txn, delta| match get::<Header>(txn, &header_key(cell))? {
@@ -760,7 +715,10 @@ impl Store {
     ) -> Result<CommitSeq> {
         self.change(body).inspect_err(|_| self.slabs.forget(extent))
     }
-    fn change(&self, body: &mut dyn FnMut(&mut dyn Txn, &mut Delta) -> Result<()>) -> Result<CommitSeq> {
+    pub(crate) fn change(
+        &self,
+        body: &mut dyn FnMut(&mut dyn Txn, &mut Delta) -> Result<()>,
+    ) -> Result<CommitSeq> {
         self.usable()?;
         let mut delta = Delta::default();
         let committed = self.kv.transact(&mut |txn| {

@@ -31,6 +31,8 @@ struct World {
     dead: Mutex<BTreeSet<TargetId>>,
     /// Calls between targets that still go through; then the callers hang, as if their process were gone.
     calls_left: Mutex<Option<usize>>,
+    /// Of whoever writes now.
+    token_epoch: Mutex<u32>,
     disks: Vec<(PathBuf, SharedKv)>,
     _dir: tempfile::TempDir,
 }
@@ -67,6 +69,7 @@ impl World {
             nodes: Mutex::default(),
             dead: Mutex::default(),
             calls_left: Mutex::new(None),
+            token_epoch: Mutex::new(1),
             disks,
             _dir: dir,
         });
@@ -151,11 +154,12 @@ impl World {
         self.dispatch(self.place(position).target, request, payload).await
     }
     async fn overlay(self: &Arc<World>, cell: CellId, offset: usize, data: &[u8]) -> Result<Seq> {
+        let token_epoch = *self.token_epoch.lock().unwrap();
         let position = weir_store::service::sequencer(&self.map().groups[0], cell).unwrap();
         let request = WriteOverlay {
             place: self.place(position),
             cell,
-            token_epoch: 1,
+            token_epoch,
             offset: offset as u32,
             len: data.len() as u32,
             kind: OverlayKind::Data,
@@ -211,6 +215,18 @@ impl World {
         let fragments = self.encode(cells);
         for position in members {
             self.fragment(stripe, *position, version, &fragments[*position]).await.unwrap();
+        }
+    }
+    /// Cuts the file before stripe `from`, under a new token epoch, at every live target.
+    async fn cut(self: &Arc<World>, from_stripe: u64) {
+        let fence = {
+            let mut token_epoch = self.token_epoch.lock().unwrap();
+            *token_epoch += 1;
+            *token_epoch
+        };
+        for (target, epochs) in self.map().told_of_cuts(|_| true).unwrap() {
+            let request = DropFile { target, file: cell(0, 0).file, from_stripe, fence, epochs };
+            self.dispatch(target, request, vec![]).await.unwrap();
         }
     }
     /// Its process ends, and the coordinator has seen it.
@@ -389,18 +405,7 @@ impl Peers for Wire2 {
             Ok(world.map())
         })
     }
-    forward!(
-        write_fragment: WriteFragment,
-        commit_stripe: CommitStripe,
-        drop_prepared: DropPrepared,
-        mirror_overlay: MirrorOverlay,
-        read_cell: ReadCell,
-        read_overlays: ReadOverlays,
-        stat_cell: StatCell,
-        mark_missing: MarkMissing,
-        seal_cell: SealCell,
-        list_cells: ListCells,
-    );
+    weir_store::with_peer_requests!(forward);
 }
 
 fn cell(stripe: u64, index: usize) -> CellId {
@@ -423,7 +428,8 @@ impl Model {
     }
     async fn fresh(&mut self, world: &Arc<World>, stripe: u64, seed: usize) {
         self.0 = (0..4).map(|i| bytes_of(seed + i, CELL)).collect();
-        world.stripe(stripe, Version::new(1, 1), &self.0).await.unwrap();
+        let version = Version::new(*world.token_epoch.lock().unwrap(), 2);
+        world.stripe(stripe, version, &self.0).await.unwrap();
     }
 }
 
@@ -514,7 +520,7 @@ async fn a_fenced_file_is_sealed() {
     model.overlay(&world, 0, 1, 100, &bytes_of(1, 5000)).await;
     for position in 0..6 {
         let target = world.place(position).target;
-        let request = DropFile { target, file: cell(0, 0).file, from_stripe: 1, fence: 9 };
+        let request = DropFile { target, file: cell(0, 0).file, from_stripe: 1, fence: 9, epochs: vec![] };
         world.call(position, request, &[]).await.unwrap();
     }
     assert_eq!(world.overlay(cell(0, 1), 0, b"late").await.unwrap_err().kind, ErrorKind::Stale);
@@ -642,6 +648,74 @@ async fn debt_ends_when_every_member_is_current_again() {
             world.check(stripe, &models[stripe as usize].0, "all came back").await;
         }
     }
+}
+
+/// A file is cut and grows again while a member is away: the member comes back without the old bytes, whatever it held
+/// of the stripe (base, overlays, both, with numbers above the new ones), and whatever was written there since.
+#[tokio::test]
+async fn a_target_that_was_away_brings_no_cut_bytes_back() {
+    for victim in [0u32, 2, 4, 5] {
+        let world = World::new(EC).await;
+        let file = cell(0, 0).file;
+        let mut models: Vec<Model> = (0..6).map(|_| Model::new()).collect();
+        for stripe in 0..6 {
+            models[stripe].fresh(&world, stripe as u64, stripe).await;
+            for n in 0..6 {
+                models[stripe].overlay(&world, stripe as u64, n % 4, 500 * n, &bytes_of(n, 900)).await;
+            }
+        }
+        let seal = SealFile { target: world.place(4).target, file };
+        world.call(4, seal, &[]).await.unwrap();
+        for stripe in 1..3 {
+            models[stripe].overlay(&world, stripe as u64, 1, 40, b"not sealed").await;
+        }
+        world.lose(TargetId(victim)).await;
+        world.cut(1).await;
+        models[1..].iter_mut().for_each(|m| *m = Model::new());
+        // Few numbers where there were many; a whole stripe; nothing; a part of it while the member is behind.
+        models[1].overlay(&world, 1, victim as usize % 4, 70, b"grown again").await;
+        models[2].fresh(&world, 2, 90).await;
+        models[4].overlay(&world, 4, 1, 0, &bytes_of(4, 2000)).await;
+        world.bring_back(TargetId(victim)).await;
+        for index in 0..4 {
+            models[4].overlay(&world, 4, index, 3000, b"while behind").await;
+            models[5].overlay(&world, 5, index, 10, b"while behind, too").await;
+        }
+        world.rounds(0..6).await;
+        assert!(world.map().groups[0].members.iter().all(|m| m.state == MemberState::Current));
+        for (stripe, model) in models.iter().enumerate() {
+            world.check(stripe as u64, &model.0, &format!("{victim} is back")).await;
+        }
+        for index in 0..4 {
+            models[1].overlay(&world, 1, index, 900, b"and goes on").await;
+            models[5].overlay(&world, 5, index, 900, b"and goes on").await;
+        }
+        let seal = SealFile { target: world.place(4).target, file };
+        world.call(4, seal, &[]).await.unwrap();
+        for (stripe, model) in models.iter().enumerate() {
+            world.check(stripe as u64, &model.0, &format!("{victim} is back, sealed")).await;
+        }
+    }
+}
+
+/// Whoever acts under a map in which a member is away learns that it is back: it would not be told of the cut.
+#[tokio::test]
+async fn a_cut_under_an_old_map_is_refused() {
+    let world = World::new(EC).await;
+    Model::new().fresh(&world, 0, 1).await;
+    world.lose(TargetId(3)).await;
+    let old = world.map();
+    assert!(!old.told_of_cuts(|_| true).unwrap().contains_key(&TargetId(3)));
+    world.bring_back(TargetId(3)).await;
+    world.rounds(3..4).await;
+    for (target, epochs) in old.told_of_cuts(|_| true).unwrap() {
+        let request = DropFile { target, file: cell(0, 0).file, from_stripe: 0, fence: 2, epochs };
+        assert_eq!(world.dispatch(target, request, vec![]).await.unwrap_err().kind, ErrorKind::Stale);
+    }
+    for lost in [0, 1, 2] {
+        world.lose(TargetId(lost)).await;
+    }
+    assert_eq!(world.map().told_of_cuts(|_| true).unwrap_err().kind, ErrorKind::Unavailable);
 }
 
 #[tokio::test]

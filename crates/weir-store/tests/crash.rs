@@ -51,10 +51,16 @@ fn write(
         FragmentWrite { cell: cell(n), version, mode, missing: 0, cuts: &cuts, block_crcs: &crcs, data };
     store.write_fragment(&SCOPE, &write)
 }
-fn overlay(store: &Store, n: usize, offset: u64, data: &[u8]) -> Result<weir_kv::CommitSeq> {
+fn overlay(
+    store: &Store,
+    n: usize,
+    token_epoch: u32,
+    offset: u64,
+    data: &[u8],
+) -> Result<weir_kv::CommitSeq> {
     let write = OverlayWrite {
         cell: cell(n),
-        token_epoch: 1,
+        token_epoch,
         offset: offset as u32,
         len: data.len() as u32,
         kind: OverlayKind::Data,
@@ -88,12 +94,15 @@ type Model = Arc<Mutex<Vec<Cell>>>;
 /// Writes to one cell, one after the other, until the process ends.
 async fn writer(env: Env, store: Arc<Store>, n: usize, seed: u64, model: Model) {
     let below = |bound: u64| env.rng.below(bound);
+    // Of each cut, and of what is written after it. What an earlier life wrote is older.
+    let mut token = store.newest_token_epoch(cell(n)).unwrap().max(1);
     loop {
         let newest = store.stat_cell(&SCOPE, cell(n)).unwrap();
         let top = newest.prepared.iter().copied().fold(newest.base, Version::max);
-        let version = Version::new(1, top.counter() + 1);
+        let version = Version::new(token, top.counter() + 1);
         let mut bytes = model.lock().unwrap()[n].acked.clone();
         let op = below(8);
+        token += u32::from(op == 7);
         let data = match op {
             0..=3 => bytes_of(below(250) + seed, 1 + below(90_000) as usize),
             4 | 5 => bytes_of(below(250) + seed, below(CELL_BYTES) as usize),
@@ -115,7 +124,7 @@ async fn writer(env: Env, store: Arc<Store>, n: usize, seed: u64, model: Model) 
         let done = env
             .tasks
             .blocking(move || match op {
-                0..=3 => overlay(&work, n, offset, &data),
+                0..=3 => overlay(&work, n, token, offset, &data),
                 4 => write(&work, n, version, WriteMode::Fresh, Seq(0), &data),
                 5 => {
                     let last = newest.overlay_seqs[0];
@@ -126,7 +135,7 @@ async fn writer(env: Env, store: Arc<Store>, n: usize, seed: u64, model: Model) 
                     work.seal_cell(&SCOPE, cell(n), version)?;
                     work.commit_stripe(&SCOPE, cell(n), version)
                 }
-                _ => Ok(work.drop_file(cell(n).file, 0, 0)?.0),
+                _ => Ok(work.drop_file(cell(n).file, 0, token, &[])?.0),
             })
             .await
             .unwrap();
@@ -223,11 +232,11 @@ fn a_full_disk_refuses_writes_and_serves_reads_and_deletes() {
             assert!(read(&store, n).unwrap() == data);
         }
         for n in 0..written {
-            let (seq, _) = store.drop_file(cell(n).file, 0, 0).unwrap();
+            let (seq, _) = store.drop_file(cell(n).file, 0, 2, &[]).unwrap();
             store.durable(seq).await.unwrap();
         }
         store.reclaim().unwrap();
-        write(&store, 0, Version::new(1, 1), WriteMode::Fresh, Seq(0), &data).unwrap();
+        write(&store, 0, Version::new(2, 1), WriteMode::Fresh, Seq(0), &data).unwrap();
         assert!(read(&store, 0).unwrap() == data);
     });
 }

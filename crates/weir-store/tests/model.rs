@@ -40,8 +40,17 @@ fn write(
     cuts: &[Seq],
     data: &[u8],
 ) -> Result<()> {
+    write_as(store, cell, Version::new(1, version), mode, cuts, data)
+}
+fn write_as(
+    store: &Store,
+    cell: CellId,
+    version: Version,
+    mode: WriteMode,
+    cuts: &[Seq],
+    data: &[u8],
+) -> Result<()> {
     let crcs = block_crcs(data, CHECKSUM_BLOCK as usize);
-    let version = Version::new(1, version);
     store
         .write_fragment(
             &SCOPE,
@@ -50,9 +59,12 @@ fn write(
         .map(|_| ())
 }
 fn overlay(store: &Store, cell: CellId, offset: u32, data: &[u8]) -> Result<Seq> {
+    overlay_as(store, cell, 1, offset, data)
+}
+fn overlay_as(store: &Store, cell: CellId, token_epoch: u32, offset: u32, data: &[u8]) -> Result<Seq> {
     let write = OverlayWrite {
         cell,
-        token_epoch: 1,
+        token_epoch,
         offset,
         len: data.len() as u32,
         kind: OverlayKind::Data,
@@ -132,51 +144,53 @@ proptest! {
         let mut model: Vec<Vec<u8>> = vec![Vec::new(); 3];
         let mut last = [Seq(0); 3];
         let mut version = 0;
+        let mut token = 1;
         for (n, op) in ops.into_iter().enumerate() {
             version += 1;
             let id = |c: u8| cell(u64::from(c) + 1, 5);
             match op {
                 Op::Fresh { cell: c, len } => {
                     let data = bytes_of(n as u8, len as usize);
-                    write(&store, id(c), version, WriteMode::Fresh, &[], &data).unwrap();
+                    write_as(&store, id(c), Version::new(token, version), WriteMode::Fresh, &[], &data).unwrap();
                     model[c as usize] = data;
                     last[c as usize] = Seq(0);
                 }
                 Op::Rewrite { cell: c, len, commit } => {
                     let data = bytes_of(n as u8, len as usize);
                     let cuts = [Seq(0), last[c as usize]];
-                    write(&store, id(c), version, WriteMode::Prepare, &cuts, &data).unwrap();
+                    write_as(&store, id(c), Version::new(token, version), WriteMode::Prepare, &cuts, &data).unwrap();
                     if commit {
-                        store.commit_stripe(&SCOPE, id(c), Version::new(1, version)).unwrap();
-                        store.commit_stripe(&SCOPE, id(c), Version::new(1, version)).unwrap();
+                        store.commit_stripe(&SCOPE, id(c), Version::new(token, version)).unwrap();
+                        store.commit_stripe(&SCOPE, id(c), Version::new(token, version)).unwrap();
                         model[c as usize] = data;
                     } else {
-                        store.drop_prepared(&SCOPE, id(c), Version::new(1, version)).unwrap();
+                        store.drop_prepared(&SCOPE, id(c), Version::new(token, version)).unwrap();
                     }
                 }
                 Op::Overlay { cell: c, offset, len } => {
                     let data = bytes_of(n as u8, len as usize);
-                    last[c as usize] = overlay(&store, id(c), offset, &data).unwrap();
+                    last[c as usize] = overlay_as(&store, id(c), token, offset, &data).unwrap();
                     apply(&mut model[c as usize], offset, &data);
                 }
                 Op::Zero { cell: c, offset, len } => {
-                    let write = OverlayWrite { cell: id(c), token_epoch: 1, offset, len, kind: OverlayKind::Zero, crc: 0, missing: 0, data: &[] };
+                    let write = OverlayWrite { cell: id(c), token_epoch: token, offset, len, kind: OverlayKind::Zero, crc: 0, missing: 0, data: &[] };
                     let (_, appended) = store.append(&SCOPE, Numbering::Next, &write).unwrap();
                     let Appended::At(seq) = appended else { panic!("{appended:?}") };
                     last[c as usize] = seq;
                     apply(&mut model[c as usize], offset, &vec![0; len as usize]);
                 }
                 Op::Seal { cell: c, commit } => {
-                    let (_, sealed, payload) = store.seal_cell(&SCOPE, id(c), Version::new(1, version)).unwrap();
+                    let (_, sealed, payload) = store.seal_cell(&SCOPE, id(c), Version::new(token, version)).unwrap();
                     prop_assert_eq!(sealed.fragment_bytes as usize, model[c as usize].len());
                     prop_assert_eq!(payload.concat(), model[c as usize].clone());
                     if commit {
-                        store.commit_stripe(&SCOPE, id(c), Version::new(1, version)).unwrap();
+                        store.commit_stripe(&SCOPE, id(c), Version::new(token, version)).unwrap();
                         prop_assert_eq!(store.header(id(c)).unwrap().unwrap().overlay_count, 0);
                     }
                 }
                 Op::DropFile { cell: c } => {
-                    store.drop_file(id(c).file, 0, 0).unwrap();
+                    token += 1;
+                    store.drop_file(id(c).file, 0, token, &[]).unwrap();
                     model[c as usize].clear();
                     last[c as usize] = Seq(0);
                 }
@@ -203,7 +217,7 @@ proptest! {
         for c in 0..3u64 {
             let (_, bytes) = read(&store, cell(c + 1, 5), 0, CELL_BYTES);
             prop_assert!(bytes == model[c as usize]);
-            store.drop_file(cell(c + 1, 5).file, 0, 0).unwrap();
+            store.drop_file(cell(c + 1, 5).file, 0, token + 1, &[]).unwrap();
         }
         store.reclaim().unwrap();
         let stat = store.stat();
@@ -273,7 +287,7 @@ fn lower_epochs_tokens_and_versions_are_stale() {
         assert_eq!(write(&store, id, 5, WriteMode::Prepare, &[], b"y").unwrap_err().kind, ErrorKind::Stale);
         let old = Scope { epoch: Epoch(4), ..SCOPE };
         assert_eq!(store.commit_stripe(&old, id, Version::new(1, 5)).unwrap_err().kind, ErrorKind::Stale);
-        store.drop_file(id.file, 1, 2).unwrap();
+        store.drop_file(id.file, 1, 2, &[]).unwrap();
         assert_eq!(write(&store, id, 6, WriteMode::Fresh, &[], b"y").unwrap_err().kind, ErrorKind::Stale);
         assert_eq!(overlay(&store, id, 0, b"y").unwrap_err().kind, ErrorKind::Stale);
         assert_eq!(read(&store, id, 0, CELL_BYTES).1, b"x");
@@ -318,5 +332,50 @@ fn a_second_process_is_refused() {
             panic!("opened twice")
         };
         assert_eq!(e.kind, ErrorKind::Exists);
+    });
+}
+
+/// A cut drops what is older than it, whatever has come since; it is told by number until it is forgotten.
+#[test]
+fn a_cut_drops_what_is_older_and_is_remembered() {
+    with_store(|_, _, store| {
+        let (old, new) = (cell(1, 4), cell(1, 5));
+        for id in [old, new] {
+            write(&store, id, 1, WriteMode::Fresh, &[], &bytes_of(1, 50_000)).unwrap();
+            overlay(&store, id, 0, b"before").unwrap();
+        }
+        overlay_as(&store, new, 3, 60_000, b"after").unwrap();
+        store.drop_file(old.file, 5, 3, &[]).unwrap();
+        assert_eq!(&read(&store, old, 0, CELL_BYTES).1[..6], b"before");
+        let mut after = vec![0; 60_000];
+        after.extend_from_slice(b"after");
+        assert!(read(&store, new, 0, CELL_BYTES).1 == after);
+        assert_eq!(overlay_as(&store, old, 2, 0, b"late").unwrap_err().kind, ErrorKind::Stale);
+
+        // What an uninformed peer gives back is not taken.
+        let data = bytes_of(1, 50_000);
+        let crcs = block_crcs(&data, CHECKSUM_BLOCK as usize);
+        let version = Version::new(2, 9);
+        let (mode, cuts) = (WriteMode::Fresh, &[][..]);
+        let write =
+            FragmentWrite { cell: new, version, mode, missing: 0, cuts, block_crcs: &crcs, data: &data };
+        assert!(!store.install(&SCOPE, &write, Seq(0), false).unwrap().1);
+
+        let told = |after| store.list_cuts(after, &[], 10).unwrap().1.cuts;
+        let of = |cuts: Vec<Cut>| cuts.iter().map(|c| (c.from_stripe, c.token_epoch)).collect::<Vec<_>>();
+        store.drop_file(old.file, 9, 3, &[]).unwrap();
+        assert_eq!(of(told(0)), [(5, 3)], "an earlier one says as much");
+        store.drop_file(old.file, 9, 4, &[]).unwrap();
+        assert_eq!(of(told(0)), [(5, 3), (9, 4)]);
+        store.drop_file(old.file, 0, FENCE_GONE, &[]).unwrap();
+        assert_eq!(of(told(0)), [(0, FENCE_GONE)], "one that covers others takes their place");
+        assert_eq!(told(store.newest_cut().unwrap()), []);
+        let higher = GroupAt { group: SCOPE.group, epoch: Epoch(6) };
+        store.list_cuts(0, &[higher], 10).unwrap();
+        let lower = GroupAt { group: SCOPE.group, epoch: Epoch(5) };
+        assert_eq!(store.drop_file(old.file, 0, FENCE_GONE, &[lower]).unwrap_err().kind, ErrorKind::Stale);
+        store.forget_cuts(store.newest_cut().unwrap()).unwrap();
+        assert_eq!(told(0), []);
+        assert_eq!(store.newest_cut().unwrap(), 3, "numbers only grow");
     });
 }

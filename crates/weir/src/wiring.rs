@@ -1,13 +1,11 @@
 //! Seams of the roles joined to the cluster: the targets of the metadata role's deleted files, a door that opens late.
 use bytes::Bytes;
-use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use weir_coord::Cluster;
 use weir_env::{BoxFuture, Env};
-use weir_proto::data::DropFile;
-use weir_proto::map::TargetState;
-use weir_proto::{Error, FileId, Request, Result, TargetId};
+use weir_proto::data::{DropFile, FENCE_GONE};
+use weir_proto::{Error, FileId, PgId, Request, Result, TargetId};
 use weir_rpc::{Call, Connection, Defer, Handled, Service};
 
 /// A service that is announced before it is there: until then it asks callers to come back.
@@ -56,19 +54,16 @@ fn call<R: Request + Send + Sync + 'static>(
 /// How long one target may take to drop a file's cells.
 const DROP_PATIENCE: Duration = Duration::from_secs(10);
 
-/// All targets of the map, for the metadata role's deleted files.
+/// The targets of a deleted file, for the metadata role.
 pub struct ClusterPurge(pub Cluster);
 
 impl weir_meta::Purge for ClusterPurge {
-    fn drop_file(&self, file: FileId, fence: u32) -> BoxFuture<'static, Result<()>> {
+    fn drop_file(&self, file: FileId, first_pg: PgId, pg_count: u32) -> BoxFuture<'static, Result<()>> {
         let cluster = self.0.clone();
         Box::pin(async move {
-            let map = cluster.map();
-            // A failed target is never used again: what is on it does not matter.
-            let targets: BTreeSet<TargetId> =
-                map.targets.iter().filter(|t| t.state != TargetState::Failed).map(|t| t.id).collect();
-            let calls = targets.into_iter().map(|target| {
-                let drop = DropFile { target, file, from_stripe: 0, fence };
+            let told = cluster.map().told_of_cuts(|g| g.0 >= first_pg.0 && g.0 - first_pg.0 < pg_count)?;
+            let calls = told.into_iter().map(|(target, epochs)| {
+                let drop = DropFile { target, file, from_stripe: 0, fence: FENCE_GONE, epochs };
                 call(&cluster, target, drop, Vec::new(), DROP_PATIENCE)
             });
             for answer in weir_store::peers::join_all(calls.collect()).await {

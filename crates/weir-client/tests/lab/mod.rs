@@ -12,10 +12,10 @@ use weir_env::{Addr, BoxFuture, Env};
 use weir_kv::{MemoryKv, SharedKv};
 use weir_meta::{LayoutPolicy, Meta, MetaConfig, Purge};
 use weir_proto::coord::TargetOffer;
-use weir_proto::data::DropFile;
-use weir_proto::map::{ClusterMap, Group, MemberState, Role, TargetState};
+use weir_proto::data::{DropFile, FENCE_GONE};
+use weir_proto::map::{ClusterMap, Group, MemberState, Role};
 use weir_proto::meta::Cred;
-use weir_proto::{DiskUuid, Error, FileId, Request, Result, TargetId};
+use weir_proto::{DiskUuid, Error, FileId, PgId, Request, Result, TargetId};
 use weir_rpc::{Call, Connection, Handled, Identity, Server, Service, serve};
 use weir_store::alloc::Geometry;
 use weir_store::service::{StorageNode, TargetConfig};
@@ -68,12 +68,13 @@ fn call<R: Request + Send + Sync + 'static>(
 
 struct ClusterPurge(Cluster);
 impl Purge for ClusterPurge {
-    fn drop_file(&self, file: FileId, fence: u32) -> BoxFuture<'static, Result<()>> {
+    fn drop_file(&self, file: FileId, first_pg: PgId, pg_count: u32) -> BoxFuture<'static, Result<()>> {
         let cluster = self.0.clone();
         Box::pin(async move {
-            for target in cluster.map().targets.iter().filter(|t| t.state == TargetState::Up) {
-                let drop = DropFile { target: target.id, file, from_stripe: 0, fence };
-                call(&cluster, target.id, drop, Vec::new(), Duration::from_secs(5)).await?;
+            let told = cluster.map().told_of_cuts(|g| g.0 >= first_pg.0 && g.0 - first_pg.0 < pg_count)?;
+            for (target, epochs) in told {
+                let drop = DropFile { target, file, from_stripe: 0, fence: FENCE_GONE, epochs };
+                call(&cluster, target, drop, Vec::new(), Duration::from_secs(5)).await?;
             }
             Ok(())
         })

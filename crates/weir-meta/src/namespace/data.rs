@@ -39,6 +39,14 @@ fn check(rules: &Rules<'_>, r: &Commit, inode: &Inode) -> Result<()> {
             r.ino, r.token_epoch, inode.token_epoch
         )));
     }
+    let alone = rules.leases.held(rules.session, r.ino) == LeaseKind::Write;
+    if !alone && r.size > inode.size && r.token_epoch < inode.token_epoch {
+        // Somebody may have cut since what this writer put past the size.
+        return Err(Error::stale(format!(
+            "inode {}: grown under token epoch {}, it is at {} now: look at the file and write again",
+            r.ino, r.token_epoch, inode.token_epoch
+        )));
+    }
     if r.size.max(r.data_end).max(r.allocated) > FILE_BYTES_MAX {
         return Err(Error::name(NameRule::FileTooBig, format!("a file has at most {FILE_BYTES_MAX} bytes")));
     }

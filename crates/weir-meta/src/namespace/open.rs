@@ -71,8 +71,16 @@ pub fn acquire(cx: &mut Cx<'_>, r: &meta::AcquireLease) -> Result<Entry> {
     };
     cx.need(r.ino, need);
     cx.clear()?;
-    if r.kind == LeaseKind::Write && inode.kind == FileKind::Regular && cx.take_writer(r.ino, &mut inode) {
-        cx.put_inode(r.ino, &inode);
+    if r.kind == LeaseKind::Write && inode.kind == FileKind::Regular {
+        let mut changed = cx.take_writer(r.ino, &mut inode);
+        if r.renew {
+            // What anybody wrote up to now is told from what this session writes from now on.
+            inode.token_epoch = inode.token_epoch.saturating_add(1);
+            changed = true;
+        }
+        if changed {
+            cx.put_inode(r.ino, &inode);
+        }
     }
     Ok(cx.rules.entry(r.ino, &inode))
 }
@@ -116,6 +124,8 @@ pub fn recovered(cx: &mut Cx<'_>, r: &meta::Recovered) -> Result<Entry> {
         )));
     }
     inode.recover = false;
+    // Whoever says this has cut what was past the size; since then nobody else had the right to write.
+    inode.data_end = inode.size;
     cx.put_inode(r.ino, &inode);
     Ok(cx.rules.entry(r.ino, &inode))
 }

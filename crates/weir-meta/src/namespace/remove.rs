@@ -66,8 +66,8 @@ impl Cx<'_> {
         // Blindly: a delete costs less than to look whether there is something.
         self.txn.delete(&keys::data(ino));
         self.delete_range(keys::range_of(b'X', ino.0))?;
-        if inode.may_have_cells() {
-            let garbage = Garbage { token_epoch: inode.token_epoch };
+        if let Some(layout) = inode.layout.filter(|_| inode.may_have_cells()) {
+            let garbage = Garbage { first_pg: layout.first_pg, pg_count: layout.pg_count };
             self.txn.put(&keys::garbage(self.rules.now, ino), &garbage.to_value());
             self.events.garbage = true;
         }

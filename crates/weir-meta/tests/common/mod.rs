@@ -25,8 +25,8 @@ pub struct Targets {
 }
 
 impl Purge for Targets {
-    fn drop_file(&self, file: FileId, fence: u32) -> BoxFuture<'static, Result<()>> {
-        assert!(fence > 0);
+    fn drop_file(&self, file: FileId, _: PgId, pg_count: u32) -> BoxFuture<'static, Result<()>> {
+        assert!(pg_count > 0);
         let away = *self.away.lock().unwrap();
         if !away {
             self.dropped.lock().unwrap().push(file);
@@ -171,7 +171,7 @@ impl Client {
         self.call(&Close { session: self.session, ino, write }).await
     }
     pub async fn acquire(&self, ino: InodeId, kind: LeaseKind) -> Result<Entry> {
-        self.call(&AcquireLease { session: self.session, ino, kind }).await
+        self.call(&AcquireLease { session: self.session, ino, kind, renew: false }).await
     }
     pub async fn commit(&self, ino: InodeId, token_epoch: u32, size: u64, clean: bool) -> Result<Entry> {
         let request = Commit {
