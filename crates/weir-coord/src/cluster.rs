@@ -10,7 +10,8 @@ use std::time::Duration;
 use weir_env::watch;
 use weir_env::{Addr, Env, TaskHandle};
 use weir_proto::coord::{
-    CaughtUp, ClusterStatus, GetMap, GetStatus, Joined, LeadReply, LeadVolume, Leave, MapReply, ReportTarget,
+    CaughtUp, ClearTarget, ClusterStatus, GetMap, GetStatus, Joined, LeadReply, LeadVolume, Leave, MapReply,
+    ReportTarget,
 };
 use weir_proto::map::{ClusterMap, Node, Role};
 use weir_proto::{ClusterId, DiskUuid, Epoch, Error, NodeId, PgId, Request, Result, TargetId};
@@ -178,6 +179,11 @@ impl Cluster {
     /// Says that a member that was behind holds everything again. `Stale`: the group has moved on, look again.
     pub async fn caught_up(&self, target: TargetId, group: PgId, epoch: Epoch) -> Result<Arc<ClusterMap>> {
         self.change(&CaughtUp { target, group, epoch }).await
+    }
+
+    /// Lets a failed target be used again; for an administrator who has seen to its disk.
+    pub async fn clear_target(&self, target: TargetId) -> Result<Arc<ClusterMap>> {
+        self.change(&ClearTarget { target }).await
     }
 
     async fn change<R: Request<Reply = MapReply>>(&self, request: &R) -> Result<Arc<ClusterMap>> {

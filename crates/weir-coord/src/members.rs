@@ -3,7 +3,8 @@
 //! Invariants: one name, one live process; one disk, one live node; ids are never reused.
 //! Knows nothing of connections' bytes or of the store: the server carries the decisions out.
 use crate::decide::{
-    HealthLimits, Presence, Verdict, create_groups, judge, target_back, target_down, target_failed,
+    HealthLimits, Presence, Verdict, create_groups, judge, target_back, target_cleared, target_down,
+    target_failed,
 };
 use crate::identity::check_pool_name;
 use std::collections::{BTreeMap, BTreeSet};
@@ -125,6 +126,23 @@ impl Members {
                 tracing::error!("{} failed: its disk is not used any more", report.target);
             }
             self.reports.insert(report.target, report);
+        }
+        Ok(())
+    }
+
+    /// A failed target may be used again, unless its own process still says otherwise.
+    pub fn clear_target(&self, map: &mut ClusterMap, target: TargetId) -> Result<()> {
+        let known =
+            map.target(target).ok_or_else(|| Error::not_found(format!("there is no target {target}")))?;
+        let still = self.reports.get(&target).is_some_and(|r| r.failed);
+        if still && self.live_instance(known.node).is_some() {
+            return Err(Error::invalid(format!(
+                "the process that serves {target} says that its disk failed; hint: mend or replace the disk, start the \
+                 process again, then clear the target"
+            )));
+        }
+        if !target_cleared(map, target) {
+            return Err(Error::invalid(format!("{target} has not failed: there is nothing to clear")));
         }
         Ok(())
     }

@@ -143,6 +143,31 @@ fn a_failed_disk_is_out_for_good() {
 }
 
 #[test]
+fn a_failed_target_is_cleared_by_hand_once_its_process_is_a_new_one() {
+    let mut world = World::with_six();
+    let mut report = TargetReport {
+        target: TargetId(2),
+        failed: true,
+        capacity: 1,
+        used: 0,
+        debt_cells: 0,
+        damaged_blocks: 0,
+        repaired_blocks: 0,
+    };
+    world.members.heard(&mut world.map, NodeId(2), 2, vec![report.clone()], at(1)).unwrap();
+    world.reconcile(at(1));
+    let clear = |world: &mut World, n| world.members.clear_target(&mut world.map, TargetId(n));
+    assert!(clear(&mut world, 2).unwrap_err().context.contains("start the process again"));
+    assert!(clear(&mut world, 3).unwrap_err().context.contains("has not failed"));
+    report.failed = false;
+    world.members.heard(&mut world.map, NodeId(2), 2, vec![report], at(2)).unwrap();
+    assert_eq!(world.target(2), TargetState::Failed, "not by itself");
+    clear(&mut world, 2).unwrap();
+    world.reconcile(at(2));
+    assert_eq!((world.target(2), world.member(2)), (TargetState::Up, MemberState::Behind));
+}
+
+#[test]
 fn a_suspect_is_down_until_it_answers() {
     let mut world = World::with_six();
     world.members.suspects.insert(TargetId(4));

@@ -39,6 +39,7 @@ pub enum Event {
     Report { report: ReportTarget, answer: Answer<MapReply> },
     Probed { target: TargetId, outcome: Result<TargetReport> },
     CaughtUp { said: CaughtUp, answer: Answer<MapReply> },
+    Clear { target: TargetId, answer: Answer<MapReply> },
     Leave { node: NodeId, connection: u64, answer: Answer<()> },
     Lead { lead: LeadVolume, connection: u64, answer: Answer<LeadReply> },
     Status { answer: Answer<ClusterStatus> },
@@ -178,6 +179,13 @@ impl Owner {
                     }
                 }
             }
+            Event::Clear { target, answer } => match self.members.clear_target(&mut batch.draft, target) {
+                Err(e) => refuse(answer, e),
+                Ok(()) => {
+                    tracing::info!("{target} is cleared: its disk may be used again");
+                    batch.after(answer, newest);
+                }
+            },
             Event::Leave { node, connection, answer } => match self.members.member_on(node, connection) {
                 Err(e) => refuse(answer, e),
                 Ok(member) => {

@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use weir_env::{BoxFuture, Env, watch};
 use weir_proto::coord::{
-    CaughtUp, GetMap, GetStatus, Heartbeat, Join, LeadVolume, Leave, MapReply, ReportTarget,
+    CaughtUp, ClearTarget, GetMap, GetStatus, Heartbeat, Join, LeadVolume, Leave, MapReply, ReportTarget,
 };
 use weir_proto::map::{ClusterMap, Settings};
 use weir_proto::{ClusterId, Error, Request, Result, Wire};
@@ -142,6 +142,10 @@ impl Coordinator {
             CaughtUp::METHOD => {
                 let said = call.decode::<CaughtUp>()?;
                 self.ask::<CaughtUp>(|answer| Event::CaughtUp { said, answer })
+            }
+            ClearTarget::METHOD => {
+                let ClearTarget { target } = call.decode::<ClearTarget>()?;
+                self.ask::<ClearTarget>(|answer| Event::Clear { target, answer })
             }
             Leave::METHOD => {
                 let Leave { node } = call.decode::<Leave>()?;

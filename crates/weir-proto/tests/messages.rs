@@ -8,7 +8,7 @@ macro_rules! for_every_message {
     ($check:ident) => {
         for_every_message!($check:
             coord::{TargetOffer, Join, Joined, TargetReport, Heartbeat, HeartbeatAck, GetMap, MapReply, ReportTarget,
-                CaughtUp, Leave, GetStatus, ClusterStatus, LeadVolume, LeadReply}
+                CaughtUp, Leave, ClearTarget, GetStatus, ClusterStatus, LeadVolume, LeadReply}
             data::{Place, WriteFragment, CommitStripe, DropPrepared, WriteOverlay, OverlayWritten, MirrorOverlay,
                 ReadCell, CellRead, ReadOverlays, OverlayExtent, OverlaysRead, StatCell, CellStat, MarkMissing,
                 DropFile, GroupAt, ListCuts, CutList, Cut, DropFileReply, PreparedCell, SealCell, SealedCell, ListCells, CellList, CellSummary,

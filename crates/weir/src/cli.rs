@@ -29,6 +29,9 @@ pub enum Command {
     /// Look at one file of a mounted file system
     #[command(subcommand)]
     File(FileCommand),
+    /// Tell the coordinator about a target
+    #[command(subcommand)]
+    Target(TargetCommand),
     /// Decode a target's directory offline
     Inspect(Inspect),
     /// Measure with workloads that verify what they read
@@ -109,6 +112,24 @@ pub struct Status {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Subcommand)]
+pub enum TargetCommand {
+    /// Use a failed target again, after its disk was mended or replaced
+    ///
+    /// A target whose disk failed is not used any more, also after a restart: what it holds is doubtful. This says that
+    /// somebody has looked after it. Stop its process, see to the disk, start it again, then clear the target: it comes
+    /// back behind, and is read again once it is repaired from the others.
+    Clear(ClearTarget),
+}
+
+#[derive(Args)]
+pub struct ClearTarget {
+    /// The target as `weir status` shows it, like t3
+    pub target: String,
+    #[command(flatten)]
+    pub cluster: Status,
 }
 
 #[derive(Subcommand)]

@@ -63,13 +63,14 @@ fn end_quietly_when_nobody_reads() {
 }
 
 fn run(command: cli::Command, environment: &roles::Environment) -> Outcome<ExitCode> {
-    use cli::{Command, ConfigCommand, FileCommand};
+    use cli::{Command, ConfigCommand, FileCommand, TargetCommand};
     let done = match command {
         Command::Up(args) => up::up(&args),
         Command::Down(args) => up::down(&args),
         Command::Status(args) => status::status(&args),
         Command::File(FileCommand::Stat(args)) => file::stat(&args),
         Command::File(FileCommand::Layout(args)) => file::layout(&args),
+        Command::Target(TargetCommand::Clear(args)) => status::clear_target(&args),
         Command::Inspect(args) => return inspect::inspect(&args),
         Command::Bench(bench) => return bench::run(bench, environment),
         Command::Demo(args) => return demo::demo(&args, environment),

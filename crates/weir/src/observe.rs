@@ -178,7 +178,11 @@ pub fn troubles(status: &ClusterStatus) -> Vec<String> {
                 target.id
             )),
             TargetState::Failed => {
-                lines.push(format!("{} failed (disk error): it is not used any more", target.id))
+                lines.push(format!(
+                    "{} failed (disk error) and is not used any more: see to its disk, start its process again, then \
+                     `weir target clear {}`",
+                    target.id, target.id
+                ))
             }
         }
     }

@@ -1,18 +1,44 @@
 //! `weir status`: nodes, targets, placement groups, debt and damage.
 use crate::cli;
-use crate::failure::Outcome;
+use crate::failure::{Failure, Outcome};
 use crate::observe::{self, Health};
 use crate::place::Place;
 use crate::table;
 use serde_json::{Value, json};
+use weir_env::Addr;
 use weir_proto::coord::ClusterStatus;
 use weir_proto::map::{Group, MemberState, Role, TargetState};
+use weir_proto::{Error, TargetId};
+
+fn coordinators(args: &cli::Status) -> Outcome<Vec<Addr>> {
+    match &args.dir {
+        Some(dir) => Ok(Place::open(dir)?.coordinators()),
+        None => Ok(args.coordinator.clone()),
+    }
+}
+
+/// `weir target clear`.
+pub fn clear_target(args: &cli::ClearTarget) -> Outcome<()> {
+    let number = args.target.strip_prefix('t').and_then(|n| n.parse().ok());
+    let target = number.map(TargetId).ok_or_else(|| {
+        let error = Error::invalid(format!("{:?} names no target", args.target));
+        Failure::new(error, "a target is called like t3: `weir status` shows them")
+    })?;
+    let coordinators = coordinators(&args.cluster)?;
+    observe::block_on(async {
+        let env = weir_env::real::env();
+        let cluster = observe::observe(&env, &coordinators, "weir target").await?;
+        Ok(cluster.clear_target(target).await?)
+    })?;
+    match args.cluster.json {
+        true => println!("{}", json!({ "cleared": args.target })),
+        false => println!("{target} may be used again: it is repaired when its process serves it"),
+    }
+    Ok(())
+}
 
 pub fn status(args: &cli::Status) -> Outcome<()> {
-    let coordinators = match &args.dir {
-        Some(dir) => Place::open(dir)?.coordinators(),
-        None => args.coordinator.clone(),
-    };
+    let coordinators = coordinators(args)?;
     let status = observe::block_on(async {
         let env = weir_env::real::env();
         let cluster = observe::observe(&env, &coordinators, "weir status").await?;

@@ -9,7 +9,7 @@
 //! members, so nothing was written in it. A member whose `since` is at least that value is current again as soon as it
 //! returns (all of a cluster that was stopped and started, for example); any other is behind until repaired.
 use super::placement::{Candidate, group_count, place};
-use weir_proto::map::{ClusterMap, Group, Member, MemberState, Scheme, TargetState};
+use weir_proto::map::{ClusterMap, Group, Member, MemberState, Scheme, Target, TargetState};
 use weir_proto::{Epoch, Error, PgId, Result, TargetId};
 
 /// The target cannot be reached. True if that is news.
@@ -20,6 +20,13 @@ pub fn target_down(map: &mut ClusterMap, target: TargetId) -> bool {
 /// The target's disk failed: it does not come back by itself. True if that is news.
 pub fn target_failed(map: &mut ClusterMap, target: TargetId) -> bool {
     leave_groups(map, target, TargetState::Failed)
+}
+
+/// Somebody has seen to a failed target's disk: from now on it counts as one that is down. False: it has not failed.
+pub fn target_cleared(map: &mut ClusterMap, target: TargetId) -> bool {
+    let failed = |t: &&mut Target| t.id == target && t.state == TargetState::Failed;
+    let entry = map.targets.iter_mut().find(failed);
+    entry.map(|t| t.state = TargetState::Down).is_some()
 }
 
 /// The target is served again. True if that is news; a failed target stays failed.

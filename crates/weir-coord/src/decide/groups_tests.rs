@@ -119,6 +119,10 @@ fn a_failed_target_does_not_come_back_by_itself() {
     assert!(!target_back(&mut map, t(1)));
     assert!(!target_down(&mut map, t(1)));
     assert_eq!(state(&map, 0, 1), MemberState::Down);
+    assert!(target_cleared(&mut map, t(1)));
+    assert!(!target_cleared(&mut map, t(1)), "once is enough");
+    assert!(target_back(&mut map, t(1)));
+    assert_eq!(state(&map, 0, 1), MemberState::Behind);
 }
 
 proptest! {
