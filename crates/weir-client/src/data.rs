@@ -514,7 +514,7 @@ impl Data {
                 Err(e) => e,
             };
             if self.left(deadline) <= pause {
-                return Err(Error::deadline(format!("not done by the deadline: {e}"))).map_err(doing);
+                return Err(doing(Error::deadline(format!("not done by the deadline: {e}"))));
             }
             if e.kind == ErrorKind::Stale {
                 self.wait_newer(map.version, MAP_PATIENCE.min(self.left(deadline))).await;

@@ -55,6 +55,13 @@ fn a_shared_file_has_no_leases_until_one_is_left() {
         // Both write through and commit, with whatever epoch they had last.
         a.commit(ino, 1, 10, false).await.unwrap();
         assert_eq!(b.commit(ino, 2, 5, false).await.unwrap().attr.size, 10, "a commit makes nothing shorter");
+        // But not over a cut: what was past the size then does not count.
+        let cut = AcquireLease { session: b.session, ino, kind: LeaseKind::Write, renew: true };
+        let renewed = b.call(&cut).await.unwrap();
+        assert_eq!((renewed.attr.size, renewed.lease.kind), (10, LeaseKind::None));
+        assert_eq!(a.commit(ino, 3, 11, false).await.unwrap_err().kind, ErrorKind::Stale);
+        a.commit(ino, 3, 10, false).await.unwrap();
+        a.commit(ino, renewed.lease.token_epoch, 11, false).await.unwrap();
         b.close(ino, false).await.unwrap();
         b.close(ino, true).await.unwrap();
         let alone = a.acquire(ino, LeaseKind::Write).await.unwrap().lease;

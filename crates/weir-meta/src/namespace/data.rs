@@ -40,7 +40,10 @@ fn check(rules: &Rules<'_>, r: &Commit, inode: &Inode) -> Result<()> {
         )));
     }
     let alone = rules.leases.held(rules.session, r.ino) == LeaseKind::Write;
-    if !alone && r.size > inode.size && r.token_epoch < inode.token_epoch {
+    if !alone
+        && r.size > inode.size
+        && super::open::cuts(r.token_epoch) < super::open::cuts(inode.token_epoch)
+    {
         // Somebody may have cut since what this writer put past the size.
         return Err(Error::stale(format!(
             "inode {}: grown under token epoch {}, it is at {} now: look at the file and write again",

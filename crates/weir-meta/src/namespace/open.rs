@@ -57,6 +57,18 @@ pub fn read_inline(view: &mut View<'_>, ino: InodeId) -> Result<InlineData> {
     Ok(InlineData { entry: view.rules.entry(ino, &inode), data })
 }
 
+/// Token epochs that share their upper bits were given without a cut of the file in between: those of several who write
+/// it by turns. Should they use up all of the lower bits, a writer is told to look again for nothing.
+const CUT_SHIFT: u32 = 8;
+
+/// Grows with each cut of a file.
+pub(super) fn cuts(token_epoch: u32) -> u32 {
+    token_epoch >> CUT_SHIFT
+}
+fn next_cut(token_epoch: u32) -> u32 {
+    cuts(token_epoch).saturating_add(1).min(cuts(u32::MAX)) << CUT_SHIFT
+}
+
 pub fn acquire(cx: &mut Cx<'_>, r: &meta::AcquireLease) -> Result<Entry> {
     let Some(mut inode) = find_inode(cx.read(), r.ino)? else {
         cx.need(r.ino, Need::Look);
@@ -75,7 +87,7 @@ pub fn acquire(cx: &mut Cx<'_>, r: &meta::AcquireLease) -> Result<Entry> {
         let mut changed = cx.take_writer(r.ino, &mut inode);
         if r.renew {
             // What anybody wrote up to now is told from what this session writes from now on.
-            inode.token_epoch = inode.token_epoch.saturating_add(1);
+            inode.token_epoch = next_cut(inode.token_epoch);
             changed = true;
         }
         if changed {

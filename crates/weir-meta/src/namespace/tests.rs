@@ -308,7 +308,7 @@ fn a_nameless_file_lives_until_its_last_close() {
     let garbage = w.keys(b'G');
     assert_eq!(keys::garbage_ino(&garbage[0]), Some(f));
     let value = w.view(|v| v.read.get(&garbage[0])).unwrap().unwrap();
-    assert_eq!(Garbage::from_value(&value, String::new).unwrap().pg_count, 1);
+    assert_eq!(Garbage::from_value(&value, String::new).unwrap().pg_count, 24);
 }
 
 #[test]
