@@ -28,6 +28,10 @@ impl Scope {
         let current = current.fold(0, |mask, (i, _)| mask | (1 << i));
         Scope { group: group.id, epoch: group.epoch, scheme: group.scheme, current }
     }
+    /// The members that are not current.
+    pub fn lacking(&self) -> MissingMask {
+        !self.current & ((1 << self.scheme.width()) - 1)
+    }
     pub fn is_data(&self, cell: CellId) -> bool {
         cell.index < self.scheme.data
     }

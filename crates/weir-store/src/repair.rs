@@ -73,12 +73,12 @@ pub fn plan(
 }
 
 /// A fragment rebuilt from others.
-struct Rebuilt {
-    bytes: Bytes,
-    version: Version,
+pub(crate) struct Rebuilt {
+    pub bytes: Bytes,
+    pub version: Version,
     cuts: Vec<Seq>,
     /// For a data cell: overlays up to here are in the bytes.
-    cut: Seq,
+    pub cut: Seq,
     /// Other members that lack their fragment.
     missing: MissingMask,
 }
@@ -261,7 +261,8 @@ impl StorageNode {
         }
     }
 
-    async fn decode_from_peers(&self, acting: &Acting, own: CellId) -> Result<Option<Rebuilt>> {
+    /// The fragment of the member at `acting.position`, from the current ones.
+    pub(crate) async fn decode_from_peers(&self, acting: &Acting, own: CellId) -> Result<Option<Rebuilt>> {
         let group = acting.group();
         let data = usize::from(group.scheme.data);
         let peers = current_peers(group, acting.position);

@@ -1,21 +1,26 @@
 //! Seal: overlays of a stripe become a parity-covered base.
 //!
-//! Led by the first parity target, while all members are current: each data target folds its overlays into a version
-//! beside its base, the leader encodes parity from those, all parity targets prepare it, and only then everybody
-//! commits, the leader last. So as long as anything is in doubt the leader holds the prepared version and resolves it:
-//! committed anywhere, or prepared everywhere → commit; else drop. Until the commit nothing old is touched.
+//! Led by the first current parity target, among the members that are current; while one is behind seals wait, it is soon
+//! repaired. Each data target folds its overlays into a version beside its base, and what a lost one would fold the leader
+//! decodes and merges from its own log. It encodes parity from those, all parity targets prepare it, and only then
+//! everybody commits, the leader last. So as long as anything is in doubt the leader holds the prepared version and
+//! resolves it: committed anywhere, or prepared at every participant → commit; else drop. Until the commit nothing old is
+//! touched. Who took no part is in the mask of the version, and rebuilds it when it returns.
 //!
 //! Whether and when to seal is [`judge`], a pure decision.
 use crate::cells::Scope;
 use crate::peers::join_all;
 use crate::service::{Acting, RecentStripe, StorageNode, Target};
+use crate::store::Store;
 use bytes::Bytes;
+use std::collections::BTreeSet;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
-use weir_proto::checksum::block_crcs;
+use weir_env::BoxFuture;
+use weir_proto::checksum::{block_crcs, crc32c};
 use weir_proto::data::*;
 use weir_proto::ec::Coder;
-use weir_proto::map::{Group, MemberState, Scheme};
+use weir_proto::map::{Group, MemberState};
 use weir_proto::{CellId, Error, ErrorKind, FileId, PgId, Result, Seq, Version};
 
 /// When a stripe's overlays are sealed.
@@ -44,7 +49,8 @@ pub struct SealFacts {
     pub overlay_bytes: u64,
     pub overlay_count: u64,
     pub idle: Duration,
-    pub all_current: bool,
+    /// Some member leads, and none is behind.
+    pub can_seal: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -60,7 +66,7 @@ pub fn judge(facts: &SealFacts, limits: &SealLimits) -> SealVerdict {
     let worth = facts.overlay_bytes > limits.small_bytes || facts.overlay_count > limits.count_max / 16;
     let urgent = facts.overlay_bytes >= limits.full_bytes || facts.overlay_count >= limits.count_max;
     let idle = facts.idle >= limits.idle;
-    match (worth, urgent || idle, facts.all_current) {
+    match (worth, urgent || idle, facts.can_seal) {
         (false, _, _) if idle => SealVerdict::Leave,
         (true, true, true) => SealVerdict::Seal,
         _ => SealVerdict::Wait,
@@ -76,8 +82,8 @@ pub enum Doubt {
     Ask,
 }
 
-/// `answers`: what each member of the group holds, `None` where it cannot be asked.
-pub fn resolve(version: Version, answers: &[Option<CellStat>]) -> Doubt {
+/// `answers`: what each member of the group holds, `None` where it cannot be asked. `absent`: members that took no part.
+pub fn resolve(version: Version, absent: MissingMask, answers: &[Option<CellStat>], data: usize) -> Doubt {
     let known = || answers.iter().flatten();
     if known().any(|s| s.base == version) {
         return Doubt::Commit;
@@ -85,28 +91,47 @@ pub fn resolve(version: Version, answers: &[Option<CellStat>]) -> Doubt {
     if known().any(|s| s.base > version) {
         return Doubt::Drop;
     }
-    match answers.iter().all(|a| a.as_ref().is_some_and(|s| s.prepared.contains(&version))) {
-        true => Doubt::Commit,
-        // Commits begin only when everybody has prepared: somebody who has not is proof that nobody committed.
-        false if known().any(|s| !s.prepared.contains(&version)) => Doubt::Drop,
-        false => Doubt::Ask,
+    let took_part = answers.iter().enumerate().filter(|(i, _)| absent & (1 << i) == 0).map(|(_, a)| a);
+    let mut silent = false;
+    let mut holders = 0;
+    for answer in took_part {
+        match answer {
+            Some(stat) if stat.prepared.contains(&version) => holders += 1,
+            // Commits begin only when everybody has prepared: somebody who has not is proof that nobody committed.
+            Some(_) => return Doubt::Drop,
+            None => silent = true,
+        }
+    }
+    match (silent, holders >= data) {
+        // It changes no byte of the stripe, and k fragments of it are there: whoever is silent gets it when it returns.
+        (_, true) => Doubt::Commit,
+        (true, false) => Doubt::Ask,
+        (false, false) => Doubt::Drop,
     }
 }
 
-/// The member that leads seals: the first parity target; without parity the only data target.
-pub(crate) fn seal_position(scheme: Scheme) -> usize {
-    if scheme.parity == 0 { 0 } else { usize::from(scheme.data) }
+/// The member that leads the seals of a group: its first current parity target, without parity the only data target.
+pub(crate) fn leader(group: &Group) -> Option<usize> {
+    let (data, width) = (usize::from(group.scheme.data), group.scheme.width());
+    let mut candidates = if group.scheme.parity == 0 { 0..1 } else { data..width };
+    candidates.find(|p| group.members.get(*p).is_some_and(|m| m.state == MemberState::Current))
 }
-
-/// The position that leads the seals of a group, if everybody is current.
-fn leader(group: &Group) -> Option<usize> {
-    let all = group.members.iter().all(|m| m.state == MemberState::Current);
-    all.then_some(seal_position(group.scheme))
+/// Whether a stripe of the group can be sealed now.
+fn can_seal(group: &Group) -> bool {
+    leader(group).is_some()
+        && group.is_writable()
+        && group.members.iter().all(|m| m.state != MemberState::Behind)
+}
+/// The places of the members that take part.
+fn participants(group: &Group) -> Vec<usize> {
+    let current = |p: &usize| group.members[*p].state == MemberState::Current;
+    (0..group.members.len()).filter(current).collect()
 }
 
 impl StorageNode {
     /// One round over the stripes with recent overlays; returns how many were sealed.
     pub(crate) async fn seal_round(&self, target: &Arc<Target>, limits: &SealLimits) -> Result<usize> {
+        self.note_leads(target);
         self.find_overlaid(target, limits)?;
         let now = self.env.clock.now();
         let due: Vec<_> = {
@@ -125,11 +150,15 @@ impl StorageNode {
         for ((file, stripe), group, at) in due {
             let verdict = match self.as_leader(target, group) {
                 None => SealVerdict::Leave,
-                Some(acting) if leader(acting.group()).is_none() => SealVerdict::Wait,
                 Some(acting) => {
                     let (overlay_bytes, overlay_count) = overlays_of(target, &acting.scope, file, stripe)?;
                     judge(
-                        &SealFacts { overlay_bytes, overlay_count, idle: now.since(at), all_current: true },
+                        &SealFacts {
+                            overlay_bytes,
+                            overlay_count,
+                            idle: now.since(at),
+                            can_seal: can_seal(acting.group()),
+                        },
                         limits,
                     )
                 }
@@ -158,6 +187,18 @@ impl StorageNode {
             }
         }
         Ok(sealed)
+    }
+
+    /// What was written while another target led a group was not remembered here.
+    fn note_leads(&self, target: &Target) {
+        let map = self.peers.map();
+        let leads = |g: &&Group| {
+            leader(g).and_then(|p| g.members.get(p)).is_some_and(|m| m.target == target.store.target)
+        };
+        let now: BTreeSet<PgId> = map.groups.iter().filter(leads).map(|g| g.id).collect();
+        let mut recent = target.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        recent.incomplete |= !now.is_subset(&recent.leads);
+        recent.leads = now;
     }
 
     /// After a start, or when too many stripes were written to remember them: the index knows.
@@ -192,18 +233,18 @@ impl StorageNode {
             target.store.overlaid_cells(file)?.into_iter().map(|(cell, h)| (cell.stripe, h.group)).collect();
         stripes.dedup();
         for (stripe, group) in stripes {
-            if self.as_leader(target, group).is_some_and(|a| leader(a.group()) == Some(a.position)) {
+            if self.as_leader(target, group).is_some() {
                 self.seal_stripe(target, group, file, stripe).await?;
             }
         }
         Ok(())
     }
 
-    /// This target as the (possible) leader of a group's seals: its first parity member.
+    /// This target as the leader of a group's seals.
     fn as_leader(&self, target: &Arc<Target>, group: PgId) -> Option<Acting> {
         let map = self.peers.map();
         let entry = map.group(group)?;
-        let position = seal_position(entry.scheme);
+        let position = leader(entry)?;
         if entry.members.get(position)?.target != target.store.target {
             return None;
         }
@@ -219,22 +260,23 @@ impl StorageNode {
         file: FileId,
         stripe: u64,
     ) -> Result<()> {
-        let acting = self
-            .as_leader(target, group)
-            .filter(|a| leader(a.group()) == Some(a.position))
-            .ok_or_else(|| Error::unavailable(format!("seal in {group}: not all members are current")))?;
+        let acting = self.as_leader(target, group).filter(|a| can_seal(a.group())).ok_or_else(|| {
+            Error::unavailable(format!("seal in {group}: not led here, or a member is behind"))
+        })?;
         let scope = acting.scope;
         let first = CellId { file, stripe, index: 0 };
         let stats = self.stat_all(&acting, file, stripe).await;
         let mut newest = Version::new(token_epoch(target, &scope, file, stripe)?, 0);
-        for stat in stats {
+        let mut base = Version(0);
+        for stat in participants(acting.group()).into_iter().zip(stats).map(|(_, stat)| stat) {
             let stat = stat?;
+            base = base.max(stat.base);
             newest = stat.prepared.into_iter().fold(newest.max(stat.base), Version::max);
         }
         // Odd: a writer's are even (see `WriteMode::Prepare`).
         let version = Version((newest.0 + 1) | 1);
         let data = usize::from(scope.scheme.data);
-        let sealed = self.fold(&acting, data, version, first).await;
+        let sealed = self.fold(&acting, data, version, base, first).await;
         let prepared = match sealed {
             Ok(cells) => self.prepare_parity(&acting, version, first, cells).await,
             Err(e) => Err(e),
@@ -246,21 +288,38 @@ impl StorageNode {
         self.commit_everywhere(&acting, version, file, stripe).await
     }
 
-    /// Each data target's new base, with its bytes.
+    /// Each data target's new base, with its bytes. `base`: the stripe's present version.
     async fn fold(
         &self,
         acting: &Acting,
         data: usize,
         version: Version,
+        base: Version,
         first: CellId,
     ) -> Result<Vec<(SealedCell, Bytes)>> {
-        let calls = (0..data)
-            .map(|i| {
-                let place = place(acting, i);
-                self.ask(place.target, SealCell { place, cell: nth(first, i), version }, Vec::new())
-            })
-            .collect();
-        join_all(calls).await.into_iter().collect()
+        let fold = |i: usize| -> BoxFuture<'_, Result<(SealedCell, Bytes)>> {
+            if acting.group().members[i].state != MemberState::Current {
+                return Box::pin(self.fold_lost(acting, base, nth(first, i)));
+            }
+            let place = place(acting, i);
+            self.ask(place.target, SealCell { place, cell: nth(first, i), version }, Vec::new())
+        };
+        join_all((0..data).map(fold).collect()).await.into_iter().collect()
+    }
+
+    /// What the target of a data cell would fold if it were here: its base decoded, its overlays from the own log.
+    async fn fold_lost(&self, acting: &Acting, base: Version, cell: CellId) -> Result<(SealedCell, Bytes)> {
+        let absent = Acting { position: usize::from(cell.index), ..acting.clone() };
+        let decoded = self.decode_from_peers(&absent, cell).await?;
+        let found = decoded.as_ref().map_or(Version(0), |d| d.version);
+        if found != base {
+            return Err(Error::unavailable(format!("cell {cell}: version {base} is in doubt, seal later")));
+        }
+        let (bytes, after) = decoded.map_or((Bytes::new(), Seq(0)), |d| (d.bytes, d.cut));
+        let store = acting.target.store.clone();
+        let (bytes, cut) = self.env.tasks.blocking(move || merge_log(&store, cell, bytes, after)).await?;
+        let block_crcs = block_crcs(&bytes, CHECKSUM_BLOCK as usize);
+        Ok((SealedCell { cut, fragment_bytes: bytes.len() as u32, block_crcs }, bytes))
     }
 
     async fn prepare_parity(
@@ -297,9 +356,11 @@ impl StorageNode {
             })
             .await?;
         let data = usize::from(scheme.data);
+        let missing = acting.scope.lacking();
         let calls = parity
             .into_iter()
             .enumerate()
+            .filter(|(i, _)| missing & (1 << (data + i)) == 0)
             .map(|(i, (bytes, block_crcs))| {
                 let place = place(acting, data + i);
                 let request = WriteFragment {
@@ -307,7 +368,7 @@ impl StorageNode {
                     cell: nth(first, data + i),
                     version,
                     mode: WriteMode::PrepareSeal,
-                    missing: 0,
+                    missing,
                     cuts: cuts.clone(),
                     block_crcs,
                 };
@@ -330,7 +391,7 @@ impl StorageNode {
             let cell = CellId { file, stripe, index: i as u8 };
             self.ask(place.target, CommitStripe { place, cell, version }, Vec::new())
         };
-        let others = (0..acting.group().members.len()).filter(|i| *i != acting.position);
+        let others = participants(acting.group()).into_iter().filter(|i| *i != acting.position);
         let (mut committed, mut first_problem) = (false, None);
         for outcome in join_all(others.map(commit).collect()).await {
             match outcome {
@@ -348,7 +409,8 @@ impl StorageNode {
     }
 
     async fn drop_everywhere(&self, acting: &Acting, version: Version, first: CellId) {
-        let calls = (0..acting.group().members.len())
+        let calls = participants(acting.group())
+            .into_iter()
             .map(|i| {
                 let place = place(acting, i);
                 self.ask(place.target, DropPrepared { place, cell: nth(first, i), version }, Vec::new())
@@ -359,8 +421,10 @@ impl StorageNode {
         }
     }
 
+    /// What the members that are current hold, in their order.
     async fn stat_all(&self, acting: &Acting, file: FileId, stripe: u64) -> Vec<Result<CellStat>> {
-        let calls = (0..acting.group().members.len())
+        let calls = participants(acting.group())
+            .into_iter()
             .map(|i| {
                 let place = place(acting, i);
                 self.ask(
@@ -375,15 +439,20 @@ impl StorageNode {
 
     /// Settles what seals left in doubt on this target: after a start, and now and then.
     pub(crate) async fn settle(&self, target: &Arc<Target>) -> Result<()> {
-        let seals = target.store.in_doubt()?.into_iter().filter(|(_, _, seal)| *seal);
-        for (cell, version, _) in seals {
-            if let Err(e) = self.settle_one(target, cell, version).await {
+        for (cell, version, absent) in target.store.seals_in_doubt()? {
+            if let Err(e) = self.settle_one(target, cell, version, absent).await {
                 tracing::debug!(%cell, "settle a version in doubt: {e}");
             }
         }
         Ok(())
     }
-    async fn settle_one(&self, target: &Arc<Target>, cell: CellId, version: Version) -> Result<()> {
+    async fn settle_one(
+        &self,
+        target: &Arc<Target>,
+        cell: CellId,
+        version: Version,
+        absent: MissingMask,
+    ) -> Result<()> {
         let Some(header) = target.store.header(cell)? else { return Ok(()) };
         let map = self.peers.map();
         let Some(group) = map.group(header.group) else { return Ok(()) };
@@ -392,9 +461,13 @@ impl StorageNode {
         };
         let scope = Scope::of(group);
         let acting = Acting { target: target.clone(), scope, map: map.clone(), position };
-        let answers: Vec<_> =
-            self.stat_all(&acting, cell.file, cell.stripe).await.into_iter().map(Result::ok).collect();
-        match (resolve(version, &answers), leader(group) == Some(position)) {
+        let mut answers: Vec<Option<CellStat>> = vec![None; group.members.len()];
+        let stats = self.stat_all(&acting, cell.file, cell.stripe).await;
+        for (member, stat) in participants(group).into_iter().zip(stats) {
+            answers[member] = stat.ok();
+        }
+        let verdict = resolve(version, absent, &answers, usize::from(group.scheme.data));
+        match (verdict, leader(group) == Some(position)) {
             (Doubt::Commit, true) => self.commit_everywhere(&acting, version, cell.file, cell.stripe).await,
             // Not the leader: only what is certain is followed.
             (Doubt::Commit, false) if answers.iter().flatten().any(|s| s.base == version) => {
@@ -418,6 +491,36 @@ fn nth(of: CellId, index: usize) -> CellId {
 fn place(acting: &Acting, position: usize) -> Place {
     let group = acting.group();
     Place { target: group.members[position].target, group: group.id, epoch: group.epoch }
+}
+
+/// A cell's base with the overlays above `after` that the log here holds, and the number of the last one.
+fn merge_log(store: &Store, cell: CellId, base: Bytes, after: Seq) -> Result<(Bytes, Seq)> {
+    let (mut bytes, mut last) = (base.to_vec(), after);
+    loop {
+        let (log, parts) = store.read_overlays(cell, last)?;
+        let mut parts = parts.into_iter();
+        for o in &log.extents {
+            let (from, to) = (o.offset as usize, o.offset as usize + o.len as usize);
+            bytes.resize(bytes.len().max(to), 0);
+            match o.kind {
+                OverlayKind::Zero => bytes[from..to].fill(0),
+                OverlayKind::Data => {
+                    let data = parts.next().unwrap_or_default();
+                    if data.len() != o.len as usize || crc32c(&data) != o.crc {
+                        return Err(Error::damaged(format!(
+                            "overlay {} of cell {cell} fails its checksum",
+                            o.seq
+                        )));
+                    }
+                    bytes[from..to].copy_from_slice(&data);
+                }
+            }
+            last = o.seq;
+        }
+        if !log.more {
+            return Ok((Bytes::from(bytes), last));
+        }
+    }
 }
 
 /// Bytes and number of a stripe's overlays that are mirrored here.
@@ -447,11 +550,11 @@ mod tests {
     #[test]
     fn when_to_seal() {
         let limits = SealLimits::DEFAULT;
-        let facts = |overlay_bytes, overlay_count, idle_ms, all_current| SealFacts {
+        let facts = |overlay_bytes, overlay_count, idle_ms, can_seal| SealFacts {
             overlay_bytes,
             overlay_count,
             idle: Duration::from_millis(idle_ms),
-            all_current,
+            can_seal,
         };
         for (facts, verdict) in [
             (facts(4096, 1, 0, true), SealVerdict::Wait),
@@ -469,7 +572,7 @@ mod tests {
 
     #[test]
     fn what_becomes_of_a_version_in_doubt() {
-        let v = Version::new(1, 9);
+        let version = Version::new(1, 9);
         let stat = |base: Version, prepared: &[Version]| {
             Some(CellStat {
                 known: true,
@@ -481,18 +584,29 @@ mod tests {
                 fragment_bytes: 0,
             })
         };
-        let (old, has, done) = (stat(Version(1), &[]), stat(Version(1), &[v]), stat(v, &[]));
+        let (old, has, done) = (stat(Version(1), &[]), stat(Version(1), &[version]), stat(version, &[]));
         let later = stat(Version::new(1, 10), &[]);
+        let v = |a: &Option<CellStat>| a.clone();
         for (answers, doubt) in [
-            (vec![has.clone(), has.clone(), has.clone()], Doubt::Commit),
-            (vec![has.clone(), old.clone(), has.clone()], Doubt::Drop),
-            (vec![has.clone(), old.clone(), done.clone()], Doubt::Commit),
-            (vec![has.clone(), None, done], Doubt::Commit),
-            (vec![has.clone(), None, has.clone()], Doubt::Ask),
-            (vec![has.clone(), None, old], Doubt::Drop),
-            (vec![has, later], Doubt::Drop),
+            (vec![v(&has), v(&has), v(&has)], Doubt::Commit),
+            (vec![v(&has), v(&old), v(&has)], Doubt::Drop),
+            (vec![v(&has), v(&old), v(&done)], Doubt::Commit),
+            (vec![v(&has), None, v(&done)], Doubt::Commit),
+            // Two of three are enough to decode it; one is not.
+            (vec![v(&has), None, v(&has)], Doubt::Commit),
+            (vec![v(&has), None, None], Doubt::Ask),
+            (vec![v(&has), None, v(&old)], Doubt::Drop),
+            (vec![v(&has), v(&later)], Doubt::Drop),
         ] {
-            assert_eq!(resolve(v, &answers), doubt, "{answers:?}");
+            assert_eq!(resolve(version, 0, &answers, 2), doubt, "{answers:?}");
         }
+        // The second took no part: that it has nothing of it proves nothing.
+        assert_eq!(resolve(version, 0b010, &[v(&has), v(&old), v(&has)], 2), Doubt::Commit);
+        assert_eq!(resolve(version, 0b010, &[v(&has), v(&old), v(&old)], 2), Doubt::Drop);
+        assert_eq!(
+            resolve(version, 0b110, &[v(&has), v(&old), None], 2),
+            Doubt::Drop,
+            "never enough took part"
+        );
     }
 }

@@ -72,6 +72,8 @@ pub(crate) struct Recent {
     pub stripes: BTreeMap<(FileId, u64), RecentStripe>,
     /// Some were not remembered: scan the index when there is time.
     pub incomplete: bool,
+    /// The groups whose seals this target led at the last look.
+    pub leads: BTreeSet<PgId>,
 }
 
 /// A stripe's overlays since it was last looked at.
@@ -99,7 +101,7 @@ impl Acting {
     /// An overlay was logged: mirrors that wait for a number look again, and the leader of seals takes note.
     fn logged(&self, cell: CellId, len: u32, now: Instant) {
         self.target.progress.notify_waiters();
-        if self.position != crate::seal::seal_position(self.scope.scheme) {
+        if crate::seal::leader(self.group()) != Some(self.position) {
             return;
         }
         let mut recent = self.target.recent.lock().unwrap_or_else(PoisonError::into_inner);

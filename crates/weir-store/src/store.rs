@@ -225,7 +225,7 @@ impl Store {
             version,
             epoch: scope.epoch,
             seal: true,
-            missing: 0,
+            missing: scope.lacking(),
             extent,
             fragment_bytes: plan.fragment_bytes,
             cut: plan.seq,
@@ -470,18 +470,16 @@ impl Store {
         Ok(list)
     }
 
-    /// All prepared versions: cell, version, whether a seal prepared it.
-    pub fn in_doubt(&self) -> Result<Vec<(CellId, Version, bool)>> {
+    /// Versions that seals prepared: cell, version, the members that took no part.
+    pub fn seals_in_doubt(&self) -> Result<Vec<(CellId, Version, MissingMask)>> {
         let mut found = Vec::new();
         self.kv.read(&mut |r| {
             let (start, end) = letter_range(PREPARED);
-            found = cells::collect(r, &start, &end, |k, v| {
-                let fragment = Fragment::from_value(v)?;
-                Ok((cell_of_key(k)?, fragment.version, fragment.seal))
-            })?;
+            found = cells::collect(r, &start, &end, |k, v| Ok((cell_of_key(k)?, Fragment::from_value(v)?)))?;
             Ok(())
         })?;
-        Ok(found)
+        let seals = found.into_iter().filter(|(_, f)| f.seal);
+        Ok(seals.map(|(cell, f)| (cell, f.version, f.missing)).collect())
     }
     /// All cells with more logged overlay bytes than `overlay_bytes`, in order.
     pub fn overlaid(&self, overlay_bytes: u64) -> Result<Vec<(CellId, Header)>> {

@@ -531,43 +531,68 @@ async fn a_fenced_file_is_sealed() {
     assert_eq!(world.call(5, request, &[]).await.unwrap().0.base, Version::new(9, 1));
 }
 
-/// The leader's process ends after each number of calls; all targets start again and settle.
-#[tokio::test]
-async fn a_seal_killed_at_any_step_loses_nothing() {
-    for calls in 0..40 {
+/// The leader's process ends after each number of calls; all targets that are not lost start again and settle.
+async fn seal_killed_at_any_step(lost: &[u32], leader: usize) {
+    for calls in 0..60 {
         let world = World::new(EC).await;
         let mut model = Model::new();
         model.fresh(&world, 0, calls).await;
+        for id in lost {
+            world.lose(TargetId(*id)).await;
+        }
         for n in 0..12 {
             model.overlay(&world, 0, n % 3, n * 4000, &bytes_of(n, 5000)).await;
         }
         *world.calls_left.lock().unwrap() = Some(calls);
-        let request = SealFile { target: world.place(4).target, file: cell(0, 0).file };
-        let sealing = world.call(4, request, &[]);
+        let request = || SealFile { target: world.place(leader).target, file: cell(0, 0).file };
+        let sealing = world.call(leader, request(), &[]);
         let ended = world.env.clock.timeout(Duration::from_millis(100), sealing).await.is_ok();
         world.restart().await;
-        world.check(0, &model.0, &format!("killed after {calls} calls, before settling")).await;
+        let context = |what: &str| format!("without {lost:?}, killed after {calls} calls, {what}");
+        world.check(0, &model.0, &context("before settling")).await;
         model.overlay(&world, 0, 1, 77, b"written while in doubt").await;
-        for _ in 0..2 {
-            for t in 0..6 {
-                let node = world.nodes.lock().unwrap()[&TargetId(t)].clone();
-                node.round_of(TargetId(t), true).await;
-            }
-        }
-        world.check(0, &model.0, &format!("killed after {calls} calls, settled")).await;
-        let request = SealFile { target: world.place(4).target, file: cell(0, 0).file };
-        world.call(4, request, &[]).await.unwrap();
-        world.check(0, &model.0, &format!("killed after {calls} calls, sealed again")).await;
-        for position in 0..6 {
+        world.rounds(0..6).await;
+        world.rounds(0..6).await;
+        world.check(0, &model.0, &context("settled")).await;
+        world.call(leader, request(), &[]).await.unwrap();
+        world.check(0, &model.0, &context("sealed again")).await;
+        for position in (0..6).filter(|p| !lost.contains(&(*p as u32))) {
             let request = StatCell { place: world.place(position), cell: cell(0, position) };
             let stat = world.call(position, request, &[]).await.unwrap().0;
-            assert_eq!(stat.prepared, [], "position {position} after {calls} calls");
+            assert_eq!(
+                (stat.prepared, stat.overlay_seqs == stat.cuts),
+                (vec![], true),
+                "position {position}"
+            );
         }
+        for id in lost {
+            world.bring_back(TargetId(*id)).await;
+        }
+        model.overlay(&world, 0, 2, 99, b"while they are behind").await;
+        world.rounds(0..6).await;
+        world.rounds(0..6).await;
+        world.check(0, &model.0, &context("they are back")).await;
+        assert_eq!(world.debt().await, [0; 6], "{}", context("they are back"));
+        world.call(4, SealFile { target: world.place(4).target, file: cell(0, 0).file }, &[]).await.unwrap();
+        world.check(0, &model.0, &context("they are back and it is sealed")).await;
         if ended {
             return;
         }
     }
     panic!("the seal never ended");
+}
+
+#[tokio::test]
+async fn a_seal_killed_at_any_step_loses_nothing() {
+    seal_killed_at_any_step(&[], 4).await;
+}
+
+/// Overlays do not pile up while targets are away: the others seal without them.
+#[tokio::test]
+async fn a_seal_without_lost_members_loses_nothing() {
+    for (lost, leader) in [(&[1][..], 4), (&[5], 4), (&[4], 5), (&[0, 2], 4), (&[2, 4], 5)] {
+        seal_killed_at_any_step(lost, leader).await;
+    }
 }
 
 #[tokio::test]
@@ -658,16 +683,16 @@ async fn a_target_that_was_away_brings_no_cut_bytes_back() {
         let world = World::new(EC).await;
         let file = cell(0, 0).file;
         let mut models: Vec<Model> = (0..6).map(|_| Model::new()).collect();
-        for stripe in 0..6 {
-            models[stripe].fresh(&world, stripe as u64, stripe).await;
+        for (stripe, model) in models.iter_mut().enumerate() {
+            model.fresh(&world, stripe as u64, stripe).await;
             for n in 0..6 {
-                models[stripe].overlay(&world, stripe as u64, n % 4, 500 * n, &bytes_of(n, 900)).await;
+                model.overlay(&world, stripe as u64, n % 4, 500 * n, &bytes_of(n, 900)).await;
             }
         }
         let seal = SealFile { target: world.place(4).target, file };
         world.call(4, seal, &[]).await.unwrap();
-        for stripe in 1..3 {
-            models[stripe].overlay(&world, stripe as u64, 1, 40, b"not sealed").await;
+        for (stripe, model) in (1..).zip(&mut models[1..3]) {
+            model.overlay(&world, stripe, 1, 40, b"not sealed").await;
         }
         world.lose(TargetId(victim)).await;
         world.cut(1).await;
