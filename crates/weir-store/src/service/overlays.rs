@@ -1,0 +1,362 @@
+//! Overlays: numbered by one member, mirrored to all that keep the cell's log, acknowledged when they have it durably.
+//!
+//! Who numbers and who keeps follows from the group's map alone, so everybody who acts under one epoch agrees.
+use super::*;
+
+/// How long a mirrored overlay waits for the numbers before it.
+const GAP_PATIENCE: Duration = Duration::from_secs(1);
+/// Between attempts to mirror to a peer that the coordinator says is alive.
+const RETRY_PAUSE: Duration = Duration::from_millis(20);
+
+impl StorageNode {
+    pub(super) fn write_overlay(&self, r: WriteOverlay, payload: Bytes, deadline: Instant) -> Handled {
+        // Numbered in place where that is quick, so that numbers follow the order of arrival.
+        let begun = match self.admit(r.place) {
+            Err(e) => return Handled::Now(Err(e)),
+            Ok(Admit::Ready(acting)) if payload.len() <= INLINE_BYTES_MAX as usize => {
+                match self.number_overlay(&acting, &r, &payload) {
+                    Err(e) => return Handled::Now(Err(e)),
+                    Ok(numbered) => Some((acting, numbered)),
+                }
+            }
+            Ok(_) => None,
+        };
+        let node = self.shared();
+        Handled::Later(Box::pin(async move {
+            let (acting, (seq, committed)) = match begun {
+                Some(begun) => begun,
+                None => {
+                    let acting = node.acting(r.place).await?;
+                    let (blocking, request, data) = (acting.clone(), r.clone(), payload.clone());
+                    let worker = node.clone();
+                    let numbered = node
+                        .env
+                        .tasks
+                        .blocking(move || worker.number_overlay(&blocking, &request, &data))
+                        .await?;
+                    (acting, numbered)
+                }
+            };
+            let store = acting.target.store.clone();
+            let local: BoxFuture<'_, Result<()>> = Box::pin(store.durable(committed));
+            let mirrors: BoxFuture<'_, Result<()>> =
+                Box::pin(node.mirror(acting.clone(), &r, seq, payload, deadline));
+            for done in join_all(vec![local, mirrors]).await {
+                done?;
+            }
+            Ok(Reply::new(&OverlayWritten { seq }))
+        }))
+    }
+
+    fn number_overlay(&self, acting: &Acting, r: &WriteOverlay, data: &Bytes) -> Result<(Seq, CommitSeq)> {
+        let group = acting.group();
+        if r.layout_scheme != group.scheme {
+            return Err(Error::invalid(format!(
+                "cell {}: {} is {}, not {}",
+                r.cell, group.id, group.scheme, r.layout_scheme
+            )));
+        }
+        let sequencer = sequencer(group, r.cell);
+        if sequencer != Some(acting.position) {
+            return Err(Error::stale(format!(
+                "overlay of cell {}: its sequencer is {}, not {}",
+                r.cell,
+                sequencer.map_or("nobody".into(), |p| group.members[p].target.to_string()),
+                acting.target.store.target
+            )));
+        }
+        let write = OverlayWrite {
+            cell: r.cell,
+            token_epoch: r.token_epoch,
+            offset: r.offset,
+            len: r.len,
+            kind: r.kind,
+            crc: r.crc,
+            missing: down_mask(group),
+            data,
+        };
+        match acting.target.store.append(&acting.scope, Numbering::Next, &write)? {
+            (committed, Appended::At(seq)) => {
+                acting.logged(r.cell, r.len, self.env.clock.now());
+                Ok((seq, committed))
+            }
+            (_, other) => Err(Error::io(format!("overlay of cell {}: numbered as {other:?}", r.cell))),
+        }
+    }
+
+    /// Returns once every live member that keeps this cell's log has the overlay, under the newest epoch.
+    async fn mirror(
+        &self,
+        mut acting: Acting,
+        r: &WriteOverlay,
+        seq: Seq,
+        payload: Bytes,
+        deadline: Instant,
+    ) -> Result<()> {
+        let mask_at_first = down_mask(acting.group());
+        let mut held: BTreeSet<usize> = BTreeSet::from([acting.position]);
+        loop {
+            let group = acting.group();
+            let wanting: Vec<usize> = log_keepers(group, r.cell)
+                .into_iter()
+                .filter(|p| is_live(group, *p) && !held.contains(p))
+                .collect();
+            if wanting.is_empty() {
+                break;
+            }
+            let calls =
+                wanting.iter().map(|p| self.mirror_to(&acting, *p, r, seq, payload.clone())).collect();
+            let mut problem = None;
+            for (position, outcome) in wanting.iter().zip(join_all(calls).await) {
+                match outcome {
+                    Ok(()) => drop(held.insert(*position)),
+                    Err(e) => problem = Some((*position, e)),
+                }
+            }
+            let Some((position, e)) = problem else { continue };
+            if self.env.clock.now() >= deadline {
+                return Err(e.doing(format_args!("mirror an overlay of cell {}", r.cell)));
+            }
+            acting = self.after_failure(acting, position, &e, r.cell).await?;
+        }
+        let mask = down_mask(acting.group());
+        if mask & !mask_at_first != 0 {
+            self.tell_missing(&acting, r.cell, mask).await?;
+        }
+        Ok(())
+    }
+
+    fn mirror_to<'a>(
+        &'a self,
+        acting: &Acting,
+        position: usize,
+        r: &WriteOverlay,
+        seq: Seq,
+        payload: Bytes,
+    ) -> BoxFuture<'a, Result<()>> {
+        let group = acting.group();
+        let peer = group.members[position].target;
+        let request = MirrorOverlay {
+            place: Place { target: peer, group: group.id, epoch: group.epoch },
+            cell: r.cell,
+            token_epoch: r.token_epoch,
+            seq,
+            offset: r.offset,
+            len: r.len,
+            kind: r.kind,
+            missing: down_mask(group),
+            crc: r.crc,
+            layout_scheme: r.layout_scheme,
+        };
+        let parts = if payload.is_empty() { Vec::new() } else { vec![payload] };
+        let sent = self.ask(peer, request.clone(), parts);
+        let store = acting.target.store.clone();
+        Box::pin(async move {
+            match sent.await {
+                Err(e) if e.kind == ErrorKind::Stale => self.close_gap(&store, request, e).await,
+                outcome => outcome.map(|_| ()),
+            }
+        })
+    }
+
+    /// A mirror that lacks earlier numbers gets them from our own log. `refused`: what it said.
+    async fn close_gap(&self, store: &Store, last: MirrorOverlay, refused: Error) -> Result<()> {
+        let peer = last.place.target;
+        let (stat, _) = self.ask(peer, StatCell { place: last.place, cell: last.cell }, Vec::new()).await?;
+        let mut have = stat.overlay_seqs.first().copied().unwrap_or_default();
+        if have >= last.seq {
+            return Err(refused);
+        }
+        while have < last.seq {
+            let (log, parts) = store.read_overlays(last.cell, have)?;
+            let mut parts = parts.into_iter();
+            for o in log.extents.iter().filter(|o| o.seq <= last.seq) {
+                let payload: Vec<Bytes> =
+                    if o.kind == OverlayKind::Data { parts.next().into_iter().collect() } else { Vec::new() };
+                let request = MirrorOverlay {
+                    seq: o.seq,
+                    offset: o.offset,
+                    len: o.len,
+                    kind: o.kind,
+                    crc: o.crc,
+                    ..last.clone()
+                };
+                self.ask(peer, request, payload).await?;
+                have = o.seq;
+            }
+            if log.extents.is_empty() {
+                return Err(refused);
+            }
+        }
+        Ok(())
+    }
+
+    /// What to do after a peer failed: under which map to go on, or why not.
+    async fn after_failure(
+        &self,
+        acting: Acting,
+        position: usize,
+        e: &Error,
+        cell: CellId,
+    ) -> Result<Acting> {
+        let member = acting.group().members[position].target;
+        match e.kind {
+            ErrorKind::Unavailable | ErrorKind::Deadline | ErrorKind::Io | ErrorKind::NotFound => {
+                let why = format!("mirror an overlay: {e}");
+                // Whatever the coordinator answers shows in the map; if it does not answer, try again below.
+                let _ = self.peers.report(member, acting.scope.group, acting.scope.epoch, why).await;
+            }
+            ErrorKind::Stale => {
+                let _ = self.peers.wait_newer(acting.map.version, RETRY_PAUSE).await;
+            }
+            _ => return Err(e.clone()),
+        }
+        let map = self.peers.map();
+        let epoch = map.group(acting.scope.group).map_or(acting.scope.epoch, |g| g.epoch);
+        if epoch == acting.scope.epoch {
+            self.env.clock.sleep(RETRY_PAUSE).await;
+        }
+        let place = Place { target: acting.target.store.target, group: acting.scope.group, epoch };
+        let acting = self.acting(place).await?;
+        if sequencer(acting.group(), cell) != Some(acting.position) {
+            return Err(Error::stale(format!("overlay of cell {cell}: its sequencer is another target now")));
+        }
+        Ok(acting)
+    }
+
+    /// A member went down after the overlay was logged: the others count the debt.
+    async fn tell_missing(&self, acting: &Acting, cell: CellId, mask: u64) -> Result<()> {
+        let group = acting.group();
+        let calls = log_keepers(group, cell)
+            .into_iter()
+            .filter(|p| is_live(group, *p))
+            .map(|p| {
+                let place = Place { target: group.members[p].target, group: group.id, epoch: group.epoch };
+                let version = weir_proto::Version(0);
+                self.ask(place.target, MarkMissing { place, cell, version, missing: mask }, Vec::new())
+            })
+            .collect();
+        let answers = join_all(calls).await;
+        // The member's epoch tells repair the same; a count that lags is better than a write that fails.
+        for e in answers.into_iter().filter_map(|a| a.err()) {
+            tracing::debug!(%cell, "count a missing fragment: {e}");
+        }
+        Ok(())
+    }
+
+    pub(super) fn mirror_overlay(&self, r: MirrorOverlay, payload: Bytes) -> Handled {
+        let early = match self.admit(r.place) {
+            Err(e) => return Handled::Now(Err(e)),
+            Ok(Admit::Ready(acting)) if payload.len() <= INLINE_BYTES_MAX as usize => {
+                match self.log_mirrored(&acting, &r, &payload) {
+                    Err(e) => return Handled::Now(Err(e)),
+                    Ok(logged) => Some((acting, logged)),
+                }
+            }
+            Ok(_) => None,
+        };
+        let node = self.shared();
+        Handled::Later(Box::pin(async move {
+            let (acting, mut logged) = match early {
+                Some(early) => early,
+                None => {
+                    let acting = node.acting(r.place).await?;
+                    let logged = node.log_blocking(&acting, &r, &payload).await?;
+                    (acting, logged)
+                }
+            };
+            let deadline = node.env.clock.now() + GAP_PATIENCE;
+            while let (_, Appended::Gap { have }) = logged {
+                let progress = acting.target.progress.notified();
+                tokio::pin!(progress);
+                progress.as_mut().enable();
+                logged = node.log_blocking(&acting, &r, &payload).await?;
+                if !matches!(logged.1, Appended::Gap { .. }) {
+                    break;
+                }
+                let left = deadline.since(node.env.clock.now());
+                if left.is_zero() || node.env.clock.timeout(left, progress).await.is_err() {
+                    return Err(Error::stale(format!(
+                        "overlay {} of cell {}: the numbers after {have} have not come",
+                        r.seq, r.cell
+                    )));
+                }
+            }
+            acting.target.store.durable(logged.0).await?;
+            Ok(Reply::new(&()))
+        }))
+    }
+    async fn log_blocking(
+        &self,
+        acting: &Acting,
+        r: &MirrorOverlay,
+        data: &Bytes,
+    ) -> Result<(CommitSeq, Appended)> {
+        if data.len() <= INLINE_BYTES_MAX as usize {
+            return self.log_mirrored(acting, r, data);
+        }
+        let (node, acting, r, data) = (self.shared(), acting.clone(), r.clone(), data.clone());
+        self.env.tasks.blocking(move || node.log_mirrored(&acting, &r, &data)).await
+    }
+    fn log_mirrored(
+        &self,
+        acting: &Acting,
+        r: &MirrorOverlay,
+        data: &Bytes,
+    ) -> Result<(CommitSeq, Appended)> {
+        let group = acting.group();
+        if !log_keepers(group, r.cell).contains(&acting.position) {
+            return Err(misplaced(r.cell, acting));
+        }
+        let numbering = match acting.state() {
+            MemberState::Current => Numbering::Mirror(r.seq),
+            MemberState::Behind => Numbering::Behind(r.seq),
+            MemberState::Down => {
+                return Err(Error::stale(format!(
+                    "{} is down in {} under {}",
+                    r.place.target, group.id, group.epoch
+                )));
+            }
+        };
+        let write = OverlayWrite {
+            cell: r.cell,
+            token_epoch: r.token_epoch,
+            offset: r.offset,
+            len: r.len,
+            kind: r.kind,
+            crc: r.crc,
+            missing: r.missing,
+            data,
+        };
+        let logged = acting.target.store.append(&acting.scope, numbering, &write)?;
+        if let Appended::At(_) = logged.1 {
+            acting.logged(r.cell, r.len, self.env.clock.now());
+        }
+        Ok(logged)
+    }
+}
+
+// ---- decisions on a group
+
+/// The positions that keep the overlay log of a data cell: its own, and all parity.
+fn log_keepers(group: &Group, cell: CellId) -> Vec<usize> {
+    let data = usize::from(group.scheme.data);
+    if usize::from(cell.index) >= data {
+        return Vec::new();
+    }
+    [usize::from(cell.index)].into_iter().chain(data..group.members.len()).collect()
+}
+/// Who numbers the overlays of a data cell: the first of its log keepers that is current.
+pub fn sequencer(group: &Group, cell: CellId) -> Option<usize> {
+    log_keepers(group, cell)
+        .into_iter()
+        .find(|p| group.members.get(*p).is_some_and(|m| m.state == MemberState::Current))
+}
+fn is_live(group: &Group, position: usize) -> bool {
+    group.members.get(position).is_some_and(|m| m.state != MemberState::Down)
+}
+/// The fragments of places that are down.
+pub fn down_mask(group: &Group) -> u64 {
+    let down = group.members.iter().enumerate().filter(|(_, m)| m.state == MemberState::Down);
+    down.fold(0, |mask, (i, _)| mask | (1 << i))
+}

@@ -1,0 +1,230 @@
+//! Upkeep of a target: what it holds, group by group; debt; what repair takes in and verifies.
+use super::*;
+
+impl Store {
+    /// Drops one cell if its last write is older than `before` (repair: nobody else knows it).
+    pub fn drop_cell_older(&self, cell: CellId, before: Epoch) -> Result<CommitSeq> {
+        self.change(&mut |txn, delta| match get::<Header>(txn, &header_key(cell))? {
+            Some(h) if h.epoch < before => cells::drop_cell(txn, cell, delta),
+            _ => Ok(()),
+        })
+    }
+
+    pub fn mark_missing(
+        &self,
+        scope: &Scope,
+        cell: CellId,
+        version: Version,
+        missing: u64,
+    ) -> Result<CommitSeq> {
+        self.change(&mut |txn, delta| {
+            cells::check_epoch(txn, scope.group, scope.epoch)?;
+            cells::mark_missing(txn, scope, cell, version, missing, delta)
+        })
+    }
+
+    pub fn list_cells(
+        &self,
+        group: PgId,
+        after: Option<CellId>,
+        since: Epoch,
+        epoch: Epoch,
+        limit: u32,
+    ) -> Result<CellList> {
+        self.change(&mut |txn, _| cells::check_epoch(txn, group, epoch))?;
+        let limit = limit.clamp(1, LIST_MAX) as usize;
+        let mut list = CellList { cells: Vec::new(), more: false };
+        self.kv.read(&mut |r| {
+            list = CellList { cells: Vec::new(), more: false };
+            let (start, end) = listed_range(group, after);
+            let mut problem = Ok(());
+            r.scan(&start, &end, &mut |key, _| {
+                if list.cells.len() == limit {
+                    list.more = true;
+                    return Scan::Stop;
+                }
+                match cell_of_key(key).and_then(|cell| lookup::summary(r, cell)) {
+                    Ok(Some(s)) if s.epoch >= since || s.missing != 0 => list.cells.push(s),
+                    Ok(_) => {}
+                    Err(e) => {
+                        problem = Err(e);
+                        return Scan::Stop;
+                    }
+                }
+                Scan::More
+            })?;
+            problem
+        })?;
+        Ok(list)
+    }
+
+    /// Versions that seals prepared: cell, version, the members that took no part.
+    pub fn seals_in_doubt(&self) -> Result<Vec<(CellId, Version, MissingMask)>> {
+        let mut found = Vec::new();
+        self.kv.read(&mut |r| {
+            let (start, end) = letter_range(PREPARED);
+            found = cells::collect(r, &start, &end, |k, v| Ok((cell_of_key(k)?, Fragment::from_value(v)?)))?;
+            Ok(())
+        })?;
+        let seals = found.into_iter().filter(|(_, f)| f.seal);
+        Ok(seals.map(|(cell, f)| (cell, f.version, f.missing)).collect())
+    }
+    /// All cells with more logged overlay bytes than `overlay_bytes`, in order.
+    pub fn overlaid(&self, overlay_bytes: u64) -> Result<Vec<(CellId, Header)>> {
+        let mut found = Vec::new();
+        self.kv.read(&mut |r| {
+            found.clear();
+            let (start, end) = letter_range(HEADER);
+            let mut problem = Ok(());
+            r.scan(&start, &end, &mut |key, value| match (cell_of_key(key), Header::from_value(value)) {
+                (Ok(cell), Ok(h)) => {
+                    if h.overlay_bytes > overlay_bytes {
+                        found.push((cell, h));
+                    }
+                    Scan::More
+                }
+                (Err(e), _) | (_, Err(e)) => {
+                    problem = Err(e);
+                    Scan::Stop
+                }
+            })?;
+            problem
+        })?;
+        Ok(found)
+    }
+    pub fn has_debt(&self) -> bool {
+        self.counters.debt_cells.load(Relaxed) > 0
+    }
+    /// Settles the debt to members that are current, cell by cell of the scope's group. Blocks.
+    pub fn settle_debt(&self, scope: &Scope) -> Result<()> {
+        let mut after = None;
+        loop {
+            let mut batch = Vec::new();
+            self.kv.read(&mut |r| {
+                batch = lookup::listed_cells(r, scope.group, after, DROP_BATCH)?;
+                Ok(())
+            })?;
+            let Some(last) = batch.last().copied() else { return Ok(()) };
+            self.change(&mut |txn, delta| {
+                cells::check_epoch(txn, scope.group, scope.epoch)?;
+                batch.iter().try_for_each(|cell| cells::settle_debt(txn, scope, *cell, delta))
+            })?;
+            after = Some(last);
+        }
+    }
+    /// The newest token epoch among a cell's overlays and base, and its file's fence.
+    pub fn newest_token_epoch(&self, cell: CellId) -> Result<u32> {
+        let mut newest = 0;
+        self.kv.read(&mut |r| {
+            let base = get::<Fragment>(r, &base_key(cell))?.map_or(0, |b| b.version.token_epoch());
+            let logged = cells::overlays(r, cell, Seq(0), Seq(u64::MAX))?;
+            let fence = get::<Fence>(r, &fence_key(cell.file))?.map_or(0, |f| f.token_epoch);
+            newest = logged.iter().map(|(_, o)| o.token_epoch).max().unwrap_or(0).max(base).max(fence);
+            Ok(())
+        })?;
+        Ok(newest)
+    }
+    /// The cells of a file that have overlays logged here.
+    pub fn overlaid_cells(&self, file: FileId) -> Result<Vec<(CellId, Header)>> {
+        let mut found = Vec::new();
+        self.kv.read(&mut |r| {
+            let (start, end) = file_range(HEADER, file, 0);
+            found = cells::collect(r, &start, &end, |k, v| Ok((cell_of_key(k)?, Header::from_value(v)?)))?;
+            found.retain(|(_, h)| h.overlay_count > 0);
+            Ok(())
+        })?;
+        Ok(found)
+    }
+
+    // ---- repair
+
+    /// Takes in a fragment that was rebuilt from others. False: what is here is as new.
+    pub fn install(
+        &self,
+        scope: &Scope,
+        write: &FragmentWrite<'_>,
+        cut: Seq,
+        replace: bool,
+    ) -> Result<(CommitSeq, bool)> {
+        self.usable()?;
+        let extent = self.store_bytes(write.data)?;
+        let fragment = Fragment {
+            version: write.version,
+            epoch: scope.epoch,
+            seal: false,
+            missing: write.missing,
+            extent,
+            fragment_bytes: write.data.len() as u32,
+            cut,
+            cuts: write.cuts.to_vec(),
+            block_crcs: write.block_crcs.to_vec(),
+        };
+        let mut installed = false;
+        let committed = self.commit_bytes(extent, &mut |txn, delta| {
+            cells::check_epoch(txn, scope.group, scope.epoch)?;
+            installed = cells::install(txn, scope, write.cell, &fragment, replace, delta)?;
+            if !installed {
+                delta.dropped.push(extent);
+            }
+            Ok(())
+        })?;
+        if installed {
+            self.settle_damage(write.cell)?;
+        }
+        Ok((committed, installed))
+    }
+
+    /// Takes in another holder's overlays of `cell` up to `upto`.
+    pub fn install_overlays(
+        &self,
+        scope: &Scope,
+        cell: CellId,
+        upto: Seq,
+        copies: Vec<(Seq, Overlay, Bytes)>,
+    ) -> Result<CommitSeq> {
+        self.usable()?;
+        let mut by_seq = BTreeMap::new();
+        let mut extents = Vec::new();
+        for (seq, mut overlay, data) in copies {
+            overlay.extent = Extent::default();
+            let mut inline = Vec::new();
+            if data.len() > INLINE_BYTES_MAX as usize {
+                overlay.extent = self.store_bytes(&data)?;
+                extents.push((seq, overlay.extent));
+            } else {
+                inline = data.to_vec();
+            }
+            by_seq.insert(seq, (overlay, inline));
+        }
+        self.change(&mut |txn, delta| {
+            cells::check_epoch(txn, scope.group, scope.epoch)?;
+            let used = cells::install_overlays(txn, scope, cell, upto, &by_seq, delta)?;
+            let unused = extents.iter().filter(|(seq, _)| !used.contains(seq)).map(|(_, extent)| *extent);
+            delta.dropped.extend(unused);
+            Ok(())
+        })
+    }
+
+    /// Cells with blocks found damaged and not yet repaired.
+    pub fn damaged_cells(&self) -> Vec<CellId> {
+        let damaged = self.damaged.lock().unwrap_or_else(PoisonError::into_inner);
+        let cells: BTreeSet<CellId> = damaged.iter().map(|b| b.cell).collect();
+        cells.into_iter().collect()
+    }
+    /// Reads the whole base of a cell, so that damage is found and counted.
+    pub fn verify(&self, scope: &Scope, cell: CellId) -> Result<()> {
+        let place = Place { target: self.target, group: scope.group, epoch: scope.epoch };
+        let plan = self.plan_read(
+            scope,
+            &ReadCell {
+                place,
+                cell,
+                view: ReadView::Base,
+                version: Version(0),
+                offset: 0,
+                len: CELL_BYTES_MAX,
+            },
+        )?;
+        self.run(&plan).map(|_| ())
+    }
+}
