@@ -146,6 +146,8 @@ pub struct ClientStatus {
     pub wire_received_bytes: u64,
     /// Reads that had to be decoded from parity.
     pub degraded_reads: u64,
+    /// Of those, begun because an answer was late; the answer may still have come first.
+    pub hedged_reads: u64,
     /// Stripes written with fewer than k + m fragments.
     pub degraded_writes: u64,
     /// Blocks that failed their checksum.

@@ -4,15 +4,19 @@
 //! carries the mask of the members that have not; fewer than k current members is an error that names the stripe;
 //! everything ends by its deadline. Knows nothing of sizes, leases, buffers or handles.
 use crate::gather::{Gather, join_all};
+use crate::late;
+use crate::member::{Paces, Pacing};
 use crate::status::Counters;
 use bytes::Bytes;
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use tokio::sync::Semaphore;
 use weir_coord::Cluster;
 use weir_env::{BoxFuture, Env, Instant};
 use weir_proto::checksum;
+use weir_proto::coord::Doubt;
 use weir_proto::data::{
     CHECKSUM_BLOCK, CellStat, CommitStripe, DropFile, DropPrepared, GroupAt, MarkMissing, MissingMask,
     OverlayKind, Place, PreparedCell, StatCell, WriteFragment, WriteMode, WriteOverlay,
@@ -30,6 +34,8 @@ const CALL_PATIENCE: Duration = Duration::from_secs(5);
 const LOSS_PATIENCE: Duration = Duration::from_secs(12);
 /// A refused epoch means that a newer map is on its way.
 const MAP_PATIENCE: Duration = Duration::from_millis(500);
+/// Late reads that are decoded at the same time: each reads k times as much, and what is late may just be busy.
+const HEDGES_MAX: usize = 8;
 /// First pause before a live member is asked again; doubles up to a second.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
 const RETRY_PAUSE_MAX: Duration = Duration::from_secs(1);
@@ -39,6 +45,9 @@ pub struct Data {
     pub env: Env,
     pub cluster: Cluster,
     pub counters: Arc<Counters>,
+    /// Reads that are decoded from others because an answer is late.
+    pub hedges: Semaphore,
+    pub paces: Mutex<Paces>,
     coders: Mutex<BTreeMap<Scheme, Arc<Coder>>>,
     /// Groups that had too few members when somebody asked: under which epoch, and since when. At most one per group.
     losses: Mutex<BTreeMap<PgId, (Epoch, Instant)>>,
@@ -145,7 +154,15 @@ pub fn is_unreachable(e: &Error) -> bool {
 
 impl Data {
     pub fn new(env: Env, cluster: Cluster, counters: Arc<Counters>) -> Data {
-        Data { env, cluster, counters, coders: Mutex::default(), losses: Mutex::default() }
+        Data {
+            env,
+            cluster,
+            counters,
+            hedges: Semaphore::new(HEDGES_MAX),
+            paces: Mutex::default(),
+            coders: Mutex::default(),
+            losses: Mutex::default(),
+        }
     }
 
     pub fn coder(&self, scheme: Scheme) -> Result<Arc<Coder>> {
@@ -350,10 +367,21 @@ impl Data {
         let epoch = view.group().epoch;
         let mut version = view.map_version();
         let (mut stale, mut unreachable) = (None, None);
+        let mut watch = Latecomers::new(self.env.clock.now(), s.k(), self.usual_max(Pacing::Write));
+        let mut doubts = Gather::new();
         loop {
+            let next_doubt = watch.next_doubt();
             let answer = tokio::select! {
                 biased;
                 answer = calls.next() => answer,
+                Some(_) = doubts.next(), if !doubts.is_empty() => continue,
+                () = self.env.clock.sleep_until(next_doubt.map_or(s.deadline, |(at, _)| at)), if next_doubt.is_some() => {
+                    let doubt = watch.doubted();
+                    for index in calls.numbers() {
+                        doubts.push(index, self.doubt(view.place(index), doubt, "write a fragment"));
+                    }
+                    continue;
+                }
                 () = self.newer_map(version, s.deadline) => {
                     let now = self.view(s)?;
                     version = now.map_version();
@@ -365,7 +393,11 @@ impl Data {
             };
             match answer {
                 None => break,
-                Some((index, Ok(()))) => done[index] = Some(missing),
+                Some((index, Ok(()))) => {
+                    done[index] = Some(missing);
+                    let took = watch.answered(self.env.clock.now());
+                    self.note_pace(Pacing::Write, took);
+                }
                 Some((_, Err(e))) if e.kind == ErrorKind::Stale => stale = Some(e),
                 Some((index, Err(e))) if is_unreachable(&e) => {
                     self.report(view.place(index), &e).await;
@@ -387,7 +419,7 @@ impl Data {
     }
 
     /// Returns when the map is newer than `version`; never before the deadline otherwise.
-    async fn newer_map(&self, version: u64, deadline: Instant) {
+    pub async fn newer_map(&self, version: u64, deadline: Instant) {
         while self.cluster.map().version <= version {
             self.wait_newer(version, self.left(deadline).max(RETRY_PAUSE)).await;
         }
@@ -425,9 +457,8 @@ impl Data {
                 crc,
                 layout_scheme: s.scheme(),
             };
-            let patience = self.call_patience(s.deadline);
-            let call = self.call(place.target, &request, payload.clone(), patience);
-            let e = match call.await {
+            let sent = self.call_member(&view, through, &request, payload.clone(), Pacing::Write, s.deadline);
+            let e = match sent.await {
                 Ok(_) => return Ok(()),
                 Err(e) => e,
             };
@@ -459,9 +490,8 @@ impl Data {
         at: usize,
         cell: usize,
     ) -> Result<CellStat> {
-        let place = view.place(at);
-        let request = StatCell { place, cell: s.cell(cell) };
-        Ok(self.call(place.target, &request, vec![], self.call_patience(s.deadline)).await?.0)
+        let request = StatCell { place: view.place(at), cell: s.cell(cell) };
+        Ok(self.call_member(view, at, &request, vec![], Pacing::Read, s.deadline).await?.0)
     }
 
     /// Overlay sequence of each data cell, and the highest base version, before a stripe is replaced.
@@ -538,13 +568,17 @@ impl Data {
     ) -> Result<Vec<PreparedCell>> {
         let calls = told.into_iter().map(|(target, epochs)| {
             Box::pin(async move {
-                let at = epochs.first().cloned();
+                let at = epochs.first().cloned().unwrap_or(GroupAt { group: PgId(0), epoch: Epoch(0) });
+                let place = Place { target, group: at.group, epoch: at.epoch };
                 let request = DropFile { target, file, from_stripe, fence, epochs };
-                let answer = self.call(target, &request, vec![], self.call_patience(deadline)).await;
-                if let (Err(e), Some(GroupAt { group, epoch })) = (&answer, at)
+                // Any newer epoch of its groups: whoever is told must be told under that one.
+                let is_down = |map: &ClusterMap| map.group(at.group).is_none_or(|g| g.epoch > at.epoch);
+                let sent = self.call_while_up(place, is_down, &request, vec![], Pacing::Write, deadline);
+                let answer = sent.await;
+                if let Err(e) = &answer
                     && is_unreachable(e)
                 {
-                    self.report(Place { target, group, epoch }, e).await;
+                    self.report(place, e).await;
                 }
                 Ok(answer?.0.prepared)
             }) as BoxFuture<'_, _>
@@ -554,6 +588,40 @@ impl Data {
         let mut prepared: Vec<PreparedCell> = answers.into_iter().flatten().collect();
         prepared.sort_by_key(|p| (p.cell, p.version));
         Ok(prepared)
+    }
+}
+
+/// Which doubt comes next in one round of calls, and when.
+struct Latecomers {
+    begun: Instant,
+    k: usize,
+    usual_max: Duration,
+    answered: Vec<Duration>,
+    last: Option<Doubt>,
+}
+
+impl Latecomers {
+    fn new(begun: Instant, k: usize, usual_max: Duration) -> Latecomers {
+        Latecomers { begun, k, usual_max, answered: Vec::new(), last: None }
+    }
+    fn answered(&mut self, now: Instant) -> Duration {
+        let took = now.since(self.begun);
+        self.answered.push(took);
+        took
+    }
+    fn next_doubt(&self) -> Option<(Instant, Doubt)> {
+        let doubts = late::of_write(&self.answered, self.k, self.usual_max)?;
+        match self.last {
+            None => Some((self.begun + doubts.silent_after, Doubt::Silent)),
+            Some(Doubt::Silent) => doubts.slow_after.map(|after| (self.begun + after, Doubt::Slow)),
+            Some(Doubt::Slow | Doubt::Unusable) => None,
+        }
+    }
+    /// The next doubt's time has come.
+    fn doubted(&mut self) -> Doubt {
+        let doubt = self.next_doubt().map_or(Doubt::Silent, |(_, doubt)| doubt);
+        self.last = Some(doubt);
+        doubt
     }
 }
 

@@ -4,6 +4,8 @@
 //! believed only if parity knows nothing either. Knows nothing of file sizes, leases or caches.
 use crate::data::{Data, GroupView, StripeRef, is_unreachable, too_few};
 use crate::gather::{Gather, join_all};
+use crate::late;
+use crate::member::Pacing;
 use bytes::Bytes;
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering::Relaxed;
@@ -17,8 +19,6 @@ use weir_proto::data::{
 use weir_proto::map::MemberState;
 use weir_proto::{Error, ErrorKind, Result, Seq, Version};
 
-/// A data target that takes longer than this is decoded around.
-const HEDGE_AFTER: Duration = Duration::from_millis(1500);
 /// A seal or a commit may move the version under a reader; each try reads the newest.
 const TRIES_MAX: u32 = 8;
 const MAP_PATIENCE: Duration = Duration::from_millis(500);
@@ -58,7 +58,8 @@ impl Data {
         while tries < TRIES_MAX {
             tries += 1;
             let view = self.view(&s)?;
-            let around = match self.read_direct(&s, &view, range).await? {
+            let (direct, decoded) = self.read_hedged(&s, &view, range).await?;
+            let around = match direct {
                 Direct::Bytes(bytes) => return Ok(bytes),
                 Direct::Around(e) => e,
                 Direct::Again(e) => {
@@ -67,7 +68,11 @@ impl Data {
                     continue;
                 }
             };
-            match self.read_around(&s, range, &around).await {
+            let decoded = match decoded {
+                Some(decoded) => decoded,
+                None => self.read_around(&s, range, &around).await,
+            };
+            match decoded {
                 Ok(Decoded::Bytes(bytes)) => return Ok(bytes),
                 Ok(Decoded::Moved(e)) => last = Some(e),
                 // Too few for now: who is down may return, who is behind is being repaired. These waits are no tries.
@@ -92,6 +97,41 @@ impl Data {
         Err(Error::deadline(format!("read {s}: not done after {TRIES_MAX} tries{why}")))
     }
 
+    /// Asks the cell's own target; if its answer is late also decodes from the others, and takes what comes first.
+    /// The outcome of decoding is returned if it ended without bytes.
+    async fn read_hedged(
+        &self,
+        s: &StripeRef,
+        view: &GroupView,
+        range: CellRange,
+    ) -> Result<(Direct, Option<Result<Decoded>>)> {
+        let direct = self.read_direct(s, view, range);
+        tokio::pin!(direct);
+        let hedge_after = late::hedge_after(self.usual_max(Pacing::Read));
+        let alone = s.layout.scheme.parity == 0;
+        tokio::select! {
+            biased;
+            outcome = &mut direct => return Ok((outcome?, None)),
+            () = self.env.clock.sleep(hedge_after), if !alone => {}
+        }
+        let decode = async {
+            let _permit = self.hedges.acquire().await.ok();
+            self.counters.hedged_reads.fetch_add(1, Relaxed);
+            let why = Error::unavailable(format!("{} is late", view.place(range.index).target));
+            self.read_around(s, range, &why).await
+        };
+        tokio::pin!(decode);
+        tokio::select! {
+            biased;
+            outcome = &mut direct => Ok((outcome?, None)),
+            decoded = &mut decode => match decoded {
+                Ok(Decoded::Bytes(bytes)) => Ok((Direct::Bytes(bytes), None)),
+                // The others cannot help: the answer that is late is all there is.
+                decoded => Ok((direct.await?, Some(decoded))),
+            },
+        }
+    }
+
     async fn read_direct(&self, s: &StripeRef, view: &GroupView, range: CellRange) -> Result<Direct> {
         let state = view.state(range.index);
         let place = view.place(range.index);
@@ -99,12 +139,7 @@ impl Data {
             return Ok(Direct::Around(Error::unavailable(format!("{} is {state:?}", place.target))));
         }
         let alone = s.layout.scheme.parity == 0;
-        let patience =
-            if alone { self.call_patience(s.deadline) } else { HEDGE_AFTER.min(self.left(s.deadline)) };
-        match self
-            .read_base_or_merged(s, view, range.index, range, ReadView::Merged, Version(0), patience)
-            .await
-        {
+        match self.read_base_or_merged(s, view, range.index, range, ReadView::Merged, Version(0)).await {
             Ok((reply, payload)) if reply.known => Ok(Direct::Bytes(payload)),
             Ok(_) => self.judge_hole(s, view, range).await,
             Err(e) if e.kind == ErrorKind::Stale => Ok(Direct::Again(e)),
@@ -153,12 +188,11 @@ impl Data {
         range: CellRange,
         how: ReadView,
         version: Version,
-        patience: Duration,
     ) -> Result<(CellRead, Bytes)> {
         let place = view.place(at);
         let request =
             ReadCell { place, cell: s.cell(at), view: how, version, offset: range.start, len: range.len };
-        let (reply, payload) = self.call(place.target, &request, vec![], patience).await?;
+        let (reply, payload) = self.call_member(view, at, &request, vec![], Pacing::Read, s.deadline).await?;
         let sums_right = checksum::block_crcs(&payload, CHECKSUM_BLOCK as usize) == reply.block_crcs;
         if !sums_right || payload.len() > range.len as usize {
             self.counters.crc_failures.fetch_add(1, Relaxed);
@@ -193,9 +227,7 @@ impl Data {
             let Some(anchor) = (k..scheme.width()).find(|i| usable(&view, *i, &bad)) else {
                 return Err(self.lost(s, &view, why));
             };
-            let patience = self.call_patience(s.deadline);
-            let first =
-                self.read_base_or_merged(s, &view, anchor, range, ReadView::Base, Version(0), patience).await;
+            let first = self.read_base_or_merged(s, &view, anchor, range, ReadView::Base, Version(0)).await;
             let (head, payload) = match first {
                 Ok(read) => read,
                 Err(e) if e.kind == ErrorKind::Stale => return self.moved(&view, e).await,
@@ -272,12 +304,11 @@ impl Data {
         );
         let mut waiting = candidates.into_iter();
         let mut calls = Gather::new();
-        let patience = self.call_patience(s.deadline);
         let mut gone = false;
         loop {
             while have.len() + calls.len() < k {
                 let Some(i) = waiting.next() else { break };
-                calls.push(i, self.read_base_or_merged(s, view, i, range, ReadView::Base, version, patience));
+                calls.push(i, self.read_base_or_merged(s, view, i, range, ReadView::Base, version));
             }
             match calls.next().await {
                 None if have.len() == k => return Ok(Some(have)),
@@ -325,9 +356,8 @@ impl Data {
         let mut after = cut;
         loop {
             let request = ReadOverlays { place, cell: s.cell(range.index), after };
-            let patience = self.call_patience(s.deadline);
             let (OverlaysRead { extents, more }, payload) =
-                self.call(place.target, &request, vec![], patience).await?;
+                self.call_member(view, at, &request, vec![], Pacing::Read, s.deadline).await?;
             let mut from = 0;
             for extent in &extents {
                 let len = if extent.kind == OverlayKind::Data { extent.len as usize } else { 0 };

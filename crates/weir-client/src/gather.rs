@@ -23,6 +23,10 @@ impl<'a, T> Gather<'a, T> {
     pub fn len(&self) -> usize {
         self.calls.len()
     }
+    /// Those still out.
+    pub fn numbers(&self) -> Vec<usize> {
+        self.calls.iter().map(|(n, _)| *n).collect()
+    }
     /// Gives up the calls that `keep` refuses; their numbers.
     pub fn give_up(&mut self, mut keep: impl FnMut(usize) -> bool) -> Vec<usize> {
         let lost = self.calls.iter().map(|(n, _)| *n).filter(|n| !keep(*n)).collect::<Vec<_>>();

@@ -10,8 +10,8 @@ use std::time::Duration;
 use weir_env::watch;
 use weir_env::{Addr, Env, TaskHandle};
 use weir_proto::coord::{
-    CaughtUp, ClearTarget, ClusterStatus, GetMap, GetStatus, Joined, LeadReply, LeadVolume, Leave, MapReply,
-    ReportTarget,
+    CaughtUp, ClearTarget, ClusterStatus, Doubt, GetMap, GetStatus, Joined, LeadReply, LeadVolume, Leave,
+    MapReply, ReportTarget,
 };
 use weir_proto::map::{ClusterMap, Node, Role};
 use weir_proto::{ClusterId, DiskUuid, Epoch, Error, NodeId, PgId, Request, Result, TargetId};
@@ -166,7 +166,19 @@ impl Cluster {
         epoch: Epoch,
         why: &str,
     ) -> Result<Arc<ClusterMap>> {
-        let report = ReportTarget { target, group, epoch, why: why.to_owned() };
+        self.doubt_target(target, group, epoch, Doubt::Unusable, why).await
+    }
+
+    /// `report_target` with the kind of doubt.
+    pub async fn doubt_target(
+        &self,
+        target: TargetId,
+        group: PgId,
+        epoch: Epoch,
+        doubt: Doubt,
+        why: &str,
+    ) -> Result<Arc<ClusterMap>> {
+        let report = ReportTarget { target, group, epoch, doubt, why: why.to_owned() };
         let moved_on = |map: &ClusterMap| map.group(group).is_some_and(|g| g.epoch > epoch);
         // A map that answers the question may come first: the coordinator saw the connection break.
         tokio::select! {

@@ -3,8 +3,8 @@
 //! Invariants: one name, one live process; one disk, one live node; ids are never reused.
 //! Knows nothing of connections' bytes or of the store: the server carries the decisions out.
 use crate::decide::{
-    HealthLimits, Presence, Verdict, create_groups, judge, target_back, target_cleared, target_down,
-    target_failed,
+    HealthLimits, Presence, Strikes, Verdict, create_groups, judge, rejoin_groups, target_back,
+    target_cleared, target_down, target_failed,
 };
 use crate::identity::check_pool_name;
 use std::collections::{BTreeMap, BTreeSet};
@@ -37,6 +37,8 @@ pub struct Members {
     pub by_node: BTreeMap<NodeId, Member>,
     /// Targets that did not answer though their node is connected.
     pub suspects: BTreeSet<TargetId>,
+    /// Targets that were much slower than the others of their groups.
+    pub slow: BTreeMap<TargetId, Strikes>,
     /// The last report of each target.
     pub reports: BTreeMap<TargetId, TargetReport>,
 }
@@ -194,19 +196,20 @@ impl Members {
                     }
                 }
             }
-            self.reconcile_targets(map, node, verdict == Verdict::Up);
+            self.reconcile_targets(map, node, verdict == Verdict::Up, now);
         }
         if create_groups(map, expected_targets) {
             tracing::info!("{} placement groups on {} targets", map.groups.len(), map.targets.len());
         }
     }
 
-    fn reconcile_targets(&self, map: &mut ClusterMap, node: NodeId, node_up: bool) {
+    fn reconcile_targets(&self, map: &mut ClusterMap, node: NodeId, node_up: bool, now: Instant) {
         let of_node: Vec<TargetId> = map.targets.iter().filter(|t| t.node == node).map(|t| t.id).collect();
         let serves = |t: &TargetId| self.by_node.get(&node).is_some_and(|m| m.serves.contains(t));
         for target in of_node {
             if node_up && serves(&target) && !self.suspects.contains(&target) {
-                if target_back(map, target) {
+                let aside = self.slow.get(&target).is_some_and(|s| s.is_aside(now));
+                if target_back(map, target) || !aside && rejoin_groups(map, target) {
                     tracing::info!("{target} is back");
                 }
             } else if target_down(map, target) {

@@ -4,9 +4,9 @@
 //! durable, publishes it, and only then answers: nobody learns of a map that a restart could forget.
 //!
 //! Knows nothing of how messages travel; decisions are in `decide` and `members`.
-use crate::decide::{HealthLimits, caught_up};
+use crate::decide::{HealthLimits, Strikes, caught_up, is_spare, set_aside};
 use crate::members::Members;
-use crate::probe::probe;
+use crate::probe::{PROBE_PATIENCE, QUICK_PROBE_PATIENCE, probe};
 use crate::store::{Revision, Store, Swap};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use weir_env::{Env, Instant, watch};
 use weir_proto::coord::{
-    CaughtUp, ClusterStatus, Heartbeat, HeartbeatAck, Join, Joined, LeadReply, LeadVolume, MapReply,
+    CaughtUp, ClusterStatus, Doubt, Heartbeat, HeartbeatAck, Join, Joined, LeadReply, LeadVolume, MapReply,
     ReportTarget, TargetReport,
 };
 use weir_proto::map::{ClusterMap, MemberState, Node, Role, TargetState, VolumeEntry};
@@ -37,7 +37,7 @@ pub enum Event {
     Join { join: Join, connection: u64, answer: Answer<Joined> },
     Heartbeat { heartbeat: Heartbeat, connection: u64, answer: Answer<HeartbeatAck> },
     Report { report: ReportTarget, answer: Answer<MapReply> },
-    Probed { target: TargetId, outcome: Result<TargetReport> },
+    Probed { target: TargetId, doubt: Doubt, outcome: Result<TargetReport> },
     CaughtUp { said: CaughtUp, answer: Answer<MapReply> },
     Clear { target: TargetId, answer: Answer<MapReply> },
     Leave { node: NodeId, connection: u64, answer: Answer<()> },
@@ -60,8 +60,8 @@ pub struct Owner {
     /// For the results of probes.
     pub self_events: mpsc::WeakSender<Event>,
     pub started: Instant,
-    /// Who waits for the probe of a target under way.
-    pub probing: BTreeMap<TargetId, Vec<Answer<MapReply>>>,
+    /// Who waits for the probe of a target under way, by what was doubted.
+    pub probing: BTreeMap<(TargetId, Doubt), Vec<Answer<MapReply>>>,
     pub suspects_asked: Instant,
 }
 
@@ -167,7 +167,7 @@ impl Owner {
                 }
             }
             Event::Report { report, answer } => self.reported(report, answer, batch),
-            Event::Probed { target, outcome } => self.probed(target, outcome, batch, now),
+            Event::Probed { target, doubt, outcome } => self.probed(target, doubt, outcome, batch, now),
             Event::CaughtUp { said, answer } => {
                 match caught_up(&mut batch.draft, said.target, said.group, said.epoch) {
                     Err(e) => refuse(answer, e),
@@ -236,25 +236,44 @@ impl Owner {
         if reporter_is_late {
             return batch.after(answer, newest);
         }
-        tracing::warn!("{} is reported: {}", report.target, report.why);
-        self.start_probe(report.target, &batch.draft).push(answer);
+        match report.doubt {
+            Doubt::Unusable => tracing::warn!("{} is reported: {}", report.target, report.why),
+            Doubt::Silent | Doubt::Slow => tracing::debug!("{} is doubted: {}", report.target, report.why),
+        }
+        self.start_probe(report.target, report.doubt, &batch.draft).push(answer);
     }
 
     /// Asks the target itself, unless that is being done; returns who waits for it.
-    fn start_probe(&mut self, target: TargetId, map: &ClusterMap) -> &mut Vec<Answer<MapReply>> {
-        let running = self.probing.contains_key(&target);
+    fn start_probe(
+        &mut self,
+        target: TargetId,
+        doubt: Doubt,
+        map: &ClusterMap,
+    ) -> &mut Vec<Answer<MapReply>> {
+        let running = self.probing.contains_key(&(target, doubt));
         if let (false, Some(events)) = (running, self.self_events.upgrade()) {
             let (env, node, cluster) = (self.env.clone(), map.target_node(target).cloned(), map.cluster);
+            let patience = match doubt {
+                Doubt::Unusable => PROBE_PATIENCE,
+                Doubt::Silent | Doubt::Slow => QUICK_PROBE_PATIENCE,
+            };
             self.env.tasks.spawn("probe a target", async move {
-                let outcome = probe(env, cluster, node, target).await;
-                let _ = events.send(Event::Probed { target, outcome }).await; // gone with the coordinator
+                let outcome = probe(env, cluster, node, target, patience).await;
+                let _ = events.send(Event::Probed { target, doubt, outcome }).await; // gone with the coordinator
             });
         }
-        self.probing.entry(target).or_default()
+        self.probing.entry((target, doubt)).or_default()
     }
 
-    fn probed(&mut self, target: TargetId, outcome: Result<TargetReport>, batch: &mut Batch, now: Instant) {
-        for answer in self.probing.remove(&target).unwrap_or_default() {
+    fn probed(
+        &mut self,
+        target: TargetId,
+        doubt: Doubt,
+        outcome: Result<TargetReport>,
+        batch: &mut Batch,
+        now: Instant,
+    ) {
+        for answer in self.probing.remove(&(target, doubt)).unwrap_or_default() {
             batch.after(answer, newest);
         }
         match outcome {
@@ -265,6 +284,17 @@ impl Owner {
                 if self.members.suspects.remove(&target) {
                     tracing::info!("{target} answers again");
                 }
+                if doubt == Doubt::Slow && set_aside(&mut batch.draft, target) {
+                    let strikes = Strikes::one_more(self.members.slow.get(&target).copied(), now);
+                    self.members.slow.insert(target, strikes);
+                    tracing::warn!(
+                        "{target} is much slower than the others: its groups go on without it for a while"
+                    );
+                }
+            }
+            // A machine that is busy everywhere must not lose its last targets to a quick look.
+            Err(e) if doubt != Doubt::Unusable && !is_spare(&batch.draft, target) => {
+                tracing::warn!("{target} does not answer quickly, and is needed: {e}");
             }
             Err(e) => {
                 if self.members.suspects.insert(target) {
@@ -278,7 +308,7 @@ impl Owner {
     /// Who waits for a probe of a target that is out by now has its answer.
     fn release_reporters(&mut self, batch: &mut Batch) {
         let mut answers = Vec::new();
-        for (target, waiting) in &mut self.probing {
+        for ((target, _), waiting) in &mut self.probing {
             if batch.draft.target(*target).is_none_or(|t| t.state != TargetState::Up) {
                 answers.append(waiting);
             }
@@ -297,7 +327,7 @@ impl Owner {
         let ask: Vec<TargetId> =
             self.members.suspects.iter().filter(|t| node_up(t) && down(t)).copied().collect();
         for target in ask {
-            self.start_probe(target, &map);
+            self.start_probe(target, Doubt::Unusable, &map);
         }
     }
 }

@@ -12,6 +12,9 @@ use weir_rpc::{Channel, Identity, NoService, Payload};
 /// A target answers this in microseconds; a busy disk or a busy machine makes it hundreds of milliseconds. Writers wait
 /// for the verdict, so not longer.
 pub const PROBE_PATIENCE: Duration = Duration::from_millis(1000);
+/// For a target that is silent just now: its groups can do without it, so a wrong verdict costs little, and somebody
+/// waits for it.
+pub const QUICK_PROBE_PATIENCE: Duration = Duration::from_millis(450);
 
 /// Asks the target how it is, over a connection of its own.
 pub async fn probe(
@@ -19,6 +22,7 @@ pub async fn probe(
     cluster: ClusterId,
     node: Option<Node>,
     target: TargetId,
+    patience: Duration,
 ) -> Result<TargetReport> {
     let node = node.ok_or_else(|| Error::not_found(format!("no node serves {target}")))?;
     // The coordinator does not know hosts: it tries what there is.
@@ -26,6 +30,6 @@ pub async fn probe(
     let identity = Identity::new(&env, "coordinator", Role::Coordinator, Some(cluster));
     let channel = Channel::new(&env, addrs, identity, Arc::new(NoService));
     // One round of dials: a door that is closed is an answer.
-    let (stat, _) = channel.call_now(&StatTarget { target }, Payload::default(), PROBE_PATIENCE).await?;
+    let (stat, _) = channel.call_now(&StatTarget { target }, Payload::default(), patience).await?;
     Ok(stat.report)
 }

@@ -1,6 +1,7 @@
 //! Messages to the coordinator.
 use crate::map::{ClusterMap, Role};
 use crate::message;
+use crate::wire_enum;
 use crate::{ClusterId, DiskUuid, Epoch, NodeId, PgId, TargetId};
 
 message!(
@@ -48,9 +49,19 @@ message!(
     GetMap = 3 -> MapReply { newer_than: u64, wait_ms: u32 }
 );
 message!(MapReply { map: Option<ClusterMap> });
+wire_enum!(Doubt {
+    /// A call to it failed, or was not answered for long.
+    Unusable = 1,
+    /// It has not answered yet although it should have: look quickly. Nothing happens if it answers, or if a group
+    /// would have fewer than k current members without it.
+    Silent = 2,
+    /// The others of its group answered the same long before: do without it for a while even if it answers, where every
+    /// other member of a group is current.
+    Slow = 3,
+});
 message!(
     /// A client or target could not use a target. The coordinator judges; the reply carries the newest map.
-    ReportTarget = 4 -> MapReply { target: TargetId, group: PgId, epoch: Epoch, why: String }
+    ReportTarget = 4 -> MapReply { target: TargetId, group: PgId, epoch: Epoch, doubt: Doubt, why: String }
 );
 message!(
     /// A member that was behind holds everything again, as of the group's epoch.

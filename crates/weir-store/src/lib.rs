@@ -12,6 +12,7 @@ mod channels;
 pub mod cuts;
 pub mod format;
 pub mod inspect;
+mod late;
 mod lookup;
 mod open;
 pub mod peers;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 use weir_env::BoxFuture;
+use weir_proto::coord::Doubt;
 use weir_proto::data::*;
 use weir_proto::map::ClusterMap;
 use weir_proto::{Epoch, PgId, Request, Result, TargetId};
@@ -32,6 +33,9 @@ macro_rules! peer_calls {
             fn wait_newer(&self, version: u64, patience: Duration) -> BoxFuture<'static, Result<Arc<ClusterMap>>>;
             /// Tells the coordinator that a target could not be used; the answer is the newest map after its judgement.
             fn report(&self, target: TargetId, group: PgId, epoch: Epoch, why: String)
+                -> BoxFuture<'static, Result<Arc<ClusterMap>>>;
+            /// Tells it that a target has not answered when it should have, or (`Slow`) long after others had.
+            fn doubt(&self, target: TargetId, group: PgId, epoch: Epoch, doubt: Doubt, why: String)
                 -> BoxFuture<'static, Result<Arc<ClusterMap>>>;
             fn caught_up(&self, target: TargetId, group: PgId, epoch: Epoch)
                 -> BoxFuture<'static, Result<Arc<ClusterMap>>>;

@@ -375,6 +375,16 @@ impl Peers for Wire2 {
             Ok(world.map())
         })
     }
+    fn doubt(
+        &self,
+        target: TargetId,
+        group: PgId,
+        epoch: Epoch,
+        _: weir_proto::coord::Doubt,
+        why: String,
+    ) -> BoxFuture<'static, Result<Arc<ClusterMap>>> {
+        self.report(target, group, epoch, why)
+    }
     fn report(
         &self,
         target: TargetId,

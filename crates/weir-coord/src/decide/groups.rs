@@ -36,6 +36,40 @@ pub fn target_back(map: &mut ClusterMap, target: TargetId) -> bool {
         return false;
     }
     entry.state = TargetState::Up;
+    rejoin_groups(map, target);
+    true
+}
+
+/// The groups of the target that can do without it go on so; it stays up. True if there are some.
+pub fn set_aside(map: &mut ClusterMap, target: TargetId) -> bool {
+    let mut changed = false;
+    for group in &mut map.groups {
+        let is_current = |m: &Member| m.state == MemberState::Current;
+        let others = group.members.iter().filter(|m| m.target != target);
+        // Stripes written meanwhile have k + 1 fragments or more, and no two members are set aside at a time.
+        let spare = group.scheme.parity >= 2 && others.clone().all(is_current);
+        if spare && member_of(group, target).is_some_and(is_current) {
+            set_member(group, target, MemberState::Down);
+            changed = true;
+        }
+    }
+    changed
+}
+
+/// Whether every group that has redundancy keeps k current members without the target.
+pub fn is_spare(map: &ClusterMap, target: TargetId) -> bool {
+    map.groups.iter().filter(|g| g.scheme.parity > 0 && member_of(g, target).is_some()).all(|g| {
+        let others = g.members.iter().filter(|m| m.target != target && m.state == MemberState::Current);
+        others.count() >= usize::from(g.scheme.data)
+    })
+}
+
+/// A target that is up is no longer set aside anywhere. True if that is news.
+pub fn rejoin_groups(map: &mut ClusterMap, target: TargetId) -> bool {
+    if map.target(target).is_none_or(|t| t.state != TargetState::Up) {
+        return false;
+    }
+    let mut changed = false;
     for group in &mut map.groups {
         let last_written = last_writable_epoch(group);
         let Some(member) = member_of(group, target) else { continue };
@@ -43,9 +77,10 @@ pub fn target_back(map: &mut ClusterMap, target: TargetId) -> bool {
             let missed_nothing = member.since >= last_written;
             let state = if missed_nothing { MemberState::Current } else { MemberState::Behind };
             set_member(group, target, state);
+            changed = true;
         }
     }
-    true
+    changed
 }
 
 /// A member that was behind holds everything again, as of `epoch`. True if that is news.

@@ -5,8 +5,13 @@ mod groups;
 mod health;
 mod layout;
 mod placement;
+mod slow;
 
-pub use groups::{caught_up, create_groups, target_back, target_cleared, target_down, target_failed};
+pub use groups::{
+    caught_up, create_groups, is_spare, rejoin_groups, set_aside, target_back, target_cleared, target_down,
+    target_failed,
+};
 pub use health::{HealthLimits, Presence, Verdict, judge};
 pub use layout::layout_for_new_file;
 pub use placement::{Candidate, group_count, place};
+pub use slow::Strikes;

@@ -104,8 +104,13 @@ impl StorageNode {
             if wanting.is_empty() {
                 break;
             }
-            let calls =
-                wanting.iter().map(|p| self.mirror_to(&acting, *p, r, seq, payload.clone())).collect();
+            let calls = wanting
+                .iter()
+                .map(|p| {
+                    let sent = self.mirror_to(&acting, *p, r, seq, payload.clone());
+                    Box::pin(self.while_live(&acting, *p, sent)) as BoxFuture<'_, Result<()>>
+                })
+                .collect();
             let mut problem = None;
             for (position, outcome) in wanting.iter().zip(join_all(calls).await) {
                 match outcome {

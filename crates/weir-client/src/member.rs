@@ -1,0 +1,119 @@
+//! One call to one member of a group: given up as soon as the member goes down, doubted when it is silent.
+//!
+//! Doubts are told to the coordinator, which looks for itself: a stopped process is out of its groups within a second,
+//! long before its silence or the call's own patience would tell. Knows nothing of stripes' contents.
+use crate::data::{Data, GroupView};
+use crate::gather::Gather;
+use crate::late::{self, Pace};
+use bytes::Bytes;
+use std::sync::PoisonError;
+use std::time::Duration;
+use weir_env::Instant;
+use weir_proto::coord::Doubt;
+use weir_proto::data::Place;
+use weir_proto::map::{ClusterMap, MemberState};
+use weir_proto::{Error, Request, Result};
+use weir_rpc::Payload;
+
+/// How long answers take lately.
+#[derive(Default)]
+pub struct Paces {
+    pub read: Pace,
+    pub write: Pace,
+}
+
+/// What kind of answer a call waits for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Pacing {
+    Read,
+    Write,
+}
+
+impl Data {
+    /// A call to the member at `index` of the group.
+    pub async fn call_member<R: Request>(
+        &self,
+        view: &GroupView,
+        index: usize,
+        request: &R,
+        payload: impl Into<Payload>,
+        pacing: Pacing,
+        deadline: Instant,
+    ) -> Result<(R::Reply, Bytes)> {
+        let place = view.place(index);
+        let is_down = |map: &ClusterMap| {
+            let member = |m: &&weir_proto::map::Member| m.target == place.target;
+            let found = map.group(place.group).and_then(|g| g.members.iter().find(member));
+            found.is_none_or(|m| m.state == MemberState::Down)
+        };
+        self.call_while_up(place, is_down, request, payload, pacing, deadline).await
+    }
+
+    /// A call that ends with `Unavailable` once a newer map says that its target `is_down`.
+    pub async fn call_while_up<R: Request>(
+        &self,
+        place: Place,
+        is_down: impl Fn(&ClusterMap) -> bool,
+        request: &R,
+        payload: impl Into<Payload>,
+        pacing: Pacing,
+        deadline: Instant,
+    ) -> Result<(R::Reply, Bytes)> {
+        let begun = self.env.clock.now();
+        let mut doubt_at = Some(begun + late::of_call(self.usual_max(pacing)));
+        let mut version = self.cluster.map().version;
+        let mut doubts = Gather::new();
+        let call = self.call(place.target, request, payload, self.call_patience(deadline));
+        tokio::pin!(call);
+        loop {
+            tokio::select! {
+                biased;
+                answer = &mut call => {
+                    if answer.is_ok() {
+                        self.note_pace(pacing, self.env.clock.now().since(begun));
+                    }
+                    return answer;
+                }
+                () = self.newer_map(version, deadline) => {
+                    let map = self.cluster.map();
+                    version = map.version;
+                    if is_down(&map) {
+                        return Err(Error::unavailable(format!("{} went down", place.target)).doing(R::NAME));
+                    }
+                }
+                Some(_) = doubts.next(), if !doubts.is_empty() => {}
+                () = self.env.clock.sleep_until(doubt_at.unwrap_or(deadline)), if doubt_at.is_some() => {
+                    doubt_at = None;
+                    doubts.push(0, self.doubt(place, Doubt::Silent, R::NAME));
+                }
+            }
+        }
+    }
+
+    /// Asks the coordinator to look at a member; what it finds shows in the map.
+    pub async fn doubt(&self, place: Place, doubt: Doubt, what: &str) {
+        let why = match doubt {
+            Doubt::Slow => format!("{what}: it has not answered long after the others"),
+            Doubt::Silent | Doubt::Unusable => format!("{what}: it has not answered"),
+        };
+        if let Err(e) = self.cluster.doubt_target(place.target, place.group, place.epoch, doubt, &why).await {
+            tracing::debug!(target_id = %place.target, "coordinator not told of {why}: {e}");
+        }
+    }
+
+    /// Hardly any answer takes longer.
+    pub fn usual_max(&self, pacing: Pacing) -> Duration {
+        let paces = self.paces.lock().unwrap_or_else(PoisonError::into_inner);
+        match pacing {
+            Pacing::Read => paces.read.usual_max(),
+            Pacing::Write => paces.write.usual_max(),
+        }
+    }
+    pub fn note_pace(&self, pacing: Pacing, took: Duration) {
+        let mut paces = self.paces.lock().unwrap_or_else(PoisonError::into_inner);
+        match pacing {
+            Pacing::Read => paces.read.note(took),
+            Pacing::Write => paces.write.note(took),
+        }
+    }
+}

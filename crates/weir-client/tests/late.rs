@@ -1,0 +1,127 @@
+//! A member that says nothing, or answers late, holds up nobody: on a whole simulated cluster.
+mod lab;
+
+use bytes::Bytes;
+use lab::*;
+use std::time::Duration;
+use weir_client::{Client, Handle, OpenMode};
+use weir_env::Instant;
+use weir_proto::InodeId;
+
+const ROOT: InodeId = InodeId::ROOT;
+/// What a member that has fallen silent may add to one operation.
+const STALL_MAX: Duration = Duration::from_millis(1000);
+
+async fn create(c: &Client, name: &str) -> Handle {
+    c.create(&root(), ROOT, name.as_bytes(), 0o644, true, OpenMode::BOTH).await.unwrap().handle
+}
+
+/// The longest of several operations.
+struct Longest(Duration);
+impl Longest {
+    async fn of<T>(&mut self, lab: &Lab, work: impl Future<Output = T>) -> T {
+        let clock = lab.env("clock").clock;
+        let begun: Instant = clock.now();
+        let done = work.await;
+        self.0 = self.0.max(clock.now().since(begun));
+        done
+    }
+}
+
+/// As a stopped process is seen: connections stay open and nothing comes.
+fn stop(lab: &Lab, n: u8) {
+    everybody(n).iter().for_each(|other| lab.world().partition(&format!("s{n}"), other));
+}
+fn go_on(lab: &Lab, n: u8) {
+    everybody(n).iter().for_each(|other| lab.world().heal(&format!("s{n}"), other));
+}
+fn everybody(n: u8) -> Vec<String> {
+    let storage = (0..6).filter(|other| *other != n).map(|other| format!("s{other}"));
+    ["coord", "meta", "a", "b"].into_iter().map(String::from).chain(storage).collect()
+}
+
+#[test]
+fn a_stopped_target_adds_less_than_a_second_to_any_operation() {
+    for victim in 0..6 {
+        Lab::new(40 + u64::from(victim)).run(6, |lab| async move {
+            let (a, b) = (lab.client("a").await, lab.client("b").await);
+            let data = pattern(1, 0, 3 * STRIPE);
+            let before = create(&a, "before").await;
+            a.write(before, 0, Bytes::from(data.clone())).await.unwrap();
+            a.fsync(before).await.unwrap();
+            let small = create(&a, "small").await;
+            a.write(small, 0, Bytes::from(data[..9000].to_vec())).await.unwrap();
+            a.fsync(small).await.unwrap();
+            a.release(before).await.unwrap();
+
+            stop(&lab, victim);
+            let mut longest = Longest(Duration::ZERO);
+            let found = b.lookup(&root(), ROOT, b"before").await.unwrap().unwrap();
+            let h = b.open(&root(), found.attr.ino, OpenMode::READ).await.unwrap().handle;
+            for at in (0..data.len()).step_by(CELL) {
+                let got = longest.of(&lab, b.read(h, at as u64, CELL)).await.unwrap().concat();
+                assert!(got == data[at..at + CELL], "bytes from {at}");
+            }
+            assert!(longest.0 < STALL_MAX, "a read took {:?}", longest.0);
+            for n in 0..4 {
+                let f = create(&a, &format!("during-{n}")).await;
+                longest.of(&lab, a.write(f, 0, Bytes::from(data.clone()))).await.unwrap();
+                longest.of(&lab, a.fsync(f)).await.unwrap();
+                a.release(f).await.unwrap();
+                longest.of(&lab, a.write(small, 100 * n, Bytes::from_static(b"changed"))).await.unwrap();
+                longest.of(&lab, a.fsync(small)).await.unwrap();
+            }
+            assert!(longest.0 < STALL_MAX + Duration::from_millis(200), "an operation took {:?}", longest.0);
+            assert!(a.status().degraded_writes > 0, "acknowledged with what is there: {:?}", a.status());
+
+            // It goes on: what it missed is repaired, and everything is read from whatever is left.
+            go_on(&lab, victim);
+            lab.env("clock").clock.sleep(Duration::from_secs(4)).await;
+            lab.all_current().await.unwrap();
+            let (first, second) = ((victim + 1) % 6, (victim + 2) % 6);
+            lab.kill_storage(first);
+            lab.kill_storage(second);
+            let c = lab.client("c").await;
+            for n in 0..4 {
+                let found = c.lookup(&root(), ROOT, format!("during-{n}").as_bytes()).await.unwrap().unwrap();
+                let h = c.open(&root(), found.attr.ino, OpenMode::READ).await.unwrap().handle;
+                assert!(c.read(h, 0, data.len()).await.unwrap().concat() == data, "file {n}");
+            }
+        });
+    }
+}
+
+#[test]
+fn a_slow_target_is_done_without_and_repaired_later() {
+    Lab::new(60).run(6, |lab| async move {
+        let a = lab.client("a").await;
+        let data = pattern(1, 0, 3 * STRIPE);
+        // It answers the coordinator quickly, and everything else late.
+        for other in ["a", "b", "meta"] {
+            lab.world().slow_link("s3", other, Duration::from_secs(2));
+        }
+        let mut longest = Longest(Duration::ZERO);
+        for n in 0..6 {
+            let f = create(&a, &format!("f{n}")).await;
+            longest.of(&lab, a.write(f, 0, Bytes::from(data.clone()))).await.unwrap();
+            longest.of(&lab, a.fsync(f)).await.unwrap();
+            a.release(f).await.unwrap();
+        }
+        // The client has seen few answers yet, so it is patient.
+        assert!(longest.0 < Duration::from_millis(1300), "one of six slow: {:?}", longest.0);
+        assert!(a.status().degraded_writes > 0, "{:?}", a.status());
+        for other in ["a", "b", "meta"] {
+            lab.world().slow_link("s3", other, Duration::ZERO);
+        }
+        lab.env("clock").clock.sleep(Duration::from_secs(10)).await;
+        lab.all_current().await.unwrap();
+        lab.kill_storage(0);
+        lab.kill_storage(5);
+        let c = lab.client("c").await;
+        for n in 0..6 {
+            let found = c.lookup(&root(), ROOT, format!("f{n}").as_bytes()).await.unwrap().unwrap();
+            let h = c.open(&root(), found.attr.ino, OpenMode::READ).await.unwrap().handle;
+            assert!(c.read(h, 0, data.len()).await.unwrap().concat() == data, "file {n}");
+        }
+    });
+}
