@@ -4,6 +4,7 @@
 //! was due. Afterwards every frame is read back and compared.
 
 use crate::block::{Mismatch, Pattern};
+use crate::cpu::Cpu;
 use crate::frames::{Frame, load};
 use crate::options::{Common, parse_bytes};
 use crate::report::{Report, Sample};
@@ -54,6 +55,9 @@ pub struct Options {
     /// fsync each frame before it is closed
     #[arg(long)]
     pub fsync: bool,
+    /// Look for the highest rate without a late frame, from `--hz` on; each try lasts `--duration` and is read back
+    #[arg(long, conflicts_with = "baseline")]
+    pub highest: bool,
 }
 
 impl Options {
@@ -70,6 +74,7 @@ impl Options {
             append: false,
             writers: 1,
             fsync: false,
+            highest: false,
         }
     }
 
@@ -83,6 +88,9 @@ impl Options {
         }
         if self.hz == 0.0 && self.frames_max.is_none() {
             return refuse("a detector without a rate needs --frames-max");
+        }
+        if self.highest && self.hz == 0.0 {
+            return refuse("--highest begins at a rate: give --hz");
         }
         if self.append && self.writers > 1 {
             return refuse("a detector that appends has one writer");
@@ -141,10 +149,75 @@ pub fn run_watched(options: &Options, watch: &Arc<Watch>) -> Result<Report> {
         "frames are in memory, touched, before the start; a frame's time is from create to close",
         "late: ended more than 10 frame periods after it was due",
     ];
-    repeat("detector", options, &options.common, &notes, |place| once(options, place, watch))
+    repeat("detector", options, &options.common, &notes, |place| match options.highest {
+        true => highest(options, place, watch),
+        false => Ok(once(options, place, watch)?.samples),
+    })
 }
 
-fn once(options: &Options, place: &mut Place, watch: &Arc<Watch>) -> Result<Vec<Sample>> {
+/// A search for the highest rate: up in steps until one is too high, then halving the distance.
+#[derive(Clone, Copy, PartialEq, Debug)]
+struct Search {
+    good: Option<f64>,
+    bad: Option<f64>,
+}
+
+impl Search {
+    /// A step up; and below this ratio of bad to good the search ends.
+    const STEP: f64 = 1.4;
+    const CLOSE: f64 = 1.04;
+    /// Below this rate nothing is looked for.
+    const HZ_MIN: f64 = 0.1;
+
+    fn note(&mut self, hz: f64, good: bool) {
+        match good {
+            true => self.good = Some(hz),
+            false => self.bad = Some(hz),
+        }
+    }
+    fn next(&self, first: f64) -> Option<f64> {
+        match (self.good, self.bad) {
+            (None, None) => Some(first),
+            (Some(good), None) => Some(good * Search::STEP),
+            (None, Some(bad)) => Some(bad / Search::STEP).filter(|hz| *hz >= Search::HZ_MIN),
+            (Some(good), Some(bad)) => (bad / good > Search::CLOSE).then(|| (good * bad).sqrt()),
+        }
+    }
+}
+
+fn highest(options: &Options, place: &mut Place, watch: &Arc<Watch>) -> Result<Vec<Sample>> {
+    let mut search = Search { good: None, bad: None };
+    let mut best = None;
+    let mut tries = 0;
+    while let Some(hz) = search.next(options.hz) {
+        tries += 1;
+        let mut tried = Place { dirs: place.sub_dirs(&format!("try-{tries}"))?, ..place.clone() };
+        let ran = once(&Options { hz, ..options.clone() }, &mut tried, watch)?;
+        // Wrong bytes are no question of the rate.
+        (place.bad, place.first_bad) = (tried.bad, tried.first_bad);
+        search.note(hz, ran.late == 0 && ran.failed == 0);
+        if ran.late == 0 && ran.failed == 0 {
+            best = Some((hz, ran.samples));
+        }
+        for dir in &tried.dirs[..1] {
+            std::fs::remove_dir_all(dir).map_err(|e| failed("remove the directory", dir, &e))?;
+        }
+    }
+    let (hz, samples) = best.ok_or_else(|| Error::invalid("no rate was without late frames"))?;
+    let highest = [
+        Sample::rate("highest rate of each", "Hz", hz),
+        Sample::cost("lowest rate with late frames", "Hz", search.bad.unwrap_or(f64::INFINITY)),
+    ];
+    Ok(highest.into_iter().chain(samples).collect())
+}
+
+struct Ran {
+    samples: Vec<Sample>,
+    late: u64,
+    failed: u64,
+}
+
+fn once(options: &Options, place: &mut Place, watch: &Arc<Watch>) -> Result<Ran> {
     let works: Vec<DetectorWork> =
         (0..usize::from(options.detectors)).map(|d| work(options, place, d)).collect();
     for work in &works {
@@ -153,8 +226,10 @@ fn once(options: &Options, place: &mut Place, watch: &Arc<Watch>) -> Result<Vec<
     let watched = !place.direct && matches!(place.launch, Launch::Threads);
     let watch = watched.then(|| watch.clone());
     let attach = |w: &DetectorWork| Work::Detector(DetectorWork { watch: watch.clone(), ..w.clone() });
+    let cpu = Cpu::start(&options.common.watched);
     let ran = place.launch.run(&works.iter().map(attach).collect::<Vec<_>>())?;
     let ran = place.note(ran);
+    let cpu = if place.direct { Vec::new() } else { cpu.per_gb(&CPU, ran.bytes) };
     let checks: Vec<Work> = (0..works.len())
         .map(|d| {
             // Through the next mount, if there are several.
@@ -164,7 +239,7 @@ fn once(options: &Options, place: &mut Place, watch: &Arc<Watch>) -> Result<Vec<
         .collect();
     let read = place.launch.run(&checks)?;
     let read = place.note(read);
-    Ok(vec![
+    let mut samples = vec![
         Sample::rate("payload", "MB/s", ran.bytes as f64 / ran.seconds / 1e6),
         Sample::rate("frames", "1/s", ran.ops_per_s()),
         Sample::cost("create to close p50", "ms", ran.latency.quantile_us(0.5) / 1e3),
@@ -176,8 +251,21 @@ fn once(options: &Options, place: &mut Place, watch: &Arc<Watch>) -> Result<Vec<
         Sample::cost("failed frames", "frames", ran.failed as f64),
         Sample::cost("bad frames", "frames", read.bad as f64),
         Sample::rate("read back", "MB/s", read.bytes as f64 / read.seconds / 1e6),
-    ])
+    ];
+    samples.extend(cpu);
+    Ok(Ran { samples, late: ran.late, failed: ran.failed })
 }
+
+const CPU: [&str; 8] = [
+    "client, user",
+    "client, kernel",
+    "storage, user",
+    "storage, kernel",
+    "metadata and coordinator",
+    "application",
+    "rest of the machine",
+    "all",
+];
 
 fn dir_name(detector: usize) -> String {
     format!("detector-{detector}")
@@ -498,5 +586,30 @@ mod tests {
         std::fs::remove_file(work.path(7)).unwrap();
         let found = work.check(gate).unwrap();
         assert_eq!((found.ops, found.bad), (10, 2), "{:?}", found.first_bad);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_search_ends_close_below_the_limit() {
+        for (first, limit) in [(25.0, 61.0), (100.0, 61.0), (61.0, 61.0), (1.0, 4000.0), (900.0, 0.5)] {
+            let mut search = Search { good: None, bad: None };
+            let mut tries = 0;
+            while let Some(hz) = search.next(first) {
+                tries += 1;
+                search.note(hz, hz <= limit);
+            }
+            let good = search.good.unwrap();
+            assert!(good <= limit && good * Search::CLOSE >= limit, "{first} {limit}: {good}");
+            assert!(tries < 40, "{tries} tries");
+        }
+        let mut search = Search { good: None, bad: None };
+        while let Some(hz) = search.next(25.0) {
+            search.note(hz, false);
+        }
+        assert_eq!(search.good, None, "it ends if no rate is good");
     }
 }

@@ -12,6 +12,7 @@
 
 mod baseline;
 mod block;
+mod cpu;
 pub mod detector;
 mod frames;
 pub mod fsync;
@@ -27,6 +28,7 @@ pub mod stream;
 mod work;
 
 pub use baseline::{Baseline, baseline};
+pub use cpu::{CpuRole, Watched};
 pub use histogram::Histogram;
 pub use machine::{Machine, machine};
 pub use options::{Common, parse_bytes};

@@ -1,5 +1,6 @@
 //! Options that all workloads share, and how sizes are written.
 
+use crate::cpu::Watched;
 use serde::Serialize;
 use std::path::PathBuf;
 
@@ -31,6 +32,10 @@ pub struct Common {
     #[arg(skip)]
     #[serde(skip)]
     pub worker_command: Vec<String>,
+    /// Processes whose CPU time is told beside the figures.
+    #[arg(skip)]
+    #[serde(skip)]
+    pub watched: Vec<Watched>,
 }
 
 impl Common {
@@ -45,6 +50,7 @@ impl Common {
             seed: 1,
             keep: false,
             worker_command: vec![],
+            watched: vec![],
         }
     }
 }

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use weir_proto::{Error, Result};
 
 /// Where one run works.
+#[derive(Clone)]
 pub(crate) struct Place {
     /// The run's directory, through each mount.
     pub(crate) dirs: Vec<PathBuf>,
@@ -24,6 +25,13 @@ impl Place {
     /// The mount that worker `n` uses.
     pub(crate) fn dir(&self, n: usize) -> &Path {
         &self.dirs[n % self.dirs.len()]
+    }
+
+    /// A directory within the run's own, made, through each mount.
+    pub(crate) fn sub_dirs(&self, name: &str) -> Result<Vec<PathBuf>> {
+        let dirs: Vec<PathBuf> = self.dirs.iter().map(|d| d.join(name)).collect();
+        fs::create_dir_all(&dirs[0]).map_err(|e| failed("make the directory", &dirs[0], &e))?;
+        Ok(dirs)
     }
 
     /// Counts what was wrong, and gives the outcome back.

@@ -1,13 +1,16 @@
 //! `weir bench`: the workloads of `weir-load` on any mounted file system, and the metadata role alone over RPC.
 use crate::bench_meta;
 use crate::failure::{Doing, Outcome};
+use crate::place::{Place, RoleName};
+use crate::process::PidFile;
 use crate::roles::Environment;
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
-use weir_load::{Common, Report, detector, fsync, mdtest, shared, smallfile, stream};
+use weir_load::{Common, CpuRole, Report, Watched, detector, fsync, mdtest, shared, smallfile, stream};
 
 /// Exit code when everything ran but bytes were wrong: "the answer is no".
 const WRONG: u8 = 1;
@@ -20,6 +23,9 @@ pub struct Printed<O: Args> {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+    /// Directory of the cluster (`weir up --dir`) that is measured: also tell where its processes spend CPU time
+    #[arg(long, value_name = "DIR")]
+    pub cluster: Option<PathBuf>,
 }
 
 #[derive(Subcommand)]
@@ -65,6 +71,9 @@ fn one<O: Args>(
     workload: impl Fn(&O) -> weir_proto::Result<Report>,
 ) -> Outcome<ExitCode> {
     common(&mut args.options).worker_command = worker_command()?;
+    if let Some(dir) = &args.cluster {
+        common(&mut args.options).watched = processes_of(dir)?;
+    }
     let bar = spinner("measuring");
     let report = workload(&args.options);
     bar.finish_and_clear();
@@ -74,6 +83,21 @@ fn one<O: Args>(
         false => print!("{}", report.table()),
     }
     Ok(if report.is_good() { ExitCode::SUCCESS } else { ExitCode::from(WRONG) })
+}
+
+/// The processes of a cluster that run on this machine.
+fn processes_of(dir: &Path) -> Outcome<Vec<Watched>> {
+    let place = Place::open(dir)?;
+    let watched = |p: &crate::place::Process| {
+        let running = PidFile::read(&place.pid_file(p)).filter(PidFile::alive)?;
+        let role = match p.role {
+            RoleName::Mount => CpuRole::Client,
+            RoleName::Storage => CpuRole::Storage,
+            RoleName::Meta | RoleName::Coord => CpuRole::Names,
+        };
+        Some(Watched { role, pid: running.pid })
+    };
+    Ok(place.manifest.processes.iter().filter_map(watched).collect())
 }
 
 fn worker_command() -> Outcome<Vec<String>> {
