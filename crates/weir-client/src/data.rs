@@ -22,9 +22,9 @@ use weir_proto::data::{
     OverlayKind, Place, PreparedCell, StatCell, WriteFragment, WriteMode, WriteOverlay,
 };
 use weir_proto::ec::Coder;
-use weir_proto::map::{ClusterMap, Group, Layout, MemberState, Scheme};
+use weir_proto::map::{ClusterMap, Group, Layout, Member, MemberState, Scheme};
 use weir_proto::{CellId, Epoch, Error, ErrorKind, FileId, PgId, Request, Result, Seq, TargetId, Version};
-use weir_rpc::Payload;
+use weir_rpc::{Answered, Payload};
 
 /// One target may take this long for one call before the coordinator is asked to judge it: a loaded disk does a
 /// group commit of many fragments in well under a second.
@@ -209,14 +209,14 @@ impl Data {
         request: &R,
         payload: impl Into<Payload>,
         patience: Duration,
-    ) -> Result<(R::Reply, Bytes)> {
+    ) -> Result<Answered<R::Reply>> {
         let payload = payload.into();
         let sent = payload.len() as u64;
         let channel = self.cluster.target(target)?;
-        let (reply, payload) = channel.call_now(request, payload, patience).await?;
+        let answered = channel.call_now(request, payload, patience).await?;
         self.counters.wire_sent_bytes.fetch_add(sent, Relaxed);
-        self.counters.wire_received_bytes.fetch_add(payload.len() as u64, Relaxed);
-        Ok((reply, payload))
+        self.counters.wire_received_bytes.fetch_add(answered.payload.len() as u64, Relaxed);
+        Ok(answered)
     }
 
     pub fn call_patience(&self, deadline: Instant) -> Duration {
@@ -491,7 +491,7 @@ impl Data {
         cell: usize,
     ) -> Result<CellStat> {
         let request = StatCell { place: view.place(at), cell: s.cell(cell) };
-        Ok(self.call_member(view, at, &request, vec![], Pacing::Read, s.deadline).await?.0)
+        Ok(self.call_member(view, at, &request, vec![], Pacing::Read, s.deadline).await?.reply)
     }
 
     /// Overlay sequence of each data cell, and the highest base version, before a stripe is replaced.
@@ -571,8 +571,9 @@ impl Data {
                 let at = epochs.first().cloned().unwrap_or(GroupAt { group: PgId(0), epoch: Epoch(0) });
                 let place = Place { target, group: at.group, epoch: at.epoch };
                 let request = DropFile { target, file, from_stripe, fence, epochs };
-                // Any newer epoch of its groups: whoever is told must be told under that one.
-                let is_down = |map: &ClusterMap| map.group(at.group).is_none_or(|g| g.epoch > at.epoch);
+                let down = |m: &Member| m.target == target && m.state == MemberState::Down;
+                let is_down =
+                    |map: &ClusterMap| map.group(at.group).is_some_and(|g| g.members.iter().any(down));
                 let sent = self.call_while_up(place, is_down, &request, vec![], Pacing::Write, deadline);
                 let answer = sent.await;
                 if let Err(e) = &answer
@@ -580,7 +581,7 @@ impl Data {
                 {
                     self.report(place, e).await;
                 }
-                Ok(answer?.0.prepared)
+                Ok(answer?.reply.prepared)
             }) as BoxFuture<'_, _>
         });
         let answers: Vec<Result<Vec<PreparedCell>>> = join_all(calls.collect()).await;

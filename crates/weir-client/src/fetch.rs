@@ -13,11 +13,11 @@ use std::time::Duration;
 use weir_env::BoxFuture;
 use weir_proto::checksum;
 use weir_proto::data::{
-    CHECKSUM_BLOCK, CellRead, MarkMissing, OverlayExtent, OverlayKind, OverlaysRead, ReadCell, ReadOverlays,
-    ReadView,
+    CellRead, MarkMissing, OverlayExtent, OverlayKind, OverlaysRead, ReadCell, ReadOverlays, ReadView,
 };
 use weir_proto::map::MemberState;
 use weir_proto::{Error, ErrorKind, Result, Seq, Version};
+use weir_rpc::Answered;
 
 /// A seal or a commit may move the version under a reader; each try reads the newest.
 const TRIES_MAX: u32 = 8;
@@ -192,8 +192,11 @@ impl Data {
         let place = view.place(at);
         let request =
             ReadCell { place, cell: s.cell(at), view: how, version, offset: range.start, len: range.len };
-        let (reply, payload) = self.call_member(view, at, &request, vec![], Pacing::Read, s.deadline).await?;
-        let sums_right = checksum::block_crcs(&payload, CHECKSUM_BLOCK as usize) == reply.block_crcs;
+        let answered = self.call_member(view, at, &request, vec![], Pacing::Read, s.deadline).await?;
+        let Answered { reply, payload, payload_crc } = answered;
+        // The bytes were read once, when they arrived: the sums of their blocks must give the sum of them all.
+        let of_blocks = checksum::crc_of_blocks(&reply.block_crcs, payload.len() as u64);
+        let sums_right = of_blocks == Some(payload_crc);
         if !sums_right || payload.len() > range.len as usize {
             self.counters.crc_failures.fetch_add(1, Relaxed);
             return Err(Error::damaged(format!(
@@ -356,8 +359,8 @@ impl Data {
         let mut after = cut;
         loop {
             let request = ReadOverlays { place, cell: s.cell(range.index), after };
-            let (OverlaysRead { extents, more }, payload) =
-                self.call_member(view, at, &request, vec![], Pacing::Read, s.deadline).await?;
+            let answered = self.call_member(view, at, &request, vec![], Pacing::Read, s.deadline).await?;
+            let (OverlaysRead { extents, more }, payload) = answered.into_parts();
             let mut from = 0;
             for extent in &extents {
                 let len = if extent.kind == OverlayKind::Data { extent.len as usize } else { 0 };

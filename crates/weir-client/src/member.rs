@@ -5,7 +5,6 @@
 use crate::data::{Data, GroupView};
 use crate::gather::Gather;
 use crate::late::{self, Pace};
-use bytes::Bytes;
 use std::sync::PoisonError;
 use std::time::Duration;
 use weir_env::Instant;
@@ -13,7 +12,7 @@ use weir_proto::coord::Doubt;
 use weir_proto::data::Place;
 use weir_proto::map::{ClusterMap, MemberState};
 use weir_proto::{Error, Request, Result};
-use weir_rpc::Payload;
+use weir_rpc::{Answered, Payload};
 
 /// How long answers take lately.
 #[derive(Default)]
@@ -39,7 +38,7 @@ impl Data {
         payload: impl Into<Payload>,
         pacing: Pacing,
         deadline: Instant,
-    ) -> Result<(R::Reply, Bytes)> {
+    ) -> Result<Answered<R::Reply>> {
         let place = view.place(index);
         let is_down = |map: &ClusterMap| {
             let member = |m: &&weir_proto::map::Member| m.target == place.target;
@@ -58,7 +57,7 @@ impl Data {
         payload: impl Into<Payload>,
         pacing: Pacing,
         deadline: Instant,
-    ) -> Result<(R::Reply, Bytes)> {
+    ) -> Result<Answered<R::Reply>> {
         let begun = self.env.clock.now();
         let mut doubt_at = Some(begun + late::of_call(self.usual_max(pacing)));
         let mut version = self.cluster.map().version;

@@ -30,6 +30,6 @@ pub async fn probe(
     let identity = Identity::new(&env, "coordinator", Role::Coordinator, Some(cluster));
     let channel = Channel::new(&env, addrs, identity, Arc::new(NoService));
     // One round of dials: a door that is closed is an answer.
-    let (stat, _) = channel.call_now(&StatTarget { target }, Payload::default(), patience).await?;
+    let stat = channel.call_now(&StatTarget { target }, Payload::default(), patience).await?.reply;
     Ok(stat.report)
 }

@@ -587,11 +587,6 @@ mod tests {
         let found = work.check(gate).unwrap();
         assert_eq!((found.ops, found.bad), (10, 2), "{:?}", found.first_bad);
     }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
 
     #[test]
     fn the_search_ends_close_below_the_limit() {

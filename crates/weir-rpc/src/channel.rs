@@ -3,7 +3,7 @@
 //! Invariants: one dial at a time; a request that was sent is never sent again by a channel (only its caller knows
 //! whether that is right); failed dials are spaced by a growing, jittered pause.
 use crate::hello::{Identity, connect, is_refusal};
-use crate::{Connection, Payload, Service};
+use crate::{Answered, Connection, Payload, Service};
 use bytes::Bytes;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -111,14 +111,14 @@ impl Channel {
         request: &R,
         payload: Payload,
         patience: Duration,
-    ) -> Result<(R::Reply, Bytes)> {
+    ) -> Result<Answered<R::Reply>> {
         let begun = self.0.env.clock.now();
         let connection = match self.0.env.clock.timeout(patience, self.connection_now()).await {
             Ok(connected) => connected.map_err(|e| e.doing(R::NAME))?,
             Err(_) => return Err(self.0.unreachable().doing(R::NAME)),
         };
         let left = patience.saturating_sub(self.0.env.clock.now().since(begun));
-        connection.call_payload(request, payload, left).await
+        connection.call_answered(request, payload, left).await
     }
 
     /// Grows by one with each new connection; 0 before the first.

@@ -80,8 +80,22 @@ enum Farewell {
     Over,
 }
 
-/// Body and payload.
-type Answer = (Bytes, Bytes);
+/// An answer, its payload, and the payload's CRC32C, which was verified.
+#[derive(Debug)]
+pub struct Answered<T> {
+    pub reply: T,
+    pub payload: Bytes,
+    pub payload_crc: u32,
+}
+
+impl<T> Answered<T> {
+    pub fn into_parts(self) -> (T, Bytes) {
+        (self.reply, self.payload)
+    }
+}
+
+/// The reply as it came.
+type Answer = Answered<Bytes>;
 
 pub(crate) type OnClose = Box<dyn FnOnce(u64) + Send>;
 
@@ -188,13 +202,23 @@ impl Connection {
         payload: Payload,
         patience: Duration,
     ) -> Result<(R::Reply, Bytes)> {
+        self.call_answered(request, payload, patience).await.map(Answered::into_parts)
+    }
+
+    /// `call_payload`, for callers who can use the checksum of the answer's payload.
+    pub async fn call_answered<R: Request>(
+        &self,
+        request: &R,
+        payload: Payload,
+        patience: Duration,
+    ) -> Result<Answered<R::Reply>> {
         let encode = |w: &mut Writer| request.encode(w);
         let inner = &self.0.0;
-        let (body, payload) =
+        let Answered { reply, payload, payload_crc } =
             inner.call(Method { number: R::METHOD, name: R::NAME }, &encode, payload, patience).await?;
-        let reply = R::Reply::from_bytes(&body)
+        let reply = R::Reply::from_bytes(&reply)
             .map_err(|e| e.doing(format_args!("decode the answer of {} to {}", inner.peer, R::NAME)))?;
-        Ok((reply, payload))
+        Ok(Answered { reply, payload, payload_crc })
     }
 
     /// Different for each connection of a node.
@@ -374,7 +398,13 @@ impl Inner {
         let Frame { header, body, payload } = frame;
         match header.kind {
             FrameKind::Request => return self.serve(header, body, payload, service),
-            FrameKind::Response => self.answer(header.call, payload.map(|payload| (body, payload))),
+            FrameKind::Response => {
+                let payload_crc = header.payload_crc;
+                self.answer(
+                    header.call,
+                    payload.map(|payload| Answered { reply: body, payload, payload_crc }),
+                );
+            }
             FrameKind::ErrorResponse => self.answer(header.call, Err(Error::from_bytes(&body)?)),
             FrameKind::Cancel => drop(lock(&self.served).waited_for.remove(&header.call)),
             FrameKind::Ping if header.flags & FLAG_ECHO != 0 => {

@@ -19,7 +19,7 @@ mod outgoing;
 mod server;
 
 pub use channel::Channel;
-pub use connection::{CALLS_MAX, Connection, DEAD_AFTER, Defer, PING_AFTER, Responder};
+pub use connection::{Answered, CALLS_MAX, Connection, DEAD_AFTER, Defer, PING_AFTER, Responder};
 pub use hello::{HELLO_PATIENCE, Identity, connect};
 pub use server::{Server, serve};
 

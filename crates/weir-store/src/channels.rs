@@ -22,7 +22,7 @@ where
 {
     let channel = cluster.target(target);
     // `now`: a peer that cannot be reached is reported at once, not waited for.
-    Box::pin(async move { channel?.call_now(&request, payload.into(), patience).await })
+    Box::pin(async move { Ok(channel?.call_now(&request, payload.into(), patience).await?.into_parts()) })
 }
 
 macro_rules! calls {

@@ -1,8 +1,8 @@
 //! Reading a cell: the base alone, or with its overlays applied.
 //!
-//! A plan is taken from one state of the index; carrying it out touches slabs only. Every block of a base is verified
-//! before it is sent or merged into, so damage is counted where it is, and never passed on. Checksums of blocks that
-//! no overlay touches are the writer's own.
+//! A plan is taken from one state of the index; carrying it out touches slabs only. Checksums of blocks that no overlay
+//! touches are the writer's own. Every block of a base is verified before it is merged into or decoded with; what goes
+//! to a reader as the writer left it is verified by the reader alone, who tells of damage: then the holder looks.
 use crate::cells::{self, Scope, get, overlays, prepared};
 use crate::format::*;
 use crate::slab::{ReadGuard, Slabs};
@@ -30,6 +30,8 @@ pub struct Plan {
     /// The range that is answered, cut at the fragment's end.
     start: u32,
     end: u32,
+    /// The reader verifies what no overlay touches.
+    end_to_end: bool,
     _guard: Option<ReadGuard>,
 }
 
@@ -75,6 +77,7 @@ impl Plan {
             header,
             start: offset,
             end: 0,
+            end_to_end: false,
             _guard: guard,
         };
         match view {
@@ -89,6 +92,19 @@ impl Plan {
             )));
         }
         Ok(plan)
+    }
+
+    /// For a reader that verifies every block with the writer's checksums. (Measured: the second look at each byte was
+    /// 5 % of all processor time of a stream that is read.)
+    pub fn verified_by_reader(self) -> Plan {
+        Plan { end_to_end: true, ..self }
+    }
+
+    /// The writer's checksums of what is answered, if the bytes may go out as they are.
+    fn as_written<'a>(&self, base: &'a Fragment, base_end: u32) -> Option<&'a [u32]> {
+        let blocks = (self.start / CHECKSUM_BLOCK) as usize..self.end.div_ceil(CHECKSUM_BLOCK) as usize;
+        let whole = self.end_to_end && self.overlays.is_empty() && base_end == self.end;
+        base.block_crcs.get(blocks).filter(|_| whole)
     }
 
     fn merge(&mut self, read: &dyn Read, offset: u32, len: u32) -> Result<()> {
@@ -169,6 +185,9 @@ impl Plan {
         let mut buf = if base_end > self.start {
             let base = self.base.as_ref().expect("a base that ends beyond 0");
             let mut buf = slabs.read(base.extent, self.start, base_end - self.start)?;
+            if let Some(crcs) = self.as_written(base, base_end) {
+                return Ok(Bytes16 { payload: vec![buf.freeze()], block_crcs: crcs.to_vec() });
+            }
             self.verify(base, &buf, &mut crcs, damage)?;
             let have = buf.len();
             if have < len {

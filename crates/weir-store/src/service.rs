@@ -379,11 +379,8 @@ impl StorageNode {
                 let node = self.shared();
                 return Handled::Later(Box::pin(async move {
                     let acting = node.acting(r.place).await?;
-                    node.read_planned(
-                        acting.target.store.clone(),
-                        acting.target.store.plan_read(&acting.scope, &r)?,
-                    )
-                    .await
+                    let plan = acting.target.store.plan_read(&acting.scope, &r)?;
+                    node.read_planned(acting.target.store.clone(), for_reader(&r, plan)).await
                 }));
             }
         };
@@ -394,7 +391,7 @@ impl StorageNode {
                 Handled::Now(store.read(&plan).map(|(answer, payload)| read_reply(&answer, payload)))
             }
             Ok(plan) => {
-                let node = self.shared();
+                let (node, plan) = (self.shared(), for_reader(&r, plan));
                 Handled::Later(Box::pin(async move { node.read_planned(store, plan).await }))
             }
         }
@@ -475,6 +472,14 @@ impl Target {
     }
     pub(crate) fn take_suspects(&self) -> BTreeSet<CellId> {
         std::mem::take(&mut self.suspects.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// A merged view is for a client, which verifies; bases are decoded with, and verified first.
+fn for_reader(r: &ReadCell, plan: crate::read::Plan) -> crate::read::Plan {
+    match r.view {
+        ReadView::Merged => plan.verified_by_reader(),
+        ReadView::Base => plan,
     }
 }
 

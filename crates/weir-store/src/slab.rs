@@ -1,15 +1,17 @@
 //! Slab files: the bytes of fragments and of large overlays, written in place of nothing and never over anything.
 //!
 //! Invariant: an extent is reused only after the commit that dropped it is durable and every read that began before
-//! that commit has ended. All I/O is direct and in whole units; a sync covers every write that ended before it began,
-//! so writers that come together share one. Calls block: they are made through `Tasks::blocking`.
+//! that commit has ended. Writes are direct and in whole units (the kernel keeps its pages in line with them); reads are
+//! direct too, but for what is read again and again. A sync covers every write that ended before it began, so writers
+//! that come together share one. Calls block: they are made through `Tasks::blocking`.
 //!
 //! Knows nothing of the index: what an extent holds is the caller's affair.
 use crate::alloc::{Extent, FreeMap, Geometry, UNIT_BYTES, round_up};
+use crate::heat::Heat;
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use weir_env::{Buf, BufferPool, Disk, File, OpenMode};
 use weir_kv::CommitSeq;
 use weir_proto::{Error, Result};
@@ -26,11 +28,14 @@ pub struct Slabs {
     geometry: Geometry,
     buffers: BufferPool,
     files: Mutex<BTreeMap<u32, Arc<Slab>>>,
+    heat: Mutex<Heat>,
     space: Mutex<SpaceState>,
 }
 
 struct Slab {
     file: Arc<dyn File>,
+    /// The same through the page cache; opened when first wanted.
+    cached: OnceLock<Arc<dyn File>>,
     group: Mutex<SyncGroup>,
     done: Condvar,
 }
@@ -94,6 +99,7 @@ impl Slabs {
             geometry,
             buffers,
             files: Mutex::default(),
+            heat: Mutex::default(),
             space: Mutex::new(SpaceState {
                 map,
                 dropped: VecDeque::new(),
@@ -164,9 +170,11 @@ impl Slabs {
             return Err(Error::damaged(format!("{len} bytes at {offset} are not inside of {extent:?}")));
         }
         let mut buf = self.buffers.get(round_up(len) as usize);
-        let slab = self.slab(self.geometry.slab_of(extent.addr), false)?;
-        slab.file
-            .read_exact_at(&mut buf, self.geometry.offset_in_slab(extent.addr) + u64::from(offset))
+        let number = self.geometry.slab_of(extent.addr);
+        let slab = self.slab(number, false)?;
+        let hot = lock(&self.heat).note(extent.addr + u64::from(offset));
+        let file = if hot { self.cached(&slab, number) } else { &slab.file };
+        file.read_exact_at(&mut buf, self.geometry.offset_in_slab(extent.addr) + u64::from(offset))
             .map_err(|e| self.error("read", extent.addr, &e))?;
         buf.truncate(len as usize);
         Ok(buf)
@@ -242,6 +250,17 @@ impl Slabs {
         slab.sync().map_err(|e| self.error("sync", extent.addr, &e))
     }
 
+    /// For hot reads; the direct file if it cannot be opened a second time.
+    fn cached<'a>(&self, slab: &'a Slab, number: u32) -> &'a Arc<dyn File> {
+        if let Some(file) = slab.cached.get() {
+            return file;
+        }
+        match self.disk.open(&self.path(number), OpenMode::READ) {
+            Ok(file) => slab.cached.get_or_init(|| file),
+            Err(_) => &slab.file, // out of descriptors, perhaps: slower, not wrong
+        }
+    }
+
     fn slab(&self, number: u32, create: bool) -> Result<Arc<Slab>> {
         let mut files = lock(&self.files);
         if let Some(slab) = files.get(&number) {
@@ -255,7 +274,8 @@ impl Slabs {
             Ok(file)
         };
         let file = open().map_err(|e| Error::from_io(format_args!("open {}", path.display()), &e))?;
-        let slab = Arc::new(Slab { file, group: Mutex::default(), done: Condvar::new() });
+        let slab =
+            Arc::new(Slab { file, cached: OnceLock::new(), group: Mutex::default(), done: Condvar::new() });
         files.insert(number, slab.clone());
         Ok(slab)
     }

@@ -769,7 +769,14 @@ async fn a_damaged_fragment_is_mended() {
         offset: 0,
         len: CELL as u32,
     };
-    assert_eq!(world.call(2, request, &[]).await.unwrap_err().kind, ErrorKind::Damaged);
+    // A reader gets the writer's checksums, sees that the bytes do not fit them, and tells the holder, who looks.
+    let (read, bytes) = world.call(2, request.clone(), &[]).await.unwrap();
+    assert_ne!(block_crcs(&bytes, CHECKSUM_BLOCK as usize), read.block_crcs);
+    let bad = MarkMissing { place: world.place(2), cell: cell(0, 2), version: Version(0), missing: 1 << 2 };
+    world.call(2, bad, &[]).await.unwrap();
+    // What is decoded with is verified first.
+    let decoding = ReadCell { view: ReadView::Base, ..request };
+    assert_eq!(world.call(2, decoding, &[]).await.map(drop).unwrap_err().kind, ErrorKind::Damaged);
     let node = world.nodes.lock().unwrap()[&TargetId(2)].clone();
     node.round_of(TargetId(2), false).await;
     world.check(0, &model.0, "mended").await;

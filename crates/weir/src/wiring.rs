@@ -48,7 +48,7 @@ fn call<R: Request + Send + Sync + 'static>(
     patience: Duration,
 ) -> BoxFuture<'static, Result<(R::Reply, Bytes)>> {
     let channel = cluster.target(target);
-    Box::pin(async move { channel?.call_now(&request, payload.into(), patience).await })
+    Box::pin(async move { Ok(channel?.call_now(&request, payload.into(), patience).await?.into_parts()) })
 }
 
 /// How long one target may take to drop a file's cells.

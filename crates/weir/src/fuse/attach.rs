@@ -20,6 +20,9 @@ use weir_proto::Error;
 /// prefetch goes further.
 const READ_AHEAD_KIB: u32 = 2048;
 const SOURCE: &str = "weir";
+/// Largest read of the kernel: one cell of the default size. What spans two cells would have to be joined for the reply,
+/// which costs more than a second request.
+const READ_BYTES_MAX: u32 = 512 << 10;
 /// How long an ordinary unmount may take before it is made an unconditional one.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -96,6 +99,7 @@ pub fn attach(client: &Client, notices: &Notices, options: Options) -> Outcome<A
         MountOption::FSName(SOURCE.into()),
         MountOption::Subtype(SOURCE.into()),
         MountOption::DefaultPermissions,
+        MountOption::CUSTOM(format!("max_read={READ_BYTES_MAX}")),
     ];
     if options.allow_other.unwrap_or_else(may_allow_other) {
         config.acl = SessionACL::All;
