@@ -61,6 +61,15 @@ install_python() {
     fi
 }
 
+# Test tools: never linked with, only run. Kept in a cache, because building them takes minutes.
+tools=${WEIR_TOOLS:-$HOME/.cache/weir-tools}
+install_tool() {
+    if [ -x "$tools/bin/$1" ] && "$tools/bin/$1" --version 2>/dev/null | grep -q " $2\$"; then return 0; fi
+    say "building the test tool $1 $2 into $tools"
+    cargo install -q --locked --force --root "$tools" --version "$2" "$1" ||
+        die "$1 $2 could not be built" "cargo said why above; \`cargo test\` leaves out what is missing"
+}
+
 if ! command -v apt-get >/dev/null; then
     has_rust || die "Rust $rust_needed or newer is needed" "see https://www.rust-lang.org/tools/install"
     say "this is no Debian: see to it yourself that these are installed: $packages"
@@ -69,3 +78,5 @@ fi
 install_packages
 install_rust
 install_python
+install_tool pjdfstest 0.2.2
+install_tool fsx 0.3.2

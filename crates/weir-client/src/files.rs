@@ -66,6 +66,7 @@ impl Inner {
     pub async fn open(&self, cred: &Cred, ino: InodeId, open: OpenMode) -> Result<Opened> {
         let node = self.node(ino);
         let stamp = self.stamp();
+        let _grows = if open.truncate { Some(node.growing.lock().await) } else { None };
         if open.truncate {
             // What was written before the cut is cut: it need not be sent, but what is under way must end first.
             let _one = node.flushing.lock().await;
@@ -86,7 +87,7 @@ impl Inner {
         }
         let stat = self.apply(&answer.entry, stamp);
         self.learn_inline(&node, answer.inline);
-        self.opened(node, open, stat)
+        self.opened(node.clone(), open, stat)
     }
 
     /// Inline bytes as a reply told them, unless newer ones are here.

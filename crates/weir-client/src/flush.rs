@@ -368,6 +368,7 @@ impl Inner {
             clean,
             close_writes: 0,
             data_end: if is_inline { 0 } else { st.on_targets_end() },
+            turn: false,
         }
     }
 

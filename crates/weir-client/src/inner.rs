@@ -221,13 +221,14 @@ impl Holder for Inner {
     fn held(&self) -> Vec<HeldLease> {
         let held = self.all_nodes().into_iter().filter_map(|node| {
             let st = node.lock();
-            let useful = st.lease != LeaseKind::None || st.open_read > 0 || st.open_write > 0;
+            let useful = st.lease != LeaseKind::None || st.is_open() || st.turn;
             useful.then(|| HeldLease {
                 ino: node.ino,
                 kind: st.lease,
                 token_epoch: st.token_epoch,
                 open_read: st.open_read,
                 open_write: st.open_write,
+                turn: st.turn,
             })
         });
         held.collect()

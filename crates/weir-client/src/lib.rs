@@ -26,6 +26,7 @@ mod prefetch;
 mod read;
 mod session;
 mod status;
+mod turn;
 mod write;
 
 pub use api::{
@@ -225,10 +226,18 @@ impl Client {
     }
     /// Takes the bytes at once where lease and memory allow; `None`: use [`Client::write`].
     pub fn try_write(&self, handle: Handle, offset: u64, data: &[u8]) -> Option<Result<usize>> {
-        self.inner.try_write(handle, offset, data)
+        self.inner.try_write(handle, Some(offset), data)
+    }
+    /// The same at the end of the file.
+    pub fn try_append(&self, handle: Handle, data: &[u8]) -> Option<Result<usize>> {
+        self.inner.try_write(handle, None, data)
     }
     pub async fn write(&self, handle: Handle, offset: u64, data: Bytes) -> Result<usize> {
-        self.inner.write(handle, offset, data).await
+        self.inner.write(handle, Some(offset), data).await
+    }
+    /// At the end of the file, also when other clients append: no two get the same place.
+    pub async fn append(&self, handle: Handle, data: Bytes) -> Result<usize> {
+        self.inner.write(handle, None, data).await
     }
     /// The bytes if all are cached here; `None`: use [`Client::read`].
     pub fn try_read(&self, handle: Handle, offset: u64, len: usize) -> Option<Result<Vec<Bytes>>> {

@@ -50,12 +50,16 @@ pub struct Node {
     pub changed: Notify,
     /// One flush, commit, truncation or recall at a time.
     pub flushing: tokio::sync::Mutex<()>,
+    /// One append, truncation or cleaning of an old tail at a time; taken before `flushing`.
+    pub growing: tokio::sync::Mutex<()>,
 }
 
 pub struct State {
     pub lease: LeaseKind,
     pub token_epoch: u32,
     pub recover: bool,
+    /// It is this client's turn to append or to cut (see `turn.rs`), or it asks for it.
+    pub turn: bool,
     /// The metadata leader's upper bound of what may be on targets.
     pub data_end: u64,
     pub attr: Option<Attr>,
@@ -108,6 +112,7 @@ impl Node {
             state: Mutex::new(State::new()),
             changed: Notify::new(),
             flushing: tokio::sync::Mutex::new(()),
+            growing: tokio::sync::Mutex::new(()),
         }
     }
     /// Held for moments, never across a wait.
@@ -122,6 +127,7 @@ impl State {
             lease: LeaseKind::None,
             token_epoch: 0,
             recover: false,
+            turn: false,
             data_end: 0,
             attr: None,
             attr_old: false,

@@ -6,7 +6,7 @@ use crate::api::{Allocate, Handle, SetAttrs, Stat};
 use crate::data::Overlay;
 use crate::dirty::{NoMemory, StripeBuf};
 use crate::gather::join_all;
-use crate::inner::{Inner, OpenFile, layout_of};
+use crate::inner::{Inner, layout_of};
 use crate::node::{Inline, Node, State};
 use crate::plan::Occasion;
 use bytes::Bytes;
@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
-use weir_env::BoxFuture;
+use weir_env::{BoxFuture, Instant};
 use weir_proto::map::Layout;
 use weir_proto::meta::{Commit, Cred, FILE_BYTES_MAX, LeaseKind, Op, SetAttr};
 use weir_proto::{Error, ErrorKind, NameRule, Result, SessionId};
@@ -31,11 +31,11 @@ const FENCED_PAUSE_MS: u64 = 10;
 /// A write-through that does not grow the file tells the leader of its time at most this often.
 const TIME_COMMIT_PERIOD: Duration = Duration::from_secs(1);
 /// Lease changes while a write prepares: more is livelock.
-const TRIES_MAX: u32 = 16;
+pub const TRIES_MAX: u32 = 16;
 
 /// How a write may go on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Way {
+pub enum Way {
     Buffer,
     Through,
 }
@@ -48,8 +48,8 @@ enum Taken {
 }
 
 impl Inner {
-    /// Takes the bytes at once where lease and memory allow.
-    pub fn try_write(&self, handle: Handle, offset: u64, data: &[u8]) -> Option<Result<usize>> {
+    /// Takes the bytes at once where lease and memory allow. `offset` `None`: at the end of the file.
+    pub fn try_write(&self, handle: Handle, offset: Option<u64>, data: &[u8]) -> Option<Result<usize>> {
         let file = match self.handle(handle) {
             Ok(file) => file,
             Err(e) => return Some(Err(e)),
@@ -64,7 +64,7 @@ impl Inner {
         if let Err(e) = file.new_error(&st) {
             return Some(Err(e));
         }
-        let offset = if file.mode.append { st.size() } else { offset };
+        let offset = offset.filter(|_| !file.mode.append);
         match self.take(&file.node, &mut st, offset, data) {
             Ok(Taken::All) => Some(Ok(data.len())),
             Ok(Taken::NoMemory | Taken::NotReady) => None,
@@ -72,13 +72,19 @@ impl Inner {
         }
     }
 
-    /// Copies `data` into dirty buffers, if everything is ready for that.
-    fn take(&self, node: &Arc<Node>, st: &mut State, offset: u64, data: &[u8]) -> Result<Taken> {
+    /// Copies `data` into dirty buffers, if everything is ready for that. At the end of the file (`None`) all or nothing.
+    fn take(&self, node: &Arc<Node>, st: &mut State, at: Option<u64>, data: &[u8]) -> Result<Taken> {
+        let whole = at.is_none();
+        let offset = at.unwrap_or_else(|| st.size());
         let end = end_of(offset, data.len())?;
         if data.is_empty() {
             return Ok(Taken::All);
         }
+        if whole && self.budget.used_bytes() >= self.budget.limit_bytes() && !self.cache().evict_one() {
+            return Ok(Taken::NoMemory);
+        }
         let ready = st.lease == LeaseKind::Write
+            && !(whole && st.turn)
             && !st.recover
             && !st.closing_lease
             && st.inline != Inline::Unknown
@@ -90,7 +96,9 @@ impl Inner {
         let mut taken = Taken::All;
         for (stripe, within, part) in by_stripe(&layout, offset, data) {
             let first = stripe == 0;
-            let mut buffer = |n| self.buffer(n);
+            // Half an append cannot wait for memory: others may append meanwhile.
+            let anyway = |n| whole.then(|| self.budget.buffer_anyway(&self.env.buffers, n));
+            let mut buffer = |n| self.buffer(n).or_else(|| anyway(n));
             let buf = st.dirty.entry(stripe).or_default();
             match buf.write(within, part, layout.cell_bytes(), first, &mut buffer) {
                 Ok(()) => {}
@@ -138,86 +146,72 @@ impl Inner {
         }
     }
 
-    pub async fn write(&self, handle: Handle, offset: u64, data: Bytes) -> Result<usize> {
+    /// `offset` `None`: at the end of the file, wherever that is when the bytes are taken.
+    pub async fn write(&self, handle: Handle, offset: Option<u64>, data: Bytes) -> Result<usize> {
         let file = self.handle(handle)?;
         if !file.mode.write {
             return Err(not_for_writing(handle));
         }
         file.new_error(&file.node.lock())?;
-        end_of(offset, data.len())?;
-        let node = &file.node;
-        if file.mode.append {
-            return self.append(&file, data).await;
-        }
+        let offset = offset.filter(|_| !file.mode.append);
+        end_of(offset.unwrap_or(0), data.len())?;
         let mut done = 0;
         while done < data.len() {
             let step = data.slice(done..data.len().min(done + STEP_BYTES));
-            self.write_step(node, Some(offset + done as u64), &step).await?;
+            match offset {
+                Some(offset) => self.write_step(&file.node, offset + done as u64, &step).await?,
+                None => self.append_step(&file.node, &step).await?,
+            }
             done += step.len();
         }
         Ok(done)
     }
 
-    /// Appends at the end as it is when the write is taken.
-    async fn append(&self, file: &OpenFile, data: Bytes) -> Result<usize> {
-        let mut done = 0;
-        while done < data.len() {
-            let step = data.slice(done..data.len().min(done + STEP_BYTES));
-            self.write_step(&file.node, None, &step).await?;
-            done += step.len();
-        }
-        Ok(done)
-    }
-
-    /// One step of a write; `None`: at the end of the file.
-    async fn write_step(&self, node: &Arc<Node>, offset: Option<u64>, data: &Bytes) -> Result<()> {
+    /// One step of a write at a place.
+    async fn write_step(&self, node: &Arc<Node>, offset: u64, data: &Bytes) -> Result<()> {
         let deadline = self.deadline();
-        // An append that got half of its bytes in goes on where it began.
-        let mut at = offset;
         for _ in 0..TRIES_MAX {
-            match self.prepare_write(node, at, data.len()).await? {
-                Way::Through => {
-                    let at = match at {
-                        Some(at) => at,
-                        None => {
-                            self.refresh(node).await?;
-                            node.lock().committed_size()
-                        }
-                    };
-                    return self.write_through(node, at, data).await;
-                }
-                Way::Buffer => {}
+            if self.prepare_write(node, Some(offset), data.len()).await? == Way::Through {
+                break;
             }
-            loop {
-                let freed = self.budget.freed();
-                let taken = {
-                    let mut st = node.lock();
-                    let start = *at.get_or_insert(st.size());
-                    self.take(node, &mut st, start, data)?
-                };
-                match taken {
-                    Taken::All => return Ok(()),
-                    Taken::NotReady => break,
-                    Taken::NoMemory => {}
-                }
-                if self.data.left(deadline).is_zero() {
-                    return Err(Error::deadline(format!(
-                        "write file {}: no memory became free, {} bytes wait to be written to targets",
-                        node.ino,
-                        self.budget.used_bytes()
-                    )));
-                }
-                self.relieve();
-                let _ = self.env.clock.timeout(MEMORY_LOOK, freed).await; // looks again either way
+            if self.buffer_all(node, Some(offset), data, deadline).await? {
+                return Ok(());
             }
         }
-        // Leases come and go too fast to buffer: what is written through is right, too.
-        let at = at.unwrap_or_else(|| node.lock().size());
-        self.write_through(node, at, data).await
+        // Also where leases come and go too fast to buffer: what is written through is right, too.
+        self.write_through(node, offset, data).await
+    }
+
+    /// Takes all bytes as soon as there is memory. False: the lease went.
+    pub async fn buffer_all(
+        &self,
+        node: &Arc<Node>,
+        at: Option<u64>,
+        data: &Bytes,
+        deadline: Instant,
+    ) -> Result<bool> {
+        loop {
+            let freed = self.budget.freed();
+            let taken = self.take(node, &mut node.lock(), at, data)?;
+            match taken {
+                Taken::All => return Ok(true),
+                Taken::NotReady => return Ok(false),
+                Taken::NoMemory => {}
+            }
+            if self.data.left(deadline).is_zero() {
+                return Err(Error::deadline(format!(
+                    "write file {}: no memory became free, {} bytes wait to be written to targets",
+                    node.ino,
+                    self.budget.used_bytes()
+                )));
+            }
+            self.relieve();
+            let _ = self.env.clock.timeout(MEMORY_LOOK, freed).await; // looks again either way
+        }
     }
 
     /// Gets what a write needs: the lease, the inline bytes, a clean tail.
-    async fn prepare_write(&self, node: &Arc<Node>, offset: Option<u64>, len: usize) -> Result<Way> {
+    pub async fn prepare_write(&self, node: &Arc<Node>, offset: Option<u64>, len: usize) -> Result<Way> {
         self.wait_for_recall(node).await;
         if !self.leases_hold() {
             self.session.check(self.deadline()).await?;
@@ -285,30 +279,16 @@ impl Inner {
     async fn write_through_once(&self, node: &Arc<Node>, offset: u64, data: &Bytes) -> Result<()> {
         // Others may have cut or extended the file since: growing over old bytes must be noticed.
         self.refresh(node).await?;
-        let (layout, token_epoch, size, inline, old_tail) = {
-            let st = node.lock();
-            (
-                layout_of(&st, node.ino)?,
-                st.token_epoch,
-                st.committed_size(),
-                st.inline.clone(),
-                st.has_old_tail(),
-            )
-        };
         let end = end_of(offset, data.len())?;
-        let mut token_epoch = token_epoch;
-        if old_tail && end > size {
-            self.clean_old_tail(node).await?;
-            token_epoch = node.lock().token_epoch;
+        let grows_over = {
+            let st = node.lock();
+            st.has_old_tail() && end > st.committed_size()
+        };
+        if grows_over {
+            self.clean_in_turn(node).await?;
         }
-        let mut drop_inline = false;
-        if let Inline::Yes(bytes) = inline {
-            let bytes = bytes.slice(..bytes.len().min(size as usize));
-            self.overlay_range(node, layout, token_epoch, 0, Some(bytes.clone()), bytes.len() as u64).await?;
-            drop_inline = true;
-        }
-        self.overlay_range(node, layout, token_epoch, offset, Some(data.clone()), data.len() as u64).await?;
-        self.counters.written_bytes.fetch_add(data.len() as u64, Relaxed);
+        let drop_inline = self.send_through(node, offset, data).await?;
+        let size = node.lock().committed_size();
         let now = self.env.clock.now();
         let told = {
             let mut st = node.lock();
@@ -319,11 +299,35 @@ impl Inner {
                 && !drop_inline
                 && st.through_commit_at.is_some_and(|at| now.since(at) < TIME_COMMIT_PERIOD)
         };
-        if told { Ok(()) } else { self.commit_through(node, end, offset, drop_inline).await }
+        if told { Ok(()) } else { self.commit_through(node, end, offset, drop_inline, false).await }
+    }
+
+    /// The bytes, and before them those that were inline, to targets; whether there were inline ones.
+    pub async fn send_through(&self, node: &Arc<Node>, offset: u64, data: &Bytes) -> Result<bool> {
+        let (layout, token_epoch, size, inline) = {
+            let st = node.lock();
+            (layout_of(&st, node.ino)?, st.token_epoch, st.committed_size(), st.inline.clone())
+        };
+        let mut drop_inline = false;
+        if let Inline::Yes(bytes) = inline {
+            let bytes = bytes.slice(..bytes.len().min(size as usize));
+            self.overlay_range(node, layout, token_epoch, 0, Some(bytes.clone()), bytes.len() as u64).await?;
+            drop_inline = true;
+        }
+        self.overlay_range(node, layout, token_epoch, offset, Some(data.clone()), data.len() as u64).await?;
+        self.counters.written_bytes.fetch_add(data.len() as u64, Relaxed);
+        Ok(drop_inline)
     }
 
     /// Tells the leader of size and time after writes straight through.
-    async fn commit_through(&self, node: &Arc<Node>, end: u64, offset: u64, drop_inline: bool) -> Result<()> {
+    pub async fn commit_through(
+        &self,
+        node: &Arc<Node>,
+        end: u64,
+        offset: u64,
+        drop_inline: bool,
+        turn: bool,
+    ) -> Result<()> {
         let mtime = self.now();
         let commit = {
             let mut st = node.lock();
@@ -343,6 +347,7 @@ impl Inner {
                 clean: false,
                 close_writes: 0,
                 data_end: st.on_targets_end().max(end),
+                turn,
             }
         };
         let stamp = self.stamp();
@@ -354,15 +359,17 @@ impl Inner {
             }
         };
         self.apply(&entry, stamp);
+        let mut st = node.lock();
         if drop_inline {
-            node.lock().inline = Inline::No;
+            st.inline = Inline::No;
         }
+        st.turn &= !turn;
         Ok(())
     }
 
     /// What writes straight through have not told the leader yet.
     pub async fn settle_through(&self, node: &Arc<Node>) -> Result<()> {
-        if node.lock().through_pending { self.commit_through(node, 0, 0, false).await } else { Ok(()) }
+        if node.lock().through_pending { self.commit_through(node, 0, 0, false, false).await } else { Ok(()) }
     }
 
     /// Bytes (or zeros) as overlays, all pieces at once.
@@ -400,12 +407,24 @@ impl Inner {
         if size > FILE_BYTES_MAX {
             return Err(Error::name(NameRule::FileTooBig, format!("size {size} is larger than any file")));
         }
-        let exclusive = self.prepare_write(node, Some(size), 0).await? == Way::Buffer;
+        let _grows = node.growing.lock().await;
+        if self.prepare_write(node, Some(size), 0).await? == Way::Through {
+            return self.set_size_in_turn(cred, node, set, size).await;
+        }
+        self.set_size_now(cred, node, set, size, true).await
+    }
+
+    /// In this client's turn, or under its Write lease (`exclusive`).
+    pub async fn set_size_now(
+        &self,
+        cred: &Cred,
+        node: &Arc<Node>,
+        set: &SetAttrs,
+        size: u64,
+        exclusive: bool,
+    ) -> Result<Stat> {
         let _one = node.flushing.lock().await;
         self.flush_locked(node, Occasion::Growing, false).await?;
-        if !exclusive {
-            self.refresh(node).await?;
-        }
         let grows_over = {
             let st = node.lock();
             size > st.committed_size() && st.has_old_tail()
@@ -514,7 +533,7 @@ impl Inner {
         if self.stays_inline(node) {
             drop(_one);
             let zeros = Bytes::from(vec![0; (end - offset) as usize]);
-            return self.write_step(node, Some(offset), &zeros).await;
+            return self.write_step(node, offset, &zeros).await;
         }
         let (layout, token_epoch) = {
             let mut st = node.lock();
@@ -545,7 +564,7 @@ fn too_big() -> Error {
     Error::name(NameRule::FileTooBig, "the file would be larger than any file may be")
 }
 
-fn end_of(offset: u64, len: usize) -> Result<u64> {
+pub fn end_of(offset: u64, len: usize) -> Result<u64> {
     offset.checked_add(len as u64).filter(|end| *end <= FILE_BYTES_MAX).ok_or_else(too_big)
 }
 

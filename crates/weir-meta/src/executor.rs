@@ -165,8 +165,11 @@ impl Leader {
         };
         let State { leases, contended, sessions, .. } = state;
         let now = sessions.get(&request.session()).map_or(Instant(0), |s| s.heard);
-        let mut grants = Grants { leases, contended, now, session: request.session(), first };
+        let mut grants = Grants { leases, contended, now, session: request.session(), first, woken: None };
         request.settle(&mut reply, &mut grants);
+        if let Some(ino) = grants.woken {
+            state.wake(ino);
+        }
         let mut w = Writer { bytes: Vec::with_capacity(REPLY_BYTES) };
         reply.encode(&mut w);
         Ok(w.bytes)
@@ -319,7 +322,7 @@ impl State {
         if self.contended.len() >= CONTENDED_MAX {
             self.contended.clear();
         }
-        for conflict in conflicts.iter().filter(|c| c.keep == LeaseKind::None) {
+        for conflict in conflicts.iter().filter(|c| c.ask && c.keep == LeaseKind::None) {
             self.contended.insert(conflict.ino, now + CONTENDED);
         }
     }

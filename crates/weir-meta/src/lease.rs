@@ -22,6 +22,8 @@ pub enum Need {
     Look,
     /// Change it, or the names in it: nobody else may cache it.
     Change,
+    /// Append to it or cut it: in turn, and nobody else has changes of it that are not committed.
+    Turn,
 }
 
 /// A lease that stands in the way of an operation.
@@ -31,6 +33,8 @@ pub struct Conflict {
     pub session: SessionId,
     /// What its holder may keep.
     pub keep: LeaseKind,
+    /// False: nobody has to be asked, it ends by itself (a turn).
+    pub ask: bool,
 }
 
 /// How often a session has a file open.
@@ -46,6 +50,8 @@ struct Holding {
     opens: Opens,
     /// The client has been asked to give the lease back.
     recalling: bool,
+    /// It is the session's turn to append or to cut. Of at most one session.
+    turn: bool,
 }
 
 #[derive(Default, Debug)]
@@ -86,11 +92,11 @@ impl Hasher for InodeHasher {
 }
 
 const NOTHING: Holding =
-    Holding { kind: LeaseKind::None, opens: Opens { read: 0, write: 0 }, recalling: false };
+    Holding { kind: LeaseKind::None, opens: Opens { read: 0, write: 0 }, recalling: false, turn: false };
 
 impl Holding {
     fn is_nothing(&self) -> bool {
-        self.kind == LeaseKind::None && self.opens == Opens::default() && !self.recalling
+        self.kind == LeaseKind::None && self.opens == Opens::default() && !self.recalling && !self.turn
     }
     fn is_open(&self) -> bool {
         self.opens != Opens::default()
@@ -110,7 +116,7 @@ impl State {
     }
     /// No lease may be granted to anybody now.
     fn closed(&self) -> bool {
-        self.parked > 0 || self.holders.iter().any(|(_, h)| h.recalling)
+        self.parked > 0 || self.holders.iter().any(|(_, h)| h.recalling || h.turn)
     }
     fn is_nothing(&self) -> bool {
         self.holders.is_empty() && self.parked == 0
@@ -122,15 +128,32 @@ impl LeaseTable {
     pub fn conflicts(&self, session: SessionId, ino: InodeId, need: Need, out: &mut Vec<Conflict>) {
         let Some(state) = self.states.get(&ino) else { return };
         let keep = match need {
-            Need::Look => LeaseKind::Read,
+            Need::Look | Need::Turn => LeaseKind::Read,
             Need::Change => LeaseKind::None,
         };
         for (holder, holding) in state.others(session) {
-            let conflict = Conflict { ino, session: *holder, keep };
-            if holding.kind > keep && !out.contains(&conflict) {
+            let in_turn = need == Need::Turn && holding.turn;
+            let conflict = Conflict { ino, session: *holder, keep, ask: !in_turn };
+            if (holding.kind > keep || in_turn) && !out.contains(&conflict) {
                 out.push(conflict);
             }
         }
+    }
+
+    /// Gives the turn, which nobody else has.
+    pub fn give_turn(&mut self, session: SessionId, ino: InodeId) {
+        self.change(session, ino, |h| h.turn = true);
+    }
+    pub fn has_turn(&self, session: SessionId, ino: InodeId) -> bool {
+        self.states.get(&ino).and_then(|s| s.get(session)).is_some_and(|h| h.turn)
+    }
+    /// Ends a turn. True if an operation waits for that.
+    pub fn end_turn(&mut self, session: SessionId, ino: InodeId) -> bool {
+        let had = self.has_turn(session, ino);
+        if had {
+            self.change(session, ino, |h| h.turn = false);
+        }
+        had && self.is_awaited(ino)
     }
 
     /// What an open for reading or for writing needs of a file: sharing it takes everybody's lease.

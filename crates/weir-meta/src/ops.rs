@@ -40,6 +40,8 @@ pub struct Grants<'a> {
     pub session: SessionId,
     /// False when a reply is sent again and its opens are counted already.
     pub first: bool,
+    /// Operations that wait for this inode may be tried again.
+    pub woken: Option<InodeId>,
 }
 
 impl Grants<'_> {
@@ -60,6 +62,11 @@ impl Grants<'_> {
             true => self.leases.kept(self.session, dir),
             false => self.leases.grant_read(self.session, dir),
         };
+    }
+    fn end_turn(&mut self, ino: InodeId) {
+        if self.leases.end_turn(self.session, ino) {
+            self.woken = Some(ino);
+        }
     }
     fn open(&mut self, entry: &mut Entry, read: bool, write: bool) {
         if self.first && (read || write) {
@@ -130,6 +137,10 @@ operation!(ListXattr, Show |view, r| xattr::listxattr(view, r.ino), (r, reply, g
 operation!(GetUsage, Show |view, r| usage_of(view.read, r.dir), (r, reply, g) { let _ = reply; });
 operation!(StatFs, Show |view, _| totals(view.read), (r, reply, g) { let _ = reply; });
 operation!(ReadInline, Show |view, r| open::read_inline(view, r.ino), (r, reply, g) g.entry(&mut reply.entry));
+operation!(TakeTurn, Show open::take_turn, (r, reply, g) {
+    g.leases.give_turn(g.session, r.ino);
+    reply.entry.lease.kind = g.leases.kept(g.session, r.ino);
+});
 operation!(AcquireLease, Change open::acquire, (r, reply, g) {
     let ino = r.ino;
     reply.lease.kind = match (r.kind, reply.attr.kind) {
@@ -187,6 +198,9 @@ change!(RemoveXattr, xattr::removexattr, (r, reply, g) g.entry(reply));
 change!(Commit, data::commit, (r, reply, g) {
     if g.first && r.close_writes > 0 {
         g.leases.close(g.session, r.ino, 0, r.close_writes);
+    }
+    if r.turn {
+        g.end_turn(r.ino);
     }
     g.entry(reply);
 });

@@ -119,7 +119,7 @@ impl Meta {
     }
 
     fn recall(&self, conflicts: Vec<Conflict>) {
-        for conflict in conflicts {
+        for conflict in conflicts.into_iter().filter(|c| c.ask) {
             if self.leader.lock().leases.begin_recall(conflict.session, conflict.ino) {
                 let leader = self.leader.clone();
                 self.leader.env.tasks.spawn("lease recall", async move { recall(leader, conflict).await });
@@ -309,6 +309,7 @@ impl Meta {
             if !held.contains_key(&ino) {
                 state.leases.set_opens(r.session, ino, Opens::default());
                 state.leases.lower(r.session, ino, LeaseKind::None);
+                state.leases.end_turn(r.session, ino);
                 state.wake(ino);
             }
         }
@@ -356,6 +357,15 @@ impl Meta {
         }
         Ok(())
     }
+
+    fn end_turn(&self, r: &EndTurn) -> Result<()> {
+        let mut state = self.leader.lock();
+        state.session(r.session)?.heard = self.leader.env.clock.now();
+        if state.leases.end_turn(r.session, r.ino) {
+            state.wake(r.ino);
+        }
+        Ok(())
+    }
 }
 
 /// Adds what a part of a resume names; all of it, by inode, once the last part is here.
@@ -396,6 +406,13 @@ impl Leader {
             return Ok(false);
         }
         state.leases.set_opens(session, lease.ino, Opens { read: lease.open_read, write: lease.open_write });
+        // Of before the restart, or it has it already: a turn that was lost is not found again.
+        let turn = lease.turn && (!known || state.leases.has_turn(session, lease.ino));
+        if turn {
+            state.leases.give_turn(session, lease.ino);
+        } else if state.leases.end_turn(session, lease.ino) {
+            state.wake(lease.ino);
+        }
         if inode.as_ref().is_some_and(|i| i.nlink == 0) {
             state.leases.mark_orphan(lease.ino);
         }
@@ -470,6 +487,7 @@ impl Meta {
             ReadDir::METHOD => self.operate::<ReadDir>(call),
             ReadInline::METHOD => self.operate::<ReadInline>(call),
             AcquireLease::METHOD => self.operate::<AcquireLease>(call),
+            TakeTurn::METHOD => self.operate::<TakeTurn>(call),
             SetAttr::METHOD => self.operate::<SetAttr>(call),
             Mkdir::METHOD => self.operate::<Mkdir>(call),
             Rmdir::METHOD => self.operate::<Rmdir>(call),
@@ -494,6 +512,7 @@ impl Meta {
         match call.method {
             KeepAlive::METHOD => Outcome::now(call.decode().and_then(|r| self.keep_alive(&r, on))),
             ReleaseLease::METHOD => Outcome::now(call.decode().and_then(|r| self.release(&r))),
+            EndTurn::METHOD => Outcome::now(call.decode().and_then(|r| self.end_turn(&r))),
             SessionOpen::METHOD => Outcome::committed(call.decode().and_then(|r| self.session_open(&r, on))),
             SessionResume::METHOD => {
                 Outcome::committed(call.decode().and_then(|r| self.session_resume(&r, on)))

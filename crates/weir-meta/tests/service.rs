@@ -388,3 +388,48 @@ fn the_same_seed_gives_the_same_run() {
     assert_eq!(run(42), run(42));
     assert_ne!(run(42).1, run(43).1);
 }
+
+#[test]
+fn the_turn_at_a_shared_file_is_one_clients_and_ends_with_it() {
+    simulate(31, async |world| {
+        let _meta = start(&world).await;
+        let (a, b) = (Client::start(&world, "a").await, Client::start(&world, "b").await);
+        let ino = a.create(ROOT, "f").await.unwrap().entry.attr.ino;
+        b.open(ino, true, true).await.unwrap();
+        let turn = |c: &Client| TakeTurn { session: c.session, ino };
+        assert_eq!(a.call(&turn(&a)).await.unwrap().entry.attr.size, 0);
+        assert_eq!(a.call(&turn(&a)).await.unwrap().entry.attr.size, 0, "a retry gets it again");
+        // Nobody else appends or cuts, and b's wait ends with the commit that ends the turn.
+        let in_turn = |c: &Client, size| Commit {
+            op: c.op(),
+            ino,
+            token_epoch: 1,
+            size,
+            mtime: Time { nanos: 1 },
+            allocated: size,
+            inline: None,
+            drop_inline: false,
+            clean: false,
+            close_writes: 0,
+            data_end: size,
+            turn: true,
+        };
+        let begun = world.now();
+        let ask = turn(&b);
+        let (next, ()) = tokio::join!(b.call(&ask), async {
+            world.sleep(Duration::from_millis(300)).await;
+            a.call(&in_turn(&a, 10)).await.unwrap();
+        });
+        assert_eq!(next.unwrap().entry.attr.size, 10);
+        let waited = world.now().since(begun);
+        assert!(waited >= Duration::from_millis(300) && waited < Duration::from_millis(400), "{waited:?}");
+        assert_eq!(a.call(&in_turn(&a, 20)).await.unwrap_err().kind, ErrorKind::Stale, "a has it no more");
+        // b dies in its turn.
+        world.kill("b");
+        let begun = world.now();
+        assert_eq!(a.call(&turn(&a)).await.unwrap().entry.attr.size, 10);
+        assert!(world.now().since(begun) <= Duration::from_millis(u64::from(LEASE_MS) * 2));
+        a.call(&EndTurn { session: a.session, ino }).await.unwrap();
+        a.call(&EndTurn { session: a.session, ino }).await.unwrap();
+    });
+}

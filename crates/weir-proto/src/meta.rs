@@ -95,7 +95,15 @@ message!(
     }
 );
 message!(SessionOpened { session: SessionId, lease_ms: u32, grace_ms: u32 });
-message!(HeldLease { ino: InodeId, kind: LeaseKind, token_epoch: u32, open_read: u32, open_write: u32 });
+message!(HeldLease {
+    ino: InodeId,
+    kind: LeaseKind,
+    token_epoch: u32,
+    open_read: u32,
+    open_write: u32,
+    /// It is this client's turn.
+    turn: bool,
+});
 message!(
     /// After a reconnect: takes up the session again and names what the client holds, at most `HELD_MAX` at a time.
     /// `Stale`: it expired, all is lost.
@@ -173,6 +181,16 @@ message!(
     Recovered = 123 -> Entry { op: Op, ino: InodeId, token_epoch: u32 }
 );
 
+message!(
+    /// Waits for the turn at a file that several clients write, and takes it: until it ends nobody else appends to the
+    /// file or cuts it, and nobody gets a lease on it. Answered with the file as it is now.
+    TakeTurn = 124 -> InlineData { session: SessionId, ino: InodeId }
+);
+message!(
+    /// Ends the turn without a commit.
+    EndTurn = 125 -> () { session: SessionId, ino: InodeId }
+);
+
 // ---- changing
 message!(Create = 130 -> Created {
     op: Op, cred: Cred, parent: InodeId, name: Bytes, mode: u32,
@@ -227,6 +245,8 @@ message!(
         close_writes: u32,
         /// Upper bound of what is on targets, in bytes (never lowered below `size`).
         data_end: u64,
+        /// Made in this client's turn, and ends it; refused if the turn was lost.
+        turn: bool,
     }
 );
 message!(SetXattr = 140 -> Entry {

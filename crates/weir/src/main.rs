@@ -32,6 +32,10 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     end_quietly_when_nobody_reads();
+    let words: Vec<_> = std::env::args_os().skip(1).collect();
+    if let Some(call) = fuse::HelperCall::parse(&words) {
+        return ended(call.run().map(|()| ExitCode::SUCCESS));
+    }
     let cli = match cli::Cli::try_parse() {
         Ok(cli) => cli,
         Err(e) => e.exit(),
@@ -41,7 +45,11 @@ fn main() -> ExitCode {
         log: std::env::var("WEIR_LOG").ok(),
         frames: std::env::var_os("WEIR_FRAMES").map(Into::into),
     };
-    match run(cli.command, &environment) {
+    ended(run(cli.command, &environment))
+}
+
+fn ended(done: Outcome<ExitCode>) -> ExitCode {
+    match done {
         Ok(code) => code,
         Err(failure) => {
             eprintln!("{failure}");

@@ -18,7 +18,10 @@ fn readers_share() {
     assert_eq!(t.grant_read(A, FILE), LeaseKind::Read);
     assert_eq!(t.grant_read(B, FILE), LeaseKind::Read);
     assert_eq!(conflicts(&t, A, Need::Look), []);
-    assert_eq!(conflicts(&t, A, Need::Change), [Conflict { ino: FILE, session: B, keep: LeaseKind::None }]);
+    assert_eq!(
+        conflicts(&t, A, Need::Change),
+        [Conflict { ino: FILE, session: B, keep: LeaseKind::None, ask: true }]
+    );
 }
 
 #[test]
@@ -26,7 +29,10 @@ fn a_writer_is_alone_and_lowered_to_read_by_a_look() {
     let mut t = LeaseTable::default();
     assert_eq!(t.grant_write(A, FILE), LeaseKind::Write);
     assert_eq!(t.grant_read(B, FILE), LeaseKind::None);
-    assert_eq!(conflicts(&t, B, Need::Look), [Conflict { ino: FILE, session: A, keep: LeaseKind::Read }]);
+    assert_eq!(
+        conflicts(&t, B, Need::Look),
+        [Conflict { ino: FILE, session: A, keep: LeaseKind::Read, ask: true }]
+    );
     assert!(t.begin_recall(A, FILE));
     assert!(!t.begin_recall(A, FILE), "a client is asked once");
     t.park(FILE);

@@ -48,6 +48,9 @@ fn set_file(cx: &mut Cx<'_>, r: &SetAttr, mut inode: Inode) -> Result<Entry> {
         check_size(r.ino, &inode, size)?;
     }
     cx.need(r.ino, Need::Change);
+    if r.size.is_some() {
+        cx.need(r.ino, Need::Turn);
+    }
     cx.clear()?;
     let regular = inode.kind == FileKind::Regular;
     (inode.mode, inode.uid, inode.gid) = owner.apply(r, (inode.mode, inode.uid, inode.gid), regular);

@@ -13,9 +13,9 @@ pub fn commit(cx: &mut Cx<'_>, r: &Commit) -> Result<Entry> {
     inode.mtime = r.mtime;
     inode.ctime = cx.rules.now;
     inode.data_version += 1;
-    // Only who writes alone knows that nothing is left further on.
-    let known =
-        if cx.rules.leases.held(cx.rules.session, r.ino) == LeaseKind::Write { 0 } else { inode.data_end };
+    // Only who writes alone, or cleaned in its turn, knows that nothing is left further on.
+    let alone = r.turn || cx.rules.leases.held(cx.rules.session, r.ino) == LeaseKind::Write;
+    let known = if alone { 0 } else { inode.data_end };
     inode.data_end = known.max(if has_inline { r.data_end } else { r.data_end.max(inode.size) });
     if r.clean && !cx.rules.leases.written_by_others(cx.rules.session, r.ino) {
         inode.dirty = false;
@@ -48,6 +48,12 @@ fn check(rules: &Rules<'_>, r: &Commit, inode: &Inode) -> Result<()> {
         return Err(Error::stale(format!(
             "inode {}: grown under token epoch {}, it is at {} now: look at the file and write again",
             r.ino, r.token_epoch, inode.token_epoch
+        )));
+    }
+    if r.turn && !rules.leases.has_turn(rules.session, r.ino) {
+        return Err(Error::stale(format!(
+            "inode {}: the turn to append or to cut was lost: take it again",
+            r.ino
         )));
     }
     if r.size.max(r.data_end).max(r.allocated) > FILE_BYTES_MAX {

@@ -27,6 +27,9 @@ impl Cx<'_> {
             self.rules.leases.need_to_open(self.rules.session, ino, write)
         };
         self.need(ino, need);
+        if truncate {
+            self.need(ino, Need::Turn);
+        }
         self.clear()?;
         let mut changed = write && self.take_writer(ino, &mut inode);
         if truncate && inode.size > 0 {
@@ -47,7 +50,15 @@ pub fn open(cx: &mut Cx<'_>, r: &meta::Open) -> Result<Opened> {
 }
 
 pub fn read_inline(view: &mut View<'_>, ino: InodeId) -> Result<InlineData> {
-    view.need(ino, Need::Look);
+    show_data(view, ino, Need::Look)
+}
+
+pub fn take_turn(view: &mut View<'_>, r: &meta::TakeTurn) -> Result<InlineData> {
+    show_data(view, r.ino, Need::Turn)
+}
+
+fn show_data(view: &mut View<'_>, ino: InodeId, need: Need) -> Result<InlineData> {
+    view.need(ino, need);
     view.clear()?;
     let inode = load_file(view.read, ino)?;
     if inode.kind != FileKind::Regular {

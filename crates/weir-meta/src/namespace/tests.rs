@@ -110,6 +110,7 @@ impl World {
             clean,
             close_writes: 0,
             data_end: size,
+            turn: false,
         };
         self.change(|cx| data::commit(cx, &r))
     }
@@ -339,6 +340,7 @@ fn inline_data_follows_the_size() {
         clean: true,
         close_writes: 0,
         data_end: 0,
+        turn: false,
     };
     w.change(|cx| data::commit(cx, &commit)).unwrap();
     let read = |w: &World| w.view(|v| open::read_inline(v, f)).unwrap();

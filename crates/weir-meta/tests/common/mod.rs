@@ -186,6 +186,7 @@ impl Client {
             clean,
             close_writes: 0,
             data_end: size,
+            turn: false,
         };
         self.call(&request).await
     }
@@ -210,7 +211,8 @@ async fn dial(env: &Env, name: &str, recalls: &Arc<Recalls>) -> Connection {
 }
 
 pub fn held(entry: &Entry, kind: LeaseKind, open_read: u32, open_write: u32) -> HeldLease {
-    HeldLease { ino: entry.attr.ino, kind, token_epoch: entry.lease.token_epoch, open_read, open_write }
+    let token_epoch = entry.lease.token_epoch;
+    HeldLease { ino: entry.attr.ino, kind, token_epoch, open_read, open_write, turn: false }
 }
 pub fn root() -> Cred {
     Cred { uid: 0, gid: 0, groups: vec![] }

@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Waker};
 use std::time::{Duration, Instant, SystemTime};
 use tokio::runtime::Handle as Runtime;
-use weir_client::{Client, Handle, OpenMode, SetAttrs, Stat};
+use weir_client::{Client, Handle, SetAttrs, Stat};
 use weir_env::BufferPool;
 use weir_proto::meta::{Cred, NAME_MAX};
 use weir_proto::{Error, InodeId, Result};
@@ -363,7 +363,7 @@ impl Filesystem for Mounted {
     }
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        let mode = tr::open_mode(flags.0);
+        let (mode, appends) = tr::open_mode(flags.0);
         let (client, cred, ino) = (self.client.clone(), self.cred(request), tr::from_kernel_ino(ino));
         self.answer(async move {
             let opened = match client.open(&cred, ino, mode).await {
@@ -375,7 +375,7 @@ impl Filesystem for Mounted {
                 let _ = client.release(opened.handle).await; // the first error is the one that is told
                 return reply.error(refused(&e));
             }
-            reply.opened(FileHandle(opened.handle.0), tr::open_reply(&opened, mode));
+            reply.opened(FileHandle(opened.handle.0), tr::open_reply(&opened, mode, appends));
         });
     }
 
@@ -392,7 +392,7 @@ impl Filesystem for Mounted {
         let (client, cred, name) = (self.client.clone(), self.cred(request), name.to_owned());
         let (parent, mode, exclusive) =
             (tr::from_kernel_ino(parent), tr::permissions(mode), flags & libc::O_EXCL != 0);
-        let open: OpenMode = tr::open_mode(flags);
+        let (open, appends) = tr::open_mode(flags);
         self.answer(async move {
             match client.create(&cred, parent, name.as_bytes(), mode, exclusive, open).await {
                 Ok(opened) => reply.created(
@@ -401,7 +401,7 @@ impl Filesystem for Mounted {
                     &tr::attr(&opened.stat.attr),
                     GENERATION,
                     FileHandle(opened.handle.0),
-                    tr::open_reply(&opened, open),
+                    tr::open_reply(&opened, open, appends),
                 ),
                 Err(e) => reply.error(refused(&e)),
             }
@@ -437,7 +437,7 @@ impl Filesystem for Mounted {
         offset: u64,
         data: &[u8],
         write_flags: WriteFlags,
-        _flags: OpenFlags,
+        flags: OpenFlags,
         _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
@@ -445,7 +445,13 @@ impl Filesystem for Mounted {
         let strip =
             write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID) && !self.keeps_no_privileges(ino);
         let inside = self.runtime.enter(); // a stripe that is full becomes tasks
-        if !strip && let Some(result) = self.client.try_write(fh, offset, data) {
+        // As the descriptor is now (`fcntl` may change it). Pages go where they are from.
+        let appends = flags.0 & libc::O_APPEND != 0 && !write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
+        let taken = || match appends {
+            true => self.client.try_append(fh, data),
+            false => self.client.try_write(fh, offset, data),
+        };
+        if !strip && let Some(result) = taken() {
             return reply_written(reply, result);
         }
         drop(inside);
@@ -455,7 +461,11 @@ impl Filesystem for Mounted {
             if strip && let Err(e) = drop_privileges(&client, &cred, ino).await {
                 return reply.error(refused(&e));
             }
-            reply_written(reply, client.write(fh, offset, data).await);
+            let written = match appends {
+                true => client.append(fh, data).await,
+                false => client.write(fh, offset, data).await,
+            };
+            reply_written(reply, written);
         });
     }
 

@@ -5,8 +5,10 @@
 mod attach;
 mod filesystem;
 mod kernel;
+mod remount;
 mod translate;
 
 pub use attach::{Options, attach, is_mounted, preflight, unmount};
 pub use filesystem::OwnAttributes;
 pub use kernel::Notices;
+pub use remount::HelperCall;

@@ -96,20 +96,22 @@ fn nanos(t: SystemTime) -> i64 {
     }
 }
 
-pub fn open_mode(flags: i32) -> OpenMode {
+/// How a file is opened, and whether its writes go to the end: each write says that anew.
+pub fn open_mode(flags: i32) -> (OpenMode, bool) {
     let access = flags & libc::O_ACCMODE;
-    OpenMode {
+    let mode = OpenMode {
         read: access != libc::O_WRONLY,
         write: access != libc::O_RDONLY,
-        append: flags & libc::O_APPEND != 0,
+        append: false,
         truncate: flags & libc::O_TRUNC != 0,
-    }
+    };
+    (mode, flags & libc::O_APPEND != 0)
 }
 
 /// Pages are kept only under a lease. A file that is only written gains nothing from pages: its writes come here as
-/// large as the program made them.
-pub fn open_reply(opened: &Opened, mode: OpenMode) -> FopenFlags {
-    if opened.kernel_cache && mode.read {
+/// large as the program made them. An append must not leave pages where the kernel believes the end to be.
+pub fn open_reply(opened: &Opened, mode: OpenMode, appends: bool) -> FopenFlags {
+    if opened.kernel_cache && mode.read && !appends {
         FopenFlags::FOPEN_KEEP_CACHE
     } else {
         FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES
@@ -189,11 +191,11 @@ mod tests {
 
     #[test]
     fn open_flags_are_read_as_posix_means_them() {
-        assert_eq!(open_mode(libc::O_RDONLY), OpenMode::READ);
-        assert_eq!(open_mode(libc::O_WRONLY | libc::O_CLOEXEC), OpenMode::WRITE);
+        assert_eq!(open_mode(libc::O_RDONLY), (OpenMode::READ, false));
+        assert_eq!(open_mode(libc::O_WRONLY | libc::O_CLOEXEC), (OpenMode::WRITE, false));
         assert_eq!(
             open_mode(libc::O_RDWR | libc::O_APPEND | libc::O_TRUNC),
-            OpenMode { append: true, truncate: true, ..OpenMode::BOTH }
+            (OpenMode { truncate: true, ..OpenMode::BOTH }, true)
         );
     }
 

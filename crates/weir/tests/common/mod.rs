@@ -24,6 +24,18 @@ pub fn has(program: &str) -> bool {
     found.status.success() || left_out(&format!("{program} is not installed: run `make setup`"))
 }
 
+/// A test tool that `make setup` keeps in a cache; like `has`.
+pub fn tool(name: &str) -> Option<PathBuf> {
+    let cache = std::env::var_os("WEIR_TOOLS").map(PathBuf::from);
+    let usual = std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache/weir-tools"));
+    let found =
+        cache.into_iter().chain(usual).map(|dir| dir.join("bin").join(name)).find(|path| path.exists());
+    if found.is_none() {
+        left_out(&format!("{name} is not installed: run `make setup`"));
+    }
+    found
+}
+
 /// Always false.
 pub fn left_out(why: &str) -> bool {
     assert!(std::env::var_os("WEIR_TEST_ALL").is_none(), "this test cannot run: {why}");

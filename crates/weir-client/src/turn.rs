@@ -1,0 +1,124 @@
+//! Work on a file that several clients write, done by turns: appends, and cuts with what they leave behind.
+//!
+//! Invariants: an append is written at the size that its turn found, and committed before the turn ends, so no two take
+//! the same place and no reader sees a size without its bytes; old bytes past the end are cleaned only in a turn, so they
+//! are not mistaken for what somebody is appending. A turn that cannot be ended ends with the session.
+//! Lock order: `growing`, then the turn, then `flushing`.
+use crate::api::{SetAttrs, Stat};
+use crate::inner::Inner;
+use crate::node::{Inline, Node};
+use crate::write::{TRIES_MAX, Way, end_of};
+use bytes::Bytes;
+use std::sync::Arc;
+use weir_proto::meta::{Cred, EndTurn, TakeTurn};
+use weir_proto::{Error, ErrorKind, Result};
+
+impl Inner {
+    /// One step of an append: at the end of the file as it is when the bytes are taken.
+    pub async fn append_step(&self, node: &Arc<Node>, data: &Bytes) -> Result<()> {
+        let _grows = node.growing.lock().await;
+        let deadline = self.deadline();
+        let mut last = None;
+        for _ in 0..TRIES_MAX {
+            if self.prepare_write(node, None, data.len()).await? == Way::Through {
+                match self.append_in_turn(node, data).await {
+                    // The turn was lost with a connection: nothing of this became part of the file.
+                    Err(e) if e.kind == ErrorKind::Stale && !self.data.left(deadline).is_zero() => {
+                        last = Some(e)
+                    }
+                    done => return done,
+                }
+            } else if self.buffer_all(node, None, data, deadline).await? {
+                return Ok(());
+            }
+        }
+        let why = last.map_or_else(String::new, |e| format!(": {e}"));
+        Err(Error::unavailable(format!(
+            "append to file {}: its lease came and went {TRIES_MAX} times{why}",
+            node.ino
+        )))
+    }
+
+    async fn append_in_turn(&self, node: &Arc<Node>, data: &Bytes) -> Result<()> {
+        self.take_turn(node).await?;
+        let done = self.append_now(node, data).await;
+        self.turn_over(node, done).await
+    }
+
+    async fn append_now(&self, node: &Arc<Node>, data: &Bytes) -> Result<()> {
+        self.clean_old_tail(node).await?;
+        let offset = node.lock().committed_size();
+        let end = end_of(offset, data.len())?;
+        let drop_inline = self.send_through(node, offset, data).await?;
+        {
+            let mut st = node.lock();
+            st.data_change += 1;
+            self.cache().remove(node.ino, offset, end);
+        }
+        self.commit_through(node, end, offset, drop_inline, true).await
+    }
+
+    /// Drops and zeroes what an earlier, longer file left past the end.
+    pub async fn clean_in_turn(&self, node: &Arc<Node>) -> Result<()> {
+        let _grows = node.growing.lock().await;
+        self.take_turn(node).await?;
+        let done = self.clean_and_tell(node).await;
+        self.turn_over(node, done).await
+    }
+
+    /// Ends the turn, telling the leader that nothing old is left.
+    async fn clean_and_tell(&self, node: &Arc<Node>) -> Result<()> {
+        if !node.lock().has_old_tail() {
+            return Ok(());
+        }
+        self.clean_old_tail(node).await?;
+        self.commit_through(node, 0, 0, false, true).await
+    }
+
+    /// Cuts or extends a file that others write, too.
+    pub async fn set_size_in_turn(
+        &self,
+        cred: &Cred,
+        node: &Arc<Node>,
+        set: &SetAttrs,
+        size: u64,
+    ) -> Result<Stat> {
+        self.take_turn(node).await?;
+        let done = async {
+            let stat = self.set_size_now(cred, node, set, size, false).await?;
+            self.clean_and_tell(node).await?;
+            Ok(stat)
+        };
+        let done = done.await;
+        self.turn_over(node, done).await
+    }
+
+    /// Waits for the turn; the file is then known as it is.
+    async fn take_turn(&self, node: &Node) -> Result<()> {
+        let (stamp, ino) = (self.stamp(), node.ino);
+        let taken = self.session.ask(self.deadline(), |session| TakeTurn { session, ino }).await;
+        // Only now: who named it in a resume without having it could have it beside another.
+        node.lock().turn = true;
+        let taken = match taken {
+            Ok(taken) => taken,
+            Err(e) => return self.turn_over(node, Err(e)).await,
+        };
+        self.apply(&taken.entry, stamp);
+        let mut st = node.lock();
+        if !st.is_dirty() {
+            st.inline = taken.data.map_or(Inline::No, Inline::Yes);
+        }
+        Ok(())
+    }
+
+    /// The end of a turn; one that no commit has ended is given back.
+    async fn turn_over<T>(&self, node: &Node, done: Result<T>) -> Result<T> {
+        let ino = node.ino;
+        if std::mem::take(&mut node.lock().turn)
+            && let Err(e) = self.session.ask(self.deadline(), |session| EndTurn { session, ino }).await
+        {
+            tracing::debug!("the turn at file {ino} was not given back: {e}");
+        }
+        done
+    }
+}

@@ -1,0 +1,177 @@
+//! Claim: on a mount every case of pjdfstest passes, and fsx finds nothing (`make setup` installs both); and what POSIX
+//! says of one machine holds between two mounts.
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "tests are users of the operating system"
+)]
+mod common;
+
+use common::{Cluster, can_mount, shell, text, tool};
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+
+/// Of fsx, over all its runs.
+const FSX_OPERATIONS: u64 = 100_000;
+
+/// Two users that every Debian has, with their groups.
+const PJDFSTEST: &str = r#"
+[features]
+posix_fallocate = {}
+rename_ctime = {}
+utime_now = {}
+utimensat = {}
+[settings]
+naptime = 0.01
+allow_remount = true
+[dummy_auth]
+entries = [["nobody", "nogroup"], ["daemon", "daemon"]]
+"#;
+
+/// Cases that cannot apply, with the reason that `docs/semantics.md` gives.
+const CANNOT_APPLY: [&str; 1] = ["link::link_count_max"];
+
+#[test]
+fn pjdfstest_passes() {
+    if !can_mount() {
+        return;
+    }
+    let Some(pjdfstest) = tool("pjdfstest") else { return };
+    let cluster = Cluster::start(1);
+    let outside = tempfile::tempdir().unwrap();
+    let other = outside.path().join("other");
+    shell(&format!("mkdir {0} && mount -t tmpfs none {0}", other.display()));
+    let config = outside.path().join("pjdfstest.toml");
+    fs::write(&config, PJDFSTEST).unwrap();
+    // mount(8) asks the program `weir` to remount, but only one that is installed: do as it does.
+    let mount = outside.path().join("mount");
+    fs::write(&mount, format!("#!/bin/sh\nexec {} weir \"$3\" -o \"$2\"\n", env!("CARGO_BIN_EXE_weir"))).unwrap();
+    fs::set_permissions(&mount, fs::Permissions::from_mode(0o755)).unwrap();
+    let path = format!("{}:{}", outside.path().display(), std::env::var("PATH").unwrap());
+    let mut command = Command::new(pjdfstest);
+    command.env("PATH", path).env("RUST_BACKTRACE", "0").arg("-c").arg(&config);
+    let output = command.arg("-p").arg(cluster.mount()).arg("-s").arg(&other).output().unwrap();
+    shell(&format!("umount {}", other.display()));
+    let told = text(&output.stdout);
+    assert!(output.status.success(), "{told}\n{}", text(&output.stderr));
+    let skipped: Vec<&str> = told
+        .lines()
+        .filter(|line| line.contains(" skipped") && !line.contains("Summary"))
+        .filter_map(|line| line.split_whitespace().next())
+        .collect();
+    assert_eq!(skipped, CANNOT_APPLY, "{told}");
+    assert!(told.contains(" 0 failed") && told.contains("397 passed"), "{told}");
+}
+
+/// Runs of fsx at once, each on a file of its own, and how the operations are weighed. The first has everything; the
+/// others, which go to the kernel's pages more and to the metadata less, most of the operations.
+const FSX: [(u64, &str); 3] = [
+    (
+        6_000,
+        "truncate = 1\nfsync = 1\nfdatasync = 1\nposix_fallocate = 1\npunch_hole = 1\nsendfile = 1\ncopy_file_range = 1\nclose_open = 1",
+    ),
+    (
+        47_000,
+        "truncate = 0.1\nfsync = 0.05\nposix_fallocate = 0.05\npunch_hole = 0.05\nsendfile = 1\nclose_open = 0.1",
+    ),
+    (47_000, "truncate = 0.1\nfdatasync = 0.05\ncopy_file_range = 0.1\nsendfile = 1\nclose_open = 0.1"),
+];
+
+/// One run of fsx per entry of [`FSX`], `times` as long.
+fn run_fsx(fsx: &Path, mount: &Path, seed: u64, times: u64) {
+    let outside = tempfile::tempdir().unwrap();
+    let runs: Vec<_> = FSX
+        .iter()
+        .enumerate()
+        .map(|(n, (operations, weights))| {
+            let config = outside.path().join(format!("fsx{n}.toml"));
+            let usual = "read = 10\nwrite = 10\nmapread = 10\nmapwrite = 10\ninvalidate = 0.5";
+            fs::write(
+                &config,
+                format!("flen = 1048576\n[opsize]\nmax = 131072\n[weights]\n{usual}\n{weights}\n"),
+            )
+            .unwrap();
+            let mut command = Command::new(fsx);
+            command.arg("-f").arg(&config).arg("-P").arg(outside.path());
+            command
+                .arg("-S")
+                .arg((seed * 100 + n as u64).to_string())
+                .arg("-N")
+                .arg((operations * times).to_string());
+            let output = outside.path().join(format!("fsx{n}.log"));
+            let log = fs::File::create(&output).unwrap();
+            command.arg(mount.join(format!("fsx-{seed}-{n}"))).stdout(log.try_clone().unwrap()).stderr(log);
+            (command.spawn().unwrap(), output)
+        })
+        .collect();
+    for (mut run, log) in runs {
+        let status = run.wait().unwrap();
+        let told = text(&fs::read(log).unwrap());
+        let last: Vec<&str> = told.lines().rev().take(60).collect();
+        assert!(status.success(), "seed {seed}:\n{}", last.into_iter().rev().collect::<Vec<_>>().join("\n"));
+    }
+}
+
+#[test]
+fn fsx_finds_nothing() {
+    if !can_mount() {
+        return;
+    }
+    let Some(fsx) = tool("fsx") else { return };
+    assert_eq!(FSX.iter().map(|(n, _)| n).sum::<u64>(), FSX_OPERATIONS);
+    let cluster = Cluster::start(1);
+    run_fsx(&fsx, cluster.mount(), 1, 1);
+}
+
+/// `make test-long`: `WEIR_FSX_SEEDS` seeds of a million operations each.
+#[test]
+#[ignore = "takes hours"]
+fn fsx_finds_nothing_in_a_million_operations() {
+    let seeds = std::env::var("WEIR_FSX_SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(20);
+    let fsx = tool("fsx").expect("fsx is installed");
+    let cluster = Cluster::start(1);
+    for seed in 100..100 + seeds {
+        run_fsx(&fsx, cluster.mount(), seed, 1_000_000 / FSX_OPERATIONS);
+    }
+}
+
+#[test]
+fn appends_on_two_mounts_never_meet() {
+    if !can_mount() {
+        return;
+    }
+    let cluster = Cluster::start(2);
+    let log = cluster.mount().join("log");
+    fs::write(&log, "").unwrap();
+    const RECORDS: usize = 300;
+    // Two programs on each mount; a record is one write.
+    let writers: Vec<_> = (0..4)
+        .map(|writer| {
+            let path = cluster.mounts[writer % 2].join("log");
+            std::thread::spawn(move || {
+                let mut file = OpenOptions::new().append(true).open(path).unwrap();
+                for n in 0..RECORDS {
+                    let record = format!("{writer} {n} {}\n", "x".repeat((writer * 31 + n * 7) % 200));
+                    assert_eq!(file.write(record.as_bytes()).unwrap(), record.len());
+                }
+            })
+        })
+        .collect();
+    writers.into_iter().for_each(|w| w.join().unwrap());
+    for mount in &cluster.mounts {
+        let text = fs::read_to_string(mount.join("log")).unwrap();
+        let mut next = [0; 4];
+        for line in text.lines() {
+            let mut words = line.split(' ');
+            let mut number = || words.next().unwrap().parse::<usize>().unwrap();
+            let (writer, n) = (number(), number());
+            assert_eq!(n, next[writer], "{line}");
+            assert_eq!(words.next().unwrap().len(), (writer * 31 + n * 7) % 200, "{line}");
+            next[writer] += 1;
+        }
+        assert_eq!(next, [RECORDS; 4]);
+    }
+}
