@@ -77,6 +77,19 @@ impl OpenMode {
     pub const BOTH: OpenMode = OpenMode { read: true, write: true, append: false, truncate: false };
 }
 
+/// Permissions of something new.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NewMode {
+    pub bits: u32,
+    /// Taken away unless the directory has a default access control list.
+    pub umask: u32,
+}
+impl From<u32> for NewMode {
+    fn from(bits: u32) -> NewMode {
+        NewMode { bits, umask: 0 }
+    }
+}
+
 /// An open file of this client; ends with [`crate::Client::release`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Handle(pub u64);

@@ -2,7 +2,7 @@
 //!
 //! Invariants: a handle reports every write error of its time exactly once; a close commits; what the leader counts as open
 //! is what is open here.
-use crate::api::{Handle, OpenMode, Opened, Stat};
+use crate::api::{Handle, NewMode, OpenMode, Opened, Stat};
 use crate::inner::{Inner, OpenFile};
 use crate::node::{Inline, Node};
 use crate::plan::Occasion;
@@ -25,15 +25,23 @@ impl Inner {
         cred: &Cred,
         parent: InodeId,
         name: &[u8],
-        mode: u32,
+        mode: NewMode,
         exclusive: bool,
         open: OpenMode,
     ) -> Result<Opened> {
         let (dir, stamp) = (self.begin_name_change(parent, &[name]), self.stamp());
         let n = Bytes::copy_from_slice(name);
         let bits = if open.read { OPEN_READ } else { 0 } | if open.write { OPEN_WRITE } else { 0 };
-        let make =
-            |op| Create { op, cred: cred.clone(), parent, name: n.clone(), mode, exclusive, open: bits };
+        let make = |op| Create {
+            op,
+            cred: cred.clone(),
+            parent,
+            name: n.clone(),
+            mode: mode.bits,
+            umask: mode.umask,
+            exclusive,
+            open: bits,
+        };
         let created = self.session.change(self.deadline(), make).await?;
         let stat = self.apply(&created.entry, stamp);
         let ino = stat.attr.ino;

@@ -30,8 +30,8 @@ mod turn;
 mod write;
 
 pub use api::{
-    Allocate, ClientConfig, ClientStatus, Forget, Handle, KernelCache, NoKernel, OpenMode, Opened, SetAttrs,
-    SetTime, Space, Stat,
+    Allocate, ClientConfig, ClientStatus, Forget, Handle, KernelCache, NewMode, NoKernel, OpenMode, Opened,
+    SetAttrs, SetTime, Space, Stat,
 };
 use bytes::Bytes;
 use data::Data;
@@ -137,19 +137,25 @@ impl Client {
     pub async fn readdir(&self, dir: InodeId, after: u64, limit: u32, with_attrs: bool) -> Result<Listing> {
         self.inner.readdir(dir, after, limit, with_attrs).await
     }
-    pub async fn mkdir(&self, cred: &Cred, parent: InodeId, name: &[u8], mode: u32) -> Result<Stat> {
-        self.inner.mkdir(cred, parent, name, mode).await
+    pub async fn mkdir(
+        &self,
+        cred: &Cred,
+        parent: InodeId,
+        name: &[u8],
+        mode: impl Into<NewMode>,
+    ) -> Result<Stat> {
+        self.inner.mkdir(cred, parent, name, mode.into()).await
     }
     pub async fn mknod(
         &self,
         cred: &Cred,
         parent: InodeId,
         name: &[u8],
-        mode: u32,
+        mode: impl Into<NewMode>,
         kind: FileKind,
         rdev: u32,
     ) -> Result<Stat> {
-        self.inner.mknod(cred, parent, name, mode, kind, rdev).await
+        self.inner.mknod(cred, parent, name, mode.into(), kind, rdev).await
     }
     pub async fn symlink(&self, cred: &Cred, parent: InodeId, name: &[u8], target: &[u8]) -> Result<Stat> {
         self.inner.symlink(cred, parent, name, target).await
@@ -215,11 +221,11 @@ impl Client {
         cred: &Cred,
         parent: InodeId,
         name: &[u8],
-        mode: u32,
+        mode: impl Into<NewMode>,
         exclusive: bool,
         open: OpenMode,
     ) -> Result<Opened> {
-        self.inner.create(cred, parent, name, mode, exclusive, open).await
+        self.inner.create(cred, parent, name, mode.into(), exclusive, open).await
     }
     pub async fn open(&self, cred: &Cred, ino: InodeId, open: OpenMode) -> Result<Opened> {
         self.inner.open(cred, ino, open).await

@@ -2,7 +2,7 @@
 //!
 //! Invariant: a name is remembered only under its directory's lease, and only if no own change of names in that directory
 //! crossed the question.
-use crate::api::{SetAttrs, Space, Stat};
+use crate::api::{NewMode, SetAttrs, Space, Stat};
 use crate::inner::Inner;
 use crate::node::Node;
 use crate::plan::Occasion;
@@ -139,11 +139,18 @@ impl Inner {
         stat
     }
 
-    pub async fn mkdir(&self, cred: &Cred, parent: InodeId, name: &[u8], mode: u32) -> Result<Stat> {
+    pub async fn mkdir(&self, cred: &Cred, parent: InodeId, name: &[u8], mode: NewMode) -> Result<Stat> {
         check_name(name)?;
         let (dir, stamp) = (self.begin_name_change(parent, &[name]), self.stamp());
         let n = Bytes::copy_from_slice(name);
-        let make = |op| Mkdir { op, cred: cred.clone(), parent, name: n.clone(), mode };
+        let make = |op| Mkdir {
+            op,
+            cred: cred.clone(),
+            parent,
+            name: n.clone(),
+            mode: mode.bits,
+            umask: mode.umask,
+        };
         let made = self.session.change(self.deadline(), make).await?;
         Ok(self.made(&dir, name, made, stamp))
     }
@@ -153,14 +160,23 @@ impl Inner {
         cred: &Cred,
         parent: InodeId,
         name: &[u8],
-        mode: u32,
+        mode: NewMode,
         kind: FileKind,
         rdev: u32,
     ) -> Result<Stat> {
         check_name(name)?;
         let (dir, stamp) = (self.begin_name_change(parent, &[name]), self.stamp());
         let n = Bytes::copy_from_slice(name);
-        let make = |op| Mknod { op, cred: cred.clone(), parent, name: n.clone(), mode, kind, rdev };
+        let make = |op| Mknod {
+            op,
+            cred: cred.clone(),
+            parent,
+            name: n.clone(),
+            mode: mode.bits,
+            umask: mode.umask,
+            kind,
+            rdev,
+        };
         let made = self.session.change(self.deadline(), make).await?;
         Ok(self.made(&dir, name, made, stamp))
     }
@@ -260,6 +276,12 @@ impl Inner {
     }
 
     pub async fn get_xattr(&self, ino: InodeId, name: &[u8]) -> Result<Bytes> {
+        if name.starts_with(ACL_PREFIX) && self.try_getattr(ino).is_some_and(|stat| !stat.attr.acl) {
+            return Err(Error::name(
+                NameRule::NoAttribute,
+                format!("inode {ino} has no access control list"),
+            ));
+        }
         let name = Bytes::copy_from_slice(name);
         let ask = |session| GetXattr { session, ino, name: name.clone() };
         Ok(self.session.ask(self.deadline(), ask).await?.value)
@@ -320,6 +342,9 @@ impl Inner {
         })
     }
 }
+
+/// Attributes that are access control lists: whether there is one is known with the mode.
+const ACL_PREFIX: &[u8] = b"system.posix_acl_";
 
 /// The part of raw bytes that payload gets.
 fn payload_share(bytes: u64, scheme: Scheme) -> u64 {

@@ -353,6 +353,7 @@ mod tests {
             btime: t,
             data_version: version,
             layout: None,
+            acl: false,
         };
         Entry { attr, lease: Lease { kind, token_epoch: 3, recover: false, data_end: 0 } }
     }

@@ -83,8 +83,9 @@ impl Inner {
         if whole && self.budget.used_bytes() >= self.budget.limit_bytes() && !self.cache().evict_one() {
             return Ok(Taken::NoMemory);
         }
+        let elsewhere = whole && st.turn;
         let ready = st.lease == LeaseKind::Write
-            && !(whole && st.turn)
+            && !elsewhere
             && !st.recover
             && !st.closing_lease
             && st.inline != Inline::Unknown

@@ -87,6 +87,7 @@ impl Bench {
             parent: InodeId::ROOT,
             name: Bytes::from_static(b"d"),
             mode: 0o755,
+            umask: 0,
         };
         let dir = self.connection.call(&dir, vec![], PATIENCE).await.expect("mkdir").0.entry.attr.ino;
         let session = self.session;
@@ -96,6 +97,7 @@ impl Bench {
             parent: dir,
             name: format!("file-{slot:02}-{n:08}").into(),
             mode: 0o644,
+            umask: 0,
             exclusive: true,
             open: 2,
         };

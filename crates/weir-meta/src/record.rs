@@ -9,6 +9,10 @@ use weir_proto::map::Layout;
 use weir_proto::meta::{Attr, FileKind, Lease, LeaseKind, Time};
 use weir_proto::{Error, InodeId, PgId, Reader, Result, SessionId, Wire, Writer, wire_struct};
 
+/// In `mode` of `Access` and `Inode`: there is an access control list (of a directory: of either kind) under `X/`.
+pub const HAS_ACL: u32 = 1 << 31;
+/// All that chmod may set.
+pub const MODE_BITS: u32 = 0o7777;
 /// Version of every record's layout.
 const RECORD_VERSION: u8 = 1;
 /// Room for any record without bytes of variable length.
@@ -190,7 +194,7 @@ impl Inode {
         Attr {
             ino,
             kind: self.kind,
-            mode: self.mode,
+            mode: self.mode & MODE_BITS,
             uid: self.uid,
             gid: self.gid,
             nlink: self.nlink,
@@ -203,6 +207,7 @@ impl Inode {
             btime: self.btime,
             data_version: self.data_version,
             layout: self.layout,
+            acl: self.mode & HAS_ACL != 0,
         }
     }
     /// What a lease on it says beside its kind, which is granted later.
@@ -220,7 +225,7 @@ pub fn directory_attr(dir: InodeId, access: &Access, tally: &Tally) -> Attr {
     Attr {
         ino: dir,
         kind: FileKind::Directory,
-        mode: access.mode,
+        mode: access.mode & MODE_BITS,
         uid: access.uid,
         gid: access.gid,
         nlink: u32::try_from(tally.subdirectories.saturating_add(2)).unwrap_or(u32::MAX),
@@ -233,6 +238,7 @@ pub fn directory_attr(dir: InodeId, access: &Access, tally: &Tally) -> Attr {
         btime: access.btime,
         data_version: 0,
         layout: None,
+        acl: access.mode & HAS_ACL != 0,
     }
 }
 

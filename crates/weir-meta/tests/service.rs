@@ -104,7 +104,8 @@ fn a_parked_operation_ends_by_its_deadline_and_changes_nothing() {
         let (a, b) = (Client::start(&world, "a").await, Client::start(&world, "b").await);
         a.lookup(ROOT, "x").await.unwrap();
         a.set_deaf(true);
-        let request = Mkdir { op: b.op(), cred: root(), parent: ROOT, name: common::b("x"), mode: 0o755 };
+        let request =
+            Mkdir { op: b.op(), cred: root(), parent: ROOT, name: common::b("x"), mode: 0o755, umask: 0 };
         let e = b.connection.call(&request, vec![], Duration::from_millis(500)).await.unwrap_err();
         assert_eq!(e.kind, ErrorKind::Deadline);
         assert!(a.lookup(ROOT, "x").await.unwrap().entry.is_none());
@@ -145,7 +146,7 @@ fn a_retried_change_happens_once_also_across_a_restart() {
     simulate(6, async |world| {
         let node = start(&world).await;
         let mut a = Client::start(&world, "a").await;
-        let mkdir = Mkdir { op: a.op(), cred: root(), parent: ROOT, name: b("d"), mode: 0o755 };
+        let mkdir = Mkdir { op: a.op(), cred: root(), parent: ROOT, name: b("d"), mode: 0o755, umask: 0 };
         let first = a.call(&mkdir).await.unwrap();
         let again = a.call(&mkdir).await.unwrap();
         assert_eq!(first.entry.attr, again.entry.attr);
@@ -155,6 +156,7 @@ fn a_retried_change_happens_once_also_across_a_restart() {
             parent: first.entry.attr.ino,
             name: b("f"),
             mode: 0o600,
+            umask: 0,
             exclusive: true,
             open: 2,
         };
@@ -346,7 +348,14 @@ fn hostile_requests_are_refused() {
         let _meta = start(&world).await;
         let a = Client::start(&world, "a").await;
         let op = |slot, seq| Op { session: a.session, slot, seq };
-        let mkdir = |op, name: &str| Mkdir { op, cred: root(), parent: ROOT, name: b(name), mode: u32::MAX };
+        let mkdir = |op, name: &str| Mkdir {
+            op,
+            cred: root(),
+            parent: ROOT,
+            name: b(name),
+            mode: u32::MAX,
+            umask: 0,
+        };
         for op in [op(64, 1), op(u32::MAX, 1), op(0, 0)] {
             assert_eq!(a.call(&mkdir(op, "x")).await.unwrap_err().kind, ErrorKind::Invalid);
         }

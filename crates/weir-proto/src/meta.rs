@@ -58,6 +58,8 @@ message!(
         data_version: u64,
         /// Of a regular file whose data is on targets or will be.
         layout: Option<Layout>,
+        /// It has an access control list, or a directory one for what is made in it: the mode is not all.
+        acl: bool,
     }
 );
 
@@ -194,16 +196,20 @@ message!(
 // ---- changing
 message!(Create = 130 -> Created {
     op: Op, cred: Cred, parent: InodeId, name: Bytes, mode: u32,
+    /// Bits that are taken from `mode` unless the directory has a default access control list.
+    umask: u32,
     /// Fail if the name exists; otherwise open what is there.
     exclusive: bool,
     /// Counts as an open; 0 none, bit 0 read, bit 1 write.
     open: u8,
 });
 message!(Created { entry: Entry, parent_attr: Attr, parent_lease: Lease, created: bool, inline: Option<Bytes> });
-message!(Mkdir = 131 -> Made { op: Op, cred: Cred, parent: InodeId, name: Bytes, mode: u32 });
+message!(Mkdir = 131 -> Made { op: Op, cred: Cred, parent: InodeId, name: Bytes, mode: u32, umask: u32 });
 message!(Made { entry: Entry, parent_attr: Attr, parent_lease: Lease });
 message!(Symlink = 132 -> Made { op: Op, cred: Cred, parent: InodeId, name: Bytes, target: Bytes });
-message!(Mknod = 133 -> Made { op: Op, cred: Cred, parent: InodeId, name: Bytes, mode: u32, kind: FileKind, rdev: u32 });
+message!(Mknod = 133 -> Made {
+    op: Op, cred: Cred, parent: InodeId, name: Bytes, mode: u32, umask: u32, kind: FileKind, rdev: u32,
+});
 message!(Link = 134 -> Made { op: Op, cred: Cred, ino: InodeId, parent: InodeId, name: Bytes });
 message!(Unlink = 135 -> Removed { op: Op, cred: Cred, parent: InodeId, name: Bytes });
 message!(Rmdir = 136 -> Removed { op: Op, cred: Cred, parent: InodeId, name: Bytes });

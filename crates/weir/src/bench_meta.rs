@@ -154,6 +154,7 @@ async fn once(
         parent: InodeId::ROOT,
         name: dir_name.clone(),
         mode: 0o755,
+        umask: 0,
     };
     let (made, _) = channel.call(&mkdir, Vec::new(), PATIENCE).await?;
     let parent = made.entry.attr.ino;
@@ -165,6 +166,7 @@ async fn once(
             parent,
             name: name(file),
             mode: 0o644,
+            umask: 0,
             exclusive: true,
             open: 0,
         };

@@ -48,7 +48,8 @@ fn pjdfstest_passes() {
     fs::write(&config, PJDFSTEST).unwrap();
     // mount(8) asks the program `weir` to remount, but only one that is installed: do as it does.
     let mount = outside.path().join("mount");
-    fs::write(&mount, format!("#!/bin/sh\nexec {} weir \"$3\" -o \"$2\"\n", env!("CARGO_BIN_EXE_weir"))).unwrap();
+    fs::write(&mount, format!("#!/bin/sh\nexec {} weir \"$3\" -o \"$2\"\n", env!("CARGO_BIN_EXE_weir")))
+        .unwrap();
     fs::set_permissions(&mount, fs::Permissions::from_mode(0o755)).unwrap();
     let path = format!("{}:{}", outside.path().display(), std::env::var("PATH").unwrap());
     let mut command = Command::new(pjdfstest);

@@ -9,7 +9,7 @@ const SET_UID: u32 = 0o4000;
 pub fn lookup(view: &mut View<'_>, r: &meta::Lookup) -> Result<Looked> {
     check_name(&r.name)?;
     let access = load_access(view.read, r.parent)?;
-    require(&r.cred, &access, r.parent, SEARCH)?;
+    require(view.read, &r.cred, &access, r.parent, SEARCH)?;
     let Some(link) = find_link(view.read, r.parent, &r.name)? else {
         return Ok(Looked { entry: None, parent_lease: nothing() });
     };
@@ -52,8 +52,10 @@ fn set_file(cx: &mut Cx<'_>, r: &SetAttr, mut inode: Inode) -> Result<Entry> {
         cx.need(r.ino, Need::Turn);
     }
     cx.clear()?;
-    let regular = inode.kind == FileKind::Regular;
-    (inode.mode, inode.uid, inode.gid) = owner.apply(r, (inode.mode, inode.uid, inode.gid), regular);
+    (inode.mode, inode.uid, inode.gid) = owner.apply(r, (inode.mode, inode.uid, inode.gid), false);
+    if r.mode.is_some() {
+        cx.set_acl_mode(r.ino, inode.mode)?;
+    }
     if let Some(size) = r.size {
         cx.set_size(r.ino, &mut inode, size)?;
     }
@@ -76,7 +78,10 @@ fn set_directory(cx: &mut Cx<'_>, r: &SetAttr) -> Result<Entry> {
     let owner = check_set(cx, r, access.uid, access.gid, access.mode)?;
     cx.need(r.ino, Need::Change);
     cx.clear()?;
-    (access.mode, access.uid, access.gid) = owner.apply(r, (access.mode, access.uid, access.gid), false);
+    (access.mode, access.uid, access.gid) = owner.apply(r, (access.mode, access.uid, access.gid), true);
+    if r.mode.is_some() {
+        cx.set_acl_mode(r.ino, access.mode)?;
+    }
     access.atime = r.atime.unwrap_or(access.atime);
     tally.mtime = r.mtime.unwrap_or(tally.mtime);
     tally.ctime = cx.rules.now;
@@ -90,19 +95,21 @@ struct Claim {
     root: bool,
     /// Of the group that the inode will have.
     member: bool,
+    /// Of the group that it has.
+    was_member: bool,
 }
 
 impl Claim {
     /// Mode, owner and group after the request.
-    fn apply(&self, r: &SetAttr, (mode, uid, gid): (u32, u32, u32), regular: bool) -> (u32, u32, u32) {
-        let mut new_mode = r.mode.map_or(mode, |m| m & MODE_BITS);
+    fn apply(&self, r: &SetAttr, (mode, uid, gid): (u32, u32, u32), directory: bool) -> (u32, u32, u32) {
+        let mut new_mode = r.mode.map_or(mode, |m| m & MODE_BITS | mode & HAS_ACL);
         if r.mode.is_some() && !self.root && !self.member {
             new_mode &= !SET_GID;
         }
-        // A change of owner takes the bits away with which the file would run as somebody else.
-        if (r.uid.is_some() || r.gid.is_some()) && !self.root && regular && r.mode.is_none() {
-            new_mode &= !SET_UID;
-            new_mode &= if new_mode & 0o010 != 0 { !SET_GID } else { MODE_BITS };
+        // A change of owner, also by the superuser, takes the bits away with which the file would run as somebody else.
+        if (r.uid.is_some() || r.gid.is_some()) && !directory && r.mode.is_none() {
+            let runs_as_group = new_mode & 0o010 != 0 || !(self.root || self.was_member);
+            new_mode &= !SET_UID & if runs_as_group { !SET_GID } else { !0 };
         }
         (new_mode, r.uid.unwrap_or(uid), r.gid.unwrap_or(gid))
     }
@@ -110,7 +117,7 @@ impl Claim {
 
 fn check_set(cx: &Cx<'_>, r: &SetAttr, uid: u32, gid: u32, mode: u32) -> Result<Claim> {
     let (root, owner) = (r.cred.uid == 0, r.cred.uid == uid);
-    let writes = permits(&r.cred, mode, uid, gid, WRITE);
+    let writes = allows(cx.read(), &r.cred, r.ino, (mode, uid, gid), WRITE)?;
     let refuse = |what: &str| {
         Err(Error::name(
             NameRule::NotOwner,
@@ -133,7 +140,8 @@ fn check_set(cx: &Cx<'_>, r: &SetAttr, uid: u32, gid: u32, mode: u32) -> Result<
     if r.size.is_some() && !writes && !cx.rules.leases.may_write(cx.rules.session, r.ino) {
         return Err(Error::denied(format!("user {} may not write inode {}", r.cred.uid, r.ino)));
     }
-    Ok(Claim { root, member: in_group(&r.cred, r.gid.unwrap_or(gid)) })
+    let member = in_group(&r.cred, r.gid.unwrap_or(gid));
+    Ok(Claim { root, member, was_member: in_group(&r.cred, gid) })
 }
 
 fn check_size(ino: InodeId, inode: &Inode, size: u64) -> Result<()> {
@@ -162,6 +170,17 @@ impl Cx<'_> {
         inode.size = size;
         inode.data_version += 1;
         inode.mtime = self.rules.now;
+        Ok(())
+    }
+
+    /// The list follows the mode.
+    fn set_acl_mode(&mut self, ino: InodeId, mode: u32) -> Result<()> {
+        if mode & HAS_ACL != 0
+            && let Some(mut acl) = find_acl(self.read(), ino, acl::ACCESS)?
+        {
+            acl.set_mode(mode);
+            self.txn.put(&keys::xattr(ino, acl::ACCESS), &acl.to_value());
+        }
         Ok(())
     }
 

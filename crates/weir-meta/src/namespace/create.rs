@@ -39,6 +39,30 @@ pub fn next_number(txn: &mut dyn Txn, sequence: Sequence) -> Result<u64> {
     Ok(number)
 }
 
+/// The permissions of something new, and its lists.
+struct Permissions {
+    mode: u32,
+    access: Option<Vec<u8>>,
+    /// Of a new directory.
+    default: Option<Vec<u8>>,
+}
+
+impl Permissions {
+    fn of_mode(mode: u32) -> Permissions {
+        Permissions { mode: mode & MODE_BITS, access: None, default: None }
+    }
+    fn has_acl(&self) -> u32 {
+        if self.access.is_some() || self.default.is_some() { HAS_ACL } else { 0 }
+    }
+    fn store(self, cx: &mut Cx<'_>, ino: InodeId) {
+        for (kind, value) in [(acl::ACCESS, self.access), (acl::DEFAULT, self.default)] {
+            if let Some(value) = value {
+                cx.txn.put(&keys::xattr(ino, kind), &value);
+            }
+        }
+    }
+}
+
 /// A directory in which a name is about to be made.
 struct Birth {
     dir: InodeId,
@@ -51,18 +75,33 @@ impl Cx<'_> {
     fn prepare_birth(&mut self, cred: &Cred, parent: InodeId, name: &[u8]) -> Result<Birth> {
         check_name(name)?;
         let access = load_access(self.read(), parent)?;
-        require(cred, &access, parent, SEARCH)?;
+        require(self.read(), cred, &access, parent, SEARCH)?;
         if find_link(self.read(), parent, name)?.is_some() {
             return Err(Error::exists(format!("{:?} is in directory {parent} already", show(name))));
         }
         self.prepare_new(cred, parent, access)
     }
     fn prepare_new(&mut self, cred: &Cred, parent: InodeId, access: Access) -> Result<Birth> {
-        require(cred, &access, parent, WRITE | SEARCH)?;
+        require(self.read(), cred, &access, parent, WRITE | SEARCH)?;
         self.need(parent, Need::Change);
         self.clear()?;
         let tally = load_tally(self.read(), parent)?;
         Ok(Birth { dir: parent, access, tally })
+    }
+
+    /// What something new gets: from the directory's default list if it has one, else the mode without the umask.
+    fn permissions(&self, birth: &Birth, mode: u32, umask: u32, is_directory: bool) -> Result<Permissions> {
+        let default = match birth.access.mode & HAS_ACL {
+            0 => None,
+            _ => find_acl(self.read(), birth.dir, acl::DEFAULT)?,
+        };
+        let Some(default) = default else { return Ok(Permissions::of_mode(mode & !umask)) };
+        let access = default.for_birth(mode);
+        Ok(Permissions {
+            mode: mode & MODE_BITS & !0o777 | access.mode(),
+            access: (!access.is_mode()).then(|| access.to_value()),
+            default: is_directory.then(|| default.to_value()),
+        })
     }
 
     fn next_ino(&mut self, tally: &mut Tally) -> Result<InodeId> {
@@ -95,12 +134,12 @@ impl Cx<'_> {
     }
 
     /// A new inode that is not a directory, without a name yet.
-    fn newborn(&self, birth: &Birth, cred: &Cred, kind: FileKind, mode: u32) -> Inode {
+    fn newborn(&self, birth: &Birth, cred: &Cred, kind: FileKind, permissions: &Permissions) -> Inode {
         let now = self.rules.now;
         let gid = if birth.access.mode & SET_GID != 0 { birth.access.gid } else { cred.gid };
         Inode {
             kind,
-            mode: mode & MODE_BITS,
+            mode: permissions.mode | permissions.has_acl(),
             uid: cred.uid,
             gid,
             nlink: 1,
@@ -174,13 +213,15 @@ fn place(policy: LayoutPolicy, ino: InodeId) -> weir_proto::map::Layout {
 pub fn create(cx: &mut Cx<'_>, r: &meta::Create) -> Result<Created> {
     check_name(&r.name)?;
     let access = load_access(cx.read(), r.parent)?;
-    require(&r.cred, &access, r.parent, SEARCH)?;
+    require(cx.read(), &r.cred, &access, r.parent, SEARCH)?;
     if let Some(link) = find_link(cx.read(), r.parent, &r.name)? {
         return open_existing(cx, r, link);
     }
     let mut birth = cx.prepare_new(&r.cred, r.parent, access)?;
     let ino = cx.give_birth(&mut birth, &r.name, FileKind::Regular)?;
-    let mut inode = cx.newborn(&birth, &r.cred, FileKind::Regular, r.mode);
+    let permissions = cx.permissions(&birth, r.mode, r.umask, false)?;
+    let mut inode = cx.newborn(&birth, &r.cred, FileKind::Regular, &permissions);
+    permissions.store(cx, ino);
     inode.layout = (cx.rules.layout)().map(|p| place(p, ino));
     if r.open & meta_open::WRITE != 0 {
         cx.take_writer(ino, &mut inode);
@@ -230,8 +271,9 @@ pub fn mkdir(cx: &mut Cx<'_>, r: &meta::Mkdir) -> Result<Made> {
     let ino = cx.give_birth(&mut birth, &r.name, FileKind::Directory)?;
     let now = cx.rules.now;
     let inherit = birth.access.mode & SET_GID != 0;
+    let permissions = cx.permissions(&birth, r.mode, r.umask, true)?;
     let access = Access {
-        mode: (r.mode & MODE_BITS) | if inherit { SET_GID } else { 0 },
+        mode: permissions.mode | permissions.has_acl() | if inherit { SET_GID } else { 0 },
         uid: r.cred.uid,
         gid: if inherit { birth.access.gid } else { r.cred.gid },
         parent: r.parent,
@@ -247,6 +289,7 @@ pub fn mkdir(cx: &mut Cx<'_>, r: &meta::Mkdir) -> Result<Made> {
         next_n: 0,
         next_cookie: 1,
     };
+    permissions.store(cx, ino);
     cx.put_access(ino, &access);
     cx.put_tally(ino, &tally);
     cx.charge(r.parent, Charge { directories: 1, ..Charge::default() })?;
@@ -271,7 +314,7 @@ pub fn symlink(cx: &mut Cx<'_>, r: &meta::Symlink) -> Result<Made> {
         ));
     }
     let birth = cx.prepare_birth(&r.cred, r.parent, &r.name)?;
-    let mut inode = cx.newborn(&birth, &r.cred, FileKind::Symlink, 0o777);
+    let mut inode = cx.newborn(&birth, &r.cred, FileKind::Symlink, &Permissions::of_mode(0o777));
     inode.size = r.target.len() as u64;
     let made = cx.make_file(birth, &r.name, &inode)?;
     cx.txn.put(&keys::data(made.entry.attr.ino), &r.target);
@@ -283,9 +326,12 @@ pub fn mknod(cx: &mut Cx<'_>, r: &meta::Mknod) -> Result<Made> {
         return Err(Error::invalid("mknod makes files, pipes, sockets and devices only"));
     }
     let birth = cx.prepare_birth(&r.cred, r.parent, &r.name)?;
-    let mut inode = cx.newborn(&birth, &r.cred, r.kind, r.mode);
+    let permissions = cx.permissions(&birth, r.mode, r.umask, false)?;
+    let mut inode = cx.newborn(&birth, &r.cred, r.kind, &permissions);
     inode.rdev = r.rdev;
-    cx.make_file(birth, &r.name, &inode)
+    let made = cx.make_file(birth, &r.name, &inode)?;
+    permissions.store(cx, made.entry.attr.ino);
+    Ok(made)
 }
 
 pub fn link(cx: &mut Cx<'_>, r: &meta::Link) -> Result<Made> {

@@ -6,6 +6,7 @@
 //!
 //! Knows nothing of connections, durability, or how leases are recalled.
 
+pub mod acl;
 pub mod attr;
 pub mod create;
 pub mod data;
@@ -21,7 +22,8 @@ pub use usage::{totals, usage_of};
 
 use crate::keys;
 use crate::lease::{Conflict, LeaseTable, Need};
-use crate::record::{Access, Inode, Link, Record, Tally, directory_attr, no_lease};
+use crate::record::{Access, HAS_ACL, Inode, Link, MODE_BITS, Record, Tally, directory_attr, no_lease};
+use acl::Acl;
 use weir_kv::{Read, Txn};
 use weir_proto::map::Scheme;
 use weir_proto::meta::{Attr, Cred, Entry, FileKind, Lease, NAME_MAX, Time};
@@ -80,8 +82,6 @@ pub const SEARCH: u32 = 1;
 
 const SET_GID: u32 = 0o2000;
 const STICKY: u32 = 0o1000;
-/// All that chmod may set.
-const MODE_BITS: u32 = 0o7777;
 
 impl View<'_> {
     fn need(&mut self, ino: InodeId, need: Need) {
@@ -217,8 +217,28 @@ fn permits(cred: &Cred, mode: u32, uid: u32, gid: u32, want: u32) -> bool {
 fn in_group(cred: &Cred, gid: u32) -> bool {
     cred.gid == gid || cred.groups.contains(&gid)
 }
-fn require(cred: &Cred, access: &Access, dir: InodeId, want: u32) -> Result<()> {
-    if permits(cred, access.mode, access.uid, access.gid, want) {
+/// The same with the access control list, if there is one.
+fn allows(
+    read: &dyn Read,
+    cred: &Cred,
+    ino: InodeId,
+    (mode, uid, gid): (u32, u32, u32),
+    want: u32,
+) -> Result<bool> {
+    if mode & HAS_ACL != 0
+        && cred.uid != 0
+        && let Some(acl) = find_acl(read, ino, acl::ACCESS)?
+    {
+        return Ok(acl.permits(cred, uid, gid, want));
+    }
+    Ok(permits(cred, mode, uid, gid, want))
+}
+fn find_acl(read: &dyn Read, ino: InodeId, kind: &[u8]) -> Result<Option<Acl>> {
+    let Some(value) = read.get(&keys::xattr(ino, kind))? else { return Ok(None) };
+    Acl::parse(&value).map_err(|e| Error::damaged(format!("inode {ino}: {e}")))
+}
+fn require(read: &dyn Read, cred: &Cred, access: &Access, dir: InodeId, want: u32) -> Result<()> {
+    if allows(read, cred, dir, (access.mode, access.uid, access.gid), want)? {
         return Ok(());
     }
     Err(Error::denied(format!("user {} may not {} directory {dir}", cred.uid, verb(want))))

@@ -18,7 +18,7 @@ impl Cx<'_> {
             return Err(Error::invalid(format!("inode {ino} is not a regular file")));
         }
         let want = if read { READ } else { 0 } | if write || truncate { WRITE } else { 0 };
-        if !permits(cred, inode.mode, inode.uid, inode.gid, want) {
+        if !allows(self.read(), cred, ino, (inode.mode, inode.uid, inode.gid), want)? {
             return Err(Error::denied(format!("user {} may not open inode {ino} that way", cred.uid)));
         }
         let need = if truncate {

@@ -117,9 +117,9 @@ fn prepare_removal(
 ) -> Result<(Access, Link)> {
     check_name(name)?;
     let access = load_access(cx.read(), parent)?;
-    require(cred, &access, parent, SEARCH)?;
+    require(cx.read(), cred, &access, parent, SEARCH)?;
     let link = load_link(cx.read(), parent, name)?;
-    require(cred, &access, parent, WRITE | SEARCH)?;
+    require(cx.read(), cred, &access, parent, WRITE | SEARCH)?;
     if access.mode & STICKY != 0 {
         require_sticky(cred, &access, owner_of(cx.read(), link.ino, link.kind)?.0)?;
     }

@@ -15,13 +15,13 @@ pub fn rename(cx: &mut Cx<'_>, r: &meta::Rename) -> Result<Renamed> {
     check_name(&r.name)?;
     check_name(&r.new_name)?;
     let (from_dir, to_dir) = (load_access(cx.read(), r.parent)?, load_access(cx.read(), r.new_parent)?);
-    require(&r.cred, &from_dir, r.parent, SEARCH)?;
-    require(&r.cred, &to_dir, r.new_parent, SEARCH)?;
+    require(cx.read(), &r.cred, &from_dir, r.parent, SEARCH)?;
+    require(cx.read(), &r.cred, &to_dir, r.new_parent, SEARCH)?;
     let moved = load_link(cx.read(), r.parent, &r.name)?;
     let target = find_link(cx.read(), r.new_parent, &r.new_name)?;
     check_mode(r, target.as_ref())?;
-    require(&r.cred, &from_dir, r.parent, WRITE | SEARCH)?;
-    require(&r.cred, &to_dir, r.new_parent, WRITE | SEARCH)?;
+    require(cx.read(), &r.cred, &from_dir, r.parent, WRITE | SEARCH)?;
+    require(cx.read(), &r.cred, &to_dir, r.new_parent, WRITE | SEARCH)?;
     let replaced = target.filter(|t| t.ino != moved.ino);
     if target.is_none() || replaced.is_some() {
         check_move(cx.read(), r, &from_dir, &moved)?;
@@ -33,7 +33,7 @@ pub fn rename(cx: &mut Cx<'_>, r: &meta::Rename) -> Result<Renamed> {
     // Else: two links of one file. POSIX: nothing happens.
     Ok(Renamed {
         moved: moved.ino,
-        replaced: replaced.filter(|_| r.mode != RenameMode::Exchange).map(|t| t.ino),
+        replaced: replaced.map(|t| t.ino),
         parent_attr: directory(cx.read(), r.parent)?,
         new_parent_attr: directory(cx.read(), r.new_parent)?,
     })
@@ -59,7 +59,7 @@ fn check_leaves(read: &dyn Read, cred: &Cred, dir: &Access, link: &Link, across:
     let (uid, gid, mode) = owner_of(read, link.ino, link.kind)?;
     require_sticky(cred, dir, uid)?;
     // Its ".." changes: that is a write to the directory itself.
-    if across && link.kind == FileKind::Directory && !permits(cred, mode, uid, gid, WRITE) {
+    if across && link.kind == FileKind::Directory && !allows(read, cred, link.ino, (mode, uid, gid), WRITE)? {
         return Err(Error::denied(format!("user {} may not change directory {}", cred.uid, link.ino)));
     }
     Ok(())

@@ -65,12 +65,20 @@ impl World {
         Ok(out.unwrap())
     }
     fn create(&mut self, cred: &Cred, parent: InodeId, name: &str, mode: u32) -> Result<Created> {
-        let r =
-            Create { op: op(), cred: cred.clone(), parent, name: b(name), mode, exclusive: true, open: 2 };
+        let r = Create {
+            op: op(),
+            cred: cred.clone(),
+            parent,
+            name: b(name),
+            mode,
+            umask: 0,
+            exclusive: true,
+            open: 2,
+        };
         self.change(|cx| create::create(cx, &r))
     }
     fn mkdir(&mut self, cred: &Cred, parent: InodeId, name: &str, mode: u32) -> Result<Made> {
-        let r = Mkdir { op: op(), cred: cred.clone(), parent, name: b(name), mode };
+        let r = Mkdir { op: op(), cred: cred.clone(), parent, name: b(name), mode, umask: 0 };
         self.change(|cx| create::mkdir(cx, &r))
     }
     fn unlink(&mut self, cred: &Cred, parent: InodeId, name: &str) -> Result<Removed> {
@@ -383,7 +391,8 @@ fn extended_attributes_come_and_go() {
     put(set("user.a", 3, true, false)).unwrap();
     assert_eq!(put(set("user.a", 3, true, false)).unwrap_err(), EEXIST);
     assert_eq!(put(set("user.big", 65537, false, false)).unwrap_err(), 34);
-    assert_eq!(put(set("system.posix_acl_access", 3, false, false)).unwrap_err(), 95);
+    assert_eq!(put(set("system.other", 3, false, false)).unwrap_err(), 95);
+    assert_eq!(put(set("system.posix_acl_access", 3, false, false)).unwrap_err(), 22);
     put(set("user.b", 65536, false, false)).unwrap();
     assert_eq!(w.view(|v| xattr::listxattr(v, f)).unwrap().names, [b("user.a"), b("user.b")]);
     assert_eq!(w.view(|v| xattr::getxattr(v, f, b"user.a")).unwrap().value.len(), 3);
@@ -733,4 +742,56 @@ proptest! {
         }
         compare(&w, &m)?;
     }
+}
+
+/// A list of (tag, permissions, id) as an attribute's value.
+fn list(items: &[(u16, u16, u32)]) -> Bytes {
+    let mut value = 2u32.to_le_bytes().to_vec();
+    for (tag, perm, id) in items {
+        value.extend(tag.to_le_bytes());
+        value.extend(perm.to_le_bytes());
+        value.extend(id.to_le_bytes());
+    }
+    value.into()
+}
+
+#[test]
+fn a_default_list_is_inherited_and_decides() {
+    let mut w = World::new();
+    let dir = w.mkdir(&root(), InodeId::ROOT, "d", 0o755).unwrap().entry.attr.ino;
+    let set = |ino, name: &[u8], value: Bytes| SetXattr {
+        op: op(),
+        cred: root(),
+        ino,
+        name: Bytes::copy_from_slice(name),
+        value,
+        create: false,
+        replace: false,
+    };
+    let named = list(&[(1, 7, !0), (2, 7, 77), (4, 5, !0), (16, 7, !0), (32, 0, !0)]);
+    let r = set(dir, acl::DEFAULT, named.clone());
+    assert!(w.change(|cx| xattr::setxattr(cx, &r)).unwrap().attr.acl);
+    let file = w.create(&root(), dir, "f", 0o666).unwrap().entry.attr;
+    assert_eq!((file.mode, file.acl), (0o660, true), "no class gets more than was asked for");
+    let kept = w.view(|v| xattr::getxattr(v, file.ino, acl::ACCESS)).unwrap().value;
+    assert_eq!(kept, list(&[(1, 6, !0), (2, 7, 77), (4, 5, !0), (16, 6, !0), (32, 0, !0)]));
+    let below = w.mkdir(&root(), dir, "e", 0o777).unwrap().entry.attr;
+    assert_eq!(w.view(|v| xattr::getxattr(v, below.ino, acl::DEFAULT)).unwrap().value, named);
+    let cred = |uid| Cred { uid, gid: 500, groups: vec![500] };
+    let open = |uid| meta::Open {
+        session: ME,
+        cred: cred(uid),
+        ino: file.ino,
+        read: true,
+        write: true,
+        truncate: false,
+    };
+    assert!(w.change(|cx| open::open(cx, &open(77))).is_ok());
+    assert_eq!(errno(w.change(|cx| open::open(cx, &open(78)))), 13);
+    w.set(&root(), file.ino, |s| s.mode = Some(0o640)).unwrap();
+    assert_eq!(errno(w.change(|cx| open::open(cx, &open(77)))), 13, "chmod changed the mask");
+    // A list that says no more than a mode becomes the mode.
+    let r = set(file.ino, acl::ACCESS, list(&[(1, 7, !0), (4, 5, !0), (32, 4, !0)]));
+    let attr = w.change(|cx| xattr::setxattr(cx, &r)).unwrap().attr;
+    assert_eq!((attr.mode, attr.acl), (0o754, false));
 }

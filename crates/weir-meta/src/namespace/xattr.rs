@@ -1,4 +1,4 @@
-//! Extended attributes: `user.`, `trusted.` and `security.`.
+//! Extended attributes: `user.`, `trusted.` and `security.`, and the access control lists of `system.`.
 use super::*;
 use bytes::Bytes;
 use weir_kv::Scan;
@@ -23,6 +23,9 @@ pub fn listxattr(view: &View<'_>, ino: InodeId) -> Result<XattrNames> {
 
 pub fn setxattr(cx: &mut Cx<'_>, r: &SetXattr) -> Result<Entry> {
     check_xattr_name(&r.name)?;
+    if is_acl(&r.name) {
+        return set_acl(cx, r);
+    }
     if r.value.len() > XATTR_VALUE_MAX {
         return Err(Error::name(
             NameRule::Range,
@@ -54,13 +57,67 @@ pub fn removexattr(cx: &mut Cx<'_>, r: &RemoveXattr) -> Result<Entry> {
     check_xattr_name(&r.name)?;
     require_xattr(cx.read(), &r.cred, r.ino, &r.name)?;
     let key = keys::xattr(r.ino, &r.name);
-    if cx.txn.get(&key)?.is_none() {
+    let there = cx.txn.get(&key)?.is_some();
+    if !there && is_acl(&r.name) {
+        return entry(cx.read(), cx.rules, r.ino); // as Linux has it: there is none now
+    }
+    if !there {
         return Err(absent(r.ino, &r.name));
     }
     cx.need(r.ino, Need::Change);
     cx.clear()?;
     cx.txn.delete(&key);
+    if is_acl(&r.name) {
+        return note_acl(cx, r.ino, None);
+    }
     touch(cx, r.ino)
+}
+
+fn is_acl(name: &[u8]) -> bool {
+    name == acl::ACCESS || name == acl::DEFAULT
+}
+
+/// Sets a list; one that says no more than a mode becomes the mode.
+fn set_acl(cx: &mut Cx<'_>, r: &SetXattr) -> Result<Entry> {
+    require_xattr(cx.read(), &r.cred, r.ino, &r.name)?;
+    let (_, gid, mode) = exists(cx.read(), r.ino)?;
+    let is_directory = find_access(cx.read(), r.ino)?.is_some();
+    let list = Acl::parse(&r.value)?;
+    if r.name == acl::DEFAULT && !is_directory {
+        return Err(Error::denied(format!("inode {} is not a directory: it has no default list", r.ino)));
+    }
+    cx.need(r.ino, Need::Change);
+    cx.clear()?;
+    let key = keys::xattr(r.ino, &r.name);
+    let sets_mode = r.name == acl::ACCESS;
+    match &list {
+        Some(list) if !sets_mode || !list.is_mode() => cx.txn.put(&key, &list.to_value()),
+        _ => cx.txn.delete(&key),
+    }
+    let member = r.cred.uid == 0 || in_group(&r.cred, gid);
+    let kept = mode & MODE_BITS & !0o777 & if member { !0 } else { !SET_GID };
+    let new_mode = list.filter(|_| sets_mode).map(|list| kept | list.mode());
+    note_acl(cx, r.ino, new_mode)
+}
+
+/// After a list came or went: the record says whether there is one.
+fn note_acl(cx: &mut Cx<'_>, ino: InodeId, mode: Option<u32>) -> Result<Entry> {
+    let mut flag = 0;
+    for kind in [acl::ACCESS, acl::DEFAULT] {
+        if cx.txn.get(&keys::xattr(ino, kind))?.is_some() {
+            flag = HAS_ACL;
+        }
+    }
+    let new = |old: u32| mode.unwrap_or(old & MODE_BITS) | flag;
+    if let Some(mut inode) = find_inode(cx.read(), ino)? {
+        inode.mode = new(inode.mode);
+        cx.put_inode(ino, &inode);
+    } else {
+        let mut access = load_access(cx.read(), ino)?;
+        access.mode = new(access.mode);
+        cx.put_access(ino, &access);
+    }
+    touch(cx, ino)
 }
 
 /// A change of attributes changes the ctime.
@@ -91,10 +148,10 @@ fn check_xattr_name(name: &[u8]) -> Result<()> {
         return Err(Error::name(NameRule::Range, format!("an attribute name of {} bytes", name.len())));
     }
     let known = [b"user.".as_slice(), b"trusted.", b"security."];
-    if !known.iter().any(|prefix| name.starts_with(prefix) && name.len() > prefix.len()) || name.contains(&0)
-    {
+    let is_known = known.iter().any(|prefix| name.starts_with(prefix) && name.len() > prefix.len());
+    if !(is_known || is_acl(name)) || name.contains(&0) {
         return Err(Error::unsupported(format!(
-            "attribute {:?}: only user., trusted. and security.",
+            "attribute {:?}: only user., trusted., security. and access control lists",
             show(name)
         )));
     }
@@ -104,7 +161,15 @@ fn check_xattr_name(name: &[u8]) -> Result<()> {
 fn require_xattr(read: &dyn Read, cred: &Cred, ino: InodeId, name: &[u8]) -> Result<()> {
     let (uid, gid, mode) = exists(read, ino)?;
     let allowed = if name.starts_with(b"user.") {
-        permits(cred, mode, uid, gid, WRITE)
+        allows(read, cred, ino, (mode, uid, gid), WRITE)?
+    } else if is_acl(name) {
+        if cred.uid != 0 && cred.uid != uid {
+            return Err(Error::name(
+                NameRule::NotOwner,
+                format!("user {} does not own inode {ino}: only its owner sets its list", cred.uid),
+            ));
+        }
+        true
     } else {
         cred.uid == 0 || (name.starts_with(b"security.") && cred.uid == uid)
     };

@@ -150,10 +150,20 @@ impl Client {
     }
     pub async fn create(&self, parent: InodeId, name: &str) -> Result<Created> {
         let (op, cred) = (self.op(), root());
-        self.call(&Create { op, cred, parent, name: b(name), mode: 0o644, exclusive: true, open: 2 }).await
+        self.call(&Create {
+            op,
+            cred,
+            parent,
+            name: b(name),
+            mode: 0o644,
+            umask: 0,
+            exclusive: true,
+            open: 2,
+        })
+        .await
     }
     pub async fn mkdir(&self, parent: InodeId, name: &str) -> Result<Made> {
-        self.call(&Mkdir { op: self.op(), cred: root(), parent, name: b(name), mode: 0o755 }).await
+        self.call(&Mkdir { op: self.op(), cred: root(), parent, name: b(name), mode: 0o755, umask: 0 }).await
     }
     pub async fn unlink(&self, parent: InodeId, name: &str) -> Result<Removed> {
         self.call(&Unlink { op: self.op(), cred: root(), parent, name: b(name) }).await

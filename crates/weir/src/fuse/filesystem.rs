@@ -20,7 +20,7 @@ use std::time::{Duration, Instant, SystemTime};
 use tokio::runtime::Handle as Runtime;
 use weir_client::{Client, Handle, SetAttrs, Stat};
 use weir_env::BufferPool;
-use weir_proto::meta::{Cred, NAME_MAX};
+use weir_proto::meta::{Cred, FileKind, NAME_MAX};
 use weir_proto::{Error, InodeId, Result};
 
 /// Requests that the kernel may have under way in the background (read-ahead, direct I/O pieces).
@@ -101,13 +101,15 @@ impl Mounted {
 
 /// Takes set-uid and set-gid away, as a change of data by somebody else does.
 async fn drop_privileges(client: &Client, cred: &Cred, ino: InodeId) -> Result<()> {
-    let mode = client.getattr(ino).await?.attr.mode;
-    if !tr::has_privileges(mode) {
+    let attr = client.getattr(ino).await?.attr;
+    let member = cred.uid == 0 || cred.gid == attr.gid || cred.groups.contains(&attr.gid);
+    let mode = tr::without_privileges(attr.mode, member);
+    if attr.kind == FileKind::Directory || mode == tr::permissions(attr.mode) {
         return Ok(());
     }
     // In the name of the superuser: the right to write was enough to lose them.
     let cred = Cred { uid: 0, ..cred.clone() };
-    let set = SetAttrs { mode: Some(tr::without_privileges(mode)), ..SetAttrs::default() };
+    let set = SetAttrs { mode: Some(mode), ..SetAttrs::default() };
     client.setattr(&cred, ino, None, set).await.map(drop)
 }
 
@@ -261,8 +263,9 @@ impl Filesystem for Mounted {
         let fh = fh.filter(|_| size.is_some()).map(handle);
         self.answer(async move {
             let mut result = client.setattr(&cred, ino, fh, set).await;
-            if size.is_some()
-                && cred.uid != 0
+            // The kernel asks for nothing where a program changed the owner to what it is.
+            let same_owner = set == SetAttrs::default();
+            if (same_owner || size.is_some() && cred.uid != 0)
                 && result.as_ref().is_ok_and(|s| tr::has_privileges(s.attr.mode))
             {
                 result = match drop_privileges(&client, &cred, ino).await {
@@ -285,13 +288,13 @@ impl Filesystem for Mounted {
         parent: INodeNo,
         name: &OsStr,
         mode: u32,
-        _umask: u32,
+        umask: u32,
         rdev: u32,
         reply: ReplyEntry,
     ) {
         let Some(kind) = tr::node_kind(mode) else { return reply.error(Errno::EINVAL) };
         let (client, cred, name) = (self.client.clone(), self.cred(request), name.to_owned());
-        let (parent, mode) = (tr::from_kernel_ino(parent), tr::permissions(mode));
+        let (parent, mode) = (tr::from_kernel_ino(parent), tr::new_mode(mode, umask));
         self.answer(async move {
             reply_entry(reply, client.mknod(&cred, parent, name.as_bytes(), mode, kind, rdev).await)
         });
@@ -303,11 +306,11 @@ impl Filesystem for Mounted {
         parent: INodeNo,
         name: &OsStr,
         mode: u32,
-        _umask: u32,
+        umask: u32,
         reply: ReplyEntry,
     ) {
         let (client, cred, name) = (self.client.clone(), self.cred(request), name.to_owned());
-        let (parent, mode) = (tr::from_kernel_ino(parent), tr::permissions(mode));
+        let (parent, mode) = (tr::from_kernel_ino(parent), tr::new_mode(mode, umask));
         self.answer(
             async move { reply_entry(reply, client.mkdir(&cred, parent, name.as_bytes(), mode).await) },
         );
@@ -385,13 +388,13 @@ impl Filesystem for Mounted {
         parent: INodeNo,
         name: &OsStr,
         mode: u32,
-        _umask: u32,
+        umask: u32,
         flags: i32,
         reply: ReplyCreate,
     ) {
         let (client, cred, name) = (self.client.clone(), self.cred(request), name.to_owned());
         let (parent, mode, exclusive) =
-            (tr::from_kernel_ino(parent), tr::permissions(mode), flags & libc::O_EXCL != 0);
+            (tr::from_kernel_ino(parent), tr::new_mode(mode, umask), flags & libc::O_EXCL != 0);
         let (open, appends) = tr::open_mode(flags);
         self.answer(async move {
             match client.create(&cred, parent, name.as_bytes(), mode, exclusive, open).await {
@@ -597,11 +600,7 @@ impl Filesystem for Mounted {
 
     fn getxattr(&self, _: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
         if is_foreign(name) {
-            return reply.error(if name == "security.capability" {
-                Errno::NO_XATTR
-            } else {
-                Errno::EOPNOTSUPP
-            });
+            return reply.error(Errno::NO_XATTR);
         }
         let (client, ino) = (self.client.clone(), tr::from_kernel_ino(ino));
         if let Some(own) = name.to_str().filter(|n| n.as_bytes().starts_with(OWN_PREFIX)) {
@@ -633,8 +632,8 @@ impl Filesystem for Mounted {
 
     fn fallocate(
         &self,
-        _: &Request,
-        _ino: INodeNo,
+        request: &Request,
+        ino: INodeNo,
         fh: FileHandle,
         offset: u64,
         length: u64,
@@ -642,14 +641,22 @@ impl Filesystem for Mounted {
         reply: ReplyEmpty,
     ) {
         let what = match tr::allocate(mode) {
-            Ok(Some(what)) => what,
-            Ok(None) => return reply.ok(),
+            Ok(None) if request.uid() == 0 => return reply.ok(),
+            Ok(what) => what,
             Err(e) => return reply.error(e),
         };
-        let client = self.client.clone();
-        self.answer(
-            async move { reply_empty(reply, client.fallocate(handle(fh), what, offset, length).await) },
-        );
+        let (client, cred, ino) = (self.client.clone(), self.cred(request), tr::from_kernel_ino(ino));
+        self.answer(async move {
+            let mut done = match what {
+                Some(what) => client.fallocate(handle(fh), what, offset, length).await,
+                None => Ok(()),
+            };
+            // A change of data by somebody without the right to keep them; the kernel leaves that to us.
+            if done.is_ok() && cred.uid != 0 {
+                done = drop_privileges(&client, &cred, ino).await;
+            }
+            reply_empty(reply, done);
+        });
     }
 
     fn lseek(&self, _: &Request, _ino: INodeNo, fh: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
@@ -715,11 +722,10 @@ impl Filesystem for Mounted {
     }
 }
 
-/// Attributes that programs ask for on every file and that cannot have an effect here: there are no access lists yet,
-/// and a mount without set-uid programs ignores file capabilities.
+/// Programs ask for it on every file, and it cannot have an effect here: a mount without set-uid programs ignores file
+/// capabilities.
 fn is_foreign(name: &OsStr) -> bool {
-    let name = name.as_bytes();
-    name == b"security.capability" || name.starts_with(b"system.posix_acl_")
+    name == "security.capability"
 }
 
 /// Fills the kernel's buffer. The names' time-out is zero (one time-out for both in this reply); the attributes stay

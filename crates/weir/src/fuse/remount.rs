@@ -4,7 +4,11 @@ use crate::failure::{Doing, Failure, Outcome};
 use rustix::mount::MountFlags;
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 use weir_proto::Error;
+
+const BUSY_TRIES_MAX: u32 = 100;
+const BUSY_PAUSE: Duration = Duration::from_millis(30);
 
 /// A call of mount(8).
 #[derive(Debug, PartialEq, Eq)]
@@ -34,7 +38,15 @@ impl HelperCall {
             ));
         };
         let doing = format!("remount {}", self.directory.display());
-        rustix::mount::mount_remount(&self.directory, flags, c"").doing(doing)
+        let mut tries = 0;
+        loop {
+            match rustix::mount::mount_remount(&self.directory, flags, c"") {
+                // Files that were closed a moment ago are being released.
+                Err(rustix::io::Errno::BUSY) if tries < BUSY_TRIES_MAX => tries += 1,
+                done => return done.doing(doing),
+            }
+            std::thread::sleep(BUSY_PAUSE);
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Words of the kernel ↔ words of the client. Pure.
 use fuser::{Errno, FileAttr, FileType, FopenFlags, INodeNo, InitFlags, RenameFlags, TimeOrNow};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use weir_client::{Allocate, OpenMode, Opened, SetTime, Stat};
+use weir_client::{Allocate, NewMode, OpenMode, Opened, SetTime, Stat};
 use weir_proto::meta::{Attr, FileKind, RenameMode, Time};
 use weir_proto::{Error, InodeId};
 
@@ -52,6 +52,11 @@ pub fn permissions(mode: u32) -> u32 {
     mode & 0o7777
 }
 
+/// The kernel leaves the umask to us: a directory's default access control list comes before it.
+pub fn new_mode(mode: u32, umask: u32) -> NewMode {
+    NewMode { bits: permissions(mode), umask: umask & 0o777 }
+}
+
 pub fn attr(attr: &Attr) -> FileAttr {
     FileAttr {
         ino: to_kernel_ino(attr.ino),
@@ -84,7 +89,18 @@ fn system_time(t: Time) -> SystemTime {
 pub fn set_time(t: TimeOrNow) -> SetTime {
     match t {
         TimeOrNow::Now => SetTime::Now,
-        TimeOrNow::SpecificTime(at) => SetTime::At(Time { nanos: nanos(at) }),
+        TimeOrNow::SpecificTime(at) => SetTime::At(Time { nanos: nanos_of_request(at) }),
+    }
+}
+
+/// A time as the FUSE crate reads it: before 1970 it takes the nanoseconds off that are to be added to the (negative)
+/// seconds.
+fn nanos_of_request(t: SystemTime) -> i64 {
+    match UNIX_EPOCH.duration_since(t) {
+        Ok(before) if before.subsec_nanos() > 0 => {
+            nanos(t).saturating_add(2 * i64::from(before.subsec_nanos()))
+        }
+        _ => nanos(t),
     }
 }
 
@@ -143,17 +159,18 @@ pub fn allocate(mode: i32) -> Result<Option<Allocate>, Errno> {
     }
 }
 
-/// A write or truncation by somebody without the right to keep them takes these bits away.
+/// A change of data or of the owner may take these bits away.
 pub fn has_privileges(mode: u32) -> bool {
-    mode & libc::S_ISUID != 0 || mode & (libc::S_ISGID | libc::S_IXGRP) == (libc::S_ISGID | libc::S_IXGRP)
+    mode & (libc::S_ISUID | libc::S_ISGID) != 0
 }
-pub fn without_privileges(mode: u32) -> u32 {
-    let sgid = if mode & libc::S_IXGRP != 0 { libc::S_ISGID } else { 0 };
+/// The mode after such a change. `member`: of the file's group, or the superuser.
+pub fn without_privileges(mode: u32, member: bool) -> u32 {
+    let sgid = if mode & libc::S_IXGRP != 0 || !member { libc::S_ISGID } else { 0 };
     permissions(mode) & !(libc::S_ISUID | sgid)
 }
 
 /// What is asked of the kernel where it can.
-pub const WANTED: [InitFlags; 12] = [
+pub const WANTED: [InitFlags; 14] = [
     InitFlags::FUSE_ASYNC_READ,
     InitFlags::FUSE_ATOMIC_O_TRUNC,
     InitFlags::FUSE_BIG_WRITES,
@@ -168,6 +185,9 @@ pub const WANTED: [InitFlags; 12] = [
     // Without it the kernel asks for the attribute `security.capability` before every write.
     InitFlags::FUSE_HANDLE_KILLPRIV_V2,
     InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP,
+    // The kernel checks access control lists with the permissions; they are inherited here.
+    InitFlags::FUSE_POSIX_ACL,
+    InitFlags::FUSE_DONT_MASK,
 ];
 
 #[cfg(test)]
@@ -190,6 +210,15 @@ mod tests {
     }
 
     #[test]
+    fn a_time_before_1970_is_as_the_kernel_said() {
+        // −2 s and 300 ms, as the FUSE crate hands it over.
+        let read = UNIX_EPOCH - Duration::new(2, 300_000_000);
+        assert_eq!(nanos_of_request(read), -1_700_000_000);
+        assert_eq!(nanos_of_request(UNIX_EPOCH - Duration::new(2, 0)), -2_000_000_000);
+        assert_eq!(nanos_of_request(UNIX_EPOCH + Duration::new(2, 5)), 2_000_000_005);
+    }
+
+    #[test]
     fn open_flags_are_read_as_posix_means_them() {
         assert_eq!(open_mode(libc::O_RDONLY), (OpenMode::READ, false));
         assert_eq!(open_mode(libc::O_WRONLY | libc::O_CLOEXEC), (OpenMode::WRITE, false));
@@ -201,14 +230,14 @@ mod tests {
 
     #[test]
     fn privileges_go_as_posix_says() {
-        assert!(
-            has_privileges(0o4755)
-                && has_privileges(0o2755)
-                && !has_privileges(0o2644)
-                && !has_privileges(0o755)
+        assert!(has_privileges(0o4755) && has_privileges(0o2644) && !has_privileges(0o1755));
+        assert_eq!(without_privileges(0o104755, true), 0o755);
+        assert_eq!(without_privileges(0o6775, true), 0o775);
+        assert_eq!(
+            without_privileges(0o6644, true),
+            0o2644,
+            "without group execution it is no privilege of a member"
         );
-        assert_eq!(without_privileges(0o104755), 0o755);
-        assert_eq!(without_privileges(0o6775), 0o775);
-        assert_eq!(without_privileges(0o6644), 0o2644, "without group execution it marks mandatory locking");
+        assert_eq!(without_privileges(0o2644, false), 0o644);
     }
 }
