@@ -384,6 +384,28 @@ impl Data {
         }
     }
 
+    /// Which data cells of a stripe may have bytes, as a parity target knows it: it keeps a part of every base and a copy of
+    /// every overlay. Where nobody can be asked, all.
+    pub async fn cells_with_data(&self, s: StripeRef) -> Vec<bool> {
+        let scheme = s.layout.scheme;
+        let all = vec![true; usize::from(scheme.data)];
+        let Ok(view) = self.view(&s) else { return all };
+        for at in usize::from(scheme.data)..scheme.width() {
+            if view.state(at) != MemberState::Current {
+                continue;
+            }
+            match self.stat_cell(&s, &view, at, at).await {
+                Ok(stat) if stat.base != Version(0) || !stat.prepared.is_empty() => return all,
+                Ok(stat) => {
+                    let seq = |i: usize| stat.overlay_seqs.get(i).copied().unwrap_or_default();
+                    return (0..all.len()).map(|i| seq(i) != Seq(0)).collect();
+                }
+                Err(_) => continue,
+            }
+        }
+        all
+    }
+
     /// Several parts of one stripe at once, in the order asked.
     pub async fn read_cells(&self, s: StripeRef, ranges: &[CellRange]) -> Result<Vec<Bytes>> {
         let calls = ranges.iter().map(|r| Box::pin(self.read_cell(s, *r)) as BoxFuture<'_, Result<Bytes>>);

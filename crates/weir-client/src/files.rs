@@ -198,19 +198,6 @@ impl Inner {
         first_error.and(closed)
     }
 
-    pub async fn seek_data(&self, handle: Handle, offset: u64) -> Result<Option<u64>> {
-        let size = self.size_of(handle).await?;
-        Ok((offset < size).then_some(offset))
-    }
-    pub async fn seek_hole(&self, handle: Handle, offset: u64) -> Result<Option<u64>> {
-        let size = self.size_of(handle).await?;
-        Ok((offset < size).then_some(size))
-    }
-    async fn size_of(&self, handle: Handle) -> Result<u64> {
-        let file = self.handle(handle)?;
-        Ok(self.getattr(file.node.ino).await?.attr.size)
-    }
-
     /// Whether a handle may be used to set a size.
     pub fn is_writable(&self, handle: Option<Handle>, ino: InodeId) -> Result<bool> {
         match handle {

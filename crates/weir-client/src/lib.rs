@@ -24,6 +24,7 @@ mod node;
 mod plan;
 mod prefetch;
 mod read;
+mod seek;
 mod session;
 mod status;
 mod turn;
@@ -269,6 +270,21 @@ impl Client {
         self.inner.fallocate(handle, what, offset, len).await
     }
     /// Start of data at or after `offset`; `None` past the end.
+    /// Copies between open files; how many bytes, fewer only at the end of `from` or where more would take long.
+    pub async fn copy_range(
+        &self,
+        from: Handle,
+        from_at: u64,
+        to: Handle,
+        to_at: u64,
+        len: u64,
+    ) -> Result<u64> {
+        self.inner.copy_range(from, from_at, to, to_at, len).await
+    }
+    /// The kernel fills pages through this handle: they are forgotten where no lease protects them.
+    pub fn keeps_pages(&self, handle: Handle) {
+        self.inner.keeps_pages(handle)
+    }
     pub async fn seek_data(&self, handle: Handle, offset: u64) -> Result<Option<u64>> {
         self.inner.seek_data(handle, offset).await
     }

@@ -131,6 +131,12 @@ impl Inner {
         local.assembly.is_complete().then(|| Ok(self.finish(local.assembly)))
     }
 
+    pub fn keeps_pages(&self, handle: Handle) {
+        if let Ok(file) = self.handle(handle) {
+            file.kernel_cache.store(true, Relaxed);
+        }
+    }
+
     fn finish(&self, assembly: Assembly) -> Vec<Bytes> {
         self.counters.read_bytes.fetch_add(assembly.end - assembly.start, Relaxed);
         assembly.into_parts()
@@ -207,7 +213,7 @@ impl Inner {
     }
 
     /// Gets what a read needs: a lease or fresh attributes, known inline bytes, a recovered file.
-    async fn prepare_read(&self, node: &Arc<Node>) -> Result<()> {
+    pub async fn prepare_read(&self, node: &Arc<Node>) -> Result<()> {
         if !self.leases_hold() {
             self.session.check(self.deadline()).await?;
         }

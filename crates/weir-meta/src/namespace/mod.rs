@@ -225,7 +225,9 @@ fn allows(
     (mode, uid, gid): (u32, u32, u32),
     want: u32,
 ) -> Result<bool> {
+    // As Linux has it: where the mask lets nobody through the list is not looked at, and the mode decides.
     if mode & HAS_ACL != 0
+        && mode & 0o070 != 0
         && cred.uid != 0
         && let Some(acl) = find_acl(read, ino, acl::ACCESS)?
     {

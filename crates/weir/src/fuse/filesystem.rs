@@ -419,10 +419,14 @@ impl Filesystem for Mounted {
         offset: u64,
         size: u32,
         _flags: OpenFlags,
-        _lock_owner: Option<LockOwner>,
+        lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
         let (fh, len) = (handle(fh), size as usize);
+        // Only what a program reads names its owner; this is for pages, also of a file that is read directly and mapped.
+        if lock_owner.is_none() {
+            self.client.keeps_pages(fh);
+        }
         let inside = self.runtime.enter(); // what is read ahead becomes tasks
         if let Some(result) = self.client.try_read(fh, offset, len) {
             return reply_data(reply, result);
@@ -704,21 +708,31 @@ impl Filesystem for Mounted {
         reply.error(Errno::ENOSYS);
     }
 
-    // The kernel then copies by reading and writing.
     fn copy_file_range(
         &self,
-        _: &Request,
+        request: &Request,
         _ino_in: INodeNo,
-        _fh_in: FileHandle,
-        _offset_in: u64,
-        _ino_out: INodeNo,
-        _fh_out: FileHandle,
-        _offset_out: u64,
-        _len: u64,
+        fh_in: FileHandle,
+        offset_in: u64,
+        ino_out: INodeNo,
+        fh_out: FileHandle,
+        offset_out: u64,
+        len: u64,
         _flags: fuser::CopyFileRangeFlags,
         reply: ReplyWrite,
     ) {
-        reply.error(Errno::ENOSYS);
+        let (client, cred, ino) = (self.client.clone(), self.cred(request), tr::from_kernel_ino(ino_out));
+        let (from, to) = (handle(fh_in), handle(fh_out));
+        self.answer(async move {
+            let mut copied = client.copy_range(from, offset_in, to, offset_out, len).await;
+            if copied.is_ok()
+                && cred.uid != 0
+                && let Err(e) = drop_privileges(&client, &cred, ino).await
+            {
+                copied = Err(e);
+            }
+            reply_written(reply, copied.map(|n| n as usize));
+        });
     }
 }
 

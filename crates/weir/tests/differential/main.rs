@@ -74,7 +74,7 @@ fn run(seed: u64, mount: &std::path::Path, local: &std::path::Path) -> Result<()
         told.push(format!("{n}: {operation:?}"));
         let (got, expected) = (ours.apply(&operation), theirs.apply(&operation));
         if got != expected {
-            let last = told[told.len().saturating_sub(25)..].join("\n");
+            let last = told.join("\n");
             return Err(format!("seed {seed}:\n{last}\n  mount: {got}\n  local: {expected}"));
         }
     }

@@ -385,7 +385,11 @@ fn show(stat: &fs::Stat) -> String {
 
 /// Holes and data may lie elsewhere; but data ends with the file, and what is called a hole is zeros.
 fn holes(fd: &OwnedFd) -> Result<String, Errno> {
-    let size = fs::fstat(fd)?.st_size as u64;
+    let stat = fs::fstat(fd)?;
+    if fs::FileType::from_raw_mode(stat.st_mode) != fs::FileType::RegularFile {
+        return Ok("left out".into());
+    }
+    let size = stat.st_size as u64;
     let mut at = 0;
     while at < size {
         let data = match fs::seek(fd, SeekFrom::Data(at)) {

@@ -1,0 +1,134 @@
+//! Where a file has data and where it has holes, and copies from file to file.
+//!
+//! Invariant: what is called a hole reads as zeros. The opposite may be: holes are told in whole cells, and where it is not
+//! known what a cell has, it is called data.
+use crate::api::Handle;
+use crate::gather::join_all;
+use crate::inner::{Inner, layout_of};
+use crate::node::Inline;
+use crate::plan::Occasion;
+use weir_env::BoxFuture;
+use weir_proto::Result;
+use weir_proto::map::Layout;
+
+/// Stripes asked about at once.
+const STRIPES_AT_ONCE: u64 = 16;
+/// Stripes of one search; after that the rest is called data.
+const STRIPES_MAX: u64 = 4096;
+/// Bytes of one copy: the kernel asks again for the rest, and a signal is heard in between.
+const COPY_BYTES_MAX: u64 = 64 << 20;
+const COPY_STEP_BYTES: u64 = 1 << 20;
+
+impl Inner {
+    /// The first data at or after `offset`; `None`: there is none.
+    pub async fn seek_data(&self, handle: Handle, offset: u64) -> Result<Option<u64>> {
+        self.seek(handle, offset, true).await
+    }
+    /// The first hole at or after `offset`, which may be the end of the file; `None`: past the end.
+    pub async fn seek_hole(&self, handle: Handle, offset: u64) -> Result<Option<u64>> {
+        self.seek(handle, offset, false).await
+    }
+
+    async fn seek(&self, handle: Handle, offset: u64, data: bool) -> Result<Option<u64>> {
+        let file = self.handle(handle)?;
+        let node = &file.node;
+        // Targets know what was sent to them.
+        self.flush(node, Occasion::Growing, false).await?;
+        self.prepare_read(node).await?;
+        let (size, inline, layout) = {
+            let st = node.lock();
+            (st.size(), st.inline.clone(), layout_of(&st, node.ino).ok())
+        };
+        if offset >= size {
+            return Ok(None);
+        }
+        let Some(layout) = layout.filter(|_| inline == Inline::No) else {
+            return Ok(Some(if data { offset } else { size }));
+        };
+        let deadline = self.deadline();
+        let (first, last) = (layout.stripe_of(offset), layout.stripe_of(size - 1));
+        let mut stripe = first;
+        while stripe <= last {
+            if stripe - first >= STRIPES_MAX {
+                return Ok(Some(if data { layout.stripe_start(stripe) } else { size }));
+            }
+            let next = last.saturating_add(1).min(stripe + STRIPES_AT_ONCE);
+            let asked = (stripe..next).map(|s| {
+                let s = self.stripe_ref(node.ino, layout, s, deadline);
+                Box::pin(self.data.cells_with_data(s)) as BoxFuture<'_, Vec<bool>>
+            });
+            let cells: Vec<bool> = join_all(asked.collect()).await.concat();
+            if let Some(at) = first_cell(&layout, stripe, &cells, offset, data).filter(|at| *at < size) {
+                return Ok(Some(at));
+            }
+            stripe = next;
+        }
+        Ok((!data).then_some(size))
+    }
+
+    /// Copies without a way through the kernel; how many bytes.
+    pub async fn copy_range(
+        &self,
+        from: Handle,
+        from_at: u64,
+        to: Handle,
+        to_at: u64,
+        len: u64,
+    ) -> Result<u64> {
+        let len = len.min(COPY_BYTES_MAX);
+        let mut done = 0;
+        while done < len {
+            let step = (len - done).min(COPY_STEP_BYTES);
+            match self
+                .copy_step(from, from_at.saturating_add(done), to, to_at.saturating_add(done), step)
+                .await
+            {
+                Ok(0) => break,
+                Ok(n) => done += n,
+                Err(e) if done == 0 => return Err(e),
+                Err(_) => break, // it is told by the next call, which begins there
+            }
+        }
+        Ok(done)
+    }
+
+    async fn copy_step(&self, from: Handle, from_at: u64, to: Handle, to_at: u64, len: u64) -> Result<u64> {
+        let mut done = 0;
+        for part in self.read(from, from_at, len as usize).await? {
+            done += self.write(to, Some(to_at + done), part).await? as u64;
+        }
+        Ok(done)
+    }
+}
+
+/// The first place at or after `offset` in cells that are data or not; `cells` from the start of `stripe`.
+fn first_cell(layout: &Layout, stripe: u64, cells: &[bool], offset: u64, data: bool) -> Option<u64> {
+    let start = layout.stripe_start(stripe);
+    let cell_bytes = u64::from(layout.cell_bytes());
+    cells.iter().enumerate().filter(|(_, has)| **has == data).find_map(|(n, _)| {
+        let begin = start + n as u64 * cell_bytes;
+        (begin + cell_bytes > offset).then_some(begin.max(offset))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_cell_that_fits_begins_where_it_was_asked_from() {
+        let layout = Layout {
+            scheme: "ec:2+1".parse().unwrap(),
+            cell_shift: 16,
+            first_pg: weir_proto::PgId(1),
+            pg_count: 1,
+            seed: 0,
+        };
+        let (cell, stripe) = (1 << 16, 2 << 16);
+        let cells = [false, true, true, false];
+        assert_eq!(first_cell(&layout, 1, &cells, stripe, true), Some(stripe + cell));
+        assert_eq!(first_cell(&layout, 1, &cells, stripe + cell + 5, true), Some(stripe + cell + 5));
+        assert_eq!(first_cell(&layout, 1, &cells, stripe + cell, false), Some(stripe + 3 * cell));
+        assert_eq!(first_cell(&layout, 1, &cells[..3], stripe + cell, false), None);
+    }
+}
