@@ -173,62 +173,6 @@ fn appends_on_two_mounts_never_meet() {
     }
 }
 
-/// One program maps a file on both mounts. `sees` waits: what others change comes with the recall of a lease.
-const MAPPING: &str = r#"
-import mmap, os, sys, time
-a, b = sys.argv[1] + "/mapped", sys.argv[2] + "/mapped"
-N = 3 * 65536 + 100
-def sees(what, want):
-    end = time.monotonic() + 20
-    while (got := what()) != want:
-        assert time.monotonic() < end, (got[:8], want[:8])
-        time.sleep(0.002)
-fa = os.open(a, os.O_RDWR | os.O_CREAT)
-os.pwrite(fa, bytes(i % 251 for i in range(N)), 0)
-shared = mmap.mmap(fa, N)
-private = mmap.mmap(fa, N, flags=mmap.MAP_PRIVATE)
-assert shared[1000:1005] == private[1000:1005] == bytes(i % 251 for i in range(1000, 1005))
-# One mount: a mapping, reads and writes are one.
-shared[70000:70005] = b"mmap!"
-assert os.pread(fa, 5, 70000) == b"mmap!"
-os.pwrite(fa, b"write", 70010)
-assert shared[70010:70015] == b"write"
-private[5:9] = b"mine"
-assert os.pread(fa, 4, 5) == shared[5:9] == bytes([5, 6, 7, 8])
-# What is mapped and changed here is read there, synced or not.
-assert open(b, "rb").read()[70000:70015] == b"mmap!" + bytes(i % 251 for i in range(70005, 70010)) + b"write"
-shared[10:14] = b"late"
-fb = os.open(b, os.O_RDWR)
-assert os.pread(fb, 4, 10) == b"late"
-# What is written there is seen here, in pages that were there before, again and again.
-for n in range(20):
-    text = b"turn %04d" % n
-    os.pwrite(fb, text, 131072)
-    sees(lambda: shared[131072:131081], text)
-# Mapped on both sides while both have it open.
-other = mmap.mmap(fb, N)
-for n in range(20):
-    text = b"back %04d" % n
-    shared[300:309] = text
-    shared.flush()
-    sees(lambda: other[300:309], text)
-    other[200000 - 9000:200000 - 8991] = text
-    other.flush()
-    sees(lambda: shared[200000 - 9000:200000 - 8991], text)
-"#;
-
-#[test]
-fn mapped_files_are_coherent_on_one_mount_and_on_two() {
-    if !can_mount() {
-        return;
-    }
-    let cluster = Cluster::start(2);
-    let script = cluster.dir().join("mapping.py");
-    fs::write(&script, MAPPING).unwrap();
-    let (a, b) = (cluster.mounts[0].display(), cluster.mounts[1].display());
-    shell(&format!("timeout 120 python3 {} {a} {b}", script.display()));
-}
-
 /// Holes are told where nothing was written, and a copy of a file has the same bytes.
 #[test]
 fn holes_are_told_and_copies_are_whole() {

@@ -18,7 +18,7 @@ use side::Side;
 
 const OPERATIONS: usize = 200;
 /// By default: what fits into half a minute of a slow machine.
-const SEEDS: std::ops::Range<u64> = 0..60;
+const SEEDS: std::ops::Range<u64> = 0..160;
 
 /// Small and seeded.
 pub struct Dice(u64);
