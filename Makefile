@@ -1,6 +1,6 @@
 # What a person or a machine does with this repository. `make help` lists it.
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test fmt lint audit advisories clean
+.PHONY: help setup build demo test test-long fmt lint audit advisories clean
 
 help: ## This list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -20,6 +20,12 @@ test: export WEIR_TEST_ALL = 1
 test: setup lint ## Format, lints and all tests; none is left out
 	cargo test --locked --workspace --doc
 	cargo test --locked --workspace --tests
+
+# Seeds of the long run; those of `make test` are others.
+SEEDS ?= 10000
+test-long: ## Hours: SEEDS=10000 simulated clusters with mixed faults
+	cargo build --release --locked -p weir-sim
+	target/release/weir-sim --seed 100000 --runs $(SEEDS) --jobs $$(nproc) --marks yes
 
 fmt: ## Format the sources
 	cargo fmt --all

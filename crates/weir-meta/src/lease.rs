@@ -2,7 +2,8 @@
 //!
 //! Invariants: a Write lease is the only lease on its inode. While an operation is parked on an inode, or a recall of it
 //! is on its way, nobody gets a new lease on it. A file that two sessions have open, one at least for writing, is
-//! *shared*: nobody gets a lease on it. A session that writes through is never beside a session that caches.
+//! *shared*: nobody but who recovers it after a writer's death gets a lease on it. A session that writes through is
+//! never beside a session that caches.
 //!
 //! Knows nothing of names, of records, of time or of the network.
 

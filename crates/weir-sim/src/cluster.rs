@@ -3,18 +3,19 @@
 use crate::Options;
 use crate::wiring::{ClusterPurge, Gate};
 use std::{
+    collections::BTreeSet,
     path::Path,
-    sync::{Arc, OnceLock},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::Duration,
 };
 use weir_client::{Client, ClientConfig, NoKernel};
 use weir_coord::{CoordConfig, Coordinator, Membership, Observer, identity, no_reports};
-use weir_env::{Addr, Env, Instant, sim::World};
+use weir_env::{Addr, BoxFuture, Env, Instant, sim::World};
 use weir_kv::{Engine, EngineConfig};
 use weir_meta::{LayoutPolicy, Meta, MetaConfig};
 use weir_proto::coord::TargetOffer;
-use weir_proto::map::{ClusterMap, MemberState, Role, Settings};
-use weir_proto::{DiskUuid, Error, Result};
+use weir_proto::map::{ClusterMap, MemberState, Role, Settings, TargetState};
+use weir_proto::{DiskUuid, Error, Result, TargetId};
 use weir_rpc::Identity;
 use weir_store::{
     alloc::Geometry,
@@ -40,6 +41,14 @@ pub struct Cluster {
     world: World,
     options: Options,
     seen: weir_coord::Cluster,
+    /// Targets that are lost for good: what they had stays without them.
+    lost: Mutex<BTreeSet<TargetId>>,
+    /// Roles whose disk may fail them.
+    may_end: Arc<Mutex<BTreeSet<String>>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn coordinators() -> Vec<Addr> {
@@ -49,12 +58,14 @@ fn coordinators() -> Vec<Addr> {
 impl Cluster {
     /// Founds a cluster and waits until it can store.
     pub async fn start_all(world: &World, options: &Options) -> Result<Cluster> {
+        let may_end = Arc::default();
         let (env, settings) = (world.node(COORDINATOR), options.clone());
-        start_role(&env, "coordinator", run_coordinator(env.clone(), settings));
+        start_role(world, &env, &may_end, COORDINATOR, run_coordinator(env.clone(), settings));
         let env = world.node(HARNESS);
         let seen =
             weir_coord::Cluster::observe(&env, observer(HARNESS, Role::Console, "harness"), PATIENCE).await?;
-        let cluster = Cluster { world: world.clone(), options: options.clone(), seen };
+        let cluster =
+            Cluster { world: world.clone(), options: options.clone(), seen, lost: Mutex::default(), may_end };
         cluster.start(META);
         (0..options.storage_nodes).for_each(|n| cluster.start(&storage_name(n)));
         cluster.wait_whole(PATIENCE).await?;
@@ -67,20 +78,55 @@ impl Cluster {
             return;
         }
         let env = self.world.node(name);
+        let start = |role: BoxFuture<'static, Result<()>>| {
+            start_role(&self.world, &env, &self.may_end, name, role);
+        };
         match name {
-            COORDINATOR => {
-                start_role(&env, "coordinator", run_coordinator(env.clone(), self.options.clone()))
-            }
-            META => start_role(&env, "meta", run_meta(env.clone())),
+            COORDINATOR => start(Box::pin(run_coordinator(env.clone(), self.options.clone()))),
+            META => start(Box::pin(run_meta(env.clone()))),
             _ => {
                 let n: usize = name[1..].parse().expect("storage nodes are s0, s1, …");
-                start_role(
-                    &env,
-                    "storage",
-                    run_storage(env.clone(), n, format!("host{}", n % self.options.hosts)),
-                );
+                start(Box::pin(run_storage(env.clone(), n, format!("host{}", n % self.options.hosts))));
             }
         }
+    }
+
+    /// The role may end by itself from now on: its disk fails.
+    pub fn may_end(&self, name: &str) {
+        lock(&self.may_end).insert(name.into());
+    }
+
+    /// The node's targets are lost for good.
+    pub fn excuse(&self, name: &str) {
+        lock(&self.lost).extend(targets_of(&self.seen.map(), name));
+    }
+
+    /// Until the coordinator has given up the node's targets.
+    pub async fn wait_failed(&self, name: &str, patience: Duration) -> Result<()> {
+        let failed = |map: &ClusterMap| {
+            let state = |t| map.target(t).map(|t| t.state);
+            targets_of(map, name).all(|t| state(t) == Some(TargetState::Failed))
+        };
+        self.seen.wait_for(patience, failed).await.map(|_| ())
+    }
+
+    /// Until no target has anything stored any more. With a target that never returns, what it was told to drop stays
+    /// on the leader's list for ever, and the list is worked off slowly: no promise then.
+    pub async fn wait_empty(&self, patience: Duration) -> Result<()> {
+        let deadline = self.world.now() + patience;
+        while lock(&self.lost).is_empty() {
+            let status = self.seen.status().await;
+            let used = status.map(|s| {
+                let used = s.targets.into_iter().find(|t| t.used > 0);
+                used.map(|t| format!("{} still uses {} bytes", t.target, t.used))
+            });
+            let Some(what) = used.unwrap_or_else(|e| Some(e.to_string())) else { return Ok(()) };
+            if self.world.now() > deadline {
+                return Err(Error::deadline(what));
+            }
+            self.world.sleep(Duration::from_millis(200)).await;
+        }
+        Ok(())
     }
 
     fn all(&self) -> Vec<String> {
@@ -104,8 +150,11 @@ impl Cluster {
     pub async fn wait_whole(&self, patience: Duration) -> Result<()> {
         let deadline: Instant = self.world.now() + patience;
         loop {
-            let lacks = match whole(&self.seen.map(), &self.options) {
+            let lost = lock(&self.lost).clone();
+            let lacks = match whole(&self.seen.map(), &self.options, &lost) {
                 Err(lacks) => lacks,
+                // What a lost target had is a debt for ever.
+                Ok(()) if !lost.is_empty() => return Ok(()),
                 Ok(()) => match self.seen.status().await {
                     Err(e) => e.to_string(),
                     Ok(status) => match status.targets.iter().find(|t| t.debt_cells > 0) {
@@ -122,15 +171,21 @@ impl Cluster {
     }
 }
 
-fn whole(map: &ClusterMap, options: &Options) -> std::result::Result<(), String> {
+fn targets_of<'m>(map: &'m ClusterMap, name: &str) -> impl Iterator<Item = TargetId> + use<'m> {
+    let node = map.nodes.iter().find(|n| n.name == name).map(|n| n.id);
+    map.targets.iter().filter(move |t| Some(t.node) == node).map(|t| t.id)
+}
+
+fn whole(map: &ClusterMap, options: &Options, lost: &BTreeSet<TargetId>) -> std::result::Result<(), String> {
     if map.groups.is_empty() {
         return Err("there are no placement groups".into());
     }
-    if map.targets.len() != options.storage_nodes {
+    if map.targets.len() < options.storage_nodes {
         return Err(format!("{} targets of {}", map.targets.len(), options.storage_nodes));
     }
     for group in &map.groups {
-        if let Some(member) = group.members.iter().find(|m| m.state != MemberState::Current) {
+        let expected = group.members.iter().filter(|m| !lost.contains(&m.target));
+        if let Some(member) = expected.into_iter().find(|m| m.state != MemberState::Current) {
             return Err(format!(
                 "{} is {:?} in {}, epoch {}",
                 member.target, member.state, group.id, group.epoch
@@ -140,12 +195,21 @@ fn whole(map: &ClusterMap, options: &Options) -> std::result::Result<(), String>
     Ok(())
 }
 
-/// A role that ends has failed, and the run with it.
-fn start_role(env: &Env, name: &'static str, role: impl Future<Output = Result<()>> + Send + 'static) {
-    env.tasks.spawn(name, async move {
-        if let Err(e) = role.await {
-            panic!("the role ended: {e:?}");
-        }
+/// A role that ends has failed, and the run with it, unless its disk failed first: then its process ends.
+fn start_role(
+    world: &World,
+    env: &Env,
+    may_end: &Arc<Mutex<BTreeSet<String>>>,
+    name: &str,
+    role: impl Future<Output = Result<()>> + Send + 'static,
+) {
+    let (world, may_end, name) = (world.clone(), may_end.clone(), name.to_owned());
+    env.tasks.spawn("role", async move {
+        let Err(e) = role.await else { return };
+        let excused = lock(&may_end).contains(&name);
+        assert!(excused, "the role of {name} ended: {e:?}");
+        world.trace(&format!("{name} ends: {e}"));
+        world.kill(&name);
     });
 }
 

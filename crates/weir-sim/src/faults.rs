@@ -1,16 +1,19 @@
 //! What goes wrong, and when. Never more at once than the cluster promises to survive.
 //!
 //! A round: choose one or two faults, apply them, wait, undo them, wait until the cluster has repaired itself. So each
-//! error that a client sees is one that it should not have seen.
+//! error that a client sees is one that it should not have seen, unless it was cut off itself.
 
 use crate::cluster::{COORDINATOR, Cluster, META, storage_name};
-use crate::{FaultKind, Options};
+use crate::kinds::{FaultKind, FaultKind::*, Toll};
+use crate::seats::client_name;
+use crate::workload::Workload;
+use crate::{Options, attend};
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
     sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -23,37 +26,107 @@ use weir_env::{
 const REPAIR_PATIENCE: Duration = Duration::from_secs(180);
 /// Well within a client's patience of 30 s, with what recovery takes.
 const FAULT_MS_MAX: u64 = 6_000;
+/// Of [`Faults::round`], around the fault itself.
+const BETWEEN_MS_MAX: u64 = 500;
+/// A client that stands still for no longer must lose nothing: half a lease, see `Settings`.
+const FORGIVEN: Duration = Duration::from_millis(2_500);
+/// A failed write or sync must have failed its target by then.
+const VERDICT_PATIENCE: Duration = Duration::from_secs(20);
+const MILLION: u32 = 1_000_000;
+const DISK_BYTES: u64 = 16 << 30;
+/// The node whose disk is full until the first fault ends, if that is [`DiskFull`]: later ones come when it has all the
+/// space that a short run needs.
+const FULL_FROM_BIRTH: &str = "s1";
+/// Enough for a target's index, not for the first piece of a slab.
+const FULL_DISK_BYTES: u64 = 30 << 20;
+
+/// What must be so before the first server starts.
+pub fn prepare(world: &World, options: &Options) {
+    if options.faults.first() == Some(&DiskFull) && !options.mute.contains(&0) {
+        world.set_disk_capacity(FULL_FROM_BIRTH, FULL_DISK_BYTES);
+    }
+}
 
 /// Injects faults until told to stop.
 pub struct Faults {
     cluster: Arc<Cluster>,
+    work: Arc<Workload>,
     world: World,
     rng: Rng,
     options: Options,
     stop: AtomicBool,
-    counts: Mutex<BTreeMap<&'static str, u64>>,
+    /// How many faults were chosen until now.
+    chosen: Arc<AtomicU64>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    counts: BTreeMap<&'static str, u64>,
+    /// What disks did because they were told to.
+    disk_hits: BTreeMap<&'static str, u64>,
+    /// Storage nodes that lost bytes for the rest of the run.
+    spent: BTreeSet<String>,
 }
 
 /// One fault and whom it hits.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 struct Fault {
     kind: FaultKind,
-    victim: String,
-    other: String,
+    victims: Vec<String>,
+    others: Vec<String>,
+    lasts: Duration,
+    /// Of the first victim's disk.
+    hits_before: AtomicU64,
+}
+
+impl Fault {
+    fn victim(&self) -> &str {
+        &self.victims[0]
+    }
+    fn takes(&self) -> impl Iterator<Item = &String> {
+        self.victims.iter().filter(|v| self.kind.toll() != Toll::None && v.starts_with('s'))
+    }
+    /// Clients that are cut off from the leader so long that they may lose what is theirs.
+    fn cuts(&self) -> Vec<usize> {
+        let long = self.lasts + Duration::from_millis(2 * BETWEEN_MS_MAX) > FORGIVEN;
+        let names = match self.kind {
+            KillClient => self.victims.clone(),
+            PauseClient | PartitionFromMeta if long => self.victims.clone(),
+            PartitionPartly if long && self.others.iter().any(|o| o == META) => self.victims.clone(),
+            _ => Vec::new(),
+        };
+        names.iter().filter_map(|name| name.strip_prefix('c')?.parse().ok()).collect()
+    }
 }
 
 impl Faults {
-    pub fn new(cluster: Arc<Cluster>, world: World, options: Options) -> Faults {
-        let rng = world.rng("faults");
-        Faults { cluster, world, rng, options, stop: AtomicBool::new(false), counts: Mutex::default() }
+    pub fn new(
+        cluster: Arc<Cluster>,
+        work: Arc<Workload>,
+        world: World,
+        options: Options,
+        chosen: Arc<AtomicU64>,
+    ) -> Faults {
+        let (rng, stop) = (world.rng("faults"), AtomicBool::new(false));
+        Faults { cluster, work, world, rng, options, stop, chosen, state: Mutex::default() }
     }
 
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
     }
-
     pub fn counts(&self) -> BTreeMap<&'static str, u64> {
-        self.counts.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.state().counts.clone()
+    }
+    pub fn disk_hits(&self) -> BTreeMap<&'static str, u64> {
+        self.state().disk_hits.clone()
+    }
+    /// Storage nodes that lost bytes for the rest of the run.
+    pub fn spent(&self) -> BTreeSet<String> {
+        self.state().spent.clone()
+    }
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub async fn run(self: Arc<Self>) {
@@ -69,120 +142,260 @@ impl Faults {
 
     async fn round(&self) {
         let mut under_way: Vec<Fault> = Vec::new();
+        let lasts = Duration::from_micros(self.rng.below(FAULT_MS_MAX * 1000));
         for _ in 0..1 + self.rng.below(2) {
-            let fault = self.choose();
-            if self.allowed(&fault, &under_way) {
+            let fault = self.choose(lasts);
+            if self.allowed(&fault, &under_way) && !self.is_muted() {
                 self.begin(&fault);
                 under_way.push(fault);
             }
-            self.pause(500).await;
+            self.pause(BETWEEN_MS_MAX).await;
         }
-        self.pause(FAULT_MS_MAX).await;
+        self.world.sleep(lasts).await;
         for fault in &under_way {
-            self.end(fault);
-            self.pause(300).await;
+            self.end(fault).await;
+            self.pause(BETWEEN_MS_MAX / 2).await;
         }
         if let Err(e) = self.cluster.wait_whole(REPAIR_PATIENCE).await {
             panic!("redundancy is not back {REPAIR_PATIENCE:?} after {under_way:?}: {e}");
         }
     }
 
-    fn choose(&self) -> Fault {
-        let kind = self.options.faults[self.rng.below(self.options.faults.len() as u64) as usize];
-        let storage = |n: u64| storage_name(n as usize);
-        let some = self.rng.below(self.options.storage_nodes as u64);
-        let client = format!("c{}", self.rng.below(self.options.clients as u64));
-        let (victim, other) = match kind {
-            FaultKind::KillMeta | FaultKind::PowerCutMeta => (META.into(), String::new()),
-            FaultKind::KillCoordinator => (COORDINATOR.into(), String::new()),
-            FaultKind::PowerCutAllStorage => ("all".into(), String::new()),
-            FaultKind::PartitionFromClient | FaultKind::ResetConnections => (storage(some), client),
-            FaultKind::SlowLink if self.rng.below(2) == 0 => (META.into(), client),
-            FaultKind::SlowLink => (storage(some), client),
-            FaultKind::PartitionFromCoordinator => (storage(some), COORDINATOR.into()),
-            // All flips on one node: they stay until something reads them.
-            FaultKind::FlipBits => (storage(0), String::new()),
-            FaultKind::PartitionFromPeer => {
-                let other = (some + 1 + self.rng.below(self.options.storage_nodes as u64 - 1))
-                    % self.options.storage_nodes as u64;
-                (storage(some), storage(other))
+    /// Whether the next fault is one that a shrunk run leaves out.
+    fn is_muted(&self) -> bool {
+        self.options.mute.contains(&self.chosen.fetch_add(1, Ordering::Relaxed))
+    }
+
+    fn some_storage(&self) -> String {
+        storage_name(self.rng.below(self.options.storage_nodes as u64) as usize)
+    }
+    fn some_client(&self) -> String {
+        client_name(self.rng.below(self.options.clients as u64) as usize)
+    }
+    fn one_of(&self, choices: &[String]) -> String {
+        choices[self.rng.below(choices.len() as u64) as usize].clone()
+    }
+    /// One of the first nodes for silent damage, one of the last for lasting damage: as many as can be lost if there
+    /// is no other damage in this run.
+    fn some_spent(&self, toll: Toll) -> usize {
+        let only = self.options.faults.iter().all(|k| k.toll() == toll);
+        let n = self.rng.below(u64::from(self.options.scheme.parity)) as usize;
+        if only { n } else { 0 }
+    }
+
+    fn choose(&self, lasts: Duration) -> Fault {
+        let first = self.chosen.load(Ordering::Relaxed) == 0;
+        let some = self.rng.below(self.options.faults.len() as u64) as usize;
+        let kind = self.options.faults[if first { 0 } else { some }];
+        let all: Vec<String> = (0..self.options.storage_nodes).map(storage_name).collect();
+        let (victims, others) = match kind {
+            KillMeta | PowerCutMeta | PauseMeta | SyncErrorsMeta => (vec![META.into()], vec![]),
+            KillCoordinator | PowerCutCoordinator => (vec![COORDINATOR.into()], vec![]),
+            PowerCutAllStorage => (all, vec![]),
+            LoseHost => {
+                let host = self.rng.below(self.options.hosts as u64) as usize;
+                let on_host = (host..self.options.storage_nodes).step_by(self.options.hosts);
+                let meta = (host == 0).then(|| META.to_string());
+                (on_host.map(storage_name).chain(meta).collect(), vec![])
             }
-            FaultKind::KillStorage | FaultKind::PowerCutStorage | FaultKind::SlowDisk => {
-                (storage(some), String::new())
+            KillClient | PauseClient => (vec![self.some_client()], vec![]),
+            PartitionFromMeta => (vec![self.some_client()], vec![META.into()]),
+            PartitionFromClient => (vec![self.some_storage()], vec![self.some_client()]),
+            ResetConnections | LateRequests | SlowLink => {
+                let server = if self.rng.below(3) == 0 { META.into() } else { self.some_storage() };
+                (vec![server], vec![self.some_client()])
+            }
+            PartitionFromCoordinator => (vec![self.some_storage()], vec![COORDINATOR.into()]),
+            PartitionFromPeer => {
+                let one = self.some_storage();
+                let peers: Vec<String> = all.into_iter().filter(|n| *n != one).collect();
+                let other = self.one_of(&peers);
+                (vec![one], vec![other])
+            }
+            PartitionPartly => {
+                let one = if self.rng.below(3) == 0 { self.some_client() } else { self.some_storage() };
+                let roles = [META.to_string(), COORDINATOR.to_string()];
+                let rest = all.into_iter().chain(roles).filter(|n| *n != one);
+                let others = rest.filter(|_| self.rng.below(2) == 0).collect();
+                (vec![one], others)
+            }
+            ClockJump | ClockDrift => {
+                let roles = [META.to_string(), COORDINATOR.to_string(), self.some_client()];
+                let everybody: Vec<String> = all.into_iter().chain(roles).collect();
+                (vec![self.one_of(&everybody)], vec![])
+            }
+            FlipBits | LostWrites | MisdirectedWrites => {
+                (vec![storage_name(self.some_spent(Toll::Silent))], vec![])
+            }
+            WriteErrors | SyncErrors | ReplaceDisk => {
+                let n = self.options.storage_nodes - 1 - self.some_spent(Toll::Lasting);
+                (vec![storage_name(n)], vec![])
+            }
+            DiskFull if first => (vec![FULL_FROM_BIRTH.into()], vec![]),
+            KillStorage | PowerCutStorage | PauseStorage | SlowDisk | ReadErrors | DiskFull => {
+                (vec![self.some_storage()], vec![])
             }
         };
-        Fault { kind, victim, other }
+        Fault { kind, victims, others, lasts, hits_before: AtomicU64::new(0) }
     }
 
     /// Storage nodes that cannot be used at the same moment stay within the parity.
     fn allowed(&self, fault: &Fault, under_way: &[Fault]) -> bool {
-        let mut lost: Vec<&str> = Vec::new();
-        for f in under_way.iter().chain([fault]) {
-            if f.kind.takes_storage() && !lost.contains(&f.victim.as_str()) {
-                lost.push(&f.victim);
-            }
+        let spent = self.spent();
+        if fault.kind.toll() == Toll::Lasting && spent.contains(fault.victim()) {
+            return false;
         }
-        // Damaged blocks are as good as lost, and stay after their round.
-        let flips = self.options.faults.contains(&FaultKind::FlipBits);
-        let budget = usize::from(self.options.scheme.parity) - usize::from(flips);
-        let all = under_way.iter().chain([fault]).any(|f| f.kind == FaultKind::PowerCutAllStorage);
-        let twice = under_way.iter().any(|f| f.victim == fault.victim);
-        !twice && (lost.len() <= budget || (all && lost.len() == 1)) && (!all || under_way.is_empty())
+        let is_all = |f: &Fault| f.kind == PowerCutAllStorage;
+        if under_way.iter().any(is_all) || (is_all(fault) && !under_way.is_empty()) {
+            return false;
+        }
+        let twice = under_way.iter().any(|f| f.victims.iter().any(|v| fault.victims.contains(v)));
+        let mut lost = spent;
+        for f in under_way.iter().chain([fault]).filter(|f| !is_all(f)) {
+            lost.extend(f.takes().cloned());
+        }
+        !twice && lost.len() <= usize::from(self.options.scheme.parity)
     }
 
     fn begin(&self, fault: &Fault) {
-        *self.counts.lock().unwrap_or_else(PoisonError::into_inner).entry(fault.kind.name()).or_default() +=
-            1;
+        *self.state().counts.entry(fault.kind.name()).or_default() += 1;
         self.world.trace(&format!("fault {fault:?}"));
-        let (world, victim, other) = (&self.world, fault.victim.as_str(), fault.other.as_str());
+        if matches!(fault.kind.toll(), Toll::Silent | Toll::Lasting) {
+            self.state().spent.extend(fault.takes().cloned());
+        }
+        fault.cuts().into_iter().for_each(|me| self.work.seats.cut(me));
+        self.work.marks.fault_begins(fault.kind);
+        fault.hits_before.store(self.world.disk_hits(fault.victim()), Ordering::Relaxed);
+        self.apply(fault);
+    }
+
+    fn apply(&self, fault: &Fault) {
+        let (world, victim) = (&self.world, fault.victim());
+        let set = |faults: DiskFaults| world.set_disk_faults(victim, faults);
+        let plain = DiskFaults::default();
+        let often = MILLION / 1000 * (20 + self.rng.below(100) as u32);
         match fault.kind {
-            FaultKind::KillStorage | FaultKind::KillMeta | FaultKind::KillCoordinator => world.kill(victim),
-            FaultKind::PowerCutStorage | FaultKind::PowerCutMeta => world.power_cut(victim),
-            FaultKind::PowerCutAllStorage => {
-                (0..self.options.storage_nodes).for_each(|n| world.power_cut(&storage_name(n)))
+            KillStorage | KillMeta | KillCoordinator => world.kill(victim),
+            PowerCutStorage | PowerCutAllStorage | PowerCutMeta | PowerCutCoordinator | LoseHost => {
+                fault.victims.iter().for_each(|v| world.power_cut(v));
             }
-            FaultKind::PartitionFromClient
-            | FaultKind::PartitionFromPeer
-            | FaultKind::PartitionFromCoordinator => match self.rng.below(3) {
-                0 => world.partition_one_way(victim, other),
-                1 => world.partition_one_way(other, victim),
-                _ => world.partition(victim, other),
-            },
-            FaultKind::ResetConnections => world.reset_connections(victim, other),
-            FaultKind::SlowLink => {
-                world.slow_link(victim, other, Duration::from_millis(self.rng.below(800)));
-                world.slow_link(other, victim, Duration::from_millis(self.rng.below(800)));
+            KillClient => {
+                if self.rng.below(2) == 0 {
+                    world.kill(victim)
+                } else {
+                    world.power_cut(victim)
+                }
+                fault.cuts().into_iter().for_each(|me| self.work.seats.died(me));
             }
-            FaultKind::SlowDisk => {
-                let delay = Duration::from_millis(1 + self.rng.below(500));
-                world.set_disk_faults(victim, DiskFaults { delay, ..DiskFaults::default() });
+            PauseClient | PauseStorage | PauseMeta => world.pause(victim),
+            PartitionFromClient
+            | PartitionFromPeer
+            | PartitionFromCoordinator
+            | PartitionFromMeta
+            | PartitionPartly => {
+                fault.others.iter().for_each(|other| match self.rng.below(3) {
+                    0 => world.partition_one_way(victim, other),
+                    1 => world.partition_one_way(other, victim),
+                    _ => world.partition(victim, other),
+                });
             }
-            FaultKind::FlipBits => self.flip_bits(victim),
+            ResetConnections => world.reset_connections(victim, &fault.others[0]),
+            LateRequests => {
+                world.lose_connections(&fault.others[0], victim, Duration::from_millis(self.rng.below(3000)));
+            }
+            SlowLink => {
+                world.slow_link(victim, &fault.others[0], Duration::from_millis(self.rng.below(800)));
+                world.slow_link(&fault.others[0], victim, Duration::from_millis(self.rng.below(800)));
+            }
+            ClockJump => {
+                let day_ns = 24 * 3600 * 1_000_000_000_u64;
+                world.set_wall_offset(victim, self.rng.below(2 * day_ns) as i64 - day_ns as i64);
+            }
+            ClockDrift => world.set_clock_drift(victim, self.rng.below(2000) as i64 - 1000),
+            SlowDisk => set(DiskFaults { delay: Duration::from_millis(1 + self.rng.below(500)), ..plain }),
+            ReadErrors => set(DiskFaults { read_errors_per_million: 8 * often, ..plain }),
+            WriteErrors => set(DiskFaults { write_errors_per_million: often, ..plain }),
+            SyncErrors | SyncErrorsMeta => {
+                self.cluster.may_end(victim);
+                set(DiskFaults { sync_errors_per_million: often, ..plain });
+            }
+            LostWrites => set(DiskFaults { lost_writes_per_million: often, silent_in: "slab", ..plain }),
+            MisdirectedWrites => {
+                set(DiskFaults { misdirected_writes_per_million: often, silent_in: "slab", ..plain });
+            }
+            DiskFull => {
+                self.work.seats.no_space();
+                let space = world.disk(victim).space(Path::new("/")).expect("a simulated disk has a root");
+                world.set_disk_capacity(victim, space.total - space.free + self.rng.below(1 << 20));
+            }
+            FlipBits => self.flip_bits(victim),
+            ReplaceDisk => {
+                self.cluster.excuse(victim);
+                world.power_cut(victim);
+                world.replace_disk(victim);
+            }
         }
     }
 
-    fn end(&self, fault: &Fault) {
+    async fn end(&self, fault: &Fault) {
         self.world.trace(&format!("end of {fault:?}"));
-        let (victim, other) = (fault.victim.as_str(), fault.other.as_str());
+        let hits =
+            self.world.disk_hits(fault.victim()).saturating_sub(fault.hits_before.load(Ordering::Relaxed));
+        *self.state().disk_hits.entry(fault.kind.name()).or_default() += hits;
+        let (world, victim) = (&self.world, fault.victim());
         match fault.kind {
-            FaultKind::KillStorage
-            | FaultKind::PowerCutStorage
-            | FaultKind::KillMeta
-            | FaultKind::PowerCutMeta
-            | FaultKind::KillCoordinator => self.cluster.start(victim),
-            FaultKind::PowerCutAllStorage => {
-                (0..self.options.storage_nodes).for_each(|n| self.cluster.start(&storage_name(n)))
+            KillStorage | PowerCutStorage | PowerCutAllStorage | KillMeta | PowerCutMeta
+            | KillCoordinator | PowerCutCoordinator | LoseHost | ReplaceDisk => {
+                fault.victims.iter().for_each(|v| self.cluster.start(v));
             }
-            FaultKind::PartitionFromClient
-            | FaultKind::PartitionFromPeer
-            | FaultKind::PartitionFromCoordinator => self.world.heal(victim, other),
-            FaultKind::SlowLink => {
-                self.world.slow_link(victim, other, Duration::ZERO);
-                self.world.slow_link(other, victim, Duration::ZERO);
+            KillClient => {}
+            PauseClient | PauseStorage | PauseMeta => world.resume(victim),
+            PartitionFromClient
+            | PartitionFromPeer
+            | PartitionFromCoordinator
+            | PartitionFromMeta
+            | PartitionPartly => fault.others.iter().for_each(|other| world.heal(victim, other)),
+            SlowLink => {
+                world.slow_link(victim, &fault.others[0], Duration::ZERO);
+                world.slow_link(&fault.others[0], victim, Duration::ZERO);
             }
-            FaultKind::SlowDisk => self.world.set_disk_faults(victim, DiskFaults::default()),
-            FaultKind::ResetConnections | FaultKind::FlipBits => {}
+            ClockDrift => world.set_clock_drift(victim, 0),
+            SlowDisk | ReadErrors | LostWrites | MisdirectedWrites => {
+                world.set_disk_faults(victim, DiskFaults::default());
+            }
+            WriteErrors | SyncErrors => self.judge_disk(victim).await,
+            SyncErrorsMeta => {
+                world.set_disk_faults(victim, DiskFaults::default());
+                self.cluster.start(victim); // if its journal failed, it ended
+            }
+            DiskFull => {
+                self.work.seats.no_space();
+                world.set_disk_capacity(victim, DISK_BYTES);
+            }
+            // It stays as it is.
+            ClockJump | ResetConnections | LateRequests | FlipBits => {}
         }
+        for me in fault.cuts() {
+            self.work.seats.joined(me);
+            if fault.kind == KillClient {
+                attend(&self.world, &self.cluster, &self.work, me);
+            }
+        }
+        self.work.marks.fault_ends(fault.kind);
+    }
+
+    /// A disk that failed a write or a sync is never trusted again.
+    async fn judge_disk(&self, victim: &str) {
+        let failed = self.world.disk_errors(victim) > 0;
+        if failed {
+            self.cluster.excuse(victim);
+            let told = self.cluster.wait_failed(victim, VERDICT_PATIENCE).await;
+            told.unwrap_or_else(|e| panic!("the disk of {victim} failed, and is still used: {e}"));
+        } else {
+            self.state().spent.remove(victim);
+        }
+        self.world.set_disk_faults(victim, DiskFaults::default());
+        self.cluster.start(victim);
     }
 
     /// Changes bits in the bulk bytes of a storage node.

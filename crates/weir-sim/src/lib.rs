@@ -10,7 +10,12 @@
 
 mod cluster;
 mod faults;
+mod kinds;
+pub mod marks;
 pub mod model;
+mod seats;
+pub mod shrink;
+mod turn;
 /// As the binary joins its roles: the same code.
 #[allow(dead_code)]
 #[path = "../../weir/src/wiring.rs"]
@@ -19,89 +24,21 @@ mod workload;
 
 use cluster::Cluster;
 use faults::Faults;
+pub use kinds::{FaultKind, Toll};
+use marks::Met;
+use seats::{Seats, client_name};
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 use weir_env::sim::{SimConfig, World};
 use weir_proto::{Error, map::Scheme};
-use workload::Workload;
-
-/// What can go wrong.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum FaultKind {
-    KillStorage,
-    PowerCutStorage,
-    PowerCutAllStorage,
-    KillMeta,
-    PowerCutMeta,
-    KillCoordinator,
-    PartitionFromClient,
-    PartitionFromPeer,
-    PartitionFromCoordinator,
-    ResetConnections,
-    SlowLink,
-    SlowDisk,
-    FlipBits,
-}
-
-impl FaultKind {
-    pub const ALL: [FaultKind; 13] = [
-        FaultKind::KillStorage,
-        FaultKind::PowerCutStorage,
-        FaultKind::PowerCutAllStorage,
-        FaultKind::KillMeta,
-        FaultKind::PowerCutMeta,
-        FaultKind::KillCoordinator,
-        FaultKind::PartitionFromClient,
-        FaultKind::PartitionFromPeer,
-        FaultKind::PartitionFromCoordinator,
-        FaultKind::ResetConnections,
-        FaultKind::SlowLink,
-        FaultKind::SlowDisk,
-        FaultKind::FlipBits,
-    ];
-
-    /// Those in which no operation may fail: with fewer than k targets reads and writes fail at once, and say so.
-    pub fn survivable() -> Vec<FaultKind> {
-        FaultKind::ALL.into_iter().filter(|k| *k != FaultKind::PowerCutAllStorage).collect()
-    }
-
-    /// As written on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            FaultKind::KillStorage => "kill-storage",
-            FaultKind::PowerCutStorage => "power-cut-storage",
-            FaultKind::PowerCutAllStorage => "power-cut-all-storage",
-            FaultKind::KillMeta => "kill-meta",
-            FaultKind::PowerCutMeta => "power-cut-meta",
-            FaultKind::KillCoordinator => "kill-coordinator",
-            FaultKind::PartitionFromClient => "partition-from-client",
-            FaultKind::PartitionFromPeer => "partition-from-peer",
-            FaultKind::PartitionFromCoordinator => "partition-from-coordinator",
-            FaultKind::ResetConnections => "reset-connections",
-            FaultKind::SlowLink => "slow-link",
-            FaultKind::SlowDisk => "slow-disk",
-            FaultKind::FlipBits => "flip-bits",
-        }
-    }
-
-    /// Whether its victim, a storage node, counts as lost while it lasts.
-    fn takes_storage(self) -> bool {
-        matches!(
-            self,
-            FaultKind::KillStorage
-                | FaultKind::PowerCutStorage
-                | FaultKind::PowerCutAllStorage
-                | FaultKind::PartitionFromClient
-                | FaultKind::PartitionFromPeer
-                | FaultKind::PartitionFromCoordinator
-                | FaultKind::SlowDisk
-        )
-    }
-}
+use workload::{APPS, Workload};
 
 /// The shape of a run.
 #[derive(Clone, Debug)]
@@ -116,7 +53,12 @@ pub struct Options {
     pub files: usize,
     /// Of each application (two per client).
     pub operations: u64,
+    /// An application rests up to so long between two operations. Longer: more faults meet fewer operations.
+    pub pause_ms_max: u64,
+    /// The first fault is the first of these.
     pub faults: Vec<FaultKind>,
+    /// Faults that are left out, by their number in the run: see [`shrink`].
+    pub mute: BTreeSet<u64>,
     /// Keep the trace as text.
     pub log: bool,
 }
@@ -131,9 +73,32 @@ impl Default for Options {
             clients: 2,
             files: 5,
             operations: 60,
-            faults: FaultKind::survivable(),
+            pause_ms_max: 200,
+            faults: Vec::new(),
+            mute: BTreeSet::new(),
             log: false,
         }
+    }
+}
+
+impl Options {
+    /// A few kinds of faults, as the seed says: the first of them by turns.
+    pub fn mixed(seed: u64) -> Options {
+        let world = World::new(seed, SimConfig::default());
+        let rng = world.rng("mix");
+        let all = FaultKind::ALL;
+        let mut faults = vec![all[seed as usize % all.len()]];
+        for _ in 0..5 {
+            let kind = all[rng.below(all.len() as u64) as usize];
+            let spends = |k: &FaultKind| matches!(k.toll(), Toll::Silent | Toll::Lasting);
+            // Damage that stays leaves room for one fault less: once in a run is enough.
+            let is_too_much = spends(&kind) && faults.iter().any(spends);
+            if !is_too_much && !faults.contains(&kind) {
+                faults.push(kind);
+            }
+        }
+        let pause_ms_max = [200, 1000, 3000][rng.below(3) as usize];
+        Options { faults, pause_ms_max, ..Options::default() }
     }
 }
 
@@ -144,6 +109,11 @@ pub struct Outcome {
     pub operations: u64,
     /// How often each fault came.
     pub faults: BTreeMap<&'static str, u64>,
+    /// Errors that a fault excuses.
+    pub excused: u64,
+    pub met: Met,
+    /// How often a disk did, during faults of each kind, what it was told to do wrong.
+    pub disk_hits: BTreeMap<&'static str, u64>,
     pub simulated: Duration,
 }
 
@@ -151,6 +121,9 @@ pub struct Outcome {
 #[derive(Clone, Debug)]
 pub struct Broken {
     pub seed: u64,
+    pub options: Options,
+    /// Muted ones too.
+    pub faults_chosen: u64,
     pub what: String,
     /// The end of the trace, if the options keep it.
     pub log: Vec<String>,
@@ -158,16 +131,24 @@ pub struct Broken {
 
 impl std::fmt::Display for Broken {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}\nrepeat with: cargo run -p weir-sim -- --seed {}", self.what, self.seed)
+        write!(f, "{}\nrepeat with: {}", self.what, shrink::command(self.seed, &self.options))
     }
 }
+
+/// How often the harness looks whether everybody is done.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+const LOOK_MAX: Duration = Duration::from_secs(60);
+/// Deleted files are gone from the targets by then.
+const EMPTY_PATIENCE: Duration = Duration::from_secs(120);
 
 /// Runs a cluster under one seed.
 pub fn run(seed: u64, options: &Options) -> Result<Outcome, Box<Broken>> {
     let config =
         SimConfig { log: options.log, time_max: Duration::from_secs(4 * 3600), ..SimConfig::default() };
     let world = World::new(seed, config);
-    let told = catch_unwind(AssertUnwindSafe(|| world.run(play(world.clone(), options.clone()))));
+    let chosen = Arc::new(AtomicU64::new(0));
+    let playing = play(world.clone(), options.clone(), chosen.clone());
+    let told = catch_unwind(AssertUnwindSafe(|| world.run(playing)));
     let (trace_hash, log, ended) = (world.trace_hash(), world.trace_lines(), world.ended());
     drop(world);
     let what = match told {
@@ -179,29 +160,75 @@ pub fn run(seed: u64, options: &Options) -> Result<Outcome, Box<Broken>> {
             text.or_else(|| panic.downcast_ref::<&str>().map(|s| s.to_string())).unwrap_or_default()
         }
     };
-    Err(Box::new(Broken { seed, what, log }))
+    let (options, faults_chosen) = (options.clone(), chosen.load(Ordering::Relaxed));
+    Err(Box::new(Broken { seed, options, faults_chosen, what, log }))
 }
 
-async fn play(world: World, options: Options) -> Result<Outcome, Error> {
+async fn play(world: World, options: Options, chosen: Arc<AtomicU64>) -> Result<Outcome, Error> {
+    faults::prepare(&world, &options);
     let cluster = Arc::new(Cluster::start_all(&world, &options).await?);
-    let mut clients = Vec::new();
-    for me in 0..options.clients {
-        clients.push(cluster.client(&format!("c{me}")).await?);
+    let seats = Arc::new(Seats::new(&world, options.clients));
+    if options.faults.contains(&FaultKind::DiskFull) {
+        seats.no_space();
     }
-    let work = Arc::new(Workload::prepare(&world, &clients[0], options.clients, options.files).await?);
-    let faults = Arc::new(Faults::new(cluster.clone(), world.clone(), options.clone()));
-    let harness = world.node(cluster::HARNESS);
+    let founder = cluster.client("founder").await?;
+    let work = Arc::new(Workload::prepare(&world, &founder, &seats, &options).await?);
+    founder.shutdown().await?;
+    (0..options.clients).for_each(|me| attend(&world, &cluster, &work, me));
+    let faults = Faults::new(cluster.clone(), work.clone(), world.clone(), options.clone(), chosen);
+    let faults = Arc::new(faults);
     let (tell_healed, healed) = tokio::sync::oneshot::channel();
     let running = faults.clone();
-    harness.tasks.spawn("faults", async move {
+    world.node(cluster::HARNESS).tasks.spawn("faults", async move {
         running.run().await;
-        let _ = tell_healed.send(());
+        let _ = tell_healed.send(()); // the run ended with a panic
     });
-    use_everything(&world, &options, &work, &clients).await;
+    while !work.is_done() {
+        world.sleep(LOOK_EVERY).await;
+    }
     faults.stop();
     healed.await.map_err(|_| Error::unavailable("the faults ended early"))?;
+    leave(&world, &work, &options).await?;
+    verify_from_all_sides(&world, &cluster, &work, &options, &faults.spent()).await?;
+    let simulated = Duration::from_nanos(world.now().0);
+    let (operations, excused) = (work.operations(), work.excused());
+    let (faults, disk_hits, met) = (faults.counts(), faults.disk_hits(), work.marks.met());
+    Ok(Outcome { trace_hash: 0, operations, faults, excused, met, disk_hits, simulated })
+}
 
-    work.close_all(&clients).await;
+/// Starts the process of a client: it connects, and its applications go on where the last ones were.
+fn attend(world: &World, cluster: &Arc<Cluster>, work: &Arc<Workload>, me: usize) {
+    let (world, cluster, work) = (world.clone(), cluster.clone(), work.clone());
+    let env = world.node(&client_name(me));
+    work.seats.begins(me);
+    let tasks = env.tasks.clone();
+    env.tasks.spawn("client", async move {
+        let client = loop {
+            match cluster.client(&client_name(me)).await {
+                Ok(client) => break client,
+                Err(e) => work.complain(me, false, format!("c{me} connects"), &e),
+            }
+            world.sleep(Duration::from_millis(100)).await;
+        };
+        work.seats.seated(me, client.clone());
+        let life = work.seats.who(me).life;
+        for app in 0..APPS {
+            let rng = world.rng(&format!("client {me}, application {app}, life {life}"));
+            tasks.spawn("application", work.clone().use_files(client.clone(), me, app, rng));
+        }
+    });
+}
+
+/// Everybody closes what is open and goes; then every error is known.
+async fn leave(world: &World, work: &Workload, options: &Options) -> Result<(), Error> {
+    for me in 0..options.clients {
+        let begun = world.now();
+        while work.seats.client(me).is_none() {
+            assert!(world.now().since(begun) < LOOK_MAX, "c{me} cannot connect: {:?}", work.errors());
+            world.sleep(LOOK_EVERY).await;
+        }
+    }
+    work.close_all().await;
     let errors = work.errors();
     assert!(
         errors.is_empty(),
@@ -209,72 +236,49 @@ async fn play(world: World, options: Options) -> Result<Outcome, Error> {
         errors.len(),
         errors.join("\n")
     );
-    for client in &clients {
-        client.shutdown().await.map_err(|e| e.doing("shut a client down"))?;
-    }
-    verify_from_all_sides(&world, &cluster, &work, &options).await?;
-    let simulated = Duration::from_nanos(world.now().0);
-    Ok(Outcome { trace_hash: 0, operations: work.operations(), faults: faults.counts(), simulated })
-}
-
-/// Every application of every client, to its end.
-async fn use_everything(
-    world: &World,
-    options: &Options,
-    work: &Arc<Workload>,
-    clients: &[weir_client::Client],
-) {
-    let harness = world.node(cluster::HARNESS);
-    let (done, mut all_done) = tokio::sync::mpsc::channel::<()>(1);
-    for (me, client) in clients.iter().enumerate() {
-        for app in 0..2 {
-            let (work, client, done) = (work.clone(), client.clone(), done.clone());
-            let rng = world.rng(&format!("client {me}, application {app}"));
-            let operations = options.operations;
-            harness.tasks.spawn("application", async move {
-                work.use_turn_files(client, me, rng, operations).await;
-                drop(done);
-            });
+    for me in 0..options.clients {
+        let Some(client) = work.seats.client(me) else { continue };
+        if let Err(e) = client.shutdown().await {
+            work.complain(me, false, format!("shut c{me} down"), &e);
         }
-        let (work, client, done) = (work.clone(), client.clone(), done.clone());
-        let rng = world.rng(&format!("client {me}, shared files"));
-        let (count, operations) = (options.clients, options.operations);
-        harness.tasks.spawn("application", async move {
-            work.use_shared_files(client, me, count, rng, operations).await;
-            drop(done);
-        });
+        work.seats.died(me);
     }
-    drop(done);
-    let ended = all_done.recv().await; // none sends: this ends when the last has dropped its end
-    assert!(ended.is_none());
+    assert!(work.errors().is_empty(), "{:?}", work.errors());
+    Ok(())
 }
 
-/// By a client without caches; after a power cut of everything; with any m targets gone.
+/// By a client without caches; after a power cut of everything; with any m targets gone. Then everything is removed.
 async fn verify_from_all_sides(
     world: &World,
     cluster: &Cluster,
     work: &Workload,
     options: &Options,
+    spent: &BTreeSet<String>,
 ) -> Result<(), Error> {
     verify(cluster, work, "after everything healed").await?;
     cluster.power_cut_all();
     world.sleep(Duration::from_secs(1)).await;
     cluster.restart_all();
-    cluster
-        .wait_whole(Duration::from_secs(180))
-        .await
-        .map_err(|e| e.doing("wait after a power cut of everything"))?;
+    let whole = cluster.wait_whole(Duration::from_secs(180)).await;
+    whole.map_err(|e| e.doing("wait after a power cut of everything"))?;
     verify(cluster, work, "after a power cut of everything").await?;
     let rng = world.rng("losses at the end");
-    let first = rng.below(options.storage_nodes as u64) as usize;
-    for n in 0..usize::from(options.scheme.parity) {
-        let name = cluster::storage_name((first + n * 2 + n % 2) % options.storage_nodes);
-        // Flipped bits are losses already.
-        if !options.faults.contains(&FaultKind::FlipBits) || n > 0 {
-            world.kill(&name);
-        }
+    let mut left: Vec<String> =
+        (0..options.storage_nodes).map(cluster::storage_name).filter(|n| !spent.contains(n)).collect();
+    let mut killed = Vec::new();
+    while killed.len() + spent.len() < usize::from(options.scheme.parity) {
+        let victim = left.remove(rng.below(left.len() as u64) as usize);
+        world.kill(&victim);
+        killed.push(victim);
     }
-    verify(cluster, work, "with targets lost").await
+    verify(cluster, work, "with targets lost").await?;
+    killed.iter().for_each(|name| cluster.start(name));
+    let whole = cluster.wait_whole(Duration::from_secs(180)).await;
+    whole.map_err(|e| e.doing("wait after the losses at the end"))?;
+    let cleaner = cluster.client("cleaner").await?;
+    work.remove_all(&cleaner).await?;
+    cleaner.shutdown().await?;
+    cluster.wait_empty(EMPTY_PATIENCE).await.map_err(|e| e.doing("wait for the space of deleted files"))
 }
 
 async fn verify(cluster: &Cluster, work: &Workload, when: &str) -> Result<(), Error> {

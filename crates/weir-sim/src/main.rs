@@ -1,16 +1,45 @@
-//! `cargo run -p weir-sim -- --seed 7 [--runs 1] [--operations 60] [--faults kill-meta,slow-disk | none] [--log FILE]`:
-//! repeats a run of the simulated cluster, or tries many.
-#![allow(clippy::disallowed_types, reason = "the command writes its trace on the real machine")]
-use std::{fs::File, io::Write, process::ExitCode};
-use weir_sim::{FaultKind, Options, run};
+//! `cargo run -p weir-sim -- --seed 7 [--runs 1] [--operations 60] [--faults kill-meta,slow-disk | none]`: repeats a run
+//! of the simulated cluster, or tries many. Without `--faults` each seed has a mix and a pace of its own. A broken run is made
+//! smaller, and the command that repeats the smaller one is printed.
+#![allow(
+    clippy::disallowed_types,
+    reason = "the command writes its trace and takes its time on the real machine"
+)]
+#![allow(
+    clippy::disallowed_methods,
+    reason = "the command writes its trace and takes its time on the real machine"
+)]
+use std::{fs::File, io::Write, process::ExitCode, time::Duration};
+use weir_sim::marks::{Met, table};
+use weir_sim::{FaultKind, Options, run, shrink::shrink};
 
-const USAGE: &str = "usage: weir-sim [--seed N] [--runs N] [--operations N] [--faults none|NAME,NAME…] [--log FILE] [--trace FILTER]";
+const USAGE: &str = "usage: weir-sim [--seed N] [--runs N] [--jobs N] [--operations N] [--pause-ms N] [--faults none|NAME,NAME…] [--mute N,N…] \
+                     [--shrink yes|no] [--marks yes|no] [--log FILE] [--trace FILTER]";
 
 struct Args {
     seed: u64,
     runs: u64,
+    /// Seeds that run at the same time.
+    jobs: u64,
+    /// `None`: the default.
+    operations: Option<u64>,
+    pause_ms_max: Option<u64>,
+    /// `None`: a mix for each seed.
+    faults: Option<Vec<FaultKind>>,
     options: Options,
+    shrinks: bool,
+    marks: bool,
     log: Option<String>,
+}
+
+#[derive(Default)]
+struct Sums {
+    broken: u64,
+    operations: u64,
+    excused: u64,
+    faults: u64,
+    simulated: Duration,
+    met: Met,
 }
 
 fn main() -> ExitCode {
@@ -21,21 +50,92 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    let mut broken = 0;
-    for seed in args.seed..args.seed + args.runs {
-        match run(seed, &args.options) {
-            Ok(outcome) => println!("seed {seed}: {outcome:?}"),
-            Err(e) => {
-                broken += 1;
-                println!("seed {seed} BROKEN: {e}");
-                if let Some(path) = &args.log {
-                    write_log(path, &e.log);
-                }
+    // What broke is told with its seed.
+    std::panic::set_hook(Box::new(|_| {}));
+    let begun = std::time::Instant::now();
+    let sums = std::thread::scope(|scope| {
+        let lanes: Vec<_> = (0..args.jobs)
+            .map(|lane| {
+                scope.spawn({
+                    let args = &args;
+                    move || run_lane(args, lane)
+                })
+            })
+            .collect();
+        let mut sums = Sums::default();
+        lanes
+            .into_iter()
+            .for_each(|lane| sums.add(lane.join().expect("a broken run is caught where it ran")));
+        sums
+    });
+    let took = begun.elapsed();
+    println!(
+        "{} runs, {} broken; {} operations, {} excused errors, {} faults; {:.0} s simulated in {:.1} s: {:.0} times",
+        args.runs,
+        sums.broken,
+        sums.operations,
+        sums.excused,
+        sums.faults,
+        sums.simulated.as_secs_f64(),
+        took.as_secs_f64(),
+        sums.simulated.as_secs_f64() / took.as_secs_f64()
+    );
+    if args.marks {
+        println!("{}", table(&sums.met, &FaultKind::ALL));
+    }
+    ExitCode::from(u8::from(sums.broken > 0))
+}
+
+/// Every so many-th seed.
+fn run_lane(args: &Args, lane: u64) -> Sums {
+    let mut sums = Sums::default();
+    for seed in (args.seed + lane..args.seed + args.runs).step_by(args.jobs as usize) {
+        try_one(seed, args, &mut sums);
+    }
+    sums
+}
+
+impl Sums {
+    fn add(&mut self, other: Sums) {
+        self.broken += other.broken;
+        self.operations += other.operations;
+        self.excused += other.excused;
+        self.faults += other.faults;
+        self.simulated += other.simulated;
+        for (pair, count) in other.met {
+            *self.met.entry(pair).or_default() += count;
+        }
+    }
+}
+
+fn try_one(seed: u64, args: &Args, sums: &mut Sums) {
+    match run(seed, &args.options_of(seed)) {
+        Ok(outcome) => {
+            sums.operations += outcome.operations;
+            sums.excused += outcome.excused;
+            sums.faults += outcome.faults.values().sum::<u64>();
+            sums.simulated += outcome.simulated;
+            for (pair, count) in outcome.met {
+                *sums.met.entry(pair).or_default() += count;
+            }
+            if args.runs == 1 {
+                println!(
+                    "seed {seed}: {} operations, faults {:?}, their disks did {:?}",
+                    outcome.operations, outcome.faults, outcome.disk_hits
+                );
+            }
+        }
+        Err(broken) => {
+            sums.broken += 1;
+            println!("seed {seed} BROKEN: {broken}");
+            if args.shrinks && sums.broken == 1 {
+                println!("made smaller: {}", shrink(broken.clone()));
+            }
+            if let Some(path) = &args.log {
+                write_log(path, &broken.log);
             }
         }
     }
-    println!("{} runs, {broken} broken", args.runs);
-    ExitCode::from(u8::from(broken > 0))
 }
 
 /// What the roles log, as `RUST_LOG` would filter it.
@@ -44,7 +144,6 @@ fn start_log(filter: &str) {
     tracing_subscriber::fmt().with_env_filter(filter).without_time().with_writer(std::io::stderr).init();
 }
 
-#[allow(clippy::disallowed_types)] // a tool's own output
 fn write_log(path: &str, lines: &[String]) {
     let written =
         File::create(path).and_then(|mut file| lines.iter().try_for_each(|line| writeln!(file, "{line}")));
@@ -53,18 +152,55 @@ fn write_log(path: &str, lines: &[String]) {
     }
 }
 
+impl Args {
+    fn options_of(&self, seed: u64) -> Options {
+        let mixed =
+            Options { mute: self.options.mute.clone(), log: self.options.log, ..Options::mixed(seed) };
+        let mut options = match &self.faults {
+            None => mixed,
+            Some(faults) => Options { faults: faults.clone(), ..self.options.clone() },
+        };
+        options.operations = self.operations.unwrap_or(options.operations);
+        options.pause_ms_max = self.pause_ms_max.unwrap_or(options.pause_ms_max);
+        options
+    }
+}
+
 fn parse(mut words: impl Iterator<Item = String>) -> Result<Args, String> {
-    let mut args = Args { seed: 0, runs: 1, options: Options::default(), log: None };
+    let options = Options::default();
+    let (operations, pause_ms_max, log) = (None, None, None);
+    let mut args = Args {
+        seed: 0,
+        runs: 1,
+        jobs: 1,
+        operations,
+        pause_ms_max,
+        faults: None,
+        options,
+        shrinks: true,
+        marks: false,
+        log,
+    };
     while let Some(word) = words.next() {
         let value = words.next().ok_or_else(|| format!("{word} wants a value"))?;
-        let number = || value.parse::<u64>().map_err(|e| format!("{word} {value}: {e}"));
+        let number = |text: &str| text.parse::<u64>().map_err(|e| format!("{word} {text}: {e}"));
+        let choice = || match value.as_str() {
+            "yes" => Ok(true),
+            "no" => Ok(false),
+            _ => Err(format!("{word} {value}: yes or no?")),
+        };
         match word.as_str() {
-            "--seed" => args.seed = number()?,
-            "--runs" => args.runs = number()?,
-            "--operations" => args.options.operations = number()?,
+            "--seed" => args.seed = number(&value)?,
+            "--runs" => args.runs = number(&value)?,
+            "--operations" => args.operations = Some(number(&value)?),
+            "--pause-ms" => args.pause_ms_max = Some(number(&value)?),
+            "--jobs" => args.jobs = number(&value)?.clamp(1, 64),
+            "--mute" => args.options.mute = value.split(',').map(number).collect::<Result<_, _>>()?,
+            "--shrink" => args.shrinks = choice()?,
+            "--marks" => args.marks = choice()?,
             "--log" => (args.options.log, args.log) = (true, Some(value)),
             "--trace" => start_log(&value),
-            "--faults" => args.options.faults = faults(&value)?,
+            "--faults" => args.faults = Some(faults(&value)?),
             _ => return Err(format!("{word} is not known")),
         }
     }
@@ -75,12 +211,7 @@ fn faults(names: &str) -> Result<Vec<FaultKind>, String> {
     if names == "none" {
         return Ok(Vec::new());
     }
-    let kind = |name: &str| {
-        let known = || FaultKind::ALL.map(FaultKind::name).join(", ");
-        FaultKind::ALL
-            .into_iter()
-            .find(|k| k.name() == name)
-            .ok_or_else(|| format!("{name} is no fault: {}", known()))
-    };
+    let known = || FaultKind::ALL.map(FaultKind::name).join(", ");
+    let kind = |name| FaultKind::by_name(name).ok_or_else(|| format!("{name} is no fault: {}", known()));
     names.split(',').map(kind).collect()
 }

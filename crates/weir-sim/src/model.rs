@@ -16,10 +16,42 @@ pub fn bytes_of(op: u64, offset: u64, len: usize) -> Vec<u8> {
     (offset..offset + len as u64).map(|at| pattern(op, at)).collect()
 }
 
+/// Which change.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum What {
+    Write { offset: u64, len: u64 },
+    Zero { offset: u64, len: u64 },
+    Size { len: u64 },
+}
+
+/// Who changes: a client in one of its lives, and how often it had been cut off when it began.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Who {
+    pub client: usize,
+    pub life: u64,
+    pub cuts: u64,
+}
+
+/// A change that may be there or not once its client is cut off, dies or is told of an error: nobody but its client has
+/// seen it, and no `fsync` or `close` has said that it is safe.
+#[derive(Clone, Debug)]
+struct Pending {
+    who: Who,
+    op: u64,
+    what: What,
+    /// Its operation ended well.
+    done: bool,
+    /// Its client was told of an error since.
+    doubted: bool,
+}
+
 #[derive(Clone, Debug, Default)]
 pub struct FileModel {
     bytes: Vec<u8>,
     history: Vec<Change>,
+    pending: Vec<Pending>,
+    /// As before the first of `pending`, while there are any.
+    durable: Vec<u8>,
 }
 
 /// For telling where wrong bytes come from.
@@ -31,6 +63,7 @@ struct Change {
     len: u64,
 }
 
+/// Changes, and what becomes of them.
 impl FileModel {
     pub fn len(&self) -> u64 {
         self.bytes.len() as u64
@@ -39,26 +72,153 @@ impl FileModel {
         self.bytes.is_empty()
     }
 
-    pub fn write(&mut self, op: u64, who: &str, offset: u64, len: usize) {
-        let end = offset as usize + len;
-        if self.bytes.len() < end {
-            self.bytes.resize(end, 0);
+    /// A change begins. From now on it may be there.
+    pub fn begin(&mut self, who: Who, op: u64, what: What) {
+        if self.pending.is_empty() {
+            self.durable = self.bytes.clone();
         }
-        self.bytes[offset as usize..end].copy_from_slice(&bytes_of(op, offset, len));
-        self.note(op, format!("{who} wrote"), offset, len as u64);
+        self.pending.push(Pending { who, op, what, done: false, doubted: false });
     }
 
-    pub fn zero(&mut self, op: u64, who: &str, offset: u64, len: u64) {
-        let end = (offset + len).min(self.len());
-        if offset < end {
-            self.bytes[offset as usize..end as usize].fill(0);
-        }
-        self.note(op, format!("{who} punched"), offset, len);
+    /// The change that began as `op` ended well: from now on it must be there.
+    pub fn done(&mut self, op: u64) {
+        let pending = self.pending.iter_mut().rfind(|p| p.op == op).expect("it began");
+        pending.done = true;
+        let (who, what) = (pending.who, pending.what);
+        self.apply(op, who.client, what);
     }
 
-    pub fn truncate(&mut self, op: u64, who: &str, len: u64) {
-        self.bytes.resize(len as usize, 0);
-        self.note(op, format!("{who} set the size to"), len, 0);
+    fn apply(&mut self, op: u64, client: usize, what: What) {
+        match what {
+            What::Write { offset, len } => {
+                let end = (offset + len) as usize;
+                if self.bytes.len() < end {
+                    self.bytes.resize(end, 0);
+                }
+                self.bytes[offset as usize..end].copy_from_slice(&bytes_of(op, offset, len as usize));
+                self.note(op, format!("c{client} wrote"), offset, len);
+            }
+            What::Zero { offset, len } => {
+                let end = (offset + len).min(self.len());
+                if offset < end {
+                    self.bytes[offset as usize..end as usize].fill(0);
+                }
+                self.note(op, format!("c{client} punched"), offset, len);
+            }
+            What::Size { len } => {
+                self.bytes.resize(len as usize, 0);
+                self.note(op, format!("c{client} set the size to"), len, 0);
+            }
+        }
+    }
+
+    /// An `fsync` or a `close` of `client` ended well.
+    pub fn synced(&mut self, client: usize) {
+        if self.pending.iter().all(|p| p.done && p.who.client == client) {
+            self.pending.clear();
+        }
+    }
+
+    /// `client` has seen what the others wrote (it read, or was granted the right to write): it must stay.
+    pub fn seen_by(&mut self, client: usize) {
+        let is_others = |p: &Pending| p.done && p.who.client != client;
+        if self.pending.iter().any(is_others) {
+            self.pending.retain(|p| !is_others(p));
+            self.durable = self.bytes.clone();
+        }
+    }
+
+    /// An operation of `client` ended with an error.
+    pub fn doubt(&mut self, client: usize) {
+        self.pending.iter_mut().filter(|p| p.who.client == client).for_each(|p| p.doubted = true);
+    }
+
+    /// Whether somebody must look before the bytes are known again. `cuts`: how often each client was cut off until now.
+    pub fn is_doubtful(&self, cuts: impl Fn(usize) -> u64) -> bool {
+        self.pending.iter().any(|p| !p.done || p.doubted || cuts(p.who.client) != p.who.cuts)
+    }
+
+    /// `me` has read the file: `got`, of which the bytes that `owns` says are judged. Each byte must be one that may be
+    /// there; it must stay from now on, but for what `me` itself may still lose. Returns whose changes are lost.
+    pub fn settle(
+        &mut self,
+        me: Who,
+        got: &[u8],
+        is_own: Option<&dyn Fn(u64) -> bool>,
+    ) -> Result<Vec<Who>, String> {
+        if is_own.is_none() {
+            self.check_size(got.len() as u64)?;
+        }
+        let mut settled = self.bytes.clone();
+        settled.resize(got.len(), 0);
+        for (at, byte) in got.iter().enumerate() {
+            let offset = at as u64;
+            if is_own.is_some_and(|is_own| !is_own(offset)) {
+                continue;
+            }
+            if self.bytes.get(at).copied().unwrap_or(0) != *byte && !self.may_hold(offset, *byte) {
+                let from = &got[at..got.len().min(at + SHOWN_BYTES)];
+                return Err(format!(
+                    "in doubt, and still wrong: {from:?} ({}) at {offset}\n{}",
+                    self.origin(offset, from),
+                    self.tail(offset, 1)
+                ));
+            }
+            settled[at] = *byte;
+        }
+        let lost = if settled == self.bytes { Vec::new() } else { self.losers() };
+        if is_own.is_some() {
+            let used = settled.iter().rposition(|b| *b != 0).map_or(0, |last| last + 1);
+            settled.truncate(used);
+        }
+        self.bytes = settled;
+        self.note(0, format!("c{} settled the bytes of", me.client), 0, 0);
+        self.pending.retain(|p| p.who.client == me.client && p.who.life == me.life);
+        self.pending.iter_mut().for_each(|p| p.done = true);
+        Ok(lost)
+    }
+
+    /// Between the least and the largest size that any of the changes in doubt may leave.
+    fn check_size(&self, len: u64) -> Result<(), String> {
+        let mut sizes = vec![self.durable.len() as u64, self.len()];
+        for p in &self.pending {
+            match p.what {
+                What::Write { offset, len } => sizes.push(offset + len),
+                What::Size { len } => sizes.push(len),
+                What::Zero { .. } => {}
+            }
+        }
+        let least = self.pending.iter().filter_map(|p| match p.what {
+            What::Size { len } => Some(len),
+            _ => None,
+        });
+        let least = least.chain([self.durable.len() as u64, self.len()]).min().unwrap_or(0);
+        let most = sizes.into_iter().max().unwrap_or(0);
+        if (least..=most).contains(&len) {
+            return Ok(());
+        }
+        Err(format!("in doubt, but a size of {len} cannot be: {least} to {most}\n{}", self.tail(0, u64::MAX)))
+    }
+
+    fn may_hold(&self, offset: u64, byte: u8) -> bool {
+        self.durable.get(offset as usize).copied().unwrap_or(0) == byte
+            || self.pending.iter().any(|p| match p.what {
+                What::Write { offset: from, len } => {
+                    (from..from + len).contains(&offset) && pattern(p.op, offset) == byte
+                }
+                What::Zero { offset: from, len } => (from..from + len).contains(&offset) && byte == 0,
+                What::Size { len } => offset >= len && byte == 0,
+            })
+    }
+
+    /// Clients whose acknowledged changes may be among those lost. None if an unfinished one may explain the difference.
+    fn losers(&self) -> Vec<Who> {
+        if self.pending.iter().any(|p| !p.done) {
+            return Vec::new();
+        }
+        let mut losers: Vec<Who> = self.pending.iter().map(|p| p.who).collect();
+        losers.dedup_by_key(|w| w.client);
+        losers
     }
 
     pub fn note(&mut self, op: u64, what: String, offset: u64, len: u64) {
@@ -156,14 +316,62 @@ impl Change {
 mod tests {
     use super::*;
 
+    fn who(client: usize) -> Who {
+        Who { client, life: 1, cuts: 0 }
+    }
+    fn change(file: &mut FileModel, client: usize, op: u64, what: What) {
+        file.begin(who(client), op, what);
+        file.done(op);
+    }
+
+    #[test]
+    fn what_nobody_has_seen_may_be_lost_with_its_client() {
+        let mut file = FileModel::default();
+        change(&mut file, 0, 1, What::Write { offset: 0, len: 100 });
+        file.synced(0);
+        change(&mut file, 0, 2, What::Write { offset: 50, len: 100 });
+        assert!(!file.is_doubtful(|_| 0) && file.is_doubtful(|_| 1));
+        let with = |ops: [u64; 2], len: usize| [bytes_of(ops[0], 0, 50), bytes_of(ops[1], 50, len)].concat();
+        for (got, fits) in [
+            (with([1, 1], 50), true),   // lost
+            (with([1, 2], 100), true),  // not lost
+            (with([1, 2], 70), true),   // in part
+            (with([1, 2], 20), false),  // cut below what was safe
+            (with([1, 3], 50), false),  // of nobody
+            (with([2, 2], 100), false), // safe bytes changed
+            (vec![0; 100], false),      // safe bytes lost
+        ] {
+            let settled = file.clone().settle(who(1), &got, None);
+            assert_eq!(settled.is_ok(), fits, "{settled:?}");
+        }
+        let mut told = file.clone();
+        assert_eq!(told.settle(who(1), &with([1, 1], 50), None).unwrap(), [who(0)], "it must be told");
+        told.check(0, 200, &with([1, 1], 50)).unwrap();
+        file.seen_by(1);
+        assert!(!file.is_doubtful(|_| 1), "what another has seen must stay");
+    }
+
+    #[test]
+    fn an_operation_without_end_leaves_doubt() {
+        let mut file = FileModel::default();
+        file.begin(who(0), 1, What::Write { offset: 0, len: 10 });
+        assert!(file.is_doubtful(|_| 0));
+        for got in [vec![], bytes_of(1, 0, 10), [bytes_of(1, 0, 5), vec![0; 5]].concat()] {
+            let mut file = file.clone();
+            assert!(file.settle(who(1), &got, None).unwrap().is_empty());
+            file.check(0, 20, &got).unwrap();
+            assert!(!file.is_doubtful(|_| 0));
+        }
+    }
+
     #[test]
     fn tells_whose_bytes_are_wrong() {
         let mut file = FileModel::default();
-        file.write(1, "c0", 0, 1000);
+        change(&mut file, 0, 1, What::Write { offset: 0, len: 1000 });
         let old = file.read(0, 1000).to_vec();
-        file.write(2, "c1", 100, 50);
-        file.truncate(3, "c0", 2000);
-        file.zero(4, "c0", 1990, 100);
+        change(&mut file, 1, 2, What::Write { offset: 100, len: 50 });
+        change(&mut file, 0, 3, What::Size { len: 2000 });
+        change(&mut file, 0, 4, What::Zero { offset: 1990, len: 100 });
         assert_eq!(file.len(), 2000);
         file.check(900, 200, &[bytes_of(1, 900, 100), vec![0; 100]].concat()).unwrap();
         let told = file.check(0, 1000, &old).unwrap_err();

@@ -55,6 +55,8 @@ pub(super) struct DiskState {
     pub(super) faults: DiskFaults,
     /// Writes and syncs that failed with EIO.
     pub(super) failed: u64,
+    /// Everything that went wrong as told: these, failed reads, silent damage, refusals for want of space.
+    pub(super) hits: u64,
     rng: SplitMix,
 }
 
@@ -90,6 +92,7 @@ impl DiskState {
             used_pages: 0,
             faults: DiskFaults::default(),
             failed: 0,
+            hits: 0,
             rng,
         }
     }
@@ -205,12 +208,12 @@ impl DiskState {
     fn reserve(&mut self, ino: Ino, offset: u64, len: u64) -> io::Result<()> {
         let (start, end) = pages_of(offset, len);
         let free = (self.capacity_bytes / PAGE_BYTES).saturating_sub(self.used_pages);
-        let pages = self.pages_mut(ino)?;
-        let added = end - start - pages.space.count_in(start, end);
+        let added = end - start - self.pages_mut(ino)?.space.count_in(start, end);
         if added > free {
+            self.hits += 1;
             return Err(os(libc::ENOSPC));
         }
-        pages.space.insert(start, end);
+        self.pages_mut(ino)?.space.insert(start, end);
         self.used_pages += added;
         Ok(())
     }
@@ -232,18 +235,20 @@ impl DiskState {
             return Ok(Some(offset));
         }
         if self.rng.per_million(faults.lost_writes_per_million) {
+            self.hits += 1;
             return Ok(None);
         }
         if !self.rng.per_million(faults.misdirected_writes_per_million) {
             return Ok(Some(offset));
         }
         let pages = self.pages_mut(ino)?.len / PAGE_BYTES;
+        self.hits += 1;
         Ok(Some(self.rng.below(pages.min(MISDIRECTED_PAGES_MAX)) * PAGE_BYTES))
     }
 
     fn write(&mut self, ino: Ino, data: &[u8], offset: u64) -> io::Result<()> {
         if self.rng.per_million(self.faults.write_errors_per_million) {
-            self.failed += 1;
+            (self.failed, self.hits) = (self.failed + 1, self.hits + 1);
             return Err(os(libc::EIO));
         }
         self.reserve(ino, offset, data.len() as u64)?;
@@ -481,6 +486,7 @@ impl File for SimFile {
         let mut state = self.disk.lock()?;
         let chance = state.faults.read_errors_per_million;
         if state.rng.per_million(chance) {
+            state.hits += 1;
             return Err(os(libc::EIO));
         }
         Ok(state.pages_mut(self.ino)?.read(buf, offset))
@@ -513,6 +519,7 @@ impl File for SimFile {
         let chance = state.faults.sync_errors_per_million;
         let failed = state.rng.per_million(chance);
         state.failed += u64::from(failed);
+        state.hits += u64::from(failed);
         let pages = state.pages_mut(self.ino)?;
         if failed {
             pages.fail_sync();

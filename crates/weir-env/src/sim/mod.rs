@@ -300,6 +300,10 @@ impl World {
     pub fn disk_errors(&self, name: &str) -> u64 {
         self.with_disk(name, |disk| disk.failed)
     }
+    /// How often a node's disk did until now what [`DiskFaults`] or a lack of space told it to do.
+    pub fn disk_hits(&self, name: &str) -> u64 {
+        self.with_disk(name, |disk| disk.hits)
+    }
     pub fn set_disk_capacity(&self, name: &str, bytes: u64) {
         self.with_disk(name, |disk| disk.set_capacity(bytes));
     }

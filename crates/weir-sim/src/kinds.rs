@@ -1,0 +1,168 @@
+//! What can go wrong, by name. Plain facts about each kind of fault; nothing here happens.
+
+/// What can go wrong.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum FaultKind {
+    KillStorage,
+    PowerCutStorage,
+    PowerCutAllStorage,
+    PauseStorage,
+    KillMeta,
+    PowerCutMeta,
+    PauseMeta,
+    KillCoordinator,
+    PowerCutCoordinator,
+    LoseHost,
+    KillClient,
+    PauseClient,
+    PartitionFromClient,
+    PartitionFromPeer,
+    PartitionFromCoordinator,
+    PartitionFromMeta,
+    PartitionPartly,
+    ResetConnections,
+    LateRequests,
+    SlowLink,
+    ClockJump,
+    ClockDrift,
+    SlowDisk,
+    ReadErrors,
+    WriteErrors,
+    SyncErrors,
+    SyncErrorsMeta,
+    DiskFull,
+    FlipBits,
+    LostWrites,
+    MisdirectedWrites,
+    ReplaceDisk,
+}
+
+use FaultKind::*;
+
+/// For how long a fault takes a storage node's data away.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Toll {
+    None,
+    /// Until the fault ends and repair is done.
+    Passing,
+    /// Some of its bytes, silently, for the rest of the run.
+    Silent,
+    /// All of it, for the rest of the run.
+    Lasting,
+}
+
+impl FaultKind {
+    pub const ALL: [FaultKind; 32] = [
+        KillStorage,
+        PowerCutStorage,
+        PowerCutAllStorage,
+        PauseStorage,
+        KillMeta,
+        PowerCutMeta,
+        PauseMeta,
+        KillCoordinator,
+        PowerCutCoordinator,
+        LoseHost,
+        KillClient,
+        PauseClient,
+        PartitionFromClient,
+        PartitionFromPeer,
+        PartitionFromCoordinator,
+        PartitionFromMeta,
+        PartitionPartly,
+        ResetConnections,
+        LateRequests,
+        SlowLink,
+        ClockJump,
+        ClockDrift,
+        SlowDisk,
+        ReadErrors,
+        WriteErrors,
+        SyncErrors,
+        SyncErrorsMeta,
+        DiskFull,
+        FlipBits,
+        LostWrites,
+        MisdirectedWrites,
+        ReplaceDisk,
+    ];
+
+    /// As written on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            KillStorage => "kill-storage",
+            PowerCutStorage => "power-cut-storage",
+            PowerCutAllStorage => "power-cut-all-storage",
+            PauseStorage => "pause-storage",
+            KillMeta => "kill-meta",
+            PowerCutMeta => "power-cut-meta",
+            PauseMeta => "pause-meta",
+            KillCoordinator => "kill-coordinator",
+            PowerCutCoordinator => "power-cut-coordinator",
+            LoseHost => "lose-host",
+            KillClient => "kill-client",
+            PauseClient => "pause-client",
+            PartitionFromClient => "partition-from-client",
+            PartitionFromPeer => "partition-from-peer",
+            PartitionFromCoordinator => "partition-from-coordinator",
+            PartitionFromMeta => "partition-from-meta",
+            PartitionPartly => "partition-partly",
+            ResetConnections => "reset-connections",
+            LateRequests => "late-requests",
+            SlowLink => "slow-link",
+            ClockJump => "clock-jump",
+            ClockDrift => "clock-drift",
+            SlowDisk => "slow-disk",
+            ReadErrors => "read-errors",
+            WriteErrors => "write-errors",
+            SyncErrors => "sync-errors",
+            SyncErrorsMeta => "sync-errors-meta",
+            DiskFull => "disk-full",
+            FlipBits => "flip-bits",
+            LostWrites => "lost-writes",
+            MisdirectedWrites => "misdirected-writes",
+            ReplaceDisk => "replace-disk",
+        }
+    }
+
+    pub fn by_name(name: &str) -> Option<FaultKind> {
+        FaultKind::ALL.into_iter().find(|k| k.name() == name)
+    }
+
+    /// What it takes from each storage node that it hits.
+    pub fn toll(self) -> Toll {
+        match self {
+            KillStorage
+            | PowerCutStorage
+            | PowerCutAllStorage
+            | PauseStorage
+            | LoseHost
+            | PartitionFromClient
+            | PartitionFromPeer
+            | PartitionFromCoordinator
+            | PartitionPartly
+            | SlowDisk
+            | ReadErrors => Toll::Passing,
+            // A full disk refuses new bytes; what it has it gives.
+            DiskFull => Toll::Passing,
+            FlipBits | LostWrites | MisdirectedWrites => Toll::Silent,
+            WriteErrors | SyncErrors | ReplaceDisk => Toll::Lasting,
+            KillMeta | PowerCutMeta | PauseMeta | KillCoordinator | PowerCutCoordinator | KillClient
+            | PauseClient | PartitionFromMeta | ResetConnections | LateRequests | SlowLink | ClockJump
+            | ClockDrift | SyncErrorsMeta => Toll::None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_is_listed_once_under_a_name_of_its_own() {
+        for (i, kind) in FaultKind::ALL.into_iter().enumerate() {
+            assert_eq!(kind as usize, i, "in the order of the list");
+            assert_eq!(FaultKind::by_name(kind.name()), Some(kind));
+        }
+    }
+}

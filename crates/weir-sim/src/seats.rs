@@ -1,0 +1,112 @@
+//! The clients' standing: which life each is in, how often it was cut off, and what it may be told because of that.
+//!
+//! A client that died or was silent for long may lose what nobody else has seen and nothing made safe, and may be told
+//! errors. Any other error is a broken promise.
+
+use crate::model::Who;
+use std::{
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+use weir_client::Client;
+use weir_env::{Instant, sim::World};
+use weir_proto::{Error, ErrorKind};
+
+/// How long after a cut errors may still come: an operation's patience, twice.
+const EXCUSED: Duration = Duration::from_secs(60);
+
+pub fn client_name(me: usize) -> String {
+    format!("c{me}")
+}
+
+pub struct Seats {
+    world: World,
+    state: Mutex<State>,
+}
+
+struct State {
+    seats: Vec<Seat>,
+    /// Errors for want of space may come until then.
+    full_until: Instant,
+}
+
+#[derive(Clone)]
+struct Seat {
+    client: Option<Client>,
+    life: u64,
+    cuts: u64,
+    /// Of the last cut, until it ends: for ever.
+    excused_until: Instant,
+}
+
+impl Seats {
+    pub fn new(world: &World, clients: usize) -> Seats {
+        let seat = Seat { client: None, life: 0, cuts: 0, excused_until: Instant(0) };
+        let state = State { seats: vec![seat; clients], full_until: Instant(0) };
+        Seats { world: world.clone(), state: Mutex::new(state) }
+    }
+
+    pub fn who(&self, me: usize) -> Who {
+        let seat = &self.state().seats[me];
+        Who { client: me, life: seat.life, cuts: seat.cuts }
+    }
+    /// Nobody's: for readers that change nothing.
+    pub fn nobody() -> Who {
+        Who { client: usize::MAX, life: 0, cuts: 0 }
+    }
+    pub fn cuts(&self, client: usize) -> u64 {
+        self.state().seats.get(client).map_or(0, |s| s.cuts)
+    }
+    pub fn is_alive(&self, who: Who) -> bool {
+        self.state().seats.get(who.client).is_some_and(|s| s.life == who.life)
+    }
+    pub fn client(&self, me: usize) -> Option<Client> {
+        self.state().seats[me].client.clone()
+    }
+
+    /// A new process is the client.
+    pub fn begins(&self, me: usize) {
+        self.state().seats[me].life += 1;
+    }
+    pub fn seated(&self, me: usize, client: Client) {
+        self.state().seats[me].client = Some(client);
+    }
+    /// It died: what its handles were told is nobody's business any more.
+    pub fn died(&self, me: usize) {
+        self.cut(me);
+        let client = {
+            let seat = &mut self.state().seats[me];
+            seat.life += 1;
+            seat.client.take()
+        };
+        drop(client); // outside of the lock
+    }
+    /// It begins to be silent for longer than a lease bears.
+    pub fn cut(&self, me: usize) {
+        let seat = &mut self.state().seats[me];
+        seat.cuts += 1;
+        seat.excused_until = Instant(u64::MAX);
+    }
+    /// The last cut ended.
+    pub fn joined(&self, me: usize) {
+        let until = self.world.now() + EXCUSED;
+        let seat = &mut self.state().seats[me];
+        seat.excused_until = seat.excused_until.min(until);
+    }
+    /// A disk is full, or was until now.
+    pub fn no_space(&self) {
+        self.state().full_until = self.world.now() + EXCUSED;
+    }
+
+    pub fn excuses_all(&self, me: usize) -> bool {
+        self.world.now() < self.state().seats[me].excused_until
+    }
+    pub fn excuses(&self, me: usize, e: &Error) -> bool {
+        let full = e.kind == ErrorKind::NoSpace && self.world.now() < self.state().full_until;
+        full || self.excuses_all(me)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

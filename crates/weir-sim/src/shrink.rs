@@ -1,0 +1,82 @@
+//! Makes a failing run small: fewer operations, fewer faults, as long as it still fails.
+//!
+//! Any failure counts: a smaller run with another failure is as good a start for whoever looks.
+
+use crate::{Broken, Options, run};
+
+/// Runs that a shrink may take.
+const TRIES_MAX: u32 = 60;
+
+/// The command that repeats a run.
+pub fn command(seed: u64, options: &Options) -> String {
+    let names: Vec<&str> = options.faults.iter().map(|k| k.name()).collect();
+    let mut words = vec![
+        format!("cargo run -p weir-sim -- --seed {seed}"),
+        format!("--operations {} --pause-ms {}", options.operations, options.pause_ms_max),
+        format!("--faults {}", if names.is_empty() { "none".into() } else { names.join(",") }),
+    ];
+    if !options.mute.is_empty() {
+        let mute: Vec<String> = options.mute.iter().map(u64::to_string).collect();
+        words.push(format!("--mute {}", mute.join(",")));
+    }
+    words.join(" ")
+}
+
+/// The smallest failing run that was found, at first `broken` itself.
+pub fn shrink(broken: Box<Broken>) -> Box<Broken> {
+    let mut smallest = broken;
+    let mut tries = TRIES_MAX;
+    loop {
+        let before = (smallest.options.operations, smallest.options.mute.len());
+        for candidate in candidates(&smallest.options, smallest.faults_chosen) {
+            if tries == 0 {
+                return smallest;
+            }
+            tries -= 1;
+            if let Err(still) = run(smallest.seed, &candidate) {
+                smallest = still;
+                break;
+            }
+        }
+        if before == (smallest.options.operations, smallest.options.mute.len()) {
+            return smallest;
+        }
+    }
+}
+
+/// Smaller runs, the boldest first.
+fn candidates(options: &Options, faults_chosen: u64) -> Vec<Options> {
+    let n = options.operations;
+    let shorter = [n / 4, n / 2, n * 3 / 4, n.saturating_sub(1)];
+    let mut list: Vec<Options> = shorter
+        .into_iter()
+        .filter(|fewer| *fewer > 0 && *fewer < n)
+        .map(|operations| Options { operations, ..options.clone() })
+        .collect();
+    for n in (0..faults_chosen).filter(|n| !options.mute.contains(n)) {
+        let mut fewer = options.clone();
+        fewer.mute.insert(n);
+        list.push(fewer);
+    }
+    list
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::FaultKind;
+
+    #[test]
+    fn smaller_runs_are_smaller_and_the_command_says_all() {
+        let options = Options { operations: 10, faults: vec![FaultKind::KillMeta], ..Options::default() };
+        let list = candidates(&options, 3);
+        assert_eq!(list.len(), 4 + 3);
+        assert!(list.iter().all(|o| o.operations < 10 || o.mute.len() == 1));
+        let muted = Options { mute: [1, 2].into(), ..options };
+        assert_eq!(
+            command(7, &muted),
+            "cargo run -p weir-sim -- --seed 7 --operations 10 --pause-ms 200 --faults kill-meta --mute 1,2"
+        );
+        assert_eq!(candidates(&muted, 3).len(), 4 + 1);
+    }
+}

@@ -1,0 +1,351 @@
+//! One operation on one turn file: what the client is asked, what it must answer, and what it leaves in the model.
+
+use crate::model::{What, Who, bytes_of};
+use crate::workload::{DIRS, Slot, TurnFile, Workload, close, read_all, root_cred};
+use std::{collections::BTreeMap, fmt::Display};
+use weir_client::{Allocate, Client, Handle, OpenMode, SetAttrs};
+use weir_env::Rng;
+use weir_proto::Error;
+use weir_proto::meta::RenameMode;
+
+/// Largest turn file, in bytes: several stripes of 4 × 64 KiB.
+const FILE_BYTES_MAX: u64 = 1_200_000;
+
+pub struct Turn<'w> {
+    pub work: &'w Workload,
+    pub client: &'w Client,
+    pub me: Who,
+    pub rng: &'w Rng,
+    pub op: u64,
+}
+
+pub type Told<T> = Result<T, (&'static str, Error)>;
+
+trait Doing<T> {
+    fn doing(self, what: &'static str) -> Told<T>;
+}
+impl<T> Doing<T> for Result<T, Error> {
+    fn doing(self, what: &'static str) -> Told<T> {
+        self.map_err(|e| (what, e))
+    }
+}
+
+impl Turn<'_> {
+    /// What to do next with the file in this place.
+    pub fn choose(slot: &Slot, rng: &Rng) -> &'static str {
+        if slot.file.is_none() {
+            return "create";
+        }
+        match rng.below(100) {
+            0..35 => "write",
+            35..42 => "append",
+            42..65 => "read",
+            65..72 => "fsync",
+            72..78 => "truncate",
+            78..82 => "punch",
+            82..87 => "close",
+            87..90 => "stat",
+            90..94 => "rename",
+            94..97 => "read all",
+            _ => "unlink",
+        }
+    }
+
+    pub async fn take(&self, slot: &mut Slot, operation: &'static str) -> Told<()> {
+        self.work.give_up_if_moving(slot);
+        let Some(file) = &mut slot.file else {
+            slot.file = Some(self.create().await?);
+            return Ok(());
+        };
+        if file.model.is_doubtful(|c| self.work.seats.cuts(c)) {
+            self.settle(file).await?;
+        }
+        match operation {
+            "write" => self.write(file).await,
+            "append" => self.append(file).await,
+            "read" => self.read(file).await,
+            "fsync" => self.fsync(file).await,
+            "truncate" => self.truncate(file).await,
+            "punch" => self.punch(file).await,
+            "close" => self.close(file).await,
+            "stat" => self.stat(file).await,
+            "rename" => self.rename(file).await,
+            "read all" => self.read_and_check(file, 0, file.model.len() as usize + 5000).await,
+            // Whatever it ends with, the place is free.
+            _ => self.unlink(slot.file.take().expect("just seen")).await,
+        }
+    }
+
+    /// This client was cut off since it opened the file: errors may come.
+    pub fn is_excused(&self, slot: &Slot) -> bool {
+        let handle = slot.file.as_ref().and_then(|file| file.handles.get(&self.me.client));
+        self.work.seats.excuses_all(self.me.client) || handle.is_some_and(|(_, who)| *who != self.me)
+    }
+
+    /// What a failed operation leaves: doubt about its bytes, or about its name.
+    pub async fn after_error(&self, slot: &mut Slot) {
+        let Some(file) = &mut slot.file else { return };
+        file.told(self.me.client);
+        if let Some((handle, who)) = file.handles.remove(&self.me.client)
+            && self.work.seats.is_alive(who)
+        {
+            let _ = self.client.release(handle).await; // its errors were counted with the failed operation
+        }
+        self.work.give_up_if_moving(slot);
+    }
+
+    /// Looks at a file whose last changes may be lost: what is there now stays.
+    async fn settle(&self, file: &mut TurnFile) -> Told<()> {
+        let handle = self.handle(file).await?;
+        let got = read_all(self.client, handle, 0, usize::MAX).await.doing("read what is in doubt")?;
+        self.log(file, format_args!("settle {} bytes", got.len()));
+        let lost = file.model.settle(self.me, &got, None);
+        let lost =
+            lost.unwrap_or_else(|e| panic!("operation {}: {} ({:?}): {e}", self.op, file.name, file.ino));
+        for who in lost.into_iter().filter(|who| self.work.seats.is_alive(*who)) {
+            let has_it_open =
+                file.handles.get(&who.client).is_some_and(|(_, opened)| opened.life == who.life);
+            if has_it_open {
+                let opened = file.handles[&who.client].1;
+                file.owed.insert(who.client, opened);
+            }
+        }
+        Ok(())
+    }
+
+    fn who(&self) -> String {
+        format!("c{}", self.me.client)
+    }
+
+    fn log(&self, file: &TurnFile, what: impl Display) {
+        self.work.log(self.op, format_args!("{} {} {what}", self.who(), file.name));
+    }
+
+    fn new_name(&self) -> (usize, String) {
+        (self.rng.below(DIRS as u64) as usize, format!("f{}", self.op))
+    }
+
+    async fn create(&self) -> Told<TurnFile> {
+        let (dir, name) = self.new_name();
+        self.work.log(self.op, format_args!("{} create {name} in d{dir}", self.who()));
+        let parent = self.work.dirs[dir];
+        self.work.found().uncertain.insert((dir, name.clone()));
+        let created =
+            self.client.create(&root_cred(), parent, name.as_bytes(), 0o644, true, OpenMode::BOTH).await;
+        let opened = created.doing("create")?;
+        self.work.found().uncertain.remove(&(dir, name.clone()));
+        let handles = BTreeMap::from([(self.me.client, (opened.handle, self.me))]);
+        let (ino, model) = (opened.stat.attr.ino, Default::default());
+        Ok(TurnFile { dir, name, ino, model, handles, moving: false, owed: BTreeMap::new() })
+    }
+
+    async fn handle(&self, file: &mut TurnFile) -> Told<Handle> {
+        if let Some((handle, who)) = file.handles.get(&self.me.client)
+            && self.work.seats.is_alive(*who)
+        {
+            return Ok(*handle);
+        }
+        let found = self
+            .client
+            .lookup(&root_cred(), self.work.dirs[file.dir], file.name.as_bytes())
+            .await
+            .doing("lookup")?;
+        let Some(stat) = found else {
+            panic!("operation {}: {} finds no {}", self.op, self.who(), file.name)
+        };
+        assert_eq!(stat.attr.ino, file.ino, "operation {}: {} is another file", self.op, file.name);
+        let handle = self.client.open(&root_cred(), file.ino, OpenMode::BOTH).await.doing("open")?.handle;
+        file.handles.insert(self.me.client, (handle, self.me));
+        Ok(handle)
+    }
+
+    /// Sizes as applications have them: small, odd, whole cells, whole stripes.
+    fn some_len(&self) -> usize {
+        let len = match self.rng.below(10) {
+            0..4 => 1 + self.rng.below(5000),
+            4..6 => 47_008,
+            6..8 => 1 + self.rng.below(150_000),
+            8 => 65_536 * (1 + self.rng.below(4)),
+            _ => 262_144 + self.rng.below(2) * 100_000,
+        };
+        len as usize
+    }
+
+    fn some_offset(&self, file: &TurnFile) -> u64 {
+        let len = file.model.len();
+        match self.rng.below(10) {
+            0..4 => len,
+            4..8 => self.rng.below(len + 1),
+            8 => self.rng.below(len + 1) / 65_536 * 65_536,
+            _ => (len + self.rng.below(300_000)).min(FILE_BYTES_MAX), // leaves a hole
+        }
+    }
+
+    /// The change that began with this operation ended well; what others wrote before it has been seen.
+    fn done(&self, file: &mut TurnFile) {
+        file.model.seen_by(self.me.client);
+        file.model.done(self.op);
+    }
+
+    async fn write(&self, file: &mut TurnFile) -> Told<()> {
+        let handle = self.handle(file).await?;
+        let offset = self.some_offset(file);
+        let len = self.some_len().min((FILE_BYTES_MAX + 70_000 - offset.min(FILE_BYTES_MAX)) as usize);
+        self.log(file, format_args!("write {len} at {offset}"));
+        let data = bytes_of(self.op, offset, len);
+        file.model.begin(self.me, self.op, What::Write { offset, len: len as u64 });
+        let done = match self.client.try_write(handle, offset, &data) {
+            Some(done) => done.doing("write (at once)")?,
+            None => self.client.write(handle, offset, data.into()).await.doing("write")?,
+        };
+        assert_eq!(done, len, "operation {}: a short write", self.op);
+        self.done(file);
+        Ok(())
+    }
+
+    async fn append(&self, file: &mut TurnFile) -> Told<()> {
+        let len = self.some_len().min(50_000);
+        self.log(file, format_args!("append {len} to {}", file.model.len()));
+        let mode = OpenMode { append: true, ..OpenMode::WRITE };
+        let handle = self.client.open(&root_cred(), file.ino, mode).await.doing("open to append")?.handle;
+        let end = file.model.len();
+        file.model.begin(self.me, self.op, What::Write { offset: end, len: len as u64 });
+        // The offset given is not where it goes.
+        let wrote = self.client.write(handle, 0, bytes_of(self.op, end, len).into()).await;
+        let closed = close(self.client, handle).await;
+        wrote.doing("append")?;
+        closed.doing("close after an append")?;
+        self.done(file);
+        file.model.synced(self.me.client);
+        Ok(())
+    }
+
+    async fn read(&self, file: &mut TurnFile) -> Told<()> {
+        let offset = self.rng.below(file.model.len() + 1);
+        let len = self.some_len();
+        self.read_and_check(file, offset, len).await
+    }
+
+    async fn read_and_check(&self, file: &mut TurnFile, offset: u64, len: usize) -> Told<()> {
+        let handle = self.handle(file).await?;
+        self.log(file, format_args!("read {len} at {offset}"));
+        let got = match self.client.try_read(handle, offset, len) {
+            Some(parts) => parts.doing("read (cached)")?.concat(),
+            None => read_all(self.client, handle, offset, len).await.doing("read")?,
+        };
+        let what = |e| panic!("operation {}: {} {} ({:?}): {e}", self.op, self.who(), file.name, file.ino);
+        if !self.doubts_self(file) {
+            file.model.check(offset, len, &got).unwrap_or_else(what);
+            file.model.seen_by(self.me.client);
+        }
+        Ok(())
+    }
+
+    /// What this client wrote before it was cut off may go away under its eyes, until it is told.
+    fn doubts_self(&self, file: &TurnFile) -> bool {
+        file.model.is_doubtful(|c| self.work.seats.cuts(c))
+    }
+
+    async fn fsync(&self, file: &mut TurnFile) -> Told<()> {
+        let handle = self.handle(file).await?;
+        self.log(file, "fsync");
+        file.model.note(self.op, format!("{} fsynced", self.who()), 0, 0);
+        self.client.fsync(handle).await.doing("fsync")?;
+        file.model.synced(self.me.client);
+        Ok(())
+    }
+
+    async fn truncate(&self, file: &mut TurnFile) -> Told<()> {
+        let len = match self.rng.below(6) {
+            0 => 0,
+            1 => (file.model.len() + self.rng.below(200_000)).min(FILE_BYTES_MAX),
+            _ => self.rng.below(file.model.len() + 1),
+        };
+        let handle = if self.rng.below(2) == 0 { Some(self.handle(file).await?) } else { None };
+        self.log(file, format_args!("truncate {} to {len}", file.model.len()));
+        file.model.begin(self.me, self.op, What::Size { len });
+        let set = SetAttrs { size: Some(len), ..SetAttrs::default() };
+        let stat = self.client.setattr(&root_cred(), file.ino, handle, set).await.doing("truncate")?;
+        assert_eq!(stat.attr.size, len, "operation {}: size after truncate of {}", self.op, file.name);
+        self.done(file);
+        Ok(())
+    }
+
+    async fn punch(&self, file: &mut TurnFile) -> Told<()> {
+        let handle = self.handle(file).await?;
+        let offset = self.rng.below(file.model.len() + 1);
+        let len = 1 + self.rng.below(100_000);
+        self.log(file, format_args!("punch {len} at {offset}"));
+        file.model.begin(self.me, self.op, What::Zero { offset, len });
+        self.client.fallocate(handle, Allocate::PunchHole, offset, len).await.doing("punch")?;
+        self.done(file);
+        Ok(())
+    }
+
+    async fn close(&self, file: &mut TurnFile) -> Told<()> {
+        let Some((handle, who)) = file.handles.remove(&self.me.client) else { return Ok(()) };
+        if !self.work.seats.is_alive(who) {
+            return Ok(());
+        }
+        self.log(file, "close");
+        file.model.note(self.op, format!("{} closed", self.who()), 0, 0);
+        close(self.client, handle).await.doing("close")?;
+        file.closed(who);
+        Ok(())
+    }
+
+    async fn stat(&self, file: &mut TurnFile) -> Told<()> {
+        let stat = self.client.getattr(file.ino).await.doing("getattr")?;
+        self.log(file, "stat");
+        if self.doubts_self(file) {
+            return Ok(());
+        }
+        let (size, len) = (stat.attr.size, file.model.len());
+        assert_eq!(size, len, "operation {}: {} sees a wrong size of {}", self.op, self.who(), file.name);
+        file.model.seen_by(self.me.client);
+        Ok(())
+    }
+
+    async fn rename(&self, file: &mut TurnFile) -> Told<()> {
+        let (dir, name) = self.new_name();
+        self.log(file, format_args!("rename to {name} in d{dir}"));
+        let (from, to) = (self.work.dirs[file.dir], self.work.dirs[dir]);
+        file.moving = true;
+        let (old, new) = ((file.dir, file.name.clone()), (dir, name.clone()));
+        self.work.found().uncertain.extend([old.clone(), new.clone()]);
+        self.client
+            .rename(&root_cred(), from, file.name.as_bytes(), to, name.as_bytes(), RenameMode::Replace)
+            .await
+            .doing("rename")?;
+        file.moving = false;
+        self.work.found().uncertain.retain(|known| *known != old && *known != new);
+        (file.dir, file.name) = (dir, name);
+        Ok(())
+    }
+
+    /// Removes the name; who has it open still reads it.
+    async fn unlink(&self, mut file: TurnFile) -> Told<()> {
+        self.log(&file, "unlink");
+        self.work.found().uncertain.insert((file.dir, file.name.clone()));
+        let parent = self.work.dirs[file.dir];
+        self.client.unlink(&root_cred(), parent, file.name.as_bytes()).await.doing("unlink")?;
+        self.work.found().uncertain.remove(&(file.dir, file.name.clone()));
+        let gone = self
+            .client
+            .lookup(&root_cred(), parent, file.name.as_bytes())
+            .await
+            .doing("lookup after unlink")?;
+        assert!(gone.is_none(), "operation {}: {} is still there after its unlink", self.op, file.name);
+        let Some((handle, who)) = file.handles.remove(&self.me.client) else { return Ok(()) };
+        if !self.work.seats.is_alive(who) {
+            return Ok(());
+        }
+        let got = read_all(self.client, handle, 0, usize::MAX).await.doing("read an unlinked file")?;
+        if !self.doubts_self(&file) {
+            file.model
+                .check(0, got.len() + 1, &got)
+                .unwrap_or_else(|e| panic!("operation {}: unlinked {}: {e}", self.op, file.name));
+        }
+        close(self.client, handle).await.doing("close an unlinked file")
+    }
+}
