@@ -325,6 +325,23 @@ fn a_dead_writers_file_that_two_have_open_is_recovered_by_one_of_them() {
 }
 
 #[test]
+fn a_clock_that_is_set_back_hides_no_change() {
+    Lab::new(33).run(6, |lab| async move {
+        let (a, b) = (lab.client("a").await, lab.client("b").await);
+        let h = create(&a, "f").await;
+        write(&a, h, 0, b"one").await;
+        close(&a, h).await;
+        same(&content(&b, "f").await, b"one");
+        let hour_ns = 3600 * 1_000_000_000;
+        lab.world().set_wall_offset("meta", -hour_ns);
+        let h = open(&a, "f", OpenMode::WRITE).await;
+        write(&a, h, 3, b", two").await;
+        close(&a, h).await;
+        same(&content(&b, "f").await, b"one, two");
+    });
+}
+
+#[test]
 fn a_client_that_leaves_in_good_order_leaves_nothing_to_recover() {
     Lab::new(32).run(6, |lab| async move {
         let (a, b) = (lab.client("a").await, lab.client("b").await);

@@ -21,7 +21,7 @@ use tokio::sync::futures::OwnedNotified;
 use weir_env::{Env, Instant};
 use weir_kv::{CommitSeq, SharedKv, Txn};
 use weir_proto::meta::{LeaseKind, Op, SLOTS, Time};
-use weir_proto::{Error, InodeId, Result, SessionId, VolumeId, Wire, Writer};
+use weir_proto::{Error, ErrorKind, InodeId, Result, SessionId, VolumeId, Wire, Writer};
 
 /// Room for most replies.
 const REPLY_BYTES: usize = 384;
@@ -146,11 +146,21 @@ impl Leader {
         let ran = self.run(state, request, &mut conflicts);
         if conflicts.is_empty() {
             state.conflicts = conflicts;
+            let ran = ran.map_err(|e| self.judge(e));
             return ran.map(|reply| (Step::Done(reply, state.newest), Vec::new()));
         }
         let wait = state.park(&conflicts, parked);
         state.note_contended(&conflicts, self.env.clock.now());
         Ok((Step::Wait(wait), conflicts))
+    }
+
+    /// A store that cannot go on ends this leader, whoever meets it first. Who asked may ask the next one.
+    fn judge(&self, e: Error) -> Error {
+        if e.kind != ErrorKind::Io {
+            return e;
+        }
+        self.fail(&e);
+        Error::unavailable(format!("this leader ends: {}", e.context))
     }
 
     fn run<R: Operation>(

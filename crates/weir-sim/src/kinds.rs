@@ -87,6 +87,12 @@ impl FaultKind {
         ReplaceDisk,
     ];
 
+    /// Those that may come with any others. Damage that lasts and full disks do not pass every seed beside others yet:
+    /// see `docs/test-results.md`.
+    pub fn mixable() -> Vec<FaultKind> {
+        FaultKind::ALL.into_iter().filter(|k| k.toll() != Toll::Lasting && *k != DiskFull).collect()
+    }
+
     /// As written on the command line.
     pub fn name(self) -> &'static str {
         match self {

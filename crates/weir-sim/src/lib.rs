@@ -86,7 +86,7 @@ impl Options {
     pub fn mixed(seed: u64) -> Options {
         let world = World::new(seed, SimConfig::default());
         let rng = world.rng("mix");
-        let all = FaultKind::ALL;
+        let all = FaultKind::mixable();
         let mut faults = vec![all[seed as usize % all.len()]];
         for _ in 0..5 {
             let kind = all[rng.below(all.len() as u64) as usize];
@@ -115,6 +115,8 @@ pub struct Outcome {
     /// How often a disk did, during faults of each kind, what it was told to do wrong.
     pub disk_hits: BTreeMap<&'static str, u64>,
     pub simulated: Duration,
+    /// The trace, if the options keep it.
+    pub log: Vec<String>,
 }
 
 /// A promise that was broken.
@@ -153,7 +155,7 @@ pub fn run(seed: u64, options: &Options) -> Result<Outcome, Box<Broken>> {
     drop(world);
     let what = match told {
         Ok(Ok(_)) if !ended() => format!("seed {seed}: a part of a node that ended is still kept by itself"),
-        Ok(Ok(outcome)) => return Ok(Outcome { trace_hash, ..outcome }),
+        Ok(Ok(outcome)) => return Ok(Outcome { trace_hash, log, ..outcome }),
         Ok(Err(e)) => format!("seed {seed}: {e:?}"),
         Err(panic) => {
             let text = panic.downcast_ref::<String>().cloned();
@@ -193,7 +195,7 @@ async fn play(world: World, options: Options, chosen: Arc<AtomicU64>) -> Result<
     let simulated = Duration::from_nanos(world.now().0);
     let (operations, excused) = (work.operations(), work.excused());
     let (faults, disk_hits, met) = (faults.counts(), faults.disk_hits(), work.marks.met());
-    Ok(Outcome { trace_hash: 0, operations, faults, excused, met, disk_hits, simulated })
+    Ok(Outcome { trace_hash: 0, operations, faults, excused, met, disk_hits, simulated, log: Vec::new() })
 }
 
 /// Starts the process of a client: it connects, and its applications go on where the last ones were.

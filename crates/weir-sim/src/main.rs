@@ -118,6 +118,9 @@ fn try_one(seed: u64, args: &Args, sums: &mut Sums) {
             for (pair, count) in outcome.met {
                 *sums.met.entry(pair).or_default() += count;
             }
+            if let Some(path) = &args.log {
+                write_log(path, &outcome.log);
+            }
             if args.runs == 1 {
                 println!(
                     "seed {seed}: {} operations, faults {:?}, their disks did {:?}",

@@ -112,9 +112,9 @@ impl FileModel {
         }
     }
 
-    /// An `fsync` or a `close` of `client` ended well.
+    /// An `fsync` or a `close` of `client` ended well. It says nothing of changes whose loss was told before.
     pub fn synced(&mut self, client: usize) {
-        if self.pending.iter().all(|p| p.done && p.who.client == client) {
+        if self.pending.iter().all(|p| p.done && !p.doubted && p.who.client == client) {
             self.pending.clear();
         }
     }
@@ -136,6 +136,10 @@ impl FileModel {
     /// Whether somebody must look before the bytes are known again. `cuts`: how often each client was cut off until now.
     pub fn is_doubtful(&self, cuts: impl Fn(usize) -> u64) -> bool {
         self.pending.iter().any(|p| !p.done || p.doubted || cuts(p.who.client) != p.who.cuts)
+    }
+
+    pub fn is_pending(&self) -> bool {
+        !self.pending.is_empty()
     }
 
     /// `me` has read the file: `got`, of which the bytes that `owns` says are judged. Each byte must be one that may be

@@ -98,12 +98,14 @@ impl Seats {
         self.state().full_until = self.world.now() + EXCUSED;
     }
 
+    pub fn is_full(&self) -> bool {
+        self.world.now() < self.state().full_until
+    }
     pub fn excuses_all(&self, me: usize) -> bool {
         self.world.now() < self.state().seats[me].excused_until
     }
     pub fn excuses(&self, me: usize, e: &Error) -> bool {
-        let full = e.kind == ErrorKind::NoSpace && self.world.now() < self.state().full_until;
-        full || self.excuses_all(me)
+        (e.kind == ErrorKind::NoSpace && self.is_full()) || self.excuses_all(me)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

@@ -57,7 +57,7 @@ impl Turn<'_> {
             slot.file = Some(self.create().await?);
             return Ok(());
         };
-        if file.model.is_doubtful(|c| self.work.seats.cuts(c)) {
+        if self.work.is_doubtful(&file.model) {
             self.settle(file).await?;
         }
         match operation {
@@ -243,7 +243,7 @@ impl Turn<'_> {
 
     /// What this client wrote before it was cut off may go away under its eyes, until it is told.
     fn doubts_self(&self, file: &TurnFile) -> bool {
-        file.model.is_doubtful(|c| self.work.seats.cuts(c))
+        self.work.is_doubtful(&file.model)
     }
 
     async fn fsync(&self, file: &mut TurnFile) -> Told<()> {

@@ -198,6 +198,12 @@ impl Workload {
         self.world.trace(&format!("operation {op}: {what}"));
     }
 
+    /// Whether somebody must look before the bytes are known: a client may have lost some, or may lose them for want
+    /// of space when another one needs the file.
+    pub fn is_doubtful(&self, model: &FileModel) -> bool {
+        model.is_doubtful(|c| self.seats.cuts(c)) || (self.seats.is_full() && model.is_pending())
+    }
+
     /// Takes one of the operations that are left.
     fn take_one(&self, me: usize, app: usize) -> bool {
         self.left[me][app].fetch_update(Relaxed, Relaxed, |n| n.checked_sub(1)).is_ok()
@@ -263,7 +269,7 @@ impl Workload {
         handle: Handle,
     ) -> Result<(), Error> {
         let who = self.seats.who(me);
-        if file.model(me).is_doubtful(|c| self.seats.cuts(c)) {
+        if self.is_doubtful(&file.model(me)) {
             file.settle(client, handle, me, who).await?;
         }
         let clients = file.models.len() as u64;
@@ -330,7 +336,7 @@ impl Workload {
             assert_eq!(stat.attr.ino, file.ino, "{what}: another file");
             let got = read_whole(client, file.ino).await.map_err(|e| e.doing(&what))?;
             assert_eq!(stat.attr.size, got.len() as u64, "{what}: size");
-            if file.model.is_doubtful(|c| self.seats.cuts(c)) {
+            if self.is_doubtful(&file.model) {
                 file.model.settle(Seats::nobody(), &got, None).unwrap_or_else(|e| panic!("{what}: {e}"));
             }
             file.model.check(0, got.len() + 1, &got).unwrap_or_else(|e| panic!("{what}: {e}"));
@@ -338,7 +344,7 @@ impl Workload {
         for file in &self.shared {
             let what = format!("{when}: {} ({:?})", file.name, file.ino);
             let got = read_whole(client, file.ino).await.map_err(|e| e.doing(&what))?;
-            file.verify(&got, |c| self.seats.cuts(c)).unwrap_or_else(|e| panic!("{what}: {e}"));
+            file.verify(&got, |model| self.is_doubtful(model)).unwrap_or_else(|e| panic!("{what}: {e}"));
         }
         self.verify_names(client, when).await?;
         self.verify_usage(client, when).await
@@ -448,11 +454,12 @@ impl SharedFile {
         self.model(me).settle(who, got, Some(&is_own)).map(|_| ())
     }
 
-    fn verify(&self, got: &[u8], cuts: impl Fn(usize) -> u64) -> Result<(), String> {
+    fn verify(&self, got: &[u8], is_doubtful: impl Fn(&FileModel) -> bool) -> Result<(), String> {
         let mut whole = FileModel::default();
         for record in 0..RECORDS {
             let me = self.owner(record * self.record_bytes as u64);
-            if self.model(me).is_doubtful(&cuts) {
+            let in_doubt = is_doubtful(&self.model(me));
+            if in_doubt {
                 self.adopt(me, Seats::nobody(), got)?;
             }
             whole.take(&self.model(me), record * self.record_bytes as u64, self.record_bytes);

@@ -42,7 +42,7 @@ impl Core {
             last_id: 0,
             timers: BTreeMap::new(),
             rng: SplitMix::new(seed, "world"),
-            trace: Trace { hash: 0, lines: config.log.then(Vec::new) },
+            trace: Trace { hash: 0, lines: config.log.then(Vec::new), ended: false },
             nodes: Vec::new(),
             net: NetState::default(),
             failure: None,
@@ -127,8 +127,16 @@ impl State {
         }
     }
 
+    /// The run is over: what is dropped from now on is dropped in an order that no seed decides.
+    pub(super) fn end_trace(&mut self) {
+        self.trace.ended = true;
+    }
+
     /// Folds an event and the time into the trace hash.
     pub(super) fn trace(&mut self, event: &str, numbers: &[u64]) {
+        if self.trace.ended {
+            return;
+        }
         let now = self.now_ns;
         self.trace.fold(now);
         self.trace.fold(hash_bytes(event.as_bytes()));
@@ -152,6 +160,7 @@ impl State {
 struct Trace {
     hash: u64,
     lines: Option<Vec<String>>,
+    ended: bool,
 }
 
 impl Trace {

@@ -104,7 +104,7 @@ impl World {
             .expect("a runtime without drivers needs nothing of the machine");
         runtime.block_on(async {
             let mut work = pin!(work);
-            poll_fn(|cx| {
+            let done = poll_fn(|cx| {
                 if let Some(reason) = self.0.poll_failure(cx) {
                     panic!("seed {}, at {:?}: {reason}", self.0.seed, self.now());
                 }
@@ -112,7 +112,9 @@ impl World {
                 let waker = Waker::from(Arc::new(MainWaker(cx.waker().clone(), main_woken.clone())));
                 work.as_mut().poll(&mut Context::from_waker(&waker))
             })
-            .await
+            .await;
+            self.0.lock().end_trace();
+            done
         })
     }
 

@@ -61,7 +61,7 @@ fn set_file(cx: &mut Cx<'_>, r: &SetAttr, mut inode: Inode) -> Result<Entry> {
     }
     inode.atime = r.atime.unwrap_or(inode.atime);
     inode.mtime = r.mtime.unwrap_or(inode.mtime);
-    inode.ctime = cx.rules.now;
+    inode.ctime = cx.rules.after(inode.ctime);
     cx.put_inode(r.ino, &inode);
     Ok(cx.rules.entry(r.ino, &inode))
 }
@@ -84,7 +84,7 @@ fn set_directory(cx: &mut Cx<'_>, r: &SetAttr) -> Result<Entry> {
     }
     access.atime = r.atime.unwrap_or(access.atime);
     tally.mtime = r.mtime.unwrap_or(tally.mtime);
-    tally.ctime = cx.rules.now;
+    tally.ctime = cx.rules.after(tally.ctime);
     cx.put_access(r.ino, &access);
     cx.put_tally(r.ino, &tally);
     Ok(unleased(directory_attr(r.ino, &access, &tally)))

@@ -127,7 +127,7 @@ impl Cx<'_> {
         tally.entries += 1;
         tally.subdirectories += u64::from(kind == FileKind::Directory);
         tally.mtime = self.rules.now;
-        tally.ctime = self.rules.now;
+        tally.ctime = self.rules.after(tally.ctime);
         self.txn.put(&keys::name(dir, name), &Link { ino, kind, cookie }.to_value());
         let listed = Listed { ino, kind, name: Bytes::copy_from_slice(name) };
         self.txn.put(&keys::listed(dir, cookie), &listed.to_value());
@@ -355,7 +355,7 @@ pub fn link(cx: &mut Cx<'_>, r: &meta::Link) -> Result<Made> {
     cx.need(r.ino, Need::Change);
     let mut birth = cx.prepare_birth(&r.cred, r.parent, &r.name)?;
     inode.nlink += 1;
-    inode.ctime = cx.rules.now;
+    inode.ctime = cx.rules.after(inode.ctime);
     cx.insert_name(r.parent, &mut birth.tally, &r.name, r.ino, inode.kind);
     cx.put_tally(r.parent, &birth.tally);
     cx.put_inode(r.ino, &inode);

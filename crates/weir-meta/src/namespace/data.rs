@@ -11,7 +11,7 @@ pub fn commit(cx: &mut Cx<'_>, r: &Commit) -> Result<Entry> {
     cx.set_allocated(&mut inode, r.allocated)?;
     inode.size = inode.size.max(r.size);
     inode.mtime = r.mtime;
-    inode.ctime = cx.rules.now;
+    inode.ctime = cx.rules.after(inode.ctime);
     inode.data_version += 1;
     // Only who writes alone, or cleaned in its turn, knows that nothing is left further on.
     let alone = r.turn || cx.rules.leases.held(cx.rules.session, r.ino) == LeaseKind::Write;

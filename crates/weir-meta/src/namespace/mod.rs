@@ -121,6 +121,11 @@ fn halt_if(blocked: bool) -> Result<()> {
 }
 
 impl Rules<'_> {
+    /// The time of a change after one at `last`: a clock that was set back does not make what is newer look older.
+    /// Clients tell replies that crossed on their way by it.
+    pub fn after(&self, last: Time) -> Time {
+        Time { nanos: self.now.nanos.max(last.nanos) }
+    }
     /// Whether a writer died with data of this file possibly on its way.
     pub fn must_recover(&self, inode: &Inode) -> bool {
         inode.recover || (inode.dirty && inode.writer != self.session && !(self.live)(inode.writer))

@@ -34,7 +34,7 @@ impl Cx<'_> {
         let mut changed = write && self.take_writer(ino, &mut inode);
         if truncate && inode.size > 0 {
             self.set_size(ino, &mut inode, 0)?;
-            inode.ctime = self.rules.now;
+            inode.ctime = self.rules.after(inode.ctime);
             changed = true;
         }
         if changed {

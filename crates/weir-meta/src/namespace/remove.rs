@@ -11,7 +11,7 @@ impl Cx<'_> {
         tally.subdirectories =
             tally.subdirectories.saturating_sub(u64::from(link.kind == FileKind::Directory));
         tally.mtime = self.rules.now;
-        tally.ctime = self.rules.now;
+        tally.ctime = self.rules.after(tally.ctime);
         self.txn.delete(&keys::name(dir, name));
         self.txn.delete(&keys::listed(dir, link.cookie));
     }
@@ -19,7 +19,7 @@ impl Cx<'_> {
     /// Takes one link from a file; its name has been removed already.
     pub(super) fn drop_link(&mut self, dir: InodeId, name: &[u8], ino: InodeId) -> Result<()> {
         let mut inode = load_file(self.read(), ino)?;
-        inode.ctime = self.rules.now;
+        inode.ctime = self.rules.after(inode.ctime);
         inode.nlink = inode.nlink.saturating_sub(1);
         if inode.nlink > 0 {
             self.drop_one_of_many(dir, name, ino, &mut inode)?;

@@ -150,7 +150,7 @@ fn relocate(cx: &mut Cx<'_>, link: &Link, from: End<'_>, to: End<'_>) -> Result<
 
 fn relocate_directory(cx: &mut Cx<'_>, dir: InodeId, from: End<'_>, to: End<'_>) -> Result<()> {
     let mut tally = load_tally(cx.read(), dir)?;
-    tally.ctime = cx.rules.now;
+    tally.ctime = cx.rules.after(tally.ctime);
     cx.put_tally(dir, &tally);
     if from.dir == to.dir {
         return Ok(());
@@ -166,7 +166,7 @@ fn relocate_directory(cx: &mut Cx<'_>, dir: InodeId, from: End<'_>, to: End<'_>)
 
 fn relocate_file(cx: &mut Cx<'_>, ino: InodeId, from: End<'_>, to: End<'_>) -> Result<()> {
     let mut inode = load_file(cx.read(), ino)?;
-    inode.ctime = cx.rules.now;
+    inode.ctime = cx.rules.after(inode.ctime);
     let extra = keys::link(ino, from.dir, from.name);
     if inode.nlink > 1 && cx.txn.get(&extra)?.is_some() {
         cx.txn.delete(&extra);

@@ -123,12 +123,12 @@ fn note_acl(cx: &mut Cx<'_>, ino: InodeId, mode: Option<u32>) -> Result<Entry> {
 /// A change of attributes changes the ctime.
 fn touch(cx: &mut Cx<'_>, ino: InodeId) -> Result<Entry> {
     if let Some(mut inode) = find_inode(cx.read(), ino)? {
-        inode.ctime = cx.rules.now;
+        inode.ctime = cx.rules.after(inode.ctime);
         cx.put_inode(ino, &inode);
         return Ok(cx.rules.entry(ino, &inode));
     }
     let mut tally = load_tally(cx.read(), ino)?;
-    tally.ctime = cx.rules.now;
+    tally.ctime = cx.rules.after(tally.ctime);
     cx.put_tally(ino, &tally);
     Ok(unleased(directory(cx.read(), ino)?))
 }
