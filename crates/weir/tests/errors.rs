@@ -60,7 +60,7 @@ fn a_port_that_somebody_took_meanwhile_is_replaced() {
     let _squatter = TcpListener::bind(("127.0.0.1", port)).unwrap();
     cluster.up();
     assert_ne!(cluster.port("storage-1"), port);
-    assert_eq!(cluster.status()["healthy"], true);
+    assert_eq!(cluster.status()["serving"], true);
 }
 
 #[test]
