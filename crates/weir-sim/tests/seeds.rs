@@ -58,8 +58,7 @@ fn survives_any_mix_of_faults() {
 #[test]
 fn faults_of_disks_bite() {
     use FaultKind::*;
-    for kind in [ReadErrors, WriteErrors, SyncErrors, SyncErrorsMeta, DiskFull, LostWrites, MisdirectedWrites]
-    {
+    for kind in [ReadErrors, WriteErrors, SyncErrors, SyncErrorsMeta, LostWrites, MisdirectedWrites] {
         let options = Options { faults: vec![kind], ..Options::default() };
         let bites = |seed| {
             let outcome = run(seed, &options).unwrap_or_else(|e| panic!("{e}"));
