@@ -4,7 +4,7 @@
 use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 use weir_env::{BoxFuture, Env};
 use weir_kv::SharedKv;
@@ -26,7 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 struct World {
     env: Env,
     scheme: Scheme,
-    map: Mutex<Arc<ClusterMap>>,
+    map: Arc<Mutex<Arc<ClusterMap>>>,
     nodes: Mutex<BTreeMap<TargetId, Arc<StorageNode>>>,
     dead: Mutex<BTreeSet<TargetId>>,
     /// Calls between targets that still go through; then the callers hang, as if their process were gone.
@@ -65,7 +65,7 @@ impl World {
         let world = Arc::new(World {
             env: weir_env::real::env(),
             scheme,
-            map: Mutex::new(Arc::new(map)),
+            map: Arc::new(Mutex::new(Arc::new(map))),
             nodes: Mutex::default(),
             dead: Mutex::default(),
             calls_left: Mutex::new(None),
@@ -88,7 +88,7 @@ impl World {
         self.nodes.lock().unwrap().remove(&id);
         let (dir, kv) = self.disks[id.0 as usize].clone();
         let geometry = Geometry { slab_bytes: 16 << 20, step_bytes: 8 << 20 };
-        let peers: Arc<dyn Peers> = Arc::new(Wire2(self.clone()));
+        let peers: Arc<dyn Peers> = Arc::new(Links { map: self.map.clone(), world: Arc::downgrade(self) });
         let targets = vec![(TargetConfig { id, dir, geometry }, kv)];
         let node = StorageNode::open_over(self.env.clone(), targets, peers).await.unwrap();
         self.nodes.lock().unwrap().insert(id, node);
@@ -344,27 +344,41 @@ impl World {
     }
 }
 
-struct Wire2(Arc<World>);
+struct Links {
+    map: Arc<Mutex<Arc<ClusterMap>>>,
+    /// Weak, for the world holds the nodes that hold this: a world ends, and its directory goes, with its test.
+    world: Weak<World>,
+}
+impl Links {
+    fn world(&self) -> Result<Arc<World>> {
+        self.world.upgrade().ok_or_else(|| Error::unavailable("the cluster is gone"))
+    }
+}
 macro_rules! forward {
     ($($method:ident: $request:ty),* $(,)?) => {$(
         fn $method(&self, target: TargetId, request: $request, payload: Vec<Bytes>, _: Duration) -> PeerReply<$request> {
-            if let Some(left) = self.0.calls_left.lock().unwrap().as_mut() {
+            let world = match self.world() {
+                Ok(world) => world,
+                Err(gone) => return Box::pin(async { Err(gone) }),
+            };
+            if let Some(left) = world.calls_left.lock().unwrap().as_mut() {
                 if *left == 0 {
                     return Box::pin(std::future::pending());
                 }
                 *left -= 1;
             }
-            self.0.dispatch(target, request, payload)
+            world.dispatch(target, request, payload)
         }
     )*};
 }
-impl Peers for Wire2 {
+impl Peers for Links {
     fn map(&self) -> Arc<ClusterMap> {
-        self.0.map()
+        self.map.lock().unwrap().clone()
     }
     fn wait_newer(&self, version: u64, patience: Duration) -> BoxFuture<'static, Result<Arc<ClusterMap>>> {
-        let world = self.0.clone();
+        let world = self.world();
         Box::pin(async move {
+            let world = world?;
             let until = world.env.clock.now() + patience;
             while world.map().version <= version {
                 if world.env.clock.now() >= until {
@@ -392,8 +406,9 @@ impl Peers for Wire2 {
         epoch: Epoch,
         _: String,
     ) -> BoxFuture<'static, Result<Arc<ClusterMap>>> {
-        let world = self.0.clone();
+        let world = self.world();
         Box::pin(async move {
+            let world = world?;
             let dead = world.dead.lock().unwrap().contains(&target);
             if dead && world.map().groups[0].epoch == epoch {
                 world.set_state(target, MemberState::Down);
@@ -407,8 +422,9 @@ impl Peers for Wire2 {
         _: PgId,
         epoch: Epoch,
     ) -> BoxFuture<'static, Result<Arc<ClusterMap>>> {
-        let world = self.0.clone();
+        let world = self.world();
         Box::pin(async move {
+            let world = world?;
             if world.map().groups[0].epoch == epoch {
                 world.set_state(target, MemberState::Current);
             }
