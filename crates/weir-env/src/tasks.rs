@@ -7,6 +7,8 @@ pub trait TaskRunner: Send + Sync + 'static {
     fn spawn(&self, name: &'static str, work: BoxFuture<'static, ()>) -> TaskHandle;
     /// Runs `work` where it may block: on a thread pool, or in place in the simulator (after simulated disk time).
     fn blocking(&self, work: Box<dyn FnOnce() + Send>) -> BoxFuture<'static, ()>;
+    /// Whether a task may block for a moment: another thread then runs the others meanwhile.
+    fn may_block(&self) -> bool;
 }
 
 /// Aborts its task on [`TaskHandle::abort`], not on drop.
@@ -28,6 +30,11 @@ impl Tasks {
     /// Starts a task that nobody waits for. `name` appears in traces.
     pub fn spawn(&self, name: &'static str, work: impl Future<Output = ()> + Send + 'static) -> TaskHandle {
         self.0.spawn(name, Box::pin(work))
+    }
+    /// Whether work that blocks for well under a millisecond may be done where one stands, which is quicker than the way
+    /// to another thread and back. At most one task of a component may do so at a time.
+    pub fn may_block(&self) -> bool {
+        self.0.may_block()
     }
     /// Runs `work` where blocking is allowed and waits for its result. Not cancelled when the wait is dropped.
     pub async fn blocking<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {

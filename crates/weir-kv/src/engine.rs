@@ -15,7 +15,7 @@ use crate::state::{Body, State};
 use crate::{CommitSeq, Kv, Read, Txn};
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 use tokio::sync::Notify;
@@ -31,6 +31,11 @@ const FOLD_SPARE_BYTES: u64 = 1 << 20;
 /// How long an open waits for the process before to let go of the directory.
 const LOCK_WAIT: Duration = Duration::from_secs(2);
 const LOCK_RETRY: Duration = Duration::from_millis(10);
+
+/// A flush in place may take so long: ten times the sync of an NVMe disk. A disk that takes longer
+const FLUSH_HERE_MAX: Duration = Duration::from_micros(500);
+/// has this many of the next flushes done by the flushing task.
+const FLUSHES_ELSEWHERE: u32 = 256;
 
 /// What one process may choose about its store.
 #[derive(Clone, Copy, Debug)]
@@ -66,6 +71,8 @@ struct Core {
     tree_file: Arc<dyn File>,
     reserve: Mutex<Reserve>,
     wake_folder: Notify,
+    /// So many of the next flushes are left to the flushing task.
+    flushes_elsewhere: AtomicU32,
     closed: AtomicBool,
     _lock: Arc<dyn File>,
 }
@@ -114,7 +121,21 @@ impl Drop for Engine {
 
 impl Kv for Engine {
     fn transact(&self, body: &mut dyn FnMut(&mut dyn Txn) -> Result<()>) -> Result<CommitSeq> {
+        let seq = self.core.transact(body)?;
+        self.core.journal.flush_soon();
+        Ok(seq)
+    }
+
+    fn transact_more(&self, body: &mut dyn FnMut(&mut dyn Txn) -> Result<()>) -> Result<CommitSeq> {
         self.core.transact(body)
+    }
+
+    fn flush_soon(&self) {
+        self.core.journal.flush_soon();
+    }
+
+    fn flush_here(&self) -> bool {
+        self.core.flush_here()
     }
 
     fn read(&self, body: &mut dyn FnMut(&dyn Read) -> Result<()>) -> Result<CommitSeq> {
@@ -236,6 +257,7 @@ impl Core {
             tree_file,
             reserve: Mutex::new(Reserve { next: found.next, next_number: newest + 1, spare: found.spare }),
             wake_folder: Notify::new(),
+            flushes_elsewhere: AtomicU32::new(0),
             closed: AtomicBool::new(false),
             _lock: lock,
         })
@@ -410,6 +432,22 @@ impl Core {
             }
         }
         Ok(())
+    }
+
+    /// Not on a disk that was slow a moment ago: the thread has other work.
+    fn flush_here(&self) -> bool {
+        let resting = self.flushes_elsewhere.load(Ordering::Relaxed);
+        if resting > 0 || !self.env.tasks.may_block() {
+            self.flushes_elsewhere.store(resting.saturating_sub(1), Ordering::Relaxed);
+            self.journal.flush_soon();
+            return false;
+        }
+        let begun = self.env.clock.now();
+        let flushed = self.journal.flush_unless_busy();
+        if self.env.clock.now().since(begun) > FLUSH_HERE_MAX {
+            self.flushes_elsewhere.store(FLUSHES_ELSEWHERE, Ordering::Relaxed);
+        }
+        flushed
     }
 
     fn checkpoint(&self) -> Result<()> {

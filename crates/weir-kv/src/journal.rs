@@ -11,7 +11,7 @@ use crate::format::{RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES, encode_segment_he
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use tokio::sync::{Notify, oneshot};
 use weir_env::{BoxFuture, BufferPool, Disk, File, IO_ALIGN, OpenMode};
 use weir_proto::{Error, Result};
@@ -265,11 +265,7 @@ impl Journal {
         queue.bytes += bytes.len();
         queue.items.push(Item::Record { seq, bytes });
         let full = queue.bytes > QUEUED_BYTES_MAX;
-        let wake = !std::mem::replace(&mut queue.flushing, true);
         drop(queue);
-        if wake {
-            self.wake.notify_one();
-        }
         if full {
             let _ = self.flush(); // a failure is kept, and seen by whoever waits
         }
@@ -280,6 +276,29 @@ impl Journal {
         queue.bytes += end_record.len();
         queue.items.push(Item::Record { seq: last, bytes: end_record });
         queue.items.push(Item::Next(next));
+    }
+
+    /// Wakes the flushing task if it has something to do and does not know.
+    pub(crate) fn flush_soon(&self) {
+        let mut queue = lock(&self.queue);
+        if !queue.items.is_empty() && !std::mem::replace(&mut queue.flushing, true) {
+            drop(queue);
+            self.wake.notify_one();
+        }
+    }
+
+    /// Makes all that is queued durable, unless somebody else is writing: then the flushing task does. A failure is
+    /// kept, and seen by whoever waits.
+    pub(crate) fn flush_unless_busy(&self) -> bool {
+        let pen = match self.pen.try_lock() {
+            Ok(pen) => pen,
+            Err(TryLockError::Poisoned(pen)) => pen.into_inner(),
+            Err(TryLockError::WouldBlock) => {
+                self.flush_soon();
+                return false;
+            }
+        };
+        self.flush_with(pen).is_ok()
     }
 
     /// Flushes until nothing is queued. For the flushing task.
@@ -298,7 +317,10 @@ impl Journal {
 
     /// Makes all that was queued before this call durable.
     pub(crate) fn flush(&self) -> Result<()> {
-        let mut pen = lock(&self.pen);
+        self.flush_with(lock(&self.pen))
+    }
+
+    fn flush_with(&self, mut pen: MutexGuard<'_, Pen>) -> Result<()> {
         self.check()?;
         let items = {
             let mut queue = lock(&self.queue);
@@ -348,6 +370,7 @@ impl Journal {
                 waiters.by_seq.insert((seq, id), tx);
             }
         }
+        self.flush_soon();
         let journal = self.clone();
         Box::pin(async move {
             let _ = rx.await; // dropped by a failure, or durable by now

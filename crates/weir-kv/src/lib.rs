@@ -55,6 +55,14 @@ pub trait Kv: Send + Sync + 'static {
     /// Runs `body` alone. An error from it discards its changes and is returned. The changes are visible when this
     /// returns, and durable after `wait_durable` of the number returned. A body that changed nothing commits nothing.
     fn transact(&self, body: &mut dyn FnMut(&mut dyn Txn) -> Result<()>) -> Result<CommitSeq>;
+    /// The same, but nothing is done yet to make it durable: the caller has more to come, and then calls
+    /// [`Kv::flush_here`], [`Kv::flush_soon`] or [`Kv::wait_durable`].
+    fn transact_more(&self, body: &mut dyn FnMut(&mut dyn Txn) -> Result<()>) -> Result<CommitSeq>;
+    /// Begins to make all that is committed durable.
+    fn flush_soon(&self);
+    /// Makes all that is committed durable before it returns, if that can be done on this thread now: a sync is
+    /// shorter than the way to another thread and back. Otherwise false, and the same as [`Kv::flush_soon`].
+    fn flush_here(&self) -> bool;
     /// Runs `body` on one consistent state, and tells its number. Short: writers may wait for it.
     fn read(&self, body: &mut dyn FnMut(&dyn Read) -> Result<()>) -> Result<CommitSeq>;
     /// The newest durable commit.

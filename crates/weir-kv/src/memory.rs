@@ -46,6 +46,16 @@ impl Kv for MemoryKv {
         Ok(seq)
     }
 
+    fn transact_more(&self, body: &mut dyn FnMut(&mut dyn Txn) -> Result<()>) -> Result<CommitSeq> {
+        self.transact(body)
+    }
+
+    fn flush_soon(&self) {}
+
+    fn flush_here(&self) -> bool {
+        true
+    }
+
     fn read(&self, body: &mut dyn FnMut(&dyn Read) -> Result<()>) -> Result<CommitSeq> {
         let state = self.state();
         body(&*state)?;

@@ -217,7 +217,7 @@ impl Leader {
         {
             let live = |s: SessionId| state.sessions.contains_key(&s);
             let rules = self.rules(state, request.session(), &live);
-            let committed = self.kv.transact(&mut |txn| {
+            let committed = self.kv.transact_more(&mut |txn| {
                 conflicts.clear();
                 events = Events::default();
                 if let Some(reply) = op.map_or(Ok(None), |op| earlier_reply::<R>(txn, op))? {

@@ -1,7 +1,8 @@
 //! Replies that wait until what they tell is durable.
 //!
-//! One task sends them all: a group commit completes many at once, and none costs a task of its own. They leave in the
-//! order of their commits.
+//! A connection's reader makes what it has just executed durable itself, and answers, as long as it is little: that
+//! saves a lone client two changes of thread. When many requests are under way one task sends all replies: a group
+//! commit completes many at once while others are executed. Either way they leave in the order of their commits.
 
 use crate::executor::Leader;
 use std::collections::VecDeque;
@@ -11,10 +12,14 @@ use weir_kv::CommitSeq;
 use weir_proto::{Error, Result};
 use weir_rpc::{Reply, Responder};
 
+/// With more replies waiting than this the journal's own thread writes, and the reader goes on reading.
+const SETTLED_HERE_MAX: usize = 4;
+
 /// Bounded by the requests that connections may have under way.
 #[derive(Default)]
 pub(crate) struct Replies {
     waiting: Mutex<VecDeque<Waiting>>,
+    answering: Mutex<()>,
     wake: Notify,
 }
 
@@ -25,13 +30,28 @@ struct Waiting {
 }
 
 impl Replies {
-    /// Answers with `result` once `seq` is durable.
+    /// Answers with `result` once `seq` is durable; [`Replies::settle`] comes soon.
     pub fn push(&self, seq: CommitSeq, responder: Responder, result: Result<Reply>) {
-        let mut waiting = self.lock();
-        waiting.push_back(Waiting { seq, responder, result });
-        if waiting.len() == 1 {
+        self.lock().push_back(Waiting { seq, responder, result });
+    }
+
+    /// Nothing more is executed for now: sees to it that what waits is answered.
+    pub fn settle(&self, leader: &Leader) {
+        let waiting = self.lock().len();
+        if (1..=SETTLED_HERE_MAX).contains(&waiting) && leader.kv.flush_here() {
+            self.answer(leader.kv.durable());
+        } else {
+            leader.kv.flush_soon();
+        }
+        if !self.lock().is_empty() {
             self.wake.notify_one();
         }
+    }
+
+    fn answer(&self, durable: CommitSeq) {
+        // One at a time, so that they leave in order.
+        let _in_order = self.answering.lock().unwrap_or_else(PoisonError::into_inner);
+        self.take(durable).into_iter().for_each(|w| w.responder.answer(w.result));
     }
 
     /// Sends for ever; returns the error of a failed journal, after everybody who waited has it.
@@ -47,7 +67,7 @@ impl Replies {
                 return e;
             }
             let durable = leader.kv.durable().max(first);
-            self.take(durable).into_iter().for_each(|w| w.responder.answer(w.result));
+            self.answer(durable);
         }
     }
 

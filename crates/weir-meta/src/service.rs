@@ -464,6 +464,10 @@ impl Service for Meta {
         }
     }
 
+    fn caught_up(&self) {
+        self.leader.replies.settle(&self.leader);
+    }
+
     fn disconnected(&self, connection: &Connection) {
         let mut state = self.leader.lock();
         for session in state.sessions.values_mut() {

@@ -373,9 +373,13 @@ impl Drop for CancelOnDrop<'_> {
 impl Inner {
     /// Serves what arrives, until the connection ends; the reason is returned.
     async fn read(self: &Arc<Self>, mut incoming: Incoming, service: &dyn Service) -> Error {
+        let mut served = false;
         loop {
             if !incoming.has_header() {
                 // Everything that came with the last read is answered: the answers leave together.
+                if std::mem::take(&mut served) {
+                    service.caught_up();
+                }
                 self.flush(false);
                 self.outgoing.wait_for_room().await;
             }
@@ -388,6 +392,7 @@ impl Inner {
                 Ok(frame) => frame,
                 Err(e) => return e,
             };
+            served |= frame.header.kind == FrameKind::Request;
             if let Err(reason) = self.take(frame, service) {
                 return reason;
             }

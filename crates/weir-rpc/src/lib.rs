@@ -67,6 +67,9 @@ pub trait Service: Send + Sync + 'static {
         let _ = defer;
         Some(self.handle(call))
     }
+    /// All requests that came with the last read of a connection are handled: what was put off for the next one need not
+    /// wait any longer. May block as long as a small write to a disk.
+    fn caught_up(&self) {}
     /// A connection of this service ended. Called once for each connection that got through its hello, soon after its
     /// end and from a task of its own; not for one whose handles this node had all dropped itself.
     fn disconnected(&self, connection: &Connection) {

@@ -33,6 +33,11 @@ impl Service for Gate {
             None => Some(self.handle(call)),
         }
     }
+    fn caught_up(&self) {
+        if let Some(service) = self.behind.get() {
+            service.caught_up();
+        }
+    }
     fn disconnected(&self, connection: &Connection) {
         if let Some(service) = self.behind.get() {
             service.disconnected(connection);

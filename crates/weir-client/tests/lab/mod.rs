@@ -16,7 +16,7 @@ use weir_proto::data::{DropFile, FENCE_GONE};
 use weir_proto::map::{ClusterMap, Group, MemberState, Role};
 use weir_proto::meta::Cred;
 use weir_proto::{DiskUuid, Error, FileId, PgId, Request, Result, TargetId};
-use weir_rpc::{Call, Connection, Handled, Identity, Server, Service, serve};
+use weir_rpc::{Call, Connection, Defer, Handled, Identity, Server, Service, serve};
 use weir_store::alloc::Geometry;
 use weir_store::service::{StorageNode, TargetConfig};
 
@@ -46,6 +46,17 @@ impl Service for Gate {
         match self.behind.get() {
             Some(service) => service.handle(call),
             None => Handled::Now(Err(Error::unavailable("this node is starting"))),
+        }
+    }
+    fn handle_or_defer(&self, call: Call, defer: Defer<'_>) -> Option<Handled> {
+        match self.behind.get() {
+            Some(service) => service.handle_or_defer(call, defer),
+            None => Some(self.handle(call)),
+        }
+    }
+    fn caught_up(&self) {
+        if let Some(service) = self.behind.get() {
+            service.caught_up();
         }
     }
     fn disconnected(&self, connection: &Connection) {

@@ -130,6 +130,9 @@ impl TaskRunner for MachineTasks {
         self.threads.run(work);
         Box::pin(std::future::ready(()))
     }
+    fn may_block(&self) -> bool {
+        self.home.0.as_ref().is_some_and(|home| home.metrics().num_workers() > 1)
+    }
 }
 
 #[cfg(test)]

@@ -183,6 +183,11 @@ impl TaskRunner for Here {
             }
         })
     }
+
+    /// In every other life of a node, so that both ways are run.
+    fn may_block(&self) -> bool {
+        (self.node as u64 + self.life) % 2 == 1
+    }
 }
 
 #[allow(clippy::disallowed_methods)] // the one place where simulated tasks are started
