@@ -10,7 +10,7 @@ use bytes::Bytes;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use weir_proto::meta::{Close, Create, Cred, LeaseKind, Open};
+use weir_proto::meta::{Create, Cred, LeaseKind, Open};
 use weir_proto::{Error, InodeId, Result};
 
 const OPEN_READ: u8 = 1;
@@ -29,7 +29,7 @@ impl Inner {
         exclusive: bool,
         open: OpenMode,
     ) -> Result<Opened> {
-        let (dir, stamp) = (self.begin_name_change(parent, &[name]), self.stamp());
+        let (mut change, stamp) = (self.begin_name_change(parent, name), self.stamp());
         let n = Bytes::copy_from_slice(name);
         let bits = if open.read { OPEN_READ } else { 0 } | if open.write { OPEN_WRITE } else { 0 };
         let make = |op| Create {
@@ -42,10 +42,10 @@ impl Inner {
             exclusive,
             open: bits,
         };
-        let created = self.session.change(self.deadline(), make).await?;
+        let created = change.told(self.session.change(self.deadline(), make).await)?;
         let stat = self.apply(&created.entry, stamp);
         let ino = stat.attr.ino;
-        self.end_name_change(&dir, name, Some(ino), &created.parent_attr, &created.parent_lease, stamp);
+        self.end_name_change(change, Some(ino), &created.parent_attr, &created.parent_lease, stamp);
         let node = self.node(ino);
         if created.created {
             // Attributes of the inode number's past do not exist: numbers are never used again.
@@ -122,6 +122,11 @@ impl Inner {
         self.save(&file, Occasion::Growing).await
     }
 
+    pub async fn fdatasync(&self, handle: Handle) -> Result<()> {
+        let file = self.handle(handle)?;
+        self.save(&file, Occasion::DataOnly).await
+    }
+
     pub async fn flush_handle(&self, handle: Handle) -> Result<()> {
         let file = self.handle(handle)?;
         if !file.mode.write {
@@ -142,31 +147,9 @@ impl Inner {
     pub async fn release(&self, handle: Handle) -> Result<()> {
         let file = self.close_handle(handle)?;
         let saved = if file.mode.write { self.save(&file, Occasion::Closing).await } else { Ok(()) };
-        {
-            let mut st = file.node.lock();
-            st.open_read -= u32::from(file.mode.read);
-            st.open_write -= u32::from(file.mode.write);
-        }
-        let (me, telling) = (self.arc(), self.closes.clone().read_owned().await);
         // Nobody waits for the leader to count one open less.
-        self.env.tasks.spawn("close", async move {
-            me.tell_closed(file).await;
-            drop(telling);
-        });
-        saved
-    }
-
-    async fn tell_closed(&self, file: Arc<OpenFile>) {
+        self.note_closed(&file);
         let ino = file.node.ino;
-        // An open for both counts as one of each.
-        for (was, write) in [(file.mode.read, false), (file.mode.write, true)] {
-            if !was {
-                continue;
-            }
-            if let Err(e) = self.session.ask(self.deadline(), |session| Close { session, ino, write }).await {
-                tracing::debug!("close of file {ino} was not told: {e}");
-            }
-        }
         let gone = {
             let st = file.node.lock();
             st.attr.as_ref().is_some_and(|a| a.nlink == 0) && st.open_read + st.open_write == 0
@@ -176,6 +159,7 @@ impl Inner {
             self.dirty().remove(&ino);
             self.remove_node(ino);
         }
+        saved
     }
 
     /// Flushes every file and closes the session.
@@ -192,8 +176,7 @@ impl Inner {
             }
         }
         // A file whose close the leader does not know looks like one whose writer died.
-        let told = self.env.clock.timeout(CLOSES_PATIENCE, self.closes.write()).await;
-        drop(told);
+        let _ = self.env.clock.timeout(CLOSES_PATIENCE, self.tell_closes()).await; // or is looked at as such
         let closed = self.session.close(self.deadline()).await;
         first_error.and(closed)
     }

@@ -274,6 +274,9 @@ impl Inner {
                 return Err(st.error.clone().unwrap_or_else(|| Error::io("write-back failed")));
             }
         }
+        if occasion == Occasion::DataOnly && only_times_left(&node.lock()) {
+            return Ok(());
+        }
         let clean = occasion == Occasion::Closing;
         let result = self.commit_now(node, clean, size, self.deadline()).await;
         if let Err(e) = &result {
@@ -478,6 +481,12 @@ fn gaps(ranges: &[(u32, u32)], end: u32) -> Vec<(u32, u32)> {
     let starts = std::iter::once(0).chain(ranges.iter().map(|(_, b)| *b));
     let ends = ranges.iter().map(|(a, _)| *a).chain([end]);
     starts.zip(ends).map(|(a, b)| (a, b.min(end))).filter(|(a, b)| a < b).collect()
+}
+
+/// The size and where the bytes are stay as they were committed: reading needs nothing more of the leader.
+fn only_times_left(st: &State) -> bool {
+    let same_size = st.local.is_none_or(|local| local.size == st.committed_size());
+    st.lease == LeaseKind::Write && same_size && st.inline == Inline::No && !st.drop_inline
 }
 
 /// The size up to which every byte beyond the committed size is on targets.

@@ -1,9 +1,11 @@
 //! What all parts of one client share: its inodes, open files, budget, and the ways to the leader and the targets.
 //!
-//! Lock order: an inode's state, then the cache, then the list of dirty inodes. No lock is held across a wait.
+//! Lock order: the ends of opens, the list of inodes, an inode's state, the cache, the list of dirty inodes. No lock is
+//! held across a wait.
 use crate::api::{ClientConfig, Handle, KernelCache, OpenMode, Stat};
 use crate::budget::Budget;
 use crate::cache::Cache;
+use crate::closes::Closes;
 use crate::data::{Data, StripeRef};
 use crate::node::{Node, State};
 use crate::session::{Holder, Session};
@@ -11,7 +13,7 @@ use crate::status::Counters;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
-use tokio::sync::{RwLock, Semaphore};
+use tokio::sync::Semaphore;
 use weir_env::{Env, Instant};
 use weir_proto::map::Layout;
 use weir_proto::meta::{Attr, Entry, HeldLease, Lease, LeaseKind, Time};
@@ -40,11 +42,11 @@ pub struct Inner {
     version_counter: AtomicU32,
     /// Inodes with something not committed.
     pub dirty: Mutex<BTreeSet<InodeId>>,
+    /// Ends of opens that the leader does not know of yet.
+    pub closes: Closes,
     pub stripes_in_flight: Semaphore,
     pub relieving: AtomicBool,
     pub closed: AtomicBool,
-    /// Read by each close that the leader is still to be told of.
-    pub closes: Arc<RwLock<()>>,
     me: Weak<Inner>,
 }
 
@@ -84,10 +86,10 @@ impl Inner {
             stamps: AtomicU64::new(1),
             version_counter: AtomicU32::new(2),
             dirty: Mutex::default(),
+            closes: Closes::default(),
             stripes_in_flight: Semaphore::new(STRIPES_IN_FLIGHT_MAX),
             relieving: AtomicBool::new(false),
             closed: AtomicBool::new(false),
-            closes: Arc::default(),
             config,
             me: me.clone(),
         })
@@ -218,20 +220,8 @@ impl OpenFile {
 }
 
 impl Holder for Inner {
-    fn held(&self) -> Vec<HeldLease> {
-        let held = self.all_nodes().into_iter().filter_map(|node| {
-            let st = node.lock();
-            let useful = st.lease != LeaseKind::None || st.is_open() || st.turn;
-            useful.then(|| HeldLease {
-                ino: node.ino,
-                kind: st.lease,
-                token_epoch: st.token_epoch,
-                open_read: st.open_read,
-                open_write: st.open_write,
-                turn: st.turn,
-            })
-        });
-        held.collect()
+    fn begun(&self, connection: u64) -> Vec<HeldLease> {
+        self.count_from(connection)
     }
     fn lost(&self, inodes: Vec<InodeId>) {
         for ino in inodes {

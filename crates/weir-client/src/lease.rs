@@ -79,6 +79,7 @@ impl Inner {
             self.drop_under_lease(node, &mut st, keep);
             break;
         }
+        self.tell_close_of(node.ino).await;
         node.changed.notify_waiters();
         if keep == LeaseKind::None && node.lock().is_open() {
             // What was read between the invalidation and the end of the lease may be in the kernel's pages again.
@@ -123,6 +124,7 @@ impl Inner {
             st.stamp_recall(self.next_stamp(), LeaseKind::None);
             self.drop_under_lease(node, &mut st, LeaseKind::None);
         }
+        self.tell_close_of(node.ino).await;
         let ino = node.ino;
         let release = |session| ReleaseLease { session, ino, keep: LeaseKind::None };
         let answer = self.session.ask(self.deadline(), release).await;

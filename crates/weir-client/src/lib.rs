@@ -9,6 +9,7 @@
 mod api;
 mod budget;
 mod cache;
+mod closes;
 mod data;
 mod dirty;
 mod fetch;
@@ -16,6 +17,7 @@ mod files;
 mod flush;
 mod gather;
 mod inner;
+mod known_names;
 mod late;
 mod lease;
 mod member;
@@ -257,6 +259,10 @@ impl Client {
     /// Bytes and size are durable on all live targets and at the metadata leader.
     pub async fn fsync(&self, handle: Handle) -> Result<()> {
         self.inner.fsync(handle).await
+    }
+    /// The same, but for times: they follow with the next `fsync`, `flush` or write-back.
+    pub async fn fdatasync(&self, handle: Handle) -> Result<()> {
+        self.inner.fdatasync(handle).await
     }
     /// At `close(2)`: commits, and reports every write error that was not reported yet.
     pub async fn flush(&self, handle: Handle) -> Result<()> {

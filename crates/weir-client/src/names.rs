@@ -4,6 +4,7 @@
 //! crossed the question.
 use crate::api::{NewMode, SetAttrs, Space, Stat};
 use crate::inner::Inner;
+use crate::known_names::Outcome;
 use crate::node::Node;
 use crate::plan::Occasion;
 use bytes::Bytes;
@@ -12,14 +13,15 @@ use std::sync::Arc;
 use weir_proto::map::Scheme;
 use weir_proto::meta::{
     Attr, Cred, Entry, FileKind, GetAttr, GetUsage, GetXattr, Lease, LeaseKind, Link, ListXattr, Listing,
-    Lookup, Made, Mkdir, Mknod, NAME_MAX, ReadDir, ReadLink, RemoveXattr, Removed, Rename, RenameMode, Rmdir,
-    SetXattr, StatFs, Symlink, Unlink, Usage,
+    Lookup, Made, Mkdir, Mknod, NAME_MAX, ReadDir, ReadLink, RemoveXattr, Removed, Rename, RenameMode,
+    Renamed, Rmdir, SetXattr, StatFs, Symlink, Unlink, Usage,
 };
 use weir_proto::{Error, InodeId, NameRule, Result};
 
 impl Inner {
     pub fn try_lookup(&self, parent: InodeId, name: &[u8]) -> Option<Option<Stat>> {
-        if !self.leases_hold() {
+        // A name that is too long is refused, not absent.
+        if !self.leases_hold() || name.len() > NAME_MAX {
             return None;
         }
         let known = self.known_node(parent)?.lock().name(name)?;
@@ -42,7 +44,7 @@ impl Inner {
         }
         check_name(name)?;
         let dir = self.node(parent);
-        let (stamp, before) = (self.stamp(), dir.lock().names_change);
+        let (stamp, before) = (self.stamp(), dir.lock().names.change());
         let name = Bytes::copy_from_slice(name);
         let ask = |session| Lookup { session, cred: cred.clone(), parent, name: name.clone() };
         let looked = self.session.ask(self.deadline(), ask).await?;
@@ -59,7 +61,7 @@ impl Inner {
 
     fn keep_name(&self, dir: &Node, before: u64, name: &[u8], ino: Option<InodeId>) {
         let mut st = dir.lock();
-        if st.names_change == before {
+        if st.names.change() == before {
             st.keep_name(name, ino);
         }
     }
@@ -96,7 +98,7 @@ impl Inner {
 
     pub async fn readdir(&self, dir: InodeId, after: u64, limit: u32, with_attrs: bool) -> Result<Listing> {
         let node = self.node(dir);
-        let (stamp, before) = (self.stamp(), node.lock().names_change);
+        let (stamp, before) = (self.stamp(), node.lock().names.change());
         let ask = |session| ReadDir { session, dir, after, limit, with_attrs };
         let mut listing = self.session.ask(self.deadline(), ask).await?;
         self.apply_dir_lease(&node, &listing.dir_lease, stamp);
@@ -108,40 +110,45 @@ impl Inner {
             }
             self.keep_name(&node, before, &listed.name, Some(listed.ino));
         }
+        let to = listing.entries.last().map_or(after, |last| last.cookie);
+        let mut st = node.lock();
+        if st.names.change() == before && st.lease != LeaseKind::None {
+            st.names.listed(after, to, listing.end);
+        } else {
+            st.names.listing_broken();
+        }
+        drop(st);
         Ok(listing)
     }
 
-    /// An own change of names: what is remembered of them ends, also for questions under way.
-    pub fn begin_name_change(&self, parent: InodeId, names: &[&[u8]]) -> Arc<Node> {
-        let dir = self.node(parent);
-        dir.lock().change_names(names);
-        dir
+    /// An own change of a name: nothing is said of it before its outcome is known, also to questions under way.
+    pub fn begin_name_change(&self, parent: InodeId, name: &[u8]) -> NameChange {
+        let (dir, name) = (self.node(parent), Bytes::copy_from_slice(name));
+        dir.lock().names.begin_change(&name);
+        NameChange { dir, name, ended: false }
     }
 
     pub fn end_name_change(
         &self,
-        dir: &Node,
-        name: &[u8],
+        change: NameChange,
         ino: Option<InodeId>,
         attr: &Attr,
         lease: &Lease,
         stamp: u64,
     ) {
         self.apply(&Entry { attr: attr.clone(), lease: lease.clone() }, stamp);
-        let mut st = dir.lock();
-        st.change_names(&[name]);
-        st.keep_name(name, ino);
+        change.end(Outcome::Leads(ino));
     }
 
-    fn made(&self, dir: &Node, name: &[u8], made: Made, stamp: u64) -> Stat {
+    fn made(&self, change: NameChange, made: Made, stamp: u64) -> Stat {
         let stat = self.apply(&made.entry, stamp);
-        self.end_name_change(dir, name, Some(stat.attr.ino), &made.parent_attr, &made.parent_lease, stamp);
+        self.end_name_change(change, Some(stat.attr.ino), &made.parent_attr, &made.parent_lease, stamp);
         stat
     }
 
     pub async fn mkdir(&self, cred: &Cred, parent: InodeId, name: &[u8], mode: NewMode) -> Result<Stat> {
         check_name(name)?;
-        let (dir, stamp) = (self.begin_name_change(parent, &[name]), self.stamp());
+        let (mut change, stamp) = (self.begin_name_change(parent, name), self.stamp());
         let n = Bytes::copy_from_slice(name);
         let make = |op| Mkdir {
             op,
@@ -151,8 +158,13 @@ impl Inner {
             mode: mode.bits,
             umask: mode.umask,
         };
-        let made = self.session.change(self.deadline(), make).await?;
-        Ok(self.made(&dir, name, made, stamp))
+        let (made, tries) = change.told(self.session.change_counted(self.deadline(), make).await)?;
+        let stat = self.made(change, made, stamp);
+        // A reply that was sent again may be older than what is in the directory.
+        if stat.leased && tries == 1 {
+            self.node(stat.attr.ino).lock().names.begin_empty();
+        }
+        Ok(stat)
     }
 
     pub async fn mknod(
@@ -165,7 +177,7 @@ impl Inner {
         rdev: u32,
     ) -> Result<Stat> {
         check_name(name)?;
-        let (dir, stamp) = (self.begin_name_change(parent, &[name]), self.stamp());
+        let (mut change, stamp) = (self.begin_name_change(parent, name), self.stamp());
         let n = Bytes::copy_from_slice(name);
         let make = |op| Mknod {
             op,
@@ -177,50 +189,50 @@ impl Inner {
             kind,
             rdev,
         };
-        let made = self.session.change(self.deadline(), make).await?;
-        Ok(self.made(&dir, name, made, stamp))
+        let made = change.told(self.session.change(self.deadline(), make).await)?;
+        Ok(self.made(change, made, stamp))
     }
 
     pub async fn symlink(&self, cred: &Cred, parent: InodeId, name: &[u8], target: &[u8]) -> Result<Stat> {
         check_name(name)?;
-        let (dir, stamp) = (self.begin_name_change(parent, &[name]), self.stamp());
+        let (mut change, stamp) = (self.begin_name_change(parent, name), self.stamp());
         let (n, target) = (Bytes::copy_from_slice(name), Bytes::copy_from_slice(target));
         let make = |op| Symlink { op, cred: cred.clone(), parent, name: n.clone(), target: target.clone() };
-        let made = self.session.change(self.deadline(), make).await?;
-        Ok(self.made(&dir, name, made, stamp))
+        let made = change.told(self.session.change(self.deadline(), make).await)?;
+        Ok(self.made(change, made, stamp))
     }
 
     pub async fn link(&self, cred: &Cred, ino: InodeId, parent: InodeId, name: &[u8]) -> Result<Stat> {
         check_name(name)?;
-        let (dir, stamp) = (self.begin_name_change(parent, &[name]), self.stamp());
+        let (mut change, stamp) = (self.begin_name_change(parent, name), self.stamp());
         let n = Bytes::copy_from_slice(name);
         let make = |op| Link { op, cred: cred.clone(), ino, parent, name: n.clone() };
-        let made = self.session.change(self.deadline(), make).await?;
-        Ok(self.made(&dir, name, made, stamp))
+        let made = change.told(self.session.change(self.deadline(), make).await)?;
+        Ok(self.made(change, made, stamp))
     }
 
     pub async fn unlink(&self, cred: &Cred, parent: InodeId, name: &[u8]) -> Result<()> {
         check_name(name)?;
-        let (dir, stamp) = (self.begin_name_change(parent, &[name]), self.stamp());
+        let (mut change, stamp) = (self.begin_name_change(parent, name), self.stamp());
         let n = Bytes::copy_from_slice(name);
         let make = |op| Unlink { op, cred: cred.clone(), parent, name: n.clone() };
-        let removed = self.session.change(self.deadline(), make).await?;
-        self.removed(&dir, name, removed, stamp);
+        let removed = change.told(self.session.change(self.deadline(), make).await)?;
+        self.removed(change, removed, stamp);
         Ok(())
     }
 
     pub async fn rmdir(&self, cred: &Cred, parent: InodeId, name: &[u8]) -> Result<()> {
         check_name(name)?;
-        let (dir, stamp) = (self.begin_name_change(parent, &[name]), self.stamp());
+        let (mut change, stamp) = (self.begin_name_change(parent, name), self.stamp());
         let n = Bytes::copy_from_slice(name);
         let make = |op| Rmdir { op, cred: cred.clone(), parent, name: n.clone() };
-        let removed = self.session.change(self.deadline(), make).await?;
-        self.removed(&dir, name, removed, stamp);
+        let removed = change.told(self.session.change(self.deadline(), make).await)?;
+        self.removed(change, removed, stamp);
         Ok(())
     }
 
-    fn removed(&self, dir: &Node, name: &[u8], removed: Removed, stamp: u64) {
-        self.end_name_change(dir, name, None, &removed.parent_attr, &removed.parent_lease, stamp);
+    fn removed(&self, change: NameChange, removed: Removed, stamp: u64) {
+        self.end_name_change(change, None, &removed.parent_attr, &removed.parent_lease, stamp);
         self.links_changed(removed.ino);
     }
 
@@ -242,8 +254,10 @@ impl Inner {
     ) -> Result<()> {
         check_name(name)?;
         check_name(new_name)?;
-        let dir = self.begin_name_change(parent, &[name]);
-        let new_dir = self.begin_name_change(new_parent, &[new_name]);
+        let mut from = self.begin_name_change(parent, name);
+        // Onto itself it is one change.
+        let onto = (parent, name) != (new_parent, new_name);
+        let mut to = onto.then(|| self.begin_name_change(new_parent, new_name));
         let stamp = self.stamp();
         let (n, m) = (Bytes::copy_from_slice(name), Bytes::copy_from_slice(new_name));
         let make = |op| Rename {
@@ -255,18 +269,17 @@ impl Inner {
             new_name: m.clone(),
             mode,
         };
-        let renamed = self.session.change(self.deadline(), make).await?;
+        let mut renamed = self.session.change(self.deadline(), make).await;
+        for change in std::iter::once(&mut from).chain(&mut to) {
+            renamed = change.told(renamed);
+        }
+        let renamed = renamed?;
         self.apply_attr(&renamed.parent_attr, stamp);
         self.apply_attr(&renamed.new_parent_attr, stamp);
-        let left = if mode == RenameMode::Exchange { renamed.replaced } else { None };
-        let renamed_onto_itself = mode != RenameMode::Exchange && renamed.replaced == Some(renamed.moved);
-        for (dir, name, ino) in [(&dir, name, left), (&new_dir, new_name, Some(renamed.moved))] {
-            let mut st = dir.lock();
-            st.change_names(&[name]);
-            // Two links of one file: rename leaves both.
-            if !(renamed_onto_itself || mode == RenameMode::Exchange && ino.is_none()) {
-                st.keep_name(name, ino);
-            }
+        let (left, arrived) = names_after(mode, &renamed);
+        from.end(left);
+        if let Some(to) = to {
+            to.end(arrived);
         }
         self.links_changed(renamed.moved);
         if let Some(replaced) = renamed.replaced {
@@ -345,6 +358,58 @@ impl Inner {
 
 /// Attributes that are access control lists: whether there is one is known with the mode.
 const ACL_PREFIX: &[u8] = b"system.posix_acl_";
+
+/// What the old and the new name lead to after a rename.
+fn names_after(mode: RenameMode, renamed: &Renamed) -> (Outcome, Outcome) {
+    match (mode, renamed.replaced) {
+        (RenameMode::Exchange, Some(other)) => {
+            (Outcome::Leads(Some(other)), Outcome::Leads(Some(renamed.moved)))
+        }
+        (RenameMode::Exchange, None) => (Outcome::Unknown, Outcome::Unknown),
+        // Two links of one file: rename leaves both.
+        (_, Some(replaced)) if replaced == renamed.moved => (Outcome::Unknown, Outcome::Unknown),
+        _ => (Outcome::Leads(None), Outcome::Leads(Some(renamed.moved))),
+    }
+}
+
+/// An own change of a name under way. Given up, it leaves the name unknown.
+pub struct NameChange {
+    dir: Arc<Node>,
+    name: Bytes,
+    ended: bool,
+}
+
+impl NameChange {
+    /// Looks at the answer: a refusal changes nothing, but another error may hide a change.
+    pub fn told<T>(&mut self, answer: Result<T>) -> Result<T> {
+        if let Err(e) = &answer
+            && !self.ended
+        {
+            use weir_proto::ErrorKind::{Damaged, Deadline, Exists, Io, NotFound, Stale, Unavailable};
+            // What it says about the name itself may be news, too.
+            let unsure = matches!(e.kind, Damaged | Deadline | Exists | Io | NotFound | Stale | Unavailable);
+            self.note(if unsure { Outcome::Unknown } else { Outcome::Same });
+        }
+        answer
+    }
+    pub fn end(mut self, outcome: Outcome) {
+        self.note(outcome);
+    }
+    fn note(&mut self, outcome: Outcome) {
+        self.ended = true;
+        let mut st = self.dir.lock();
+        let leased = st.lease != LeaseKind::None;
+        st.names.end_change(&self.name, outcome, leased);
+    }
+}
+
+impl Drop for NameChange {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.note(Outcome::Unknown);
+        }
+    }
+}
 
 /// The part of raw bytes that payload gets.
 fn payload_share(bytes: u64, scheme: Scheme) -> u64 {

@@ -5,6 +5,7 @@
 //! grants no more than that recall left. Pure state: no I/O, no time but what is passed in.
 use crate::api::Stat;
 use crate::dirty::StripeBuf;
+use crate::known_names::Names;
 use crate::prefetch::Pattern;
 use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,9 +14,6 @@ use tokio::sync::Notify;
 use weir_env::Instant;
 use weir_proto::meta::{Attr, Entry, Lease, LeaseKind, Time};
 use weir_proto::{Error, InodeId};
-
-/// Names kept per directory: more are asked for again.
-const NAMES_MAX: usize = 200_000;
 
 /// Whether a file's bytes are in its inode.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,9 +67,7 @@ pub struct State {
     recall_keep: LeaseKind,
     /// A recall is at its last step: no new dirty data.
     pub closing_lease: bool,
-    pub names: BTreeMap<Bytes, Option<InodeId>>,
-    /// Grows with own changes of names.
-    pub names_change: u64,
+    pub names: Names,
     pub inline: Inline,
     pub local: Option<Local>,
     change: u64,
@@ -134,8 +130,7 @@ impl State {
             recall_stamp: 0,
             recall_keep: LeaseKind::None,
             closing_lease: false,
-            names: BTreeMap::new(),
-            names_change: 0,
+            names: Names::default(),
             inline: Inline::Unknown,
             local: None,
             change: 0,
@@ -223,6 +218,9 @@ impl State {
     pub fn stamp_recall(&mut self, stamp: u64, keep: LeaseKind) {
         self.recall_stamp = stamp;
         self.recall_keep = keep;
+        if keep == LeaseKind::None {
+            self.names.recalled();
+        }
     }
 
     /// Gives the lease up, down to `keep`. The caller has saved what is dirty and drops cached data.
@@ -230,8 +228,7 @@ impl State {
         self.lease = self.lease.min(keep);
         if self.lease == LeaseKind::None {
             self.attr_old = true;
-            self.names.clear();
-            self.names_change += 1;
+            self.names.forget_all();
             self.inline = Inline::Unknown;
             self.data_change += 1;
         }
@@ -309,23 +306,12 @@ impl State {
     }
 
     pub fn name(&self, name: &[u8]) -> Option<Option<InodeId>> {
-        if self.lease == LeaseKind::None { None } else { self.names.get(name).copied() }
+        if self.lease == LeaseKind::None { None } else { self.names.get(name) }
     }
     /// Remembers what a name leads to, if the lease lets it.
     pub fn keep_name(&mut self, name: &[u8], ino: Option<InodeId>) {
-        if self.lease == LeaseKind::None {
-            return;
-        }
-        if self.names.len() >= NAMES_MAX {
-            self.names.clear();
-        }
-        self.names.insert(Bytes::copy_from_slice(name), ino);
-    }
-    /// An own change of names began or ended.
-    pub fn change_names(&mut self, names: &[&[u8]]) {
-        self.names_change += 1;
-        for name in names {
-            self.names.remove(*name);
+        if self.lease != LeaseKind::None {
+            self.names.keep(name, ino);
         }
     }
 }

@@ -12,6 +12,8 @@ pub const SMALL_TAIL_BYTES: u32 = 64 << 10;
 pub enum Occasion {
     /// The stripe is full, or memory is needed, or an fsync: the file may go on growing.
     Growing,
+    /// An fdatasync: as `Growing`, and times need not be saved.
+    DataOnly,
     /// Close or recall: the writer is done with the tail for now.
     Closing,
 }

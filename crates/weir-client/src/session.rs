@@ -23,7 +23,9 @@ const TERM_MARGIN: u32 = 8;
 
 /// Who holds leases under the session.
 pub trait Holder: Send + Sync + 'static {
-    fn held(&self) -> Vec<HeldLease>;
+    /// The session is about to be taken up, or opened, on this connection: what is held. From now on the leader counts
+    /// changes of that on this connection only.
+    fn begun(&self, connection: u64) -> Vec<HeldLease>;
     /// These leases could not be kept.
     fn lost(&self, inodes: Vec<InodeId>);
     /// The session is gone and with it every lease, every open and all that was not saved.
@@ -126,7 +128,7 @@ impl Session {
     }
 
     /// A live connection on which the session is taken up.
-    async fn ready(&self, deadline: Instant) -> Result<(Connection, SessionId)> {
+    pub async fn ready(&self, deadline: Instant) -> Result<(Connection, SessionId)> {
         if let Some(connection) = self.channel.current()
             && connection.id() == self.ready_connection.load(Ordering::Acquire)
         {
@@ -156,8 +158,7 @@ impl Session {
     ) -> Result<SessionId> {
         let begun = self.env.clock.now();
         if let Some(session) = old {
-            let held = self.holder().map_or_else(Vec::new, |h| h.held());
-            match self.resume(connection, session, held, deadline).await {
+            match self.resume(connection, session, deadline).await {
                 Ok(resumed) => {
                     self.note_heard(begun, resumed.lease_ms);
                     if let Some(holder) = self.holder().filter(|_| !resumed.lost.is_empty()) {
@@ -180,6 +181,9 @@ impl Session {
             .await
             .map_err(|e: Error| e.doing("open a session"))?;
         let SessionOpened { session, lease_ms, .. } = opened;
+        if let Some(holder) = self.holder() {
+            holder.begun(connection.id()); // a new session holds nothing; files are opened again under it
+        }
         self.note_heard(begun, lease_ms);
         Ok(session)
     }
@@ -189,9 +193,9 @@ impl Session {
         &self,
         connection: &Connection,
         session: SessionId,
-        mut held: Vec<HeldLease>,
         deadline: Instant,
     ) -> Result<SessionResumed> {
+        let mut held = self.holder().map_or_else(Vec::new, |h| h.begun(connection.id()));
         while held.len() > HELD_MAX {
             let part = SessionResume { session, held: held.split_off(held.len() - HELD_MAX), more: true };
             connection.call(&part, vec![], self.left(deadline)).await?;
@@ -226,7 +230,8 @@ impl Session {
         self.send(&connection, &make(session), deadline).await
     }
 
-    async fn send<R: Request>(
+    /// Sends once, on this connection.
+    pub async fn send<R: Request>(
         &self,
         connection: &Connection,
         request: &R,
@@ -267,6 +272,16 @@ impl Session {
 
     /// Makes a change happen once: the same (session, slot, seq) until it is answered.
     pub async fn change<R: Request>(&self, deadline: Instant, make: impl Fn(Op) -> R) -> Result<R::Reply> {
+        self.change_counted(deadline, make).await.map(|(reply, _)| reply)
+    }
+
+    /// The same; tells also how often it was sent. The answer to the first try tells what is so now.
+    pub async fn change_counted<R: Request>(
+        &self,
+        deadline: Instant,
+        make: impl Fn(Op) -> R,
+    ) -> Result<(R::Reply, u32)> {
+        let mut tries = 0;
         let mut taken = self.take_slot().await;
         let mut sent = None;
         let mut pause = RETRY_PAUSE;
@@ -280,12 +295,13 @@ impl Session {
                     }
                     let op = taken.op(session, sent.is_none());
                     sent = Some(session);
+                    tries += 1;
                     self.send(&connection, &make(op), deadline).await
                 }
                 Err(e) => Err(e),
             };
             let e = match result {
-                Ok(reply) => return Ok(reply),
+                Ok(reply) => return Ok((reply, tries)),
                 Err(e) => e,
             };
             let refused = e.kind == ErrorKind::Stale;

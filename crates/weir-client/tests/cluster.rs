@@ -260,6 +260,57 @@ fn what_one_client_changes_the_other_sees_at_once() {
 }
 
 #[test]
+fn a_close_that_is_put_off_is_told_before_the_lease_goes_back() {
+    Lab::new(31).run(6, |lab| async move {
+        let (a, b) = (lab.client("a").await, lab.client("b").await);
+        for n in 0..3 {
+            let name = format!("f{n}");
+            let h = create(&a, &name).await;
+            write(&a, h, 0, b"by a").await;
+            close(&a, h).await;
+            // At once: the leader still counts a's opens. Were they there, b would share the file and cache nothing.
+            let ino = b.lookup(&root(), ROOT, name.as_bytes()).await.unwrap().unwrap().attr.ino;
+            let opened = b.open(&root(), ino, OpenMode::BOTH).await.unwrap();
+            assert!(opened.kernel_cache, "b has the file for itself");
+            write(&b, opened.handle, 3, b"b").await;
+            close(&b, opened.handle).await;
+            assert_eq!(content(&a, &name).await, b"by b");
+        }
+    });
+}
+
+#[test]
+fn a_name_is_absent_without_asking_where_every_name_is_known_until_another_client_makes_it() {
+    Lab::new(32).run(6, |lab| async move {
+        let (a, b) = (lab.client("a").await, lab.client("b").await);
+        let dir = a.mkdir(&root(), ROOT, b"d", 0o755).await.unwrap().attr.ino;
+        assert_eq!(a.try_lookup(dir, b"x"), Some(None), "a new directory is empty");
+        let made =
+            a.mknod(&root(), dir, b"own", 0o644, weir_proto::meta::FileKind::Regular, 0).await.unwrap();
+        let known = |name: &[u8]| a.try_lookup(dir, name).map(|found| found.map(|stat| stat.attr.ino));
+        assert_eq!(known(b"own"), Some(Some(made.attr.ino)));
+        assert_eq!(known(b"x"), Some(None));
+        assert!(a.mkdir(&root(), dir, b"own", 0o755).await.is_err(), "it exists");
+        assert_eq!(a.lookup(&root(), dir, b"own").await.unwrap().unwrap().attr.ino, made.attr.ino);
+
+        let theirs = b.mkdir(&root(), dir, b"x", 0o755).await.unwrap();
+        assert_eq!(known(b"x"), None, "the lease went back: ask");
+        assert_eq!(a.lookup(&root(), dir, b"x").await.unwrap().unwrap().attr.ino, theirs.attr.ino);
+
+        // Known again by a listing, once the directory is not changed by turns any more.
+        lab.env("a").clock.sleep(Duration::from_millis(200)).await;
+        let listing = a.readdir(dir, 0, 100, true).await.unwrap();
+        assert_eq!((listing.entries.len(), listing.end), (2, true));
+        assert_eq!(known(b"y"), Some(None));
+        a.rename(&root(), dir, b"x", dir, b"y", RenameMode::Replace).await.unwrap();
+        assert_eq!(known(b"x"), Some(None));
+        assert_eq!(a.lookup(&root(), dir, b"y").await.unwrap().unwrap().attr.ino, theirs.attr.ino);
+        b.rmdir(&root(), dir, b"y").await.unwrap();
+        assert!(a.lookup(&root(), dir, b"y").await.unwrap().is_none());
+    });
+}
+
+#[test]
 fn many_writers_of_one_file_lose_nothing() {
     Lab::new(13).run(6, |lab| async move {
         let record = 47_008;

@@ -124,10 +124,9 @@ impl Bench {
         let one =
             move |_: u32, n: u64| GetAttr { session, ino: InodeId(first + n.wrapping_mul(7919) % count) };
         self.load("getattr", time.min(Duration::from_secs(2)), 1, one).await;
-        let close = move |slot: u32, n: u64| Close {
-            session,
-            ino: InodeId(first + (n * 64 + u64::from(slot)) % count),
-            write: true,
+        let close = move |slot: u32, n: u64| {
+            let ino = InodeId(first + (n * 64 + u64::from(slot)) % count);
+            Close { session, files: vec![Closed { ino, reads: 0, writes: 1 }] }
         };
         self.load("close", time.min(Duration::from_secs(2)), self.in_flight, close).await;
         let done = (rate * time.as_secs_f64() / f64::from(self.in_flight) * 0.8) as u64;

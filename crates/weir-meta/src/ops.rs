@@ -162,7 +162,9 @@ impl Operation for Close {
     }
     const EARLY: bool = true;
     fn settle(&self, (): &mut (), grants: &mut Grants<'_>) {
-        grants.leases.close(grants.session, self.ino, u32::from(!self.write), u32::from(self.write));
+        for file in &self.files {
+            grants.leases.close(grants.session, file.ino, file.reads, file.writes);
+        }
     }
 }
 

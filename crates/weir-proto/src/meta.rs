@@ -18,6 +18,8 @@ pub const XATTR_VALUE_MAX: usize = 65536;
 pub const FILE_BYTES_MAX: u64 = i64::MAX as u64;
 /// Leases and opens that one `SessionResume` names: with more, it would not fit into a message.
 pub const HELD_MAX: usize = 32 * 1024;
+/// Files that one `Close` names.
+pub const CLOSED_MAX: usize = 1024;
 /// Reply slots of a session: changes that one client may have under way at once.
 pub const SLOTS: u32 = 64;
 
@@ -170,8 +172,13 @@ message!(
 );
 message!(Opened { entry: Entry, inline: Option<Bytes> });
 message!(
-    /// The last close of one open. Sent after everything is committed.
-    Close = 121 -> () { session: SessionId, ino: InodeId, write: bool }
+    /// Opens ended; sent after everything is committed. A client may tell it late, as long as it holds a lease on the
+    /// file: before it answers a recall. Never sent again on another connection: `SessionResume` tells what is open.
+    Close = 121 -> () { session: SessionId, files: Vec<Closed> }
+);
+message!(
+    /// So many opens of one file, at most `CLOSED_MAX` files in one message.
+    Closed { ino: InodeId, reads: u32, writes: u32 }
 );
 message!(ReadInline = 122 -> InlineData { session: SessionId, ino: InodeId });
 message!(

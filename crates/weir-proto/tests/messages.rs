@@ -16,7 +16,7 @@ macro_rules! for_every_message {
             meta::{Op, Cred, Time, Attr, Lease, Entry, SessionOpen, SessionOpened, HeldLease, SessionResume,
                 SessionResumed, KeepAlive, SessionClose, Lookup, Looked, GetAttr, ReadLink, LinkTarget, ReadDir,
                 ListEntry, Listing, GetXattr, XattrValue, ListXattr, XattrNames, GetUsage, Usage, StatFs, FsStat,
-                AcquireLease, ReleaseLease, Open, Opened, Close, ReadInline, InlineData, Recovered, TakeTurn, EndTurn, Create, Created,
+                AcquireLease, ReleaseLease, Open, Opened, Close, Closed, ReadInline, InlineData, Recovered, TakeTurn, EndTurn, Create, Created,
                 Mkdir, Made, Symlink, Mknod, Link, Unlink, Rmdir, Removed, Rename, Renamed, SetAttr, Commit,
                 SetXattr, RemoveXattr, Recall}
             map::{Node, Target, Member, Group, VolumeEntry, Settings, ClusterMap}

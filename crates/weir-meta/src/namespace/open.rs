@@ -2,7 +2,7 @@
 use super::remove::release_orphan;
 use super::*;
 use bytes::Bytes;
-use weir_proto::meta::{self, InlineData, LeaseKind, Opened};
+use weir_proto::meta::{self, CLOSED_MAX, InlineData, LeaseKind, Opened};
 
 impl Cx<'_> {
     pub(super) fn open_file(
@@ -108,11 +108,20 @@ pub fn acquire(cx: &mut Cx<'_>, r: &meta::AcquireLease) -> Result<Entry> {
     Ok(cx.rules.entry(r.ino, &inode))
 }
 
-/// One open ends. The last writing one tells that nothing uncommitted is on targets; the last one of all takes a
+/// Opens end. The last writing one tells that nothing uncommitted is on targets; the last one of all takes a
 /// nameless file with it.
 pub fn close(cx: &mut Cx<'_>, r: &meta::Close) -> Result<()> {
-    let (reads, writes) = (u32::from(!r.write), u32::from(r.write));
-    cx.close_opens(r.ino, reads, writes, r.write)
+    if r.files.len() > CLOSED_MAX {
+        return Err(Error::invalid(format!("{} files closed at once: at most {CLOSED_MAX}", r.files.len())));
+    }
+    let mut closed = std::collections::BTreeSet::new();
+    for file in &r.files {
+        if !closed.insert(file.ino) {
+            return Err(Error::invalid(format!("inode {} is closed twice in one message", file.ino)));
+        }
+        cx.close_opens(file.ino, file.reads, file.writes, file.writes > 0)?;
+    }
+    Ok(())
 }
 
 impl Cx<'_> {

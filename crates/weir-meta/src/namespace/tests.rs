@@ -310,7 +310,7 @@ fn a_nameless_file_lives_until_its_last_close() {
     w.commit(f, 200, false).unwrap();
     assert_eq!(w.keys(b'H').len(), 1);
     assert_eq!(errno(w.link(&root(), f, InodeId::ROOT, "back")), ENOENT);
-    let close = Close { session: ME, ino: f, write: true };
+    let close = Close { session: ME, files: vec![Closed { ino: f, reads: 0, writes: 1 }] };
     w.change(|cx| open::close(cx, &close)).unwrap();
     assert_eq!((w.keys(b'H').len(), w.keys(b'G').len()), (0, 1));
     assert_eq!(errno(w.attr(f)), ESTALE);
@@ -325,7 +325,7 @@ fn a_clean_empty_file_leaves_no_garbage() {
     let mut w = World::new();
     let f = w.create(&root(), InodeId::ROOT, "f", 0o644).unwrap().entry.attr.ino;
     w.leases.open(ME, f, false, true);
-    let close = Close { session: ME, ino: f, write: true };
+    let close = Close { session: ME, files: vec![Closed { ino: f, reads: 0, writes: 1 }] };
     w.change(|cx| open::close(cx, &close)).unwrap();
     w.leases.close(ME, f, 0, 1);
     w.unlink(&root(), InodeId::ROOT, "f").unwrap();

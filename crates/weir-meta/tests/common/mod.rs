@@ -178,7 +178,8 @@ impl Client {
         self.call(&Open { session: self.session, cred: root(), ino, read, write, truncate: false }).await
     }
     pub async fn close(&self, ino: InodeId, write: bool) -> Result<()> {
-        self.call(&Close { session: self.session, ino, write }).await
+        let closed = Closed { ino, reads: u32::from(!write), writes: u32::from(write) };
+        self.call(&Close { session: self.session, files: vec![closed] }).await
     }
     pub async fn acquire(&self, ino: InodeId, kind: LeaseKind) -> Result<Entry> {
         self.call(&AcquireLease { session: self.session, ino, kind, renew: false }).await

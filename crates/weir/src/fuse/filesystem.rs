@@ -1,5 +1,6 @@
 //! One method per request of the kernel. Each is polled once on the kernel's thread: what leases and buffers answer is
 //! answered there without waking anybody; what has to wait goes on as a task.
+use super::parked::Parked;
 use super::translate as tr;
 use bytes::Bytes;
 use fuser::{
@@ -15,7 +16,6 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Waker};
 use std::time::{Duration, Instant, SystemTime};
 use tokio::runtime::Handle as Runtime;
 use weir_client::{Client, Handle, SetAttrs, Stat};
@@ -60,14 +60,10 @@ pub struct Mounted {
 }
 
 impl Mounted {
-    /// Polls once here, then goes on as a task if it has to wait. Their number is bounded by the kernel's requests.
+    /// Polls once here, then goes on as a task when what it waits for has happened. Their number is bounded by the
+    /// kernel's requests.
     fn answer(&self, work: impl Future<Output = ()> + Send + 'static) {
-        let _inside = self.runtime.enter();
-        let mut work = Box::pin(work);
-        // Nothing is lost with the first waker: the task polls again and leaves its own.
-        if work.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
-            self.runtime.spawn(work);
-        }
+        Parked::begin(&self.runtime, work);
     }
 
     fn cred(&self, request: &Request) -> Cred {
@@ -495,9 +491,15 @@ impl Filesystem for Mounted {
         self.answer(async move { reply_empty(reply, client.release(handle(fh)).await) });
     }
 
-    fn fsync(&self, _: &Request, _ino: INodeNo, fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {
+    fn fsync(&self, _: &Request, _ino: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
         let client = self.client.clone();
-        self.answer(async move { reply_empty(reply, client.fsync(handle(fh)).await) });
+        self.answer(async move {
+            let synced = match datasync {
+                true => client.fdatasync(handle(fh)).await,
+                false => client.fsync(handle(fh)).await,
+            };
+            reply_empty(reply, synced);
+        });
     }
 
     fn opendir(&self, _: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {

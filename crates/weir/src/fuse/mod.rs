@@ -5,6 +5,7 @@
 mod attach;
 mod filesystem;
 mod kernel;
+mod parked;
 mod remount;
 mod translate;
 

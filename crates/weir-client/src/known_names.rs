@@ -1,0 +1,285 @@
+//! What a client knows of the names in one directory, while it holds a lease on it.
+//!
+//! Invariants: what is said of a name is what the leader would say. Of a name that an own operation is changing nothing
+//! is said before its outcome is known, and for ever nothing if it stays unknown. A name is absent because somebody said
+//! so, or because all names that are there are known: of a directory that was made under this lease, or was listed from
+//! its start to its end.
+//! Pure state: leases and messages are the caller's.
+use bytes::Bytes;
+use std::collections::BTreeMap;
+use weir_proto::InodeId;
+
+/// Names kept per directory: more are asked for again.
+const NAMES_MAX: usize = 200_000;
+
+#[derive(Default)]
+pub struct Names {
+    known: BTreeMap<Bytes, Option<InodeId>>,
+    /// Every name that is there is among the known ones.
+    complete: bool,
+    /// Being changed by own operations, which also end when the lease is gone.
+    changing: BTreeMap<Bytes, Changing>,
+    /// A listing from the start that nothing was missed of: the cookie that it goes on from.
+    listed_to: Option<u64>,
+    change: u64,
+    /// How often others were given the right to change names here.
+    recalls: u64,
+}
+
+struct Changing {
+    operations: u32,
+    /// There were several at once, or others may have changed the name since: whose change is the last cannot be told.
+    crossed: bool,
+    recalls: u64,
+}
+
+/// What an own change of a name came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// The name leads there now, or nowhere.
+    Leads(Option<InodeId>),
+    /// Refused: nothing changed.
+    Same,
+    Unknown,
+}
+
+impl Names {
+    /// `None`: ask.
+    pub fn get(&self, name: &[u8]) -> Option<Option<InodeId>> {
+        if self.changing.contains_key(name) {
+            return None;
+        }
+        self.known.get(name).copied().or(self.complete.then_some(None))
+    }
+
+    /// Tells whether own changes, or the loss of the lease, crossed a question: then its answer is not kept.
+    pub fn change(&self) -> u64 {
+        self.change
+    }
+
+    pub fn keep(&mut self, name: &[u8], ino: Option<InodeId>) {
+        if self.known.len() >= NAMES_MAX {
+            self.forget_all();
+        }
+        self.known.insert(Bytes::copy_from_slice(name), ino);
+    }
+
+    /// The directory was made just now, under the lease that is held: it is empty, but for what was told since.
+    pub fn begin_empty(&mut self) {
+        self.complete = self.change == 0;
+    }
+
+    /// A part of a listing is kept: what comes after the cookie `after` up to `to`, the last of it if `end`.
+    pub fn listed(&mut self, after: u64, to: u64, end: bool) {
+        let whole = after == 0 || self.listed_to == Some(after);
+        self.listed_to = (whole && !end).then_some(to);
+        self.complete |= whole && end;
+    }
+
+    /// A part of a listing that is not kept.
+    pub fn listing_broken(&mut self) {
+        self.listed_to = None;
+    }
+
+    /// An own operation that changes `name` begins.
+    pub fn begin_change(&mut self, name: &Bytes) {
+        self.change += 1;
+        let recalls = self.recalls;
+        let changing =
+            self.changing.entry(name.clone()).or_insert(Changing { operations: 0, crossed: false, recalls });
+        changing.operations += 1;
+        changing.crossed |= changing.operations > 1;
+    }
+
+    /// It ended. `leased`: the lease is held (again).
+    pub fn end_change(&mut self, name: &Bytes, outcome: Outcome, leased: bool) {
+        self.change += 1;
+        let mut outcome = outcome;
+        if let Some(changing) = self.changing.get_mut(name) {
+            changing.operations -= 1;
+            if changing.crossed || changing.recalls != self.recalls {
+                outcome = Outcome::Unknown;
+            }
+            if changing.operations == 0 {
+                self.changing.remove(name);
+            }
+        }
+        match outcome {
+            Outcome::Leads(ino) if leased => self.keep(name, ino),
+            Outcome::Same if leased => {}
+            _ => self.forget(name),
+        }
+    }
+
+    /// A recall came, or a release begins: an answer to what was sent before tells what was.
+    pub fn recalled(&mut self) {
+        self.recalls += 1;
+    }
+
+    /// The lease is gone.
+    pub fn forget_all(&mut self) {
+        self.change += 1;
+        self.known.clear();
+        self.complete = false;
+        self.listed_to = None;
+    }
+
+    fn forget(&mut self, name: &Bytes) {
+        self.known.remove(name);
+        self.complete = false;
+        self.listed_to = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const F: InodeId = InodeId(5);
+
+    fn name(text: &'static str) -> Bytes {
+        Bytes::from_static(text.as_bytes())
+    }
+
+    #[test]
+    fn in_a_new_directory_only_what_was_made_is_there() {
+        let mut names = Names::default();
+        assert_eq!(names.get(b"a"), None, "nothing is known before");
+        names.begin_empty();
+        assert_eq!(names.get(b"a"), Some(None));
+        names.begin_change(&name("a"));
+        assert_eq!(names.get(b"a"), None, "it is being made");
+        assert_eq!(names.get(b"b"), Some(None));
+        names.end_change(&name("a"), Outcome::Leads(Some(F)), true);
+        assert_eq!(names.get(b"a"), Some(Some(F)));
+        names.forget_all();
+        assert_eq!((names.get(b"a"), names.get(b"b")), (None, None));
+    }
+
+    #[test]
+    fn a_directory_that_something_happened_in_is_not_taken_for_empty() {
+        let mut names = Names::default();
+        names.begin_change(&name("a"));
+        names.begin_empty();
+        assert_eq!(names.get(b"b"), None);
+    }
+
+    #[test]
+    fn a_listing_without_a_gap_knows_all() {
+        let mut names = Names::default();
+        names.keep(b"a", Some(F));
+        names.listed(0, 3, false);
+        names.listed(3, 9, false);
+        assert_eq!(names.get(b"z"), None, "its end is not known yet");
+        names.listed(9, 12, true);
+        assert_eq!(names.get(b"z"), Some(None));
+
+        let mut names = Names::default();
+        names.listed(0, 3, false);
+        names.listed(4, 9, true);
+        assert_eq!(names.get(b"z"), None, "a part is missing");
+        names.listed(0, 3, false);
+        names.listing_broken();
+        names.listed(3, 9, true);
+        assert_eq!(names.get(b"z"), None, "a part was not kept");
+    }
+
+    #[test]
+    fn a_refused_change_leaves_what_was_known_and_an_unknown_one_nothing() {
+        let mut names = Names::default();
+        names.begin_empty();
+        for outcome in [Outcome::Leads(Some(F)), Outcome::Same] {
+            names.begin_change(&name("a"));
+            names.end_change(&name("a"), outcome, true);
+            assert_eq!(names.get(b"a"), Some(Some(F)));
+        }
+        names.begin_change(&name("a"));
+        names.end_change(&name("a"), Outcome::Unknown, true);
+        assert_eq!((names.get(b"a"), names.get(b"b")), (None, None));
+    }
+
+    #[test]
+    fn an_answer_that_a_recall_crossed_is_not_believed() {
+        let mut names = Names::default();
+        names.begin_change(&name("a"));
+        names.recalled();
+        names.end_change(&name("a"), Outcome::Leads(Some(F)), true);
+        assert_eq!(names.get(b"a"), None);
+    }
+
+    #[derive(Clone, Debug)]
+    enum Event {
+        Begin(u8),
+        /// Of the operation with this index of those under way; whether it was carried out, whether that is known.
+        End(usize, bool, bool),
+        Ask(u8),
+        List,
+        LoseLease,
+    }
+
+    fn event() -> impl Strategy<Value = Event> {
+        prop_oneof![
+            (0..4_u8).prop_map(Event::Begin),
+            (any::<usize>(), any::<bool>(), any::<bool>()).prop_map(|(n, d, k)| Event::End(n, d, k)),
+            (0..4_u8).prop_map(Event::Ask),
+            Just(Event::List),
+            Just(Event::LoseLease),
+        ]
+    }
+
+    proptest! {
+        /// Against the truth of a directory in which only own operations happen, each at its end.
+        #[test]
+        fn what_is_said_is_true(events in proptest::collection::vec(event(), 0..60)) {
+            let mut truth: BTreeMap<Bytes, InodeId> = BTreeMap::new();
+            let mut names = Names::default();
+            names.begin_empty();
+            let mut under_way: Vec<Bytes> = Vec::new();
+            let mut next = 1;
+            for event in events {
+                match event {
+                    Event::Begin(n) => {
+                        let name = Bytes::from(vec![b'a' + n]);
+                        names.begin_change(&name);
+                        under_way.push(name);
+                    }
+                    Event::End(n, done, told) if !under_way.is_empty() => {
+                        let name = under_way.remove(n % under_way.len());
+                        let mut now = truth.get(&name).copied();
+                        if done {
+                            next += 1;
+                            now = (next % 3 > 0).then_some(InodeId(next));
+                            match now {
+                                Some(ino) => drop(truth.insert(name.clone(), ino)),
+                                None => drop(truth.remove(&name)),
+                            }
+                        }
+                        let outcome = match (done, told) {
+                            (_, false) => Outcome::Unknown,
+                            (true, true) => Outcome::Leads(now),
+                            (false, true) => Outcome::Same,
+                        };
+                        names.end_change(&name, outcome, true);
+                    }
+                    Event::End(..) => {}
+                    Event::Ask(n) => {
+                        let name = [b'a' + n];
+                        names.keep(&name, truth.get(&name[..]).copied());
+                    }
+                    Event::List => {
+                        truth.iter().for_each(|(name, ino)| names.keep(name, Some(*ino)));
+                        names.listed(0, 9, true);
+                    }
+                    Event::LoseLease => names.forget_all(),
+                }
+                for n in 0..4 {
+                    let name = [b'a' + n];
+                    if let Some(said) = names.get(&name) {
+                        prop_assert_eq!(said, truth.get(&name[..]).copied());
+                    }
+                }
+            }
+        }
+    }
+}
