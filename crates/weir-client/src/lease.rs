@@ -21,6 +21,8 @@ use weir_rpc::{Call, Handled, Reply, Service};
 /// Flushes of a file that is written all the while; after them writers wait for the recall.
 const RECALL_ROUNDS: u32 = 3;
 
+/// Times that a file's recovery is begun because opens of this client cross it.
+const RECOVERIES_MAX: u32 = 8;
 /// Between looks whether another client has recovered a file.
 const RECOVERY_LOOK: Duration = Duration::from_millis(50);
 
@@ -164,6 +166,17 @@ impl Inner {
     /// Finishes what a dead writer left: fences it, decides prepared stripes, cuts what was never committed.
     pub async fn recover(&self, node: &Arc<Node>) -> Result<()> {
         let _one = node.flushing.lock().await;
+        for _ in 1..RECOVERIES_MAX {
+            match self.recover_locked(node).await {
+                // Another open of this client took the right to write anew meanwhile: once more, under its epoch.
+                Err(e) if e.kind == ErrorKind::Stale => tracing::debug!("file {}: {e}", node.ino),
+                done => return done,
+            }
+        }
+        self.recover_locked(node).await
+    }
+
+    async fn recover_locked(&self, node: &Arc<Node>) -> Result<()> {
         if !node.lock().recover {
             return Ok(());
         }
