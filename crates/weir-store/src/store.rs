@@ -262,7 +262,7 @@ impl Store {
 
     // ---- overlays
 
-    /// Logs an overlay. Blocks only if its data is above [`INLINE_BYTES_MAX`].
+    /// Logs an overlay; the caller waits until it is durable. Blocks only if its data is above [`INLINE_BYTES_MAX`].
     pub fn append(
         &self,
         scope: &Scope,
@@ -283,7 +283,7 @@ impl Store {
         };
         let inline = if large { &[] } else { write.data };
         let mut outcome = Appended::At(Seq(0));
-        let committed = self.commit_bytes(extent, &mut |txn, delta| {
+        let committed = self.change_more(&mut |txn, delta| {
             cells::check_epoch(txn, scope.group, scope.epoch)?;
             outcome =
                 cells::append(txn, scope, write.cell, numbering, &overlay, inline, write.missing, delta)?;
@@ -291,7 +291,8 @@ impl Store {
                 delta.dropped.push(extent);
             }
             Ok(())
-        })?;
+        });
+        let committed = committed.inspect_err(|_| self.slabs.forget(extent))?;
         if let Appended::At(seq) = outcome {
             if !inline.is_empty() {
                 self.spill.note(write.cell, seq, write.len);
@@ -454,6 +455,13 @@ impl Store {
         }
         self.kv.wait_durable(seq).await.map_err(|e| self.judge(e))
     }
+    /// The same, and for a small change on this thread, if that can be now.
+    pub async fn durable_here(&self, seq: CommitSeq) -> Result<()> {
+        if seq > self.kv.durable() {
+            self.kv.flush_here(); // its failure shows below
+        }
+        self.durable(seq).await
+    }
     /// Gives space that nothing names any more back; called now and then.
     pub fn reclaim(&self) -> Result<()> {
         self.slabs.reclaim(self.kv.durable()).map_err(|e| self.judge(e))
@@ -491,9 +499,15 @@ impl Store {
         &self,
         body: &mut dyn FnMut(&mut dyn Txn, &mut Delta) -> Result<()>,
     ) -> Result<CommitSeq> {
+        let seq = self.change_more(body)?;
+        self.kv.flush_soon();
+        Ok(seq)
+    }
+    /// A change whose caller waits for it at once.
+    fn change_more(&self, body: &mut dyn FnMut(&mut dyn Txn, &mut Delta) -> Result<()>) -> Result<CommitSeq> {
         self.usable()?;
         let mut delta = Delta::default();
-        let committed = self.kv.transact(&mut |txn| {
+        let committed = self.kv.transact_more(&mut |txn| {
             delta = Delta::default();
             body(txn, &mut delta)
         });

@@ -38,10 +38,11 @@ impl StorageNode {
                 }
             };
             let store = acting.target.store.clone();
-            let local: BoxFuture<'_, Result<()>> = Box::pin(store.durable(committed));
+            // The mirrors first: they write while this thread does.
             let mirrors: BoxFuture<'_, Result<()>> =
                 Box::pin(node.mirror(acting.clone(), &r, seq, payload, deadline));
-            for done in join_all(vec![local, mirrors]).await {
+            let local: BoxFuture<'_, Result<()>> = Box::pin(store.durable_here(committed));
+            for done in join_all(vec![mirrors, local]).await {
                 done?;
             }
             Ok(Reply::new(&OverlayWritten { seq }))
@@ -287,7 +288,7 @@ impl StorageNode {
                     )));
                 }
             }
-            acting.target.store.durable(logged.0).await?;
+            acting.target.store.durable_here(logged.0).await?;
             Ok(Reply::new(&()))
         }))
     }
