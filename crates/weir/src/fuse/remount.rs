@@ -1,5 +1,6 @@
-//! `mount -o remount,…` of a live mount. mount(8) leaves file systems of the kind `fuse.weir` to the program `weir`, which
-//! it calls as `weir SOURCE DIRECTORY -o OPTIONS`: the words of fstab, not of this command line.
+//! `mount -o remount,…` of a live mount. mount(8) leaves file systems of the kind `fuse.weir`, and of the kind `fuse` with
+//! the source `weir`, to the program `weir`. It calls it as `weir SOURCE DIRECTORY -o OPTIONS`, and as `weir DIRECTORY -o
+//! OPTIONS`: the words of fstab, not of this command line.
 use crate::failure::{Doing, Failure, Outcome};
 use rustix::mount::MountFlags;
 use std::ffi::OsString;
@@ -20,9 +21,9 @@ pub struct HelperCall {
 impl HelperCall {
     /// `None`: these are not its words. `arguments` without the program's name.
     pub fn parse(arguments: &[OsString]) -> Option<HelperCall> {
-        let [source, directory, flag, options] = arguments else { return None };
+        let ([directory, flag, options] | [_, directory, flag, options]) = arguments else { return None };
         let ours = flag == "-o"
-            && !source.to_string_lossy().starts_with('-')
+            && !arguments[0].to_string_lossy().starts_with('-')
             && PathBuf::from(directory).is_absolute();
         ours.then(|| HelperCall {
             directory: directory.into(),
@@ -85,6 +86,8 @@ mod tests {
     fn the_words_of_mount_are_told_from_those_of_this_program() {
         let call = |words: &[&str]| HelperCall::parse(&words.iter().map(OsString::from).collect::<Vec<_>>());
         assert!(call(&["weir", "/mnt", "-o", "rw,remount"]).is_some());
+        assert!(call(&["/mnt", "-o", "rw,remount"]).is_some());
+        assert_eq!(call(&["up", "-o", "rw"]), None);
         assert_eq!(call(&["mount", "/mnt", "--coord", "x"]), None);
         assert_eq!(call(&["status"]), None);
     }
