@@ -9,6 +9,7 @@
 mod executor;
 pub mod keys;
 pub mod lease;
+pub mod lock;
 pub mod namespace;
 mod ops;
 pub mod record;

@@ -13,6 +13,7 @@ mod error;
 pub mod frame;
 mod ids;
 pub mod layout;
+pub mod lock;
 pub mod map;
 pub mod meta;
 pub mod wire;

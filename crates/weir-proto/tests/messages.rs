@@ -1,7 +1,7 @@
 //! Every message: decoders survive whatever arrives, and what was encoded is decoded to the same.
 use weir_proto::map::{Layout, Scheme};
 use weir_proto::{CellId, Error, FileId, Reader, Wire};
-use weir_proto::{coord, data, frame, map, meta};
+use weir_proto::{coord, data, frame, lock, map, meta};
 
 /// Calls `$check::<T>(name)` for every message type. `the_list_is_complete` compares it with the sources.
 macro_rules! for_every_message {
@@ -19,6 +19,8 @@ macro_rules! for_every_message {
                 AcquireLease, ReleaseLease, Open, Opened, Close, Closed, ReadInline, InlineData, Recovered, TakeTurn, EndTurn, Create, Created,
                 Mkdir, Made, Symlink, Mknod, Link, Unlink, Rmdir, Removed, Rename, Renamed, SetAttr, Commit,
                 SetXattr, RemoveXattr, Recall}
+            lock::{LockOwner, LockEntry, SetLock, LockAnswer, TestLock, CancelLock, LockCancelled, ListLocks,
+                LockList, HeldLock, ReclaimLocks, Reclaimed, LockFree}
             map::{Node, Target, Member, Group, VolumeEntry, Settings, ClusterMap}
             frame::{Hello}
         )
@@ -167,10 +169,11 @@ fn messages_are_decoded_as_they_were_encoded() {
     is_decoded_as_it_was_encoded::<CellId>("CellId");
 }
 
-const SOURCES: [(&str, &str); 5] = [
+const SOURCES: [(&str, &str); 6] = [
     ("coord", include_str!("../src/coord.rs")),
     ("data", include_str!("../src/data.rs")),
     ("meta", include_str!("../src/meta.rs")),
+    ("lock", include_str!("../src/lock.rs")),
     ("map", include_str!("../src/map.rs")),
     ("frame", include_str!("../src/frame.rs")),
 ];
@@ -215,7 +218,7 @@ fn no_method_number_is_given_twice() {
             let range = match module {
                 "coord" => 1..100,
                 "data" => 200..300,
-                _ if name == "Recall" => 300..400,
+                _ if ["Recall", "LockFree"].contains(&name) => 300..400,
                 _ => 100..200,
             };
             assert!(range.contains(&number), "{name} has number {number}");

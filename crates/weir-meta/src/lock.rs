@@ -1,0 +1,351 @@
+//! The lock table: who holds which ranges of which file, who waits, and who must not.
+//!
+//! A plain decision: what somebody asks comes in, the answer and the waits that ended come out.
+//!
+//! Invariants: two owners never hold conflicting ranges. Nobody waits who could have the lock. Waits end in the order in
+//! which they came, as far as they are not in each other's way. Owners of `fcntl` locks never wait in a circle; for `flock`
+//! nobody looks, as on a local file system.
+//!
+//! Knows nothing of names, of the network, or of which session is alive.
+
+use std::collections::{BTreeMap, BTreeSet};
+use weir_env::Instant;
+use weir_proto::lock::{HeldLock, LockKind, LockOutcome, LockOwner, LockRange, LockSpace, OwnerRanges};
+use weir_proto::{InodeId, SessionId};
+
+/// Ranges and waits of one session on all files. A range takes about 100 bytes here.
+pub const LOCKS_PER_SESSION_MAX: usize = 1 << 16;
+
+/// A holder: an owner's number means something within its session only.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Holder {
+    pub session: SessionId,
+    pub owner: LockOwner,
+}
+
+/// A lock that somebody wants.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Wish {
+    pub ino: InodeId,
+    pub holder: Holder,
+    pub range: LockRange,
+    pub kind: LockKind,
+    /// The process, for people.
+    pub pid: u32,
+}
+
+/// A wait that ended with the lock.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Woken {
+    pub session: SessionId,
+    pub ticket: u64,
+}
+
+/// A held or awaited range as it is shown.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Shown {
+    pub wish: Wish,
+    pub since: Instant,
+    pub waits: bool,
+}
+
+#[derive(Debug, Default)]
+struct Held {
+    ranges: OwnerRanges,
+    pid: u32,
+    since: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct Wait {
+    wish: Wish,
+    ticket: u64,
+    since: Instant,
+}
+
+#[derive(Debug, Default)]
+struct FileLocks {
+    holders: BTreeMap<Holder, Held>,
+    /// In the order they came.
+    waits: Vec<Wait>,
+}
+
+/// Where a session holds or waits for something, and how much.
+#[derive(Debug, Default)]
+struct Uses {
+    files: BTreeSet<InodeId>,
+    count: usize,
+}
+
+#[derive(Debug, Default)]
+pub struct LockTable {
+    files: BTreeMap<InodeId, FileLocks>,
+    of_session: BTreeMap<SessionId, Uses>,
+    /// On which files an owner waits, and how often.
+    waiting: BTreeMap<Holder, BTreeMap<InodeId, u32>>,
+}
+
+impl FileLocks {
+    fn in_the_way<'a>(&'a self, wish: &'a Wish) -> impl Iterator<Item = (Holder, &'a Held)> + 'a {
+        self.holders.iter().filter_map(|(holder, held)| {
+            let other = *holder != wish.holder && holder.owner.space == wish.holder.owner.space;
+            (other && held.ranges.conflict(wish.range, wish.kind).is_some()).then_some((*holder, held))
+        })
+    }
+
+    fn uses(&self, session: SessionId) -> bool {
+        self.holders.keys().any(|h| h.session == session)
+            || self.waits.iter().any(|w| w.wish.holder.session == session)
+    }
+}
+
+impl LockTable {
+    /// Locks or converts; waits under `ticket` if that is not 0. Asked again with the same ticket, the place in the queue
+    /// stays. What a conversion made weaker may end others' waits.
+    pub fn lock(&mut self, wish: Wish, ticket: u64, now: Instant) -> (LockOutcome, Vec<Woken>) {
+        let file = self.files.entry(wish.ino).or_default();
+        let place = file.waits.iter().position(|w| (w.wish.holder.session, w.ticket) == (wish.holder.session, ticket));
+        let free = file.in_the_way(&wish).next().is_none();
+        if free {
+            if place.is_none() && self.is_full(wish.holder.session) {
+                self.tidy(wish.ino, wish.holder.session);
+                return (LockOutcome::Full, Vec::new());
+            }
+            self.take_from_queue(wish.ino, place);
+            self.give(&wish, now);
+            return (LockOutcome::Granted, self.settle(wish.ino, now));
+        }
+        let outcome = match (ticket, place) {
+            (0, _) => LockOutcome::Held,
+            (_, Some(_)) => LockOutcome::Queued,
+            _ if self.is_full(wish.holder.session) => LockOutcome::Full,
+            _ if self.would_wait_for_itself(&wish) => LockOutcome::Deadlock,
+            _ => {
+                let uses = self.of_session.entry(wish.holder.session).or_default();
+                uses.files.insert(wish.ino);
+                uses.count += 1;
+                *self.waiting.entry(wish.holder).or_default().entry(wish.ino).or_default() += 1;
+                self.files.entry(wish.ino).or_default().waits.push(Wait { wish, ticket, since: now });
+                LockOutcome::Queued
+            }
+        };
+        (outcome, Vec::new())
+    }
+
+    /// Unlocks a range.
+    pub fn unlock(&mut self, ino: InodeId, holder: Holder, range: LockRange, now: Instant) -> Vec<Woken> {
+        let Some(held) = self.files.get_mut(&ino).and_then(|f| f.holders.get_mut(&holder)) else {
+            return Vec::new();
+        };
+        let before = held.ranges.len();
+        held.ranges.set(range, None);
+        let after = held.ranges.len();
+        self.count(holder.session, before, after);
+        self.settle(ino, now)
+    }
+
+    /// Ends a wait; false: there is none.
+    pub fn cancel(&mut self, ino: InodeId, session: SessionId, ticket: u64) -> bool {
+        let place = self.files.get(&ino).and_then(|file| {
+            file.waits.iter().position(|w| (w.wish.holder.session, w.ticket) == (session, ticket))
+        });
+        self.take_from_queue(ino, place);
+        self.tidy(ino, session);
+        place.is_some()
+    }
+
+    /// The first lock in the way of a wish.
+    pub fn conflict(&self, wish: &Wish) -> Option<Shown> {
+        let file = self.files.get(&wish.ino)?;
+        let first = file.in_the_way(wish).filter_map(|(holder, held)| {
+            let (range, kind) = held.ranges.conflict(wish.range, wish.kind)?;
+            Some(shown(wish.ino, holder, held, range, kind))
+        });
+        first.min_by_key(|s| s.wish.range.start)
+    }
+
+    /// Makes what a session holds exactly `named`, and ends its waits; what others hold already is returned.
+    pub fn replace(
+        &mut self,
+        session: SessionId,
+        named: &[HeldLock],
+        now: Instant,
+    ) -> (Vec<HeldLock>, Vec<Woken>) {
+        let mut files = self.of_session.get(&session).map_or_else(BTreeSet::new, |uses| uses.files.clone());
+        files.iter().for_each(|ino| self.clear(*ino, session));
+        let mut lost = Vec::new();
+        for lock in named {
+            let holder = Holder { session, owner: lock.owner };
+            let wish = Wish { ino: lock.ino, holder, range: lock.range, kind: lock.kind, pid: lock.pid };
+            files.insert(lock.ino);
+            if self.conflict(&wish).is_some() || self.is_full(session) {
+                lost.push(lock.clone());
+            } else {
+                self.give(&wish, now);
+            }
+        }
+        let mut woken = Vec::new();
+        for ino in files {
+            woken.append(&mut self.settle(ino, now));
+            self.tidy(ino, session);
+        }
+        (lost, woken)
+    }
+
+    /// The end of a session.
+    pub fn drop_session(&mut self, session: SessionId, now: Instant) -> Vec<Woken> {
+        self.replace(session, &[], now).1
+    }
+
+    /// What is held and awaited of a file: by ranges, then by arrival.
+    pub fn list(&self, ino: InodeId) -> Vec<Shown> {
+        let Some(file) = self.files.get(&ino) else { return Vec::new() };
+        let held = file.holders.iter();
+        let mut all: Vec<Shown> = held
+            .flat_map(|(holder, held)| {
+                held.ranges.iter().map(|(range, kind)| shown(ino, *holder, held, range, kind))
+            })
+            .collect();
+        all.sort_by_key(|s| (s.wish.range, s.wish.holder));
+        all.extend(file.waits.iter().map(|w| Shown { wish: w.wish, since: w.since, waits: true }));
+        all
+    }
+
+    /// Files with locks or waits.
+    pub fn len(&self) -> usize {
+        self.files.len()
+    }
+    pub fn is_empty(&self) -> bool {
+        self.files.is_empty()
+    }
+
+    fn give(&mut self, wish: &Wish, now: Instant) {
+        let held = self.files.entry(wish.ino).or_default().holders.entry(wish.holder).or_default();
+        let before = held.ranges.len();
+        held.ranges.set(wish.range, Some(wish.kind));
+        held.pid = wish.pid;
+        held.since.get_or_insert(now);
+        let after = held.ranges.len();
+        self.of_session.entry(wish.holder.session).or_default().files.insert(wish.ino);
+        self.count(wish.holder.session, before, after);
+    }
+
+    fn count(&mut self, session: SessionId, before: usize, after: usize) {
+        if let Some(uses) = self.of_session.get_mut(&session) {
+            uses.count = (uses.count + after).saturating_sub(before);
+        }
+    }
+
+    /// Gives to those who wait what has become free, then forgets what says nothing.
+    fn settle(&mut self, ino: InodeId, now: Instant) -> Vec<Woken> {
+        let (mut woken, mut ended) = (Vec::new(), Vec::new());
+        while let Some(file) = self.files.get_mut(&ino) {
+            file.holders.retain(|holder, held| {
+                let keeps = !held.ranges.is_empty();
+                ended.extend((!keeps).then_some(holder.session));
+                keeps
+            });
+            let free = file.waits.iter().position(|w| file.in_the_way(&w.wish).next().is_none());
+            let Some(wait) = self.take_from_queue(ino, free) else { break };
+            // A conversion may make something weaker, and so end waits before it: from the start again.
+            self.give(&wait.wish, now);
+            woken.push(Woken { session: wait.wish.holder.session, ticket: wait.ticket });
+        }
+        ended.into_iter().for_each(|session| self.tidy(ino, session));
+        self.forget_if_nothing(ino);
+        woken
+    }
+
+    /// Takes everything of a session off a file; nobody is woken yet.
+    fn clear(&mut self, ino: InodeId, session: SessionId) {
+        while let Some(place) = self
+            .files
+            .get(&ino)
+            .and_then(|f| f.waits.iter().position(|w| w.wish.holder.session == session))
+        {
+            self.take_from_queue(ino, Some(place));
+        }
+        let mut freed = 0;
+        if let Some(file) = self.files.get_mut(&ino) {
+            file.holders.retain(|holder, held| {
+                let theirs = holder.session == session;
+                freed += if theirs { held.ranges.len() } else { 0 };
+                !theirs
+            });
+        }
+        self.count(session, freed, 0);
+    }
+
+    fn take_from_queue(&mut self, ino: InodeId, place: Option<usize>) -> Option<Wait> {
+        let wait = self.files.get_mut(&ino)?.waits.remove(place?);
+        self.count(wait.wish.holder.session, 1, 0);
+        if let Some(on) = self.waiting.get_mut(&wait.wish.holder) {
+            let left = on.get_mut(&ino).map_or(0, |n| {
+                *n -= 1;
+                *n
+            });
+            if left == 0 {
+                on.remove(&ino);
+            }
+            if on.is_empty() {
+                self.waiting.remove(&wait.wish.holder);
+            }
+        }
+        Some(wait)
+    }
+
+    /// Whether somebody in the way waits, by however many others, for the one who wishes.
+    fn would_wait_for_itself(&self, wish: &Wish) -> bool {
+        if wish.holder.owner.space != LockSpace::Fcntl {
+            return false;
+        }
+        let (mut seen, mut next) = (BTreeSet::new(), self.holders_in_the_way(wish));
+        while let Some(holder) = next.pop() {
+            if holder == wish.holder {
+                return true;
+            }
+            if !seen.insert(holder) {
+                continue;
+            }
+            for ino in self.waiting.get(&holder).into_iter().flat_map(BTreeMap::keys) {
+                let waits = self.files.get(ino).into_iter().flat_map(|f| &f.waits);
+                let theirs = waits.filter(|w| w.wish.holder == holder);
+                theirs.for_each(|w| next.append(&mut self.holders_in_the_way(&w.wish)));
+            }
+        }
+        false
+    }
+
+    fn holders_in_the_way(&self, wish: &Wish) -> Vec<Holder> {
+        self.files.get(&wish.ino).map_or(Vec::new(), |f| f.in_the_way(wish).map(|(h, _)| h).collect())
+    }
+
+    fn is_full(&self, session: SessionId) -> bool {
+        self.of_session.get(&session).is_some_and(|uses| uses.count >= LOCKS_PER_SESSION_MAX)
+    }
+
+    fn tidy(&mut self, ino: InodeId, session: SessionId) {
+        if self.files.get(&ino).is_none_or(|f| !f.uses(session))
+            && let Some(uses) = self.of_session.get_mut(&session)
+        {
+            uses.files.remove(&ino);
+            if uses.files.is_empty() {
+                self.of_session.remove(&session);
+            }
+        }
+        self.forget_if_nothing(ino);
+    }
+    fn forget_if_nothing(&mut self, ino: InodeId) {
+        if self.files.get(&ino).is_some_and(|f| f.holders.is_empty() && f.waits.is_empty()) {
+            self.files.remove(&ino);
+        }
+    }
+}
+
+fn shown(ino: InodeId, holder: Holder, held: &Held, range: LockRange, kind: LockKind) -> Shown {
+    let wish = Wish { ino, holder, range, kind, pid: held.pid };
+    Shown { wish, since: held.since.unwrap_or(Instant(0)), waits: false }
+}
+
+#[cfg(test)]
+mod tests;
