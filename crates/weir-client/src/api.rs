@@ -148,6 +148,14 @@ pub enum Allocate {
     ZeroRange,
 }
 
+/// Changes or locks that were lost because this client could not keep its right to them.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Loss {
+    pub ino: InodeId,
+    pub at: Time,
+    pub what: String,
+}
+
 /// Counters since the start of the client.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ClientStatus {

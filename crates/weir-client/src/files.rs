@@ -147,6 +147,10 @@ impl Inner {
     pub async fn release(&self, handle: Handle) -> Result<()> {
         let file = self.close_handle(handle)?;
         let saved = if file.mode.write { self.save(&file, Occasion::Closing).await } else { Ok(()) };
+        // After the bytes: whoever gets the lock next sees them.
+        if let Err(e) = self.unlock_handle(handle).await {
+            tracing::warn!("file {}: locks of a closed handle: {e}", file.node.ino);
+        }
         // Nobody waits for the leader to count one open less.
         self.note_closed(&file);
         let ino = file.node.ino;

@@ -2,19 +2,21 @@
 //!
 //! Lock order: the ends of opens, the list of inodes, an inode's state, the cache, the list of dirty inodes. No lock is
 //! held across a wait.
-use crate::api::{ClientConfig, Handle, KernelCache, OpenMode, Stat};
+use crate::api::{ClientConfig, Handle, KernelCache, Loss, OpenMode, Stat};
 use crate::budget::Budget;
 use crate::cache::Cache;
 use crate::closes::Closes;
 use crate::data::{Data, StripeRef};
+use crate::locks::Locks;
 use crate::node::{Node, State};
 use crate::session::{Holder, Session};
 use crate::status::Counters;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use tokio::sync::Semaphore;
 use weir_env::{Env, Instant};
+use weir_proto::lock::HeldLock;
 use weir_proto::map::Layout;
 use weir_proto::meta::{Attr, Entry, HeldLease, Lease, LeaseKind, Time};
 use weir_proto::{Error, FileId, InodeId, Result, VolumeId};
@@ -47,7 +49,19 @@ pub struct Inner {
     pub stripes_in_flight: Semaphore,
     pub relieving: AtomicBool,
     pub closed: AtomicBool,
+    pub locks: Locks,
+    /// What was lost with a lease or a lock, the newest last.
+    losses: Mutex<Losses>,
     me: Weak<Inner>,
+}
+
+/// Losses that are remembered with their names.
+const LOSSES_NAMED_MAX: usize = 16;
+
+#[derive(Default)]
+struct Losses {
+    count: u64,
+    named: VecDeque<Loss>,
 }
 
 /// One open of a file.
@@ -58,6 +72,8 @@ pub struct OpenFile {
     pub errors_seen: AtomicU64,
     /// The kernel keeps pages for this handle.
     pub kernel_cache: AtomicBool,
+    /// Why this handle does nothing any more.
+    pub broken: OnceLock<Error>,
 }
 
 impl Inner {
@@ -90,6 +106,8 @@ impl Inner {
             stripes_in_flight: Semaphore::new(STRIPES_IN_FLIGHT_MAX),
             relieving: AtomicBool::new(false),
             closed: AtomicBool::new(false),
+            locks: Locks::default(),
+            losses: Mutex::default(),
             config,
             me: me.clone(),
         })
@@ -173,13 +191,22 @@ impl Inner {
             mode,
             errors_seen: AtomicU64::new(errors),
             kernel_cache: AtomicBool::new(kernel_cache),
+            broken: OnceLock::new(),
         };
         self.handles.lock().expect("no holder panics").insert(handle, Arc::new(file));
         Handle(handle)
     }
     pub fn handle(&self, handle: Handle) -> Result<Arc<OpenFile>> {
-        let file = self.handles.lock().expect("no holder panics").get(&handle.0).cloned();
-        file.ok_or_else(|| Error::stale(format!("file handle {} is closed", handle.0)))
+        let file = self.open_file(handle);
+        let file = file.ok_or_else(|| Error::stale(format!("file handle {} is closed", handle.0)))?;
+        match file.broken.get() {
+            Some(e) => Err(e.clone()),
+            None => Ok(file),
+        }
+    }
+    /// The same also if it does nothing any more.
+    pub fn open_file(&self, handle: Handle) -> Option<Arc<OpenFile>> {
+        self.handles.lock().expect("no holder panics").get(&handle.0).cloned()
     }
     pub fn close_handle(&self, handle: Handle) -> Result<Arc<OpenFile>> {
         let file = self.handles.lock().expect("no holder panics").remove(&handle.0);
@@ -191,6 +218,27 @@ impl Inner {
     }
     pub fn stripe_ref(&self, ino: InodeId, layout: Layout, stripe: u64, deadline: Instant) -> StripeRef {
         StripeRef { file: self.file_id(ino), layout, stripe, deadline }
+    }
+    /// After a time without a word from the leader: finds out what is left, before anything is done on the strength of it.
+    pub async fn sure_of_leases(&self) -> Result<()> {
+        if !self.leases_hold() {
+            self.session.check(self.deadline()).await?;
+        }
+        Ok(())
+    }
+    /// Remembers what was lost, for whoever looks at this client.
+    pub fn note_loss(&self, ino: InodeId, e: &Error) {
+        let mut losses = self.losses.lock().expect("no holder panics");
+        losses.count += 1;
+        if losses.named.len() == LOSSES_NAMED_MAX {
+            losses.named.pop_front();
+        }
+        losses.named.push_back(Loss { ino, at: self.now(), what: e.to_string() });
+    }
+    /// How often something was lost, and the last times.
+    pub fn losses(&self) -> (u64, Vec<Loss>) {
+        let losses = self.losses.lock().expect("no holder panics");
+        (losses.count, losses.named.iter().cloned().collect())
     }
     /// Whether leases may be acted on without asking.
     pub fn leases_hold(&self) -> bool {
@@ -231,7 +279,17 @@ impl Holder for Inner {
         }
         self.tell_kernel_all_gone();
     }
+    fn held_locks(&self) -> Vec<HeldLock> {
+        self.locks.held()
+    }
+    fn lost_locks(&self, lost: Vec<HeldLock>) {
+        self.lose_locks(&lost);
+    }
+    fn taken_up(&self) {
+        self.locks.wake_all();
+    }
     fn expired(&self) {
+        self.lose_all_locks();
         for node in self.all_nodes() {
             self.lose_lease(&node, "the session expired");
         }
@@ -247,8 +305,9 @@ impl Inner {
         let mut st = node.lock();
         st.stamp_recall(self.next_stamp(), LeaseKind::None);
         if st.is_dirty() {
-            let e = Error::stale(format!("file {}: {why}; changes that were not saved are lost", node.ino));
+            let e = Error::io(format!("file {}: {why}; changes that were not saved are lost", node.ino));
             tracing::error!("{e}");
+            self.note_loss(node.ino, &e);
             st.fail(e);
         }
         st.dirty.clear();

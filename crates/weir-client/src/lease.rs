@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, Weak};
 use std::time::Duration;
+use weir_proto::lock::LockFree;
 use weir_proto::meta::{
     AcquireLease, Cred, Entry, LeaseKind, Open, ReadInline, Recall, Recovered, ReleaseLease,
 };
@@ -41,6 +42,13 @@ impl Callbacks {
 
 impl Service for Callbacks {
     fn handle(&self, call: Call) -> Handled {
+        if call.method == LockFree::METHOD {
+            let hint = call.decode::<LockFree>();
+            if let (Ok(hint), Some(client)) = (&hint, self.client()) {
+                client.locks.wake(hint.ticket);
+            }
+            return Handled::Now(hint.map(|_| Reply::new(&())));
+        }
         if call.method != Recall::METHOD {
             return Handled::Now(Err(call.unknown()));
         }
@@ -99,6 +107,7 @@ impl Inner {
                 node.ino
             ));
             tracing::error!("{e}");
+            self.note_loss(node.ino, &e);
             st.fail(e);
             st.dirty.clear();
         }

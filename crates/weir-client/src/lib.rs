@@ -20,6 +20,7 @@ mod inner;
 mod known_names;
 mod late;
 mod lease;
+mod locks;
 mod member;
 mod names;
 mod node;
@@ -33,9 +34,11 @@ mod turn;
 mod write;
 
 pub use api::{
-    Allocate, ClientConfig, ClientStatus, Forget, Handle, KernelCache, NewMode, NoKernel, OpenMode, Opened,
-    SetAttrs, SetTime, Space, Stat,
+    Allocate, ClientConfig, ClientStatus, Forget, Handle, KernelCache, Loss, NewMode, NoKernel, OpenMode,
+    Opened, SetAttrs, SetTime, Space, Stat,
 };
+pub use locks::{InTheWay, LockWish, Locked};
+
 use bytes::Bytes;
 use data::Data;
 use inner::Inner;
@@ -44,8 +47,10 @@ use session::{Holder, Session};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
+use tokio::sync::Notify;
 use weir_coord::{Cluster, Observer};
 use weir_env::{Env, TaskHandle};
+use weir_proto::lock::{LockEntry, LockOwner};
 use weir_proto::map::Role;
 use weir_proto::meta::{Cred, FileKind, Listing, RenameMode, Usage};
 use weir_proto::{InodeId, Result};
@@ -304,6 +309,34 @@ impl Client {
     /// Flushes everything and closes the session. An error names what could not be saved.
     pub async fn shutdown(&self) -> Result<()> {
         self.inner.shutdown().await
+    }
+}
+
+/// Locks on files, cluster-wide.
+impl Client {
+    /// Locks, converts or unlocks a range without waiting for other holders.
+    pub async fn try_lock(&self, handle: Handle, wish: LockWish) -> Result<Locked> {
+        self.inner.try_lock(handle, wish).await
+    }
+    /// Waits until the lock is there; a notified `interrupt` ends the wait.
+    pub async fn wait_lock(&self, handle: Handle, wish: LockWish, interrupt: &Notify) -> Result<Locked> {
+        self.inner.wait_lock(handle, wish, interrupt).await
+    }
+    /// The first lock in the way.
+    pub async fn test_lock(&self, handle: Handle, wish: LockWish) -> Result<Option<InTheWay>> {
+        self.inner.test_lock(handle, wish).await
+    }
+    /// At `close(2)`: the owner's locks of the file end.
+    pub async fn unlock_owner(&self, handle: Handle, owner: LockOwner) -> Result<()> {
+        self.inner.unlock_owner(handle, owner).await
+    }
+    /// Who holds and who waits, and how many more there are than are told.
+    pub async fn list_locks(&self, ino: InodeId) -> Result<(Vec<LockEntry>, u32)> {
+        self.inner.list_locks(ino).await
+    }
+    /// How often changes or locks were lost, and the last of them.
+    pub fn losses(&self) -> (u64, Vec<Loss>) {
+        self.inner.losses()
     }
 }
 

@@ -143,6 +143,7 @@ impl Inner {
     }
 
     pub async fn read(&self, handle: Handle, offset: u64, len: usize) -> Result<Vec<Bytes>> {
+        self.sure_of_leases().await?;
         let file = self.handle(handle)?;
         if !file.mode.read {
             return Err(not_for_reading(handle));
@@ -214,9 +215,7 @@ impl Inner {
 
     /// Gets what a read needs: a lease or fresh attributes, known inline bytes, a recovered file.
     pub async fn prepare_read(&self, node: &Arc<Node>) -> Result<()> {
-        if !self.leases_hold() {
-            self.session.check(self.deadline()).await?;
-        }
+        self.sure_of_leases().await?;
         let unknown = {
             let st = node.lock();
             st.lease == LeaseKind::None || st.inline == Inline::Unknown || st.attr_old && st.local.is_none()

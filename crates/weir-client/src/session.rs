@@ -1,6 +1,6 @@
 //! The session at the volume's metadata leader: opened once, resumed on each new connection, kept alive.
 //!
-//! Invariants: no request goes over a connection on which the session was not taken up; a change is sent again with
+//! Invariants: no request goes over a connection on which the session was not taken up with its locks and leases; a change is sent again with
 //! the same (session, slot, seq) until it is answered; leases count only while the leader was heard within their term.
 //! Knows nothing of inodes but that somebody ([`Holder`]) holds leases on them.
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 use tokio::sync::Semaphore;
 use weir_env::{Env, Instant};
+use weir_proto::lock::{HeldLock, RECLAIM_MAX, ReclaimLocks};
 use weir_proto::meta::{
     HELD_MAX, HeldLease, KeepAlive, Op, SLOTS, SessionClose, SessionOpen, SessionOpened, SessionResume,
     SessionResumed,
@@ -26,8 +27,13 @@ pub trait Holder: Send + Sync + 'static {
     /// The session is about to be taken up, or opened, on this connection: what is held. From now on the leader counts
     /// changes of that on this connection only.
     fn begun(&self, connection: u64) -> Vec<HeldLease>;
+    fn held_locks(&self) -> Vec<HeldLock>;
     /// These leases could not be kept.
     fn lost(&self, inodes: Vec<InodeId>);
+    /// Somebody else has got these locks.
+    fn lost_locks(&self, lost: Vec<HeldLock>);
+    /// The session goes on, on a new connection; it waits for no lock there.
+    fn taken_up(&self);
     /// The session is gone and with it every lease, every open and all that was not saved.
     fn expired(&self);
 }
@@ -159,10 +165,16 @@ impl Session {
         let begun = self.env.clock.now();
         if let Some(session) = old {
             match self.resume(connection, session, deadline).await {
-                Ok(resumed) => {
+                Ok((resumed, lost_locks)) => {
                     self.note_heard(begun, resumed.lease_ms);
-                    if let Some(holder) = self.holder().filter(|_| !resumed.lost.is_empty()) {
-                        holder.lost(resumed.lost);
+                    if let Some(holder) = self.holder() {
+                        if !resumed.lost.is_empty() {
+                            holder.lost(resumed.lost);
+                        }
+                        if !lost_locks.is_empty() {
+                            holder.lost_locks(lost_locks);
+                        }
+                        holder.taken_up();
                     }
                     return Ok(session);
                 }
@@ -194,14 +206,32 @@ impl Session {
         connection: &Connection,
         session: SessionId,
         deadline: Instant,
-    ) -> Result<SessionResumed> {
+    ) -> Result<(SessionResumed, Vec<HeldLock>)> {
+        // Locks first: the leases' last message ends the leader's wait for this client.
+        let lost_locks = self.name_locks(connection, session, deadline).await?;
         let mut held = self.holder().map_or_else(Vec::new, |h| h.begun(connection.id()));
         while held.len() > HELD_MAX {
             let part = SessionResume { session, held: held.split_off(held.len() - HELD_MAX), more: true };
             connection.call(&part, vec![], self.left(deadline)).await?;
         }
         let last = SessionResume { session, held, more: false };
-        connection.call(&last, vec![], self.left(deadline)).await.map(|(resumed, _)| resumed)
+        let (resumed, _) = connection.call(&last, vec![], self.left(deadline)).await?;
+        Ok((resumed, lost_locks))
+    }
+
+    async fn name_locks(
+        &self,
+        connection: &Connection,
+        session: SessionId,
+        deadline: Instant,
+    ) -> Result<Vec<HeldLock>> {
+        let mut held = self.holder().map_or_else(Vec::new, |h| h.held_locks());
+        while held.len() > RECLAIM_MAX {
+            let part = ReclaimLocks { session, held: held.split_off(held.len() - RECLAIM_MAX), more: true };
+            connection.call(&part, vec![], self.left(deadline)).await?;
+        }
+        let last = ReclaimLocks { session, held, more: false };
+        connection.call(&last, vec![], self.left(deadline)).await.map(|(reclaimed, _)| reclaimed.lost)
     }
 
     fn note_heard(&self, begun: Instant, lease_ms: u32) {
@@ -325,11 +355,14 @@ impl Session {
     /// Tells the leader that this client is there.
     pub async fn keep_alive(&self) {
         let deadline = self.env.clock.now() + self.keep_alive_period();
-        if let Err(e) = self.once(deadline, &|session| KeepAlive { session }).await {
-            if e.kind == ErrorKind::Stale {
-                self.forget_connection().await;
+        let Err(e) = self.once(deadline, &|session| KeepAlive { session }).await else { return };
+        tracing::debug!("keep-alive: {e}");
+        if e.kind == ErrorKind::Stale {
+            self.forget_connection().await;
+            // Whoever lost something hears of it now, not with the next request.
+            if let Err(e) = self.ready(deadline).await {
+                tracing::debug!("a new session: {e}");
             }
-            tracing::debug!("keep-alive: {e}");
         }
     }
 
@@ -339,13 +372,22 @@ impl Session {
         self.standing.lock().await.connection = None;
     }
 
-    /// Takes the session up if the connection is new. At start, and to find out whether it still is.
+    /// Takes the session up if the connection is new, and asks the leader whether it still is if leases do not hold by
+    /// themselves: the connection may have outlived the session. At start, and after a time without a word.
     pub async fn check(&self, deadline: Instant) -> Result<SessionId> {
         let mut pause = RETRY_PAUSE;
         loop {
-            match self.ready(deadline).await {
-                Ok((_, session)) => return Ok(session),
-                Err(e) => self.again_or(e, deadline, &mut pause).await?,
+            let e = match self.ready(deadline).await {
+                Ok((_, session)) if self.leases_hold() => return Ok(session),
+                Ok(_) => match self.once(deadline, &|session| KeepAlive { session }).await {
+                    Ok(()) => continue,
+                    Err(e) => e,
+                },
+                Err(e) => e,
+            };
+            match e.kind {
+                ErrorKind::Stale => self.forget_connection().await,
+                _ => self.again_or(e, deadline, &mut pause).await?,
             }
         }
     }

@@ -149,6 +149,7 @@ impl Inner {
 
     /// `offset` `None`: at the end of the file, wherever that is when the bytes are taken.
     pub async fn write(&self, handle: Handle, offset: Option<u64>, data: Bytes) -> Result<usize> {
+        self.sure_of_leases().await?; // what was lost is told by this write, not by a later one
         let file = self.handle(handle)?;
         if !file.mode.write {
             return Err(not_for_writing(handle));
@@ -214,9 +215,7 @@ impl Inner {
     /// Gets what a write needs: the lease, the inline bytes, a clean tail.
     pub async fn prepare_write(&self, node: &Arc<Node>, offset: Option<u64>, len: usize) -> Result<Way> {
         self.wait_for_recall(node).await;
-        if !self.leases_hold() {
-            self.session.check(self.deadline()).await?;
-        }
+        self.sure_of_leases().await?;
         let (lease, recover) = {
             let st = node.lock();
             (st.lease, st.recover)

@@ -7,6 +7,7 @@
 //! Knows nothing of the wire but the messages' types.
 
 use crate::lease::{ByInode, Conflict, LeaseTable};
+use crate::lock::LockTable;
 use crate::namespace::{Cx, Events, LayoutPolicy, Rules, View};
 use crate::ops::{Grants, Operation, Work};
 use crate::record::{Record, SlotRecord, slot_value};
@@ -58,6 +59,7 @@ pub(crate) struct Leader {
 
 pub(crate) struct State {
     pub leases: LeaseTable,
+    pub locks: LockTable,
     pub sessions: Sessions,
     /// Until then sessions of before the restart may come back.
     pub grace_until: Option<Instant>,
@@ -97,6 +99,7 @@ impl Leader {
         let term = Duration::from_millis(config.lease_ms.into());
         let state = State {
             leases: LeaseTable::default(),
+            locks: LockTable::default(),
             grace_until: (!sessions.is_empty()).then(|| now + term),
             sessions,
             newest,
@@ -289,9 +292,11 @@ impl Leader {
         self.failed.send_if_modified(|failed| failed.is_none() && failed.replace(e.clone()).is_none());
     }
 
-    /// The end of a session: its leases, its opens, its record.
-    pub fn end_session(&self, state: &mut State, id: SessionId, why: &str) -> Result<()> {
+    /// The end of a session: its leases, its locks, its opens, its record.
+    pub fn end_session(self: &Arc<Self>, state: &mut State, id: SessionId, why: &str) -> Result<()> {
         let Some(session) = state.sessions.remove(&id) else { return Ok(()) };
+        let freed = state.locks.drop_session(id, self.env.clock.now());
+        crate::locks::hint(self, state, freed);
         tracing::info!(session = %id, client = session.client, "session ends: {why}");
         for ino in state.leases.drop_session(id) {
             state.wake(ino);

@@ -1,4 +1,4 @@
-//! The namespace of a volume: names, attributes, leases, exactly-once changes, recursive usage.
+//! The namespace of a volume: names, attributes, leases, locks, exactly-once changes, recursive usage.
 //!
 //! [`Meta`] is the service of a volume's leader. It keeps everything in a `weir_kv` store under the keys of [`keys`];
 //! [`namespace`] has the operations, [`lease`] decides who may cache what.
@@ -10,6 +10,7 @@ mod executor;
 pub mod keys;
 pub mod lease;
 pub mod lock;
+mod locks;
 pub mod namespace;
 mod ops;
 pub mod record;

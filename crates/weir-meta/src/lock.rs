@@ -104,7 +104,10 @@ impl LockTable {
     /// stays. What a conversion made weaker may end others' waits.
     pub fn lock(&mut self, wish: Wish, ticket: u64, now: Instant) -> (LockOutcome, Vec<Woken>) {
         let file = self.files.entry(wish.ino).or_default();
-        let place = file.waits.iter().position(|w| (w.wish.holder.session, w.ticket) == (wish.holder.session, ticket));
+        let place = file
+            .waits
+            .iter()
+            .position(|w| (w.wish.holder.session, w.ticket) == (wish.holder.session, ticket));
         let free = file.in_the_way(&wish).next().is_none();
         if free {
             if place.is_none() && self.is_full(wish.holder.session) {
@@ -258,10 +261,8 @@ impl LockTable {
 
     /// Takes everything of a session off a file; nobody is woken yet.
     fn clear(&mut self, ino: InodeId, session: SessionId) {
-        while let Some(place) = self
-            .files
-            .get(&ino)
-            .and_then(|f| f.waits.iter().position(|w| w.wish.holder.session == session))
+        while let Some(place) =
+            self.files.get(&ino).and_then(|f| f.waits.iter().position(|w| w.wish.holder.session == session))
         {
             self.take_from_queue(ino, Some(place));
         }

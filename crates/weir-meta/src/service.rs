@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use weir_env::{BoxFuture, Env, Instant};
 use weir_kv::{CommitSeq, SharedKv};
+use weir_proto::lock::{CancelLock, ListLocks, ReclaimLocks, SetLock, TestLock};
 use weir_proto::meta::*;
 use weir_proto::{Error, ErrorKind, InodeId, Request, Result, SessionId, Wire};
 use weir_rpc::{Call, Connection, Defer, Handled, Payload, Reply, Service};
@@ -88,6 +89,10 @@ impl Meta {
         }
     }
 
+    pub(crate) fn leader(&self) -> &Arc<Leader> {
+        &self.leader
+    }
+
     /// Sessions and inodes under lease, for status and tests.
     pub fn counts(&self) -> (usize, usize) {
         let state = self.leader.lock();
@@ -140,7 +145,10 @@ impl Outcome {
         Outcome::Ready(CommitSeq(0), Err(e))
     }
     fn now(done: Result<()>) -> Outcome {
-        Outcome::Ready(CommitSeq(0), done.map(|()| Reply::new(&())))
+        Outcome::plain(done)
+    }
+    fn plain<T: Wire>(done: Result<T>) -> Outcome {
+        Outcome::Ready(CommitSeq(0), done.map(|body| Reply::new(&body)))
     }
     fn committed<T: Wire>(done: Result<(T, CommitSeq)>) -> Outcome {
         match done {
@@ -524,6 +532,19 @@ impl Meta {
             SessionClose::METHOD => {
                 Outcome::committed(call.decode().and_then(|r| self.session_close(&r)).map(|seq| ((), seq)))
             }
+            _ => self.handle_lock(call),
+        }
+    }
+
+    /// Nothing of locks is in the journal: what is answered waits for no commit.
+    fn handle_lock(&self, call: &Call) -> Outcome {
+        let on = &call.connection;
+        match call.method {
+            SetLock::METHOD => Outcome::plain(call.decode().and_then(|r| self.set_lock(&r, on))),
+            TestLock::METHOD => Outcome::plain(call.decode().and_then(|r| self.test_lock(&r))),
+            CancelLock::METHOD => Outcome::plain(call.decode().and_then(|r| self.cancel_lock(&r, on))),
+            ListLocks::METHOD => Outcome::plain(call.decode().and_then(|r| self.list_locks(&r))),
+            ReclaimLocks::METHOD => Outcome::plain(call.decode().and_then(|r| self.reclaim_locks(&r, on))),
             _ => Outcome::refused(call.unknown()),
         }
     }

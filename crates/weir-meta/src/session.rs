@@ -12,6 +12,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use weir_env::Instant;
 use weir_kv::{Read, Scan};
+use weir_proto::lock::HeldLock;
 use weir_proto::meta::{HeldLease, SLOTS};
 use weir_proto::{Error, Result, SessionId};
 use weir_rpc::Connection;
@@ -27,6 +28,10 @@ pub struct Session {
     pub applied: [u64; SLOTS as usize],
     /// What a resume that is under way has named, and the connection it came on.
     pub naming: (u64, Vec<HeldLease>),
+    /// The same for locks.
+    pub naming_locks: (u64, Vec<HeldLock>),
+    /// The connection that requests for locks are taken on.
+    pub locks_on: u64,
     /// Told when the session has a new connection or is gone.
     pub moved: Arc<Notify>,
 }
@@ -36,6 +41,8 @@ impl Session {
         Session {
             client,
             heard: now,
+            locks_on: connection.as_ref().map_or(0, Connection::id),
+            naming_locks: (0, Vec::new()),
             connection,
             resumed,
             applied: [0; SLOTS as usize],

@@ -442,3 +442,65 @@ fn the_turn_at_a_shared_file_is_one_clients_and_ends_with_it() {
         a.call(&EndTurn { session: a.session, ino }).await.unwrap();
     });
 }
+
+#[test]
+fn locks_are_named_again_after_a_restart_before_anybody_gets_one() {
+    use weir_proto::lock::*;
+    simulate(30, async |world| {
+        let meta = start(&world).await;
+        let (mut a, mut b) = (Client::start(&world, "a").await, Client::start(&world, "b").await);
+        let ino = a.create(ROOT, "f").await.unwrap().entry.attr.ino;
+        let owner = LockOwner { space: LockSpace::Flock, id: 1 };
+        let range = LockRange::WHOLE;
+        let (ex, un) = (Some(LockKind::Exclusive), None);
+        let set = |c: &Client, kind, ticket| SetLock {
+            session: c.session,
+            ino,
+            owner,
+            range,
+            kind,
+            pid: 7,
+            ticket,
+        };
+        let outcome = async |c: &Client, kind, ticket| c.call(&set(c, kind, ticket)).await.map(|a| a.outcome);
+        assert_eq!(outcome(&a, ex, 0).await.unwrap(), LockOutcome::Granted);
+        assert_eq!(outcome(&b, ex, 0).await.unwrap(), LockOutcome::Held);
+        assert_eq!(outcome(&b, ex, 5).await.unwrap(), LockOutcome::Queued);
+
+        drop(meta);
+        world.kill("meta");
+        let _meta = start(&world).await;
+        a.reconnect("a").await;
+        b.reconnect("b").await;
+        // Not before the session is taken up on the new connection.
+        assert_eq!(outcome(&b, ex, 5).await.unwrap_err().kind, ErrorKind::Unavailable);
+        let none = ReclaimLocks { session: b.session, held: vec![], more: false };
+        assert_eq!(b.call(&none).await.unwrap().lost, []);
+        b.resume(vec![]).await.unwrap();
+        // The other may still come back.
+        assert_eq!(outcome(&b, ex, 5).await.unwrap(), LockOutcome::Grace);
+        let kind = LockKind::Exclusive;
+        let named = HeldLock { ino, owner, range, kind, pid: 7 };
+        let held = ReclaimLocks { session: a.session, held: vec![named], more: false };
+        assert_eq!(a.call(&held).await.unwrap().lost, []);
+        a.resume(vec![]).await.unwrap();
+        assert_eq!(outcome(&b, ex, 5).await.unwrap(), LockOutcome::Queued);
+        let list = b.call(&ListLocks { session: b.session, ino }).await.unwrap();
+        let shown: Vec<_> = list.entries.iter().map(|e| (e.session, e.pid, e.waits)).collect();
+        assert_eq!(shown, [(a.session, 7, false), (b.session, 7, true)]);
+        assert_eq!(outcome(&a, un, 0).await.unwrap(), LockOutcome::Granted);
+        assert_eq!(outcome(&b, ex, 5).await.unwrap(), LockOutcome::Granted);
+
+        // A silent client's locks go with its session.
+        world.kill("b");
+        let begun = world.now();
+        let owner = LockOwner { space: LockSpace::Flock, id: 2 };
+        let again = SetLock { owner, ..set(&a, ex, 9) };
+        while a.call(&again).await.unwrap().outcome != LockOutcome::Granted {
+            world.clock().sleep(Duration::from_millis(100)).await;
+        }
+        let took = world.now().since(begun);
+        assert!(took >= Duration::from_millis(u64::from(LEASE_MS) / 2), "{took:?}");
+        assert!(took <= Duration::from_millis(u64::from(LEASE_MS) * 2), "{took:?}");
+    });
+}

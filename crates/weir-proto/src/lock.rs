@@ -125,7 +125,10 @@ message!(
     /// Ends a wait.
     CancelLock = 152 -> LockCancelled { session: SessionId, ino: InodeId, ticket: u64 }
 );
-message!(LockCancelled { /** False: it is in no queue; it may have been granted. */ waited: bool });
+message!(LockCancelled {
+    /** False: it is in no queue; it may have been granted. */
+    waited: bool
+});
 message!(
     /// Who holds and who waits, in the order of ranges and of arrival, at most `LISTED_MAX`.
     ListLocks = 153 -> LockList { session: SessionId, ino: InodeId }
@@ -199,7 +202,8 @@ impl OwnerRanges {
 
     /// The first range that a lock of `kind` on `range` by somebody else would run into.
     pub fn conflict(&self, range: LockRange, kind: LockKind) -> Option<(LockRange, LockKind)> {
-        self.iter().find(|(held, held_kind)| held.overlaps(range) && kind.max(*held_kind) == LockKind::Exclusive)
+        self.iter()
+            .find(|(held, held_kind)| held.overlaps(range) && kind.max(*held_kind) == LockKind::Exclusive)
     }
 }
 
@@ -223,17 +227,13 @@ mod tests {
         let x = Some(Exclusive);
         let s = Some(Shared);
         assert_eq!(ranges(&[(0, 9, x), (3, 5, None)]), [(0, 2, Exclusive), (6, 9, Exclusive)]);
-        assert_eq!(
-            ranges(&[(0, 9, x), (3, 5, s)]),
-            [(0, 2, Exclusive), (3, 5, Shared), (6, 9, Exclusive)]
-        );
+        assert_eq!(ranges(&[(0, 9, x), (3, 5, s)]), [(0, 2, Exclusive), (3, 5, Shared), (6, 9, Exclusive)]);
         assert_eq!(ranges(&[(0, 9, x), (10, 12, x)]), [(0, 12, Exclusive)]);
         assert_eq!(ranges(&[(10, 12, x), (0, 9, x)]), [(0, 12, Exclusive)]);
-        assert_eq!(ranges(&[(0, 3, s), (8, 9, s), (2, 8, x)]), [
-            (0, 1, Shared),
-            (2, 8, Exclusive),
-            (9, 9, Shared)
-        ]);
+        assert_eq!(
+            ranges(&[(0, 3, s), (8, 9, s), (2, 8, x)]),
+            [(0, 1, Shared), (2, 8, Exclusive), (9, 9, Shared)]
+        );
         assert_eq!(ranges(&[(0, LOCK_END, x), (5, LOCK_END, None)]), [(0, 4, Exclusive)]);
         assert_eq!(ranges(&[(0, LOCK_END, x), (LOCK_END, LOCK_END, s)]).len(), 2);
         assert!(ranges(&[(4, 7, x), (0, 9, None)]).is_empty());

@@ -138,6 +138,8 @@ pub enum FileCommand {
     Stat(OnePath),
     /// Where the bytes are: scheme, cells, placement groups, targets
     Layout(OnePath),
+    /// Who holds and who waits for locks (fcntl and flock), with client, process, range and age
+    Locks(OnePath),
 }
 
 #[derive(Args)]
@@ -273,6 +275,9 @@ pub struct MountRole {
     /// Memory for data on its way and cached, in MiB
     #[arg(long)]
     pub memory_mib: Option<u64>,
+    /// Take a mount whose process died off first ("Transport endpoint is not connected")
+    #[arg(long)]
+    pub recover: bool,
 }
 
 #[derive(Subcommand)]

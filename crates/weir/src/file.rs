@@ -11,6 +11,8 @@ use weir_proto::Error;
 /// Attribute names that every mount of Weir answers with JSON.
 pub const STAT: &str = "weir.stat";
 pub const LAYOUT: &str = "weir.layout";
+/// Who holds and who waits for locks.
+pub const LOCKS: &str = "weir.locks";
 /// Counters of the mount's client.
 pub const CLIENT: &str = "weir.client";
 
@@ -39,6 +41,29 @@ fn show(args: &OnePath, attribute: &str) -> Outcome<()> {
     print!("{}", table::render(&["", ""], &rows).trim_start_matches('\n'));
     if let Some(Value::Array(stripes)) = value.get("stripes") {
         print!("{}", stripes_table(stripes));
+    }
+    Ok(())
+}
+
+pub fn locks(args: &OnePath) -> Outcome<()> {
+    let value = ask(&args.path, LOCKS)?;
+    if args.json {
+        println!("{value:#}");
+        return Ok(());
+    }
+    let locks = value["locks"].as_array().map_or(&[][..], Vec::as_slice);
+    if locks.is_empty() {
+        println!("{}: no locks", args.path.display());
+        return Ok(());
+    }
+    let columns = ["state", "lock", "kind", "range", "client", "pid", "age"];
+    let rows: Vec<Vec<String>> = locks
+        .iter()
+        .map(|lock| columns.map(|key| lock.get(key).map(plain).unwrap_or_default()).to_vec())
+        .collect();
+    print!("{}", table::render(&["STATE", "LOCK", "KIND", "BYTES", "CLIENT", "PID", "AGE"], &rows));
+    if let Some(more) = value["more"].as_u64().filter(|more| *more > 0) {
+        println!("and {more} more");
     }
     Ok(())
 }

@@ -17,6 +17,7 @@ mod file;
 mod fuse;
 mod inspect;
 mod manual;
+mod mounts;
 mod observe;
 mod place;
 mod process;
@@ -79,6 +80,7 @@ fn run(command: cli::Command, environment: &roles::Environment) -> Outcome<ExitC
         Command::File(FileCommand::Stat(args)) => file::stat(&args),
         Command::File(FileCommand::Layout(args)) => file::layout(&args),
         Command::Target(TargetCommand::Clear(args)) => status::clear_target(&args),
+        Command::File(FileCommand::Locks(args)) => file::locks(&args),
         Command::Inspect(args) => return inspect::inspect(&args),
         Command::Bench(bench) => return bench::run(bench, environment),
         Command::Demo(args) => return demo::demo(&args, environment),

@@ -21,6 +21,7 @@ use weir_env::{Addr, Env};
 use weir_kv::{Engine, EngineConfig, Kv};
 use weir_meta::MetaConfig;
 use weir_proto::coord::TargetOffer;
+use weir_proto::lock::{LOCK_END, LockKind, LockSpace};
 use weir_proto::map::{Role, Settings};
 use weir_proto::meta::Attr;
 use weir_proto::{Error, ErrorKind, InodeId, MIB};
@@ -43,6 +44,8 @@ const LEAVE_PATIENCE: Duration = Duration::from_millis(500);
 const LAST_USE_PATIENCE: Duration = Duration::from_secs(5);
 /// Idle buffers that a server keeps: it must stay below 256 MiB in all.
 const SERVER_BUFFERS_BYTES: usize = 64 << 20;
+/// Locks that an attribute's value has room for.
+const LOCKS_SHOWN_MAX: usize = 150;
 /// More stripes than an attribute's value has room for are not listed.
 const STRIPES_LISTED_MAX: u64 = 200;
 
@@ -458,13 +461,17 @@ pub fn mount(args: &MountRole, environment: &Environment) -> Outcome<()> {
     }
     // What the budget allows may also lie idle for reuse: fresh memory is slow to touch.
     let buffers = usize::try_from(config.mount.memory_mib * MIB).unwrap_or(usize::MAX);
-    run(&args.role, config, environment, buffers, run_mount)
+    let recover = args.recover;
+    run(&args.role, config, environment, buffers, move |node| run_mount(node, recover))
 }
 
-async fn run_mount(node: Node) -> Outcome<()> {
+async fn run_mount(node: Node, recover: bool) -> Outcome<()> {
     let mount = &node.config.mount;
     let path =
         node.required(&mount.path, "the mount point", "`weir mount PATH`, or mount.path in weir.toml")?;
+    if recover {
+        fuse::clear_dead(&path)?;
+    }
     fuse::preflight(&path)?;
     let config = ClientConfig {
         coordinators: node.coordinators()?,
@@ -528,6 +535,7 @@ fn own_attributes(cluster: Cluster) -> fuse::OwnAttributes {
                 file::STAT => stat_json(&client, ino).await?,
                 file::LAYOUT => layout_json(&cluster, &client.getattr(ino).await?.attr),
                 file::CLIENT => client_json(&client),
+                file::LOCKS => locks_json(&client, ino).await?,
                 _ => {
                     return Err(Error::name(
                         weir_proto::NameRule::NoAttribute,
@@ -587,9 +595,36 @@ fn layout_json(cluster: &Cluster, attr: &Attr) -> Value {
     })
 }
 
+async fn locks_json(client: &Client, ino: InodeId) -> weir_proto::Result<Value> {
+    let (entries, more) = client.list_locks(ino).await?;
+    let beyond = entries.len().saturating_sub(LOCKS_SHOWN_MAX) as u64 + u64::from(more);
+    let shown: Vec<Value> = entries
+        .iter()
+        .take(LOCKS_SHOWN_MAX)
+        .map(|e| {
+            let to_the_end = e.range.end == LOCK_END;
+            let end = if to_the_end { "end".to_string() } else { e.range.end.to_string() };
+            json!({
+                "state": if e.waits { "waits" } else { "holds" },
+                "lock": match e.owner.space { LockSpace::Fcntl => "fcntl", LockSpace::Flock => "flock" },
+                "kind": match e.kind { LockKind::Shared => "shared", LockKind::Exclusive => "exclusive" },
+                "range": format!("{}-{end}", e.range.start),
+                "start": e.range.start, "end": (!to_the_end).then_some(e.range.end),
+                "client": e.client, "pid": e.pid, "age_ms": e.age_ms,
+                "age": format!("{:.1} s", e.age_ms as f64 / 1000.0),
+            })
+        })
+        .collect();
+    Ok(json!({ "inode": ino.0, "locks": shown, "more": beyond }))
+}
+
 fn client_json(client: &Client) -> Value {
     let s = client.status();
+    let (losses, last) = client.losses();
+    let last: Vec<Value> =
+        last.iter().map(|l| json!({ "inode": l.ino.0, "at_ns": l.at.nanos, "what": l.what })).collect();
     json!({
+        "losses": losses, "last_losses": last,
         "written_bytes": s.written_bytes, "read_bytes": s.read_bytes,
         "wire_sent_bytes": s.wire_sent_bytes, "wire_received_bytes": s.wire_received_bytes,
         "degraded_reads": s.degraded_reads, "degraded_writes": s.degraded_writes, "crc_failures": s.crc_failures,

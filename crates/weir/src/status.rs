@@ -1,6 +1,7 @@
-//! `weir status`: nodes, targets, placement groups, debt and damage.
+//! `weir status`: nodes, targets, placement groups, debt and damage; what the mounts of a directory lost.
 use crate::cli;
 use crate::failure::{Failure, Outcome};
+use crate::mounts::{self, MountState};
 use crate::observe::{self, Health};
 use crate::place::Place;
 use crate::table;
@@ -44,10 +45,15 @@ pub fn status(args: &cli::Status) -> Outcome<()> {
         let cluster = observe::observe(&env, &coordinators, "weir status").await?;
         Ok(cluster.status().await?)
     })?;
+    // The mounts that this machine's `weir up` made; others are their own machines'.
+    let mounts = match &args.dir {
+        Some(dir) => mounts::of(&Place::open(dir)?),
+        None => Vec::new(),
+    };
     if args.json {
-        println!("{:#}", as_json(&status));
+        println!("{:#}", as_json(&status, &mounts));
     } else {
-        print!("{}", as_text(&status));
+        print!("{}", as_text(&status, &mounts));
     }
     Ok(())
 }
@@ -79,10 +85,10 @@ fn member_state(state: MemberState) -> &'static str {
     }
 }
 
-fn as_text(status: &ClusterStatus) -> String {
+fn as_text(status: &ClusterStatus, mounts: &[MountState]) -> String {
     let map = &status.map;
     let mut out = format!("cluster {}, map version {}\n{}\n", map.cluster, map.version, Health::of(status));
-    for line in observe::troubles(status) {
+    for line in observe::troubles(status).into_iter().chain(mounts::troubles(mounts)) {
         out += &format!("  - {line}\n");
     }
     let nodes: Vec<Vec<String>> = map
@@ -150,9 +156,10 @@ fn group_kinds(groups: &[Group]) -> Vec<Vec<String>> {
     kinds.iter().map(row).collect()
 }
 
-fn as_json(status: &ClusterStatus) -> Value {
+fn as_json(status: &ClusterStatus, mounts: &[MountState]) -> Value {
     let map = &status.map;
     let health = Health::of(status);
+    let troubles = [observe::troubles(status), mounts::troubles(mounts)].concat();
     let nodes: Vec<Value> = map
         .nodes
         .iter()
@@ -193,7 +200,7 @@ fn as_json(status: &ClusterStatus) -> Value {
     json!({
         "cluster": map.cluster.to_string(), "map_version": map.version, "uptime_ms": status.uptime_ms,
         "healthy": health.is_full(), "serving": health.serves(), "health": health,
-        "troubles": observe::troubles(status),
+        "troubles": troubles, "mounts": mounts,
         "nodes": nodes, "targets": targets, "groups": groups, "volumes": volumes,
     })
 }

@@ -255,6 +255,10 @@ impl Lab {
         };
         Client::connect(self.world().node(name), config, kernel).await.unwrap()
     }
+    pub fn kill_meta(&self) {
+        self.0.doors.lock().unwrap().remove("meta");
+        self.world().kill("meta");
+    }
     pub fn kill_storage(&self, n: u8) {
         self.0.doors.lock().unwrap().remove(&format!("s{n}"));
         self.world().kill(&format!("s{n}"));

@@ -79,7 +79,10 @@ fn who_waits_gets_it_in_order_of_arrival() {
 fn waiting_in_a_circle_is_refused() {
     let mut t = LockTable::default();
     for (n, ino, start) in [(1, F, 0), (2, F, 1), (3, G, 0)] {
-        assert_eq!(outcome(&mut t, wish(ino, holder(n, 1), start, start, Exclusive), 0), LockOutcome::Granted);
+        assert_eq!(
+            outcome(&mut t, wish(ino, holder(n, 1), start, start, Exclusive), 0),
+            LockOutcome::Granted
+        );
     }
     // Over two files and three sessions.
     assert_eq!(outcome(&mut t, wish(F, holder(1, 1), 1, 1, Shared), 10), LockOutcome::Queued);
@@ -122,8 +125,7 @@ fn what_is_named_again_is_held_unless_somebody_else_has_it() {
     outcome(&mut t, wish(F, holder(1, 1), 0, 99, Exclusive), 0);
     outcome(&mut t, wish(G, holder(2, 1), 0, 9, Exclusive), 0);
     outcome(&mut t, wish(F, holder(2, 1), 50, 60, Shared), 21);
-    let (lost, ended) =
-        t.replace(SessionId(1), &[named(F, 0, 9, Exclusive), named(G, 5, 5, Shared)], NOW);
+    let (lost, ended) = t.replace(SessionId(1), &[named(F, 0, 9, Exclusive), named(G, 5, 5, Shared)], NOW);
     assert_eq!(lost, [named(G, 5, 5, Shared)]);
     assert_eq!(ended, [woken(2, 21)], "it no longer holds what it did not name");
     let held: Vec<_> = t.list(F).iter().map(|s| (s.wish.holder.session.0, s.wish.range)).collect();
@@ -215,10 +217,30 @@ impl Model {
 
 #[derive(Clone, Debug)]
 enum Step {
-    Lock { file: u64, session: u64, owner: u64, flock: bool, start: u64, len: u64, exclusive: bool, wait: bool },
-    Unlock { file: u64, session: u64, owner: u64, flock: bool, start: u64, len: u64 },
-    Cancel { nth: usize },
-    End { session: u64 },
+    Lock {
+        file: u64,
+        session: u64,
+        owner: u64,
+        flock: bool,
+        start: u64,
+        len: u64,
+        exclusive: bool,
+        wait: bool,
+    },
+    Unlock {
+        file: u64,
+        session: u64,
+        owner: u64,
+        flock: bool,
+        start: u64,
+        len: u64,
+    },
+    Cancel {
+        nth: usize,
+    },
+    End {
+        session: u64,
+    },
 }
 
 fn step() -> impl Strategy<Value = Step> {

@@ -10,7 +10,7 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use weir_client::Client;
 use weir_env::BufferPool;
@@ -73,7 +73,10 @@ pub fn preflight(path: &Path) -> Outcome<()> {
     if is_mounted(path) {
         return Err(Failure::new(
             Error::exists(format!("{} is a mount already", path.display())),
-            format!("`weir unmount {}` takes it off", path.display()),
+            format!(
+                "`weir unmount {0}` takes it off; --recover does it for one whose process died",
+                path.display()
+            ),
         ));
     }
     let meta = fs::metadata(path).doing(format_args!("look at the mount point {}", path.display()))?;
@@ -93,6 +96,7 @@ pub fn attach(client: &Client, notices: &Notices, options: Options) -> Outcome<A
         runtime: tokio::runtime::Handle::current(),
         own_attributes: options.own_attributes,
         groups: Mutex::new(HashMap::new()),
+        lock_waits: Arc::default(),
     };
     let mut config = Config::default();
     config.mount_options = vec![
@@ -242,6 +246,29 @@ pub fn unmount(path: &Path, lazy: bool) -> Outcome<()> {
         Some(Err(_)) => detach(&path, UnmountFlags::DETACH),
         None => detach(&path, UnmountFlags::DETACH | UnmountFlags::FORCE),
     }
+}
+
+/// Takes a mount of ours off whose process died; one that lives stays, and is an error. Nothing mounted: nothing to do.
+pub fn clear_dead(path: &Path) -> Outcome<()> {
+    let path = absolute(path);
+    if !is_mounted(&path) {
+        return Ok(());
+    }
+    // The kernel ends the connection with the process, so a dead mount answers at once; a living one may take its time.
+    let (tx, rx) = std::sync::mpsc::channel();
+    let asked = path.clone();
+    std::thread::spawn(move || {
+        // Not its attributes: the kernel may know those.
+        let _ = tx.send(rustix::fs::statfs(&asked)); // nobody waits any more
+    });
+    let dead = matches!(rx.recv_timeout(PATIENCE), Ok(Err(rustix::io::Errno::NOTCONN)));
+    if !dead {
+        let error = Error::exists(format!("the mount at {} is alive, or at least not dead", path.display()));
+        let hint = format!("`weir unmount {}` takes it off; --lazy even while it is in use", path.display());
+        return Err(Failure::new(error, hint));
+    }
+    tracing::info!("the process of the mount at {} is dead: taking it off", path.display());
+    unmount(&path, true)
 }
 
 /// An ordinary unmount, given up after [`PATIENCE`]: `None`. Its thread then ends with the connection.

@@ -1,12 +1,13 @@
 //! One method per request of the kernel. Each is polled once on the kernel's thread: what leases and buffers answer is
 //! answered there without waking anybody; what has to wait goes on as a task.
+use super::locks;
 use super::parked::Parked;
 use super::translate as tr;
 use bytes::Bytes;
 use fuser::{
     Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, IoctlFlags, KernelConfig, LockOwner,
     OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus,
-    ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyWrite,
+    ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLock, ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyWrite,
     ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 use std::cell::RefCell;
@@ -57,6 +58,7 @@ pub struct Mounted {
     pub runtime: Runtime,
     pub own_attributes: OwnAttributes,
     pub groups: Mutex<KnownGroups>,
+    pub lock_waits: Arc<locks::Waits>,
 }
 
 impl Mounted {
@@ -472,9 +474,87 @@ impl Filesystem for Mounted {
         });
     }
 
-    fn flush(&self, _: &Request, _ino: INodeNo, fh: FileHandle, _: LockOwner, reply: ReplyEmpty) {
+    fn flush(&self, _: &Request, _ino: INodeNo, fh: FileHandle, owner: LockOwner, reply: ReplyEmpty) {
         let client = self.client.clone();
-        self.answer(async move { reply_empty(reply, client.flush(handle(fh)).await) });
+        self.answer(async move {
+            let saved = client.flush(handle(fh)).await;
+            // After the bytes: whoever gets the lock next sees them.
+            if let Err(e) = client.unlock_owner(handle(fh), locks::owner(owner, false)).await {
+                tracing::warn!("unlock at close: {e}");
+            }
+            reply_empty(reply, saved);
+        });
+    }
+
+    fn getlk(
+        &self,
+        _: &Request,
+        _ino: INodeNo,
+        fh: FileHandle,
+        owner: LockOwner,
+        start: u64,
+        end: u64,
+        typ: i32,
+        pid: u32,
+        reply: ReplyLock,
+    ) {
+        let wish = match locks::wish(locks::owner(owner, false), start, end, typ, pid) {
+            Ok(wish) => wish,
+            Err(e) => return reply.error(e),
+        };
+        let client = self.client.clone();
+        self.answer(async move {
+            match client.test_lock(handle(fh), wish).await {
+                Ok(None) => reply.locked(start, end, libc::F_UNLCK, pid),
+                // A process elsewhere has no number here.
+                Ok(Some(way)) => reply.locked(
+                    way.range.start,
+                    way.range.end,
+                    locks::kernel_type(way.kind),
+                    way.pid.unwrap_or(0),
+                ),
+                Err(e) => reply.error(refused(&e)),
+            }
+        });
+    }
+
+    fn setlk(
+        &self,
+        request: &Request,
+        _ino: INodeNo,
+        fh: FileHandle,
+        owner: LockOwner,
+        start: u64,
+        end: u64,
+        typ: i32,
+        pid: u32,
+        sleep: bool,
+        flock: bool,
+        reply: ReplyEmpty,
+    ) {
+        let wish = match locks::wish(locks::owner(owner, flock), start, end, typ, pid) {
+            Ok(wish) => wish,
+            Err(e) => return reply.error(e),
+        };
+        let (client, fh) = (self.client.clone(), handle(fh));
+        let answered = |locked| match locks::answer(locked) {
+            Ok(()) => reply.ok(),
+            Err(e) => reply.error(e),
+        };
+        if !sleep || wish.kind.is_none() {
+            return self.answer(async move { answered(client.try_lock(fh, wish).await) });
+        }
+        let (waits, unique) = (self.lock_waits.clone(), request.unique().0);
+        let interrupt = waits.begin(unique);
+        self.answer(async move {
+            let locked = client.wait_lock(fh, wish, &interrupt).await;
+            waits.end(unique);
+            answered(locked);
+        });
+    }
+
+    fn interrupt(&self, _: &Request, unique: fuser::RequestId) {
+        self.lock_waits.interrupt(unique.0);
     }
 
     fn release(

@@ -5,11 +5,12 @@
 mod attach;
 mod filesystem;
 mod kernel;
+mod locks;
 mod parked;
 mod remount;
 mod translate;
 
-pub use attach::{Options, attach, is_mounted, preflight, unmount};
+pub use attach::{Options, attach, clear_dead, is_mounted, preflight, unmount};
 pub use filesystem::OwnAttributes;
 pub use kernel::Notices;
 pub use remount::HelperCall;

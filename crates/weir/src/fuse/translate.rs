@@ -180,6 +180,9 @@ pub const WANTED: [InitFlags; 14] = [
     InitFlags::FUSE_DO_READDIRPLUS,
     InitFlags::FUSE_READDIRPLUS_AUTO,
     InitFlags::FUSE_CACHE_SYMLINKS,
+    // Locks are cluster-wide.
+    InitFlags::FUSE_POSIX_LOCKS,
+    InitFlags::FUSE_FLOCK_LOCKS,
     // Pages go when a lease is recalled, not when a size or time changes.
     InitFlags::FUSE_EXPLICIT_INVAL_DATA,
     // Without it the kernel asks for the attribute `security.capability` before every write.

@@ -1,0 +1,400 @@
+//! File locks of this client: asked of the leader, mirrored here, named again after a reconnect, lost with the session.
+//!
+//! Invariants: the mirror never says more than the leader granted; what an owner asks for goes to the leader one after the
+//! other, so the mirror ends where the leader does. A wait holds no call at the leader: it asks again when it is told to, when
+//! the session was taken up on a new connection, and from time to time. A handle through which a lock was had that is lost
+//! with the session does nothing any more: whoever trusted the lock must not go on writing.
+//!
+//! Knows nothing of processes, signals or FUSE: an owner is a number, an interrupt is a [`Notify`].
+use crate::api::Handle;
+use crate::inner::Inner;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+use tokio::sync::Notify;
+use weir_proto::lock::{
+    CancelLock, HeldLock, ListLocks, LockAnswer, LockEntry, LockKind, LockOutcome, LockOwner, LockRange,
+    OwnerRanges, SetLock, TestLock,
+};
+use weir_proto::{Error, InodeId, Result, SessionId};
+
+/// A wait that heard nothing asks again: the hint may be lost.
+const ASK_AGAIN: Duration = Duration::from_secs(5);
+/// While the leader waits for clients of before its restart.
+const GRACE_PAUSE: Duration = Duration::from_millis(50);
+/// How long an interrupted wait may take to be taken out of the queue before the caller goes without knowing.
+const CANCEL_PATIENCE: Duration = Duration::from_secs(2);
+
+/// What to lock.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LockWish {
+    pub owner: LockOwner,
+    pub range: LockRange,
+    /// `None`: unlock.
+    pub kind: Option<LockKind>,
+    /// The process, shown to people.
+    pub pid: u32,
+}
+
+/// What came of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Locked {
+    Granted,
+    /// Somebody else holds it.
+    Held,
+    Deadlock,
+    /// Too many locks.
+    Full,
+    /// The wait was ended by the caller.
+    Interrupted,
+}
+
+/// A lock in the way.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct InTheWay {
+    pub range: LockRange,
+    pub kind: LockKind,
+    /// Absent: a process of another client.
+    pub pid: Option<u32>,
+}
+
+#[derive(Default)]
+struct Mine {
+    ranges: OwnerRanges,
+    pid: u32,
+    /// Opens that the owner has asked through.
+    handles: BTreeSet<Handle>,
+    /// One request of an owner at a time.
+    turn: Arc<tokio::sync::Mutex<()>>,
+}
+
+/// The locks of one client.
+#[derive(Default)]
+pub struct Locks {
+    mine: Mutex<BTreeMap<(InodeId, LockOwner), Mine>>,
+    /// Number of entries: most files have no locks, and closing them asks only this.
+    count: AtomicUsize,
+    /// Grows each time the mirror is told to the leader or emptied: an answer from before must be asked for again.
+    told: AtomicU64,
+    waits: Mutex<BTreeMap<u64, Arc<Notify>>>,
+    tickets: AtomicU64,
+}
+
+impl Locks {
+    fn mine(&self) -> MutexGuard<'_, BTreeMap<(InodeId, LockOwner), Mine>> {
+        self.mine.lock().expect("no holder panics")
+    }
+    fn waits(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Notify>>> {
+        self.waits.lock().expect("no holder panics")
+    }
+    fn edit(&self, ino: InodeId, owner: LockOwner, change: impl FnOnce(&mut Mine)) {
+        if let Some(mine) = self.mine().get_mut(&(ino, owner)) {
+            change(mine);
+        }
+    }
+    fn join(&self, ino: InodeId, wish: &LockWish, handle: Handle) -> Arc<tokio::sync::Mutex<()>> {
+        let mut all = self.mine();
+        let mine = all.entry((ino, wish.owner)).or_default();
+        mine.pid = wish.pid;
+        mine.handles.insert(handle);
+        let turn = mine.turn.clone();
+        self.count.store(all.len(), Ordering::Release);
+        turn
+    }
+    fn forget(&self, ino: InodeId, owner: LockOwner) {
+        let mut all = self.mine();
+        if all.get(&(ino, owner)).is_some_and(|m| m.ranges.is_empty() && Arc::strong_count(&m.turn) == 1) {
+            all.remove(&(ino, owner));
+        }
+        self.count.store(all.len(), Ordering::Release);
+    }
+    /// Nobody has locked anything.
+    fn is_unused(&self) -> bool {
+        self.count.load(Ordering::Acquire) == 0
+    }
+
+    /// Everything held, to be named to the leader.
+    pub fn held(&self) -> Vec<HeldLock> {
+        let all = self.mine();
+        self.told.fetch_add(1, Ordering::AcqRel);
+        let each = all.iter().flat_map(|((ino, owner), mine)| {
+            mine.ranges.iter().map(|(range, kind)| HeldLock {
+                ino: *ino,
+                owner: *owner,
+                range,
+                kind,
+                pid: mine.pid,
+            })
+        });
+        each.collect()
+    }
+    /// The leader says that a wait may be over.
+    pub fn wake(&self, ticket: u64) {
+        if let Some(wait) = self.waits().get(&ticket) {
+            wait.notify_one();
+        }
+    }
+    /// The leader knows of no waits any more: each asks again.
+    pub fn wake_all(&self) {
+        self.waits().values().for_each(|wait| wait.notify_one());
+    }
+    /// Takes away what is lost; the handles that had to do with it.
+    fn lose(&self, lost: impl Fn(InodeId, LockOwner) -> bool) -> BTreeSet<(InodeId, Handle)> {
+        let mut handles = BTreeSet::new();
+        let mut all = self.mine();
+        self.told.fetch_add(1, Ordering::AcqRel);
+        for ((ino, owner), mine) in all.iter_mut() {
+            if !mine.ranges.is_empty() && lost(*ino, *owner) {
+                mine.ranges = OwnerRanges::default();
+                handles.extend(mine.handles.iter().map(|h| (*ino, *h)));
+            }
+        }
+        handles
+    }
+}
+
+/// A place in the list of waits, given up when the wait ends however it ends.
+struct Waiting<'a> {
+    locks: &'a Locks,
+    ticket: u64,
+    hint: Arc<Notify>,
+}
+
+impl<'a> Waiting<'a> {
+    fn new(locks: &'a Locks) -> Waiting<'a> {
+        let ticket = locks.tickets.fetch_add(1, Ordering::Relaxed) + 1;
+        let hint = Arc::new(Notify::new());
+        locks.waits().insert(ticket, hint.clone());
+        Waiting { locks, ticket, hint }
+    }
+}
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.locks.waits().remove(&self.ticket);
+    }
+}
+
+impl Inner {
+    /// Locks or unlocks without waiting for other holders.
+    pub async fn try_lock(&self, handle: Handle, wish: LockWish) -> Result<Locked> {
+        let ino = self.handle(handle)?.node.ino;
+        if wish.kind.is_none() && self.locks.is_unused() {
+            return Ok(Locked::Granted);
+        }
+        loop {
+            match self.ask_lock(ino, handle, wish, 0).await?.outcome {
+                LockOutcome::Granted => return Ok(Locked::Granted),
+                LockOutcome::Deadlock => return Ok(Locked::Deadlock),
+                LockOutcome::Full => return Ok(Locked::Full),
+                LockOutcome::Held | LockOutcome::Queued => return Ok(Locked::Held),
+                LockOutcome::Grace => self.env.clock.sleep(GRACE_PAUSE).await,
+            }
+        }
+    }
+
+    /// Waits until the lock is there, or `interrupt` is notified.
+    pub async fn wait_lock(&self, handle: Handle, wish: LockWish, interrupt: &Notify) -> Result<Locked> {
+        let ino = self.handle(handle)?.node.ino;
+        let waiting = Waiting::new(&self.locks);
+        loop {
+            let answer = tokio::select! {
+                biased;
+                () = interrupt.notified() => return Ok(self.give_up(ino, handle, wish, waiting.ticket).await),
+                answer = self.ask_lock(ino, handle, wish, waiting.ticket) => answer?,
+            };
+            let pause = match answer.outcome {
+                LockOutcome::Granted => return Ok(Locked::Granted),
+                LockOutcome::Deadlock => return Ok(Locked::Deadlock),
+                LockOutcome::Full => return Ok(Locked::Full),
+                LockOutcome::Grace => GRACE_PAUSE,
+                LockOutcome::Held | LockOutcome::Queued => ASK_AGAIN,
+            };
+            tokio::select! {
+                biased;
+                () = waiting.hint.notified() => {}
+                () = interrupt.notified() => return Ok(self.give_up(ino, handle, wish, waiting.ticket).await),
+                () = self.env.clock.sleep(pause) => {}
+            }
+            self.handle(handle)?; // its locks may be lost meanwhile
+        }
+    }
+
+    /// Ends a wait that may just have been granted.
+    async fn give_up(&self, ino: InodeId, handle: Handle, wish: LockWish, ticket: u64) -> Locked {
+        let me = self.arc();
+        let (tx, rx) = tokio::sync::oneshot::channel();
+        // A task of its own: it runs to its end also when nobody waits for it any more.
+        self.env.tasks.spawn("give a lock wait up", async move {
+            let cancel = |session| CancelLock { session, ino, ticket };
+            let cancelled = me.session.ask(me.deadline(), cancel).await;
+            if cancelled.is_ok_and(|c| c.waited) {
+                let _ = tx.send(Locked::Interrupted); // nobody waits any more
+                return;
+            }
+            // Not in the queue: it was granted, or never came to be, or the leader is new.
+            let granted = me.ask_lock(ino, handle, wish, 0).await;
+            let granted = granted.is_ok_and(|a| a.outcome == LockOutcome::Granted);
+            let locked = if granted { Locked::Granted } else { Locked::Interrupted };
+            if tx.send(locked).is_err() && granted {
+                let undo = LockWish { kind: None, ..wish };
+                if let Err(e) = me.ask_lock(ino, handle, undo, 0).await {
+                    tracing::warn!(
+                        "file {ino}: a lock that nobody waits for any more was not given back: {e}"
+                    );
+                }
+            }
+        });
+        match self.env.clock.timeout(CANCEL_PATIENCE, rx).await {
+            Ok(Ok(locked)) => locked,
+            _ => Locked::Interrupted,
+        }
+    }
+
+    async fn ask_lock(
+        &self,
+        ino: InodeId,
+        handle: Handle,
+        wish: LockWish,
+        ticket: u64,
+    ) -> Result<LockAnswer> {
+        let turn = self.locks.join(ino, &wish, handle);
+        let answered = {
+            let _mine = turn.lock().await;
+            self.ask_in_turn(ino, wish, ticket).await
+        };
+        drop(turn);
+        self.locks.forget(ino, wish.owner);
+        answered
+    }
+
+    async fn ask_in_turn(&self, ino: InodeId, wish: LockWish, ticket: u64) -> Result<LockAnswer> {
+        let LockWish { owner, range, kind, pid } = wish;
+        loop {
+            let mut before = OwnerRanges::default();
+            // What becomes weaker is not claimed from now on: a reconnect meanwhile must not make it stronger again.
+            self.locks.edit(ino, owner, |mine| {
+                before = mine.ranges.clone();
+                mine.ranges.lower(range, kind);
+            });
+            let told = AtomicU64::new(0);
+            let ask = |session| {
+                told.store(self.locks.told.load(Ordering::Acquire), Ordering::Relaxed);
+                SetLock { session, ino, owner, range, kind, pid, ticket }
+            };
+            let answer = self.session.ask(self.deadline(), ask).await?;
+            let mut all = self.locks.mine();
+            if told.into_inner() != self.locks.told.load(Ordering::Acquire) {
+                continue; // the leader was told meanwhile that this is not held, or the session is another one
+            }
+            if let Some(mine) = all.get_mut(&(ino, owner)) {
+                match answer.outcome {
+                    LockOutcome::Granted => mine.ranges.set(range, kind),
+                    _ => mine.ranges = before,
+                }
+            }
+            return Ok(answer);
+        }
+    }
+
+    /// Who is in the way of a lock.
+    pub async fn test_lock(&self, handle: Handle, wish: LockWish) -> Result<Option<InTheWay>> {
+        let ino = self.handle(handle)?.node.ino;
+        let Some(kind) = wish.kind else { return Ok(None) };
+        loop {
+            let (owner, range) = (wish.owner, wish.range);
+            let mut mine = SessionId(0);
+            let asked = std::sync::atomic::AtomicU64::new(0);
+            let test = |session: SessionId| {
+                asked.store(session.0, Ordering::Relaxed);
+                TestLock { session, ino, owner, range, kind }
+            };
+            let answer = self.session.ask(self.deadline(), test).await?;
+            mine.0 = asked.load(Ordering::Relaxed);
+            if answer.outcome == LockOutcome::Grace {
+                self.env.clock.sleep(GRACE_PAUSE).await;
+                continue;
+            }
+            return Ok(answer.holder.map(|h| InTheWay {
+                range: h.range,
+                kind: h.kind,
+                pid: (h.session == mine).then_some(h.pid),
+            }));
+        }
+    }
+
+    /// At `close(2)`: an owner's locks of the file end with the first of its opens.
+    pub async fn unlock_owner(&self, handle: Handle, owner: LockOwner) -> Result<()> {
+        if self.locks.is_unused() {
+            return Ok(());
+        }
+        let Some(file) = self.open_file(handle) else { return Ok(()) };
+        let ino = file.node.ino;
+        if !self.locks.mine().contains_key(&(ino, owner)) {
+            return Ok(());
+        }
+        self.unlock_all(ino, handle, owner).await
+    }
+
+    /// At an open file's end: what was locked through it.
+    pub async fn unlock_handle(&self, handle: Handle) -> Result<()> {
+        if self.locks.is_unused() {
+            return Ok(());
+        }
+        let through: Vec<(InodeId, LockOwner)> = self
+            .locks
+            .mine()
+            .iter()
+            .filter(|(_, m)| m.handles.contains(&handle))
+            .map(|(key, _)| *key)
+            .collect();
+        let mut done = Ok(());
+        for (ino, owner) in through {
+            done = done.and(self.unlock_all(ino, handle, owner).await);
+            self.locks.edit(ino, owner, |mine| {
+                mine.handles.remove(&handle);
+            });
+            self.locks.forget(ino, owner);
+        }
+        done
+    }
+
+    async fn unlock_all(&self, ino: InodeId, handle: Handle, owner: LockOwner) -> Result<()> {
+        let wish = LockWish { owner, range: LockRange::WHOLE, kind: None, pid: 0 };
+        while self.ask_lock(ino, handle, wish, 0).await?.outcome == LockOutcome::Grace {
+            self.env.clock.sleep(GRACE_PAUSE).await;
+        }
+        Ok(())
+    }
+
+    /// Holders and waiters of a file, and how many more there are than fit.
+    pub async fn list_locks(&self, ino: InodeId) -> Result<(Vec<LockEntry>, u32)> {
+        let list = self.session.ask(self.deadline(), |session| ListLocks { session, ino }).await?;
+        Ok((list.entries, list.more))
+    }
+
+    /// The session is gone, and every lock with it.
+    pub fn lose_all_locks(&self) {
+        self.break_handles(self.locks.lose(|_, _| true), "the session expired");
+        self.locks.wake_all();
+    }
+
+    /// Others have got these meanwhile.
+    pub fn lose_locks(&self, lost: &[HeldLock]) {
+        let named: BTreeSet<(InodeId, LockOwner)> = lost.iter().map(|l| (l.ino, l.owner)).collect();
+        let handles = self.locks.lose(|ino, owner| named.contains(&(ino, owner)));
+        self.break_handles(handles, "the locks could not be taken up again");
+    }
+
+    fn break_handles(&self, handles: BTreeSet<(InodeId, Handle)>, why: &str) {
+        for (ino, handle) in handles {
+            let Some(file) = self.open_file(handle) else { continue };
+            let e = Error::io(format!(
+                "file {ino}: {why}, and its locks with it: this open file does nothing any more; close it and open it again"
+            ));
+            tracing::error!("{e}");
+            self.note_loss(ino, &e);
+            let _ = file.broken.set(e); // the first reason stays
+        }
+    }
+}

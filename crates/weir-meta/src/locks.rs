@@ -1,0 +1,150 @@
+//! File locks as the leader serves them: messages in, the lock table's decision, hints to those who wait.
+//!
+//! Every request is answered in place: who waits holds a place in the table's queue and no task here. That it has got the
+//! lock is told by a hint, which may be lost: the client asks again from time to time.
+//!
+//! Invariants: a lock is held only by a live session. A request is taken only on the connection on which the session named
+//! its locks last, so that none that was sent before comes late. While sessions of before a restart may still name theirs,
+//! nobody gets a lock.
+
+use crate::executor::{Leader, State};
+use crate::lock::{Holder, Shown, Wish, Woken};
+use crate::service::Meta;
+use crate::session::Session;
+use std::sync::Arc;
+use std::time::Duration;
+use weir_env::Instant;
+use weir_proto::lock::*;
+use weir_proto::{Error, Result, SessionId};
+use weir_rpc::Connection;
+
+/// How long a hint is tried. Without it the client asks by itself.
+const HINT_PATIENCE: Duration = Duration::from_secs(5);
+/// Locks that a session may name in all parts.
+const NAMED_IN_ALL_MAX: usize = crate::lock::LOCKS_PER_SESSION_MAX;
+
+impl Meta {
+    pub(crate) fn set_lock(&self, r: &SetLock, on: &Connection) -> Result<LockAnswer> {
+        let (leader, now) = (self.leader(), self.leader().env.clock.now());
+        let mut state = leader.lock();
+        heard(&mut state, r.session, on, now)?;
+        let plain = |outcome| LockAnswer { outcome, holder: None };
+        if state.grace_until.is_some() {
+            return Ok(plain(LockOutcome::Grace));
+        }
+        let holder = Holder { session: r.session, owner: r.owner };
+        let Some(kind) = r.kind else {
+            let woken = state.locks.unlock(r.ino, holder, r.range, now);
+            hint(leader, &state, woken);
+            return Ok(plain(LockOutcome::Granted));
+        };
+        let wish = Wish { ino: r.ino, holder, range: r.range, kind, pid: r.pid };
+        let (outcome, woken) = state.locks.lock(wish, r.ticket, now);
+        hint(leader, &state, woken);
+        let holder = match outcome {
+            LockOutcome::Held => state.locks.conflict(&wish).map(|s| entry(&state, &s, now)),
+            _ => None,
+        };
+        Ok(LockAnswer { outcome, holder })
+    }
+
+    pub(crate) fn test_lock(&self, r: &TestLock) -> Result<LockAnswer> {
+        let now = self.leader().env.clock.now();
+        let mut state = self.leader().lock();
+        state.session(r.session)?.heard = now;
+        if state.grace_until.is_some() {
+            return Ok(LockAnswer { outcome: LockOutcome::Grace, holder: None });
+        }
+        let holder = Holder { session: r.session, owner: r.owner };
+        let wish = Wish { ino: r.ino, holder, range: r.range, kind: r.kind, pid: 0 };
+        Ok(match state.locks.conflict(&wish) {
+            None => LockAnswer { outcome: LockOutcome::Granted, holder: None },
+            Some(s) => LockAnswer { outcome: LockOutcome::Held, holder: Some(entry(&state, &s, now)) },
+        })
+    }
+
+    pub(crate) fn cancel_lock(&self, r: &CancelLock, on: &Connection) -> Result<LockCancelled> {
+        let now = self.leader().env.clock.now();
+        let mut state = self.leader().lock();
+        heard(&mut state, r.session, on, now)?;
+        Ok(LockCancelled { waited: state.locks.cancel(r.ino, r.session, r.ticket) })
+    }
+
+    pub(crate) fn list_locks(&self, r: &ListLocks) -> Result<LockList> {
+        let now = self.leader().env.clock.now();
+        let mut state = self.leader().lock();
+        state.session(r.session)?.heard = now;
+        let all = state.locks.list(r.ino);
+        let more = all.len().saturating_sub(LISTED_MAX) as u32;
+        let entries = all.iter().take(LISTED_MAX).map(|s| entry(&state, s, now)).collect();
+        Ok(LockList { entries, more })
+    }
+
+    pub(crate) fn reclaim_locks(&self, r: &ReclaimLocks, on: &Connection) -> Result<Reclaimed> {
+        let leader = self.leader();
+        let now = leader.env.clock.now();
+        let mut state = leader.lock();
+        let session = state.session(r.session)?;
+        session.heard = now;
+        if session.naming_locks.0 != on.id() {
+            session.naming_locks = (on.id(), Vec::new());
+        }
+        let named = &mut session.naming_locks.1;
+        if named.len() + r.held.len() > NAMED_IN_ALL_MAX {
+            *named = Vec::new();
+            return Err(Error::invalid(format!("more than {NAMED_IN_ALL_MAX} locks of one session")));
+        }
+        named.extend(r.held.iter().cloned());
+        if r.more {
+            return Ok(Reclaimed { lost: Vec::new() });
+        }
+        let named = std::mem::take(named);
+        session.locks_on = on.id();
+        let (lost, woken) = state.locks.replace(r.session, &named, now);
+        if !lost.is_empty() {
+            tracing::warn!(session = %r.session, count = lost.len(), "locks could not be taken up again");
+        }
+        hint(leader, &state, woken);
+        Ok(Reclaimed { lost })
+    }
+}
+
+/// Notes a sign of life; refuses what was sent on a connection that the session has left.
+fn heard(state: &mut State, id: SessionId, on: &Connection, now: Instant) -> Result<()> {
+    let session: &mut Session = state.session(id)?;
+    session.heard = now;
+    if session.locks_on == on.id() {
+        return Ok(());
+    }
+    Err(Error::unavailable(format!(
+        "session {id} has named its locks on another connection, or not yet on this one"
+    )))
+}
+
+/// Tells those whose wait ended.
+pub(crate) fn hint(leader: &Arc<Leader>, state: &State, woken: Vec<Woken>) {
+    for Woken { session, ticket } in woken {
+        let Some(connection) = state.sessions.get(&session).and_then(|s| s.connection.clone()) else {
+            continue;
+        };
+        leader.env.tasks.spawn("lock hint", async move {
+            if let Err(e) = connection.call(&LockFree { ticket }, Vec::new(), HINT_PATIENCE).await {
+                tracing::debug!("the hint that a lock is there was lost: {e}");
+            }
+        });
+    }
+}
+
+fn entry(state: &State, shown: &Shown, now: Instant) -> LockEntry {
+    let Holder { session, owner } = shown.wish.holder;
+    LockEntry {
+        session,
+        client: state.sessions.get(&session).map_or_else(String::new, |s| s.client.clone()),
+        owner,
+        pid: shown.wish.pid,
+        kind: shown.wish.kind,
+        range: shown.wish.range,
+        age_ms: now.since(shown.since).as_millis() as u64,
+        waits: shown.waits,
+    }
+}
