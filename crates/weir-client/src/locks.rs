@@ -6,7 +6,7 @@
 //! with the session does nothing any more: whoever trusted the lock must not go on writing.
 //!
 //! Knows nothing of processes, signals or FUSE: an owner is a number, an interrupt is a [`Notify`].
-use crate::api::Handle;
+use crate::api::{Forget, Handle};
 use crate::inner::Inner;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -17,6 +17,7 @@ use weir_proto::lock::{
     CancelLock, HeldLock, ListLocks, LockAnswer, LockEntry, LockKind, LockOutcome, LockOwner, LockRange,
     OwnerRanges, SetLock, TestLock,
 };
+use weir_proto::meta::LeaseKind;
 use weir_proto::{Error, InodeId, Result, SessionId};
 
 /// A wait that heard nothing asks again: the hint may be lost.
@@ -178,6 +179,29 @@ impl Drop for Waiting<'_> {
 impl Inner {
     /// Locks or unlocks without waiting for other holders.
     pub async fn try_lock(&self, handle: Handle, wish: LockWish) -> Result<Locked> {
+        let locked = self.lock_now(handle, wish).await?;
+        self.see_what_others_wrote(handle, wish, locked).await
+    }
+
+    /// Waits until the lock is there, or `interrupt` is notified.
+    pub async fn wait_lock(&self, handle: Handle, wish: LockWish, interrupt: &Notify) -> Result<Locked> {
+        let locked = self.lock_later(handle, wish, interrupt).await?;
+        self.see_what_others_wrote(handle, wish, locked).await
+    }
+
+    /// A kernel may keep pages of a shared file for a moment that no lease protects: not over the taking of a lock.
+    async fn see_what_others_wrote(&self, handle: Handle, wish: LockWish, locked: Locked) -> Result<Locked> {
+        if locked == Locked::Granted
+            && wish.kind.is_some()
+            && let Some(file) = self.open_file(handle)
+            && file.node.lock().lease == LeaseKind::None
+        {
+            self.invalidate(file.node.ino, Forget::All).await;
+        }
+        Ok(locked)
+    }
+
+    async fn lock_now(&self, handle: Handle, wish: LockWish) -> Result<Locked> {
         let ino = self.handle(handle)?.node.ino;
         if wish.kind.is_none() && self.locks.is_unused() {
             return Ok(Locked::Granted);
@@ -193,8 +217,7 @@ impl Inner {
         }
     }
 
-    /// Waits until the lock is there, or `interrupt` is notified.
-    pub async fn wait_lock(&self, handle: Handle, wish: LockWish, interrupt: &Notify) -> Result<Locked> {
+    async fn lock_later(&self, handle: Handle, wish: LockWish, interrupt: &Notify) -> Result<Locked> {
         let ino = self.handle(handle)?.node.ino;
         let waiting = Waiting::new(&self.locks);
         loop {

@@ -2,7 +2,7 @@
 //!
 //! Invariants: memory is taken from the budget before bytes are; a write is taken only when the file's inline bytes are
 //! known, a dead writer's data is recovered, and nothing old lies where the file grows.
-use crate::api::{Allocate, Handle, SetAttrs, Stat};
+use crate::api::{Allocate, Forget, Handle, SetAttrs, Stat};
 use crate::data::Overlay;
 use crate::dirty::{NoMemory, StripeBuf};
 use crate::gather::join_all;
@@ -165,6 +165,12 @@ impl Inner {
                 None => self.append_step(&file.node, &step).await?,
             }
             done += step.len();
+        }
+        if file.kernel_cache.load(Relaxed) && file.node.lock().lease == LeaseKind::None {
+            // The kernel keeps pages of this handle, also those written now, although no lease protects them.
+            let (me, ino) = (self.arc(), file.node.ino);
+            let work = async move { me.invalidate(ino, Forget::All).await };
+            self.env.tasks.spawn("invalidate after write", work);
         }
         Ok(done)
     }

@@ -170,7 +170,7 @@ pub fn without_privileges(mode: u32, member: bool) -> u32 {
 }
 
 /// What is asked of the kernel where it can.
-pub const WANTED: [InitFlags; 14] = [
+pub const WANTED: [InitFlags; 16] = [
     InitFlags::FUSE_ASYNC_READ,
     InitFlags::FUSE_ATOMIC_O_TRUNC,
     InitFlags::FUSE_BIG_WRITES,
