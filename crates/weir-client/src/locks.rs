@@ -284,14 +284,20 @@ impl Inner {
         let turn = self.locks.join(ino, &wish, handle);
         let answered = {
             let _mine = turn.lock().await;
-            self.ask_in_turn(ino, wish, ticket).await
+            self.ask_in_turn(ino, handle, wish, ticket).await
         };
         drop(turn);
         self.locks.forget(ino, wish.owner);
         answered
     }
 
-    async fn ask_in_turn(&self, ino: InodeId, wish: LockWish, ticket: u64) -> Result<LockAnswer> {
+    async fn ask_in_turn(
+        &self,
+        ino: InodeId,
+        handle: Handle,
+        wish: LockWish,
+        ticket: u64,
+    ) -> Result<LockAnswer> {
         let LockWish { owner, range, kind, pid } = wish;
         loop {
             let mut before = OwnerRanges::default();
@@ -312,7 +318,10 @@ impl Inner {
             }
             if let Some(mine) = all.get_mut(&(ino, owner)) {
                 match answer.outcome {
-                    LockOutcome::Granted => mine.ranges.set(range, kind),
+                    LockOutcome::Granted => {
+                        mine.ranges.set(range, kind);
+                        mine.handles.insert(handle); // one of its closes may have come between
+                    }
                     _ => mine.ranges = before,
                 }
             }
@@ -356,7 +365,17 @@ impl Inner {
         if !self.locks.mine().contains_key(&(ino, owner)) {
             return Ok(());
         }
-        self.unlock_all(ino, handle, owner).await
+        let done = self.unlock_all(ino, handle, owner).await;
+        self.part(ino, handle, owner);
+        done
+    }
+
+    /// An owner has to do with a handle no more: its end takes nothing that the owner locks through another one.
+    fn part(&self, ino: InodeId, handle: Handle, owner: LockOwner) {
+        self.locks.edit(ino, owner, |mine| {
+            mine.handles.remove(&handle);
+        });
+        self.locks.forget(ino, owner);
     }
 
     /// At an open file's end: what was locked through it.
@@ -374,10 +393,7 @@ impl Inner {
         let mut done = Ok(());
         for (ino, owner) in through {
             done = done.and(self.unlock_all(ino, handle, owner).await);
-            self.locks.edit(ino, owner, |mine| {
-                mine.handles.remove(&handle);
-            });
-            self.locks.forget(ino, owner);
+            self.part(ino, handle, owner);
         }
         done
     }

@@ -211,6 +211,15 @@ fn locks_end_with_owners_handles_and_clients() {
         let left = b.list_locks(ino).await.unwrap().0;
         assert_eq!((left.len(), left[0].owner.id), (1, 3));
         assert!(left[0].client.contains('a') && !left[0].waits);
+        // What an owner locks through one handle while it closes another stays when that other ends.
+        let h1 = make(&a, "f").await;
+        assert_eq!(a.try_lock(h1, wish(5, 700, 700, EX)).await.unwrap(), Locked::Granted);
+        let closed = a.unlock_owner(h1, wish(5, 0, 0, None).owner);
+        let (closed, locked) = tokio::join!(closed, a.try_lock(h2, wish(5, 701, 701, EX)));
+        closed.unwrap();
+        assert_eq!(locked.unwrap(), Locked::Granted);
+        a.release(h1).await.unwrap();
+        assert_eq!(b.try_lock(hb, wish(1, 701, 701, EX)).await.unwrap(), Locked::Held);
         // A client's end.
         a.shutdown().await.unwrap();
         assert_eq!(b.try_lock(hb, wish(1, 0, 999, EX)).await.unwrap(), Locked::Granted);
