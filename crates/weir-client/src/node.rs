@@ -13,7 +13,7 @@ use std::sync::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 use weir_env::Instant;
 use weir_proto::meta::{Attr, Entry, Lease, LeaseKind, Time};
-use weir_proto::{Error, InodeId};
+use weir_proto::{Error, ErrorKind, InodeId};
 
 /// Whether a file's bytes are in its inode.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -300,7 +300,12 @@ impl State {
         self.dirty_since.filter(|_| !self.dirty.is_empty())
     }
 
-    pub fn fail(&mut self, e: Error) {
+    /// Something that was taken from a program is not saved. If another has the file now, the program need not know how that
+    /// came: to it, bytes are lost.
+    pub fn fail(&mut self, mut e: Error) {
+        if e.kind == ErrorKind::Stale {
+            e.kind = ErrorKind::Io;
+        }
         self.error_count += 1;
         self.error = Some(e);
     }
