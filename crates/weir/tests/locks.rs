@@ -6,113 +6,14 @@
 )]
 mod common;
 
-use common::{Cluster, can_mount, has, shell, text, wait_until, weir};
-use std::io::{BufRead, BufReader, Write};
+use common::locker::Locker;
+use common::{Cluster, can_mount, ends, h5py, has, text, wait_until, weir};
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
-use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::mpsc::{Receiver, channel};
-use std::time::Duration;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 const PATIENCE: Duration = Duration::from_secs(60);
-
-/// A process that locks as it is told, one command a line, one answer a line.
-const LOCKER: &str = r#"
-import errno, fcntl, os, signal, struct, sys
-fds = {}
-class Interrupted(Exception): pass
-def on_signal(*_): raise Interrupted()
-signal.signal(signal.SIGUSR1, on_signal)
-KINDS = {'sh': fcntl.F_RDLCK, 'ex': fcntl.F_WRLCK, 'un': fcntl.F_UNLCK}
-def lock(cmd, fd, kind, start, length):
-    # struct flock of 64-bit Linux: type, whence, start, len, pid
-    arg = struct.pack('hhqqi4x', KINDS[kind], 0, start, length, 0)
-    return struct.unpack('hhqqi4x', fcntl.fcntl(fd, cmd, arg))
-for line in sys.stdin:
-    word = line.split()
-    try:
-        if word[0] == 'open': fds[word[1]] = os.open(word[2], os.O_RDWR | os.O_CREAT, 0o644); answer = 'ok'
-        elif word[0] == 'close': os.close(fds.pop(word[1])); answer = 'ok'
-        elif word[0] in ('set', 'wait', 'oset', 'owait'):
-            cmd = {'set': fcntl.F_SETLK, 'wait': fcntl.F_SETLKW, 'oset': 37, 'owait': 38}[word[0]]
-            print('begun', flush=True)
-            lock(cmd, fds[word[1]], word[2], int(word[3]), int(word[4])); answer = 'ok'
-        elif word[0] == 'get':
-            kind, _, start, length, pid = lock(fcntl.F_GETLK, fds[word[1]], word[2], int(word[3]), int(word[4]))
-            answer = 'free' if kind == fcntl.F_UNLCK else f'{kind} {start} {length} {pid}'
-        elif word[0] in ('flock', 'flockw'):
-            how = {'sh': fcntl.LOCK_SH, 'ex': fcntl.LOCK_EX, 'un': fcntl.LOCK_UN}[word[2]]
-            print('begun', flush=True)
-            fcntl.flock(fds[word[1]], how | (fcntl.LOCK_NB if word[0] == 'flock' else 0)); answer = 'ok'
-        elif word[0] == 'write': os.pwrite(fds[word[1]], word[2].encode(), 0); answer = 'ok'
-        elif word[0] == 'read': answer = os.pread(fds[word[1]], 100, 0).decode()
-        elif word[0] == 'fsync': os.fsync(fds[word[1]]); answer = 'ok'
-    except OSError as e: answer = {errno.EDEADLK: 'EDEADLK'}.get(e.errno) or errno.errorcode[e.errno]
-    except Interrupted: answer = 'EINTR'
-    print(answer, flush=True)
-"#;
-
-struct Locker {
-    child: Child,
-    input: ChildStdin,
-    answers: Receiver<String>,
-}
-
-impl Locker {
-    fn new(file: &Path) -> Locker {
-        let mut locker = Locker::start();
-        assert_eq!(locker.ask(&format!("open f {}", file.display())), "ok");
-        locker
-    }
-    fn start() -> Locker {
-        let mut child = Command::new("python3")
-            .args(["-u", "-c", LOCKER])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let (input, output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
-        let (tx, answers) = channel();
-        std::thread::spawn(move || {
-            for line in BufReader::new(output).lines().map_while(Result::ok) {
-                if tx.send(line).is_err() {
-                    return;
-                }
-            }
-        });
-        Locker { child, input, answers }
-    }
-    fn begin(&mut self, command: &str) {
-        writeln!(self.input, "{command}").unwrap();
-        let locks = ["set", "wait", "oset", "owait", "flock", "flockw"];
-        if locks.contains(&command.split(' ').next().unwrap()) {
-            assert_eq!(self.end(), "begun");
-        }
-    }
-    fn end(&mut self) -> String {
-        self.answers.recv_timeout(PATIENCE).unwrap_or_else(|e| panic!("no answer: {e}"))
-    }
-    fn ask(&mut self, command: &str) -> String {
-        self.begin(command);
-        self.end()
-    }
-    /// Still waiting as far as this process has heard.
-    fn waits(&self) -> bool {
-        self.answers.try_recv().is_err()
-    }
-    fn pid(&self) -> u32 {
-        self.child.id()
-    }
-    fn signal(&self, signal: &str) {
-        shell(&format!("kill -{signal} {}", self.pid()));
-    }
-}
-
-impl Drop for Locker {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
 
 fn locks_of(file: &Path) -> Vec<serde_json::Value> {
     let output = weir(&["file", "locks", "--json", file.to_str().unwrap()]);
@@ -245,7 +146,7 @@ fn dead_holders_release_and_waiters_can_be_interrupted() {
     c.begin("flockw f ex");
     wait_for_waiters(&fa, 1);
     c.signal("KILL");
-    c.child.wait().unwrap();
+    c.ended();
     wait_for_waiters(&fa, 0);
 
     // A killed holder releases.
@@ -291,16 +192,11 @@ fn locks_survive_a_restart_of_the_metadata_role() {
     assert_eq!(c.ask("flock f ex"), "ok");
 }
 
-#[test]
-fn sqlite_works_from_two_mounts_at_once() {
-    if !can_mount() || !has("python3") {
-        return;
-    }
-    const ROWS: u32 = 60;
-    const WRITER: &str = r"
+/// One transaction after the other, each of which sees what all before it did: `total` is unique, `c` counts.
+const SQLITE_WRITER: &str = r"
 import sqlite3, sys
-db = sqlite3.connect(sys.argv[1], timeout=120, isolation_level=None)
-db.execute('pragma journal_mode=delete')
+db = sqlite3.connect(sys.argv[1], timeout=300, isolation_level=None)
+assert db.execute('pragma journal_mode=delete').fetchone()[0] == 'delete'
 for n in range(int(sys.argv[3])):
     db.execute('begin immediate')
     total = db.execute('select count(*) from t').fetchone()[0]
@@ -308,28 +204,92 @@ for n in range(int(sys.argv[3])):
     db.execute('update c set n = n + 1')
     db.execute('commit')
 ";
-    let cluster = Cluster::start(2);
+const SQLITE_MAKE: &str = r"
+import sqlite3, sys
+db = sqlite3.connect(sys.argv[1])
+db.execute('create table t (who text, n int, total int unique)')
+db.execute('create table c (n int)')
+db.execute('insert into c values (0)')
+db.commit()
+";
+const SQLITE_CHECK: &str = r"
+import sqlite3, sys
+db = sqlite3.connect(sys.argv[1])
+one = lambda q: db.execute(q).fetchone()[0]
+assert one('pragma integrity_check') == 'ok'
+found = one('select count(*) from t'), one('select n from c'), one('select max(total) + 1 from t')
+assert found == (int(sys.argv[2]),) * 3, found
+";
+
+/// A database written from every mount at once, `steps` transactions each, and looked at from every mount.
+fn sqlite_from(mounts: usize, steps: usize) {
+    let cluster = Cluster::start(mounts);
+    let patience = PATIENCE + Duration::from_secs(1) * (mounts * steps) as u32;
     let db = |n: usize| cluster.mounts[n].join("db").display().to_string();
     let python = |code: &str, args: &[&str]| {
         Command::new("python3").arg("-c").arg(code).args(args).stderr(Stdio::piped()).spawn().unwrap()
     };
-    let make = "import sqlite3, sys\ndb = sqlite3.connect(sys.argv[1])\n\
-        db.execute('create table t (who text, n int, total int unique)')\n\
-        db.execute('create table c (n int)')\ndb.execute('insert into c values (0)')\ndb.commit()";
-    assert!(python(make, &[&db(0)]).wait().unwrap().success());
+    let ended = |mut child: Child| {
+        let status = ends("a program that uses the database", &mut child, patience);
+        let mut said = String::new();
+        child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        assert!(status.success(), "{said}");
+    };
+    ended(python(SQLITE_MAKE, &[&db(0)]));
+    let begun = Instant::now();
     let writers: Vec<Child> =
-        (0..2).map(|n| python(WRITER, &[&db(n), &n.to_string(), &ROWS.to_string()])).collect();
-    for writer in writers {
-        let done = writer.wait_with_output().unwrap();
-        assert!(done.status.success(), "{}", text(&done.stderr));
+        (0..mounts).map(|n| python(SQLITE_WRITER, &[&db(n), &n.to_string(), &steps.to_string()])).collect();
+    writers.into_iter().for_each(ended);
+    eprintln!("{} transactions from {mounts} mounts in {:?}", mounts * steps, begun.elapsed());
+    for n in 0..mounts {
+        ended(python(SQLITE_CHECK, &[&db(n), &(mounts * steps).to_string()]));
     }
-    let check = "import sqlite3, sys\ndb = sqlite3.connect(sys.argv[1])\n\
-        one = lambda q: db.execute(q).fetchone()[0]\n\
-        assert one('pragma integrity_check') == 'ok'\n\
-        found = one('select count(*) from t'), one('select n from c')\n\
-        assert found == (int(sys.argv[2]),) * 2, found";
-    for n in 0..2 {
-        let done = python(check, &[&db(n), &(2 * ROWS).to_string()]).wait_with_output().unwrap();
-        assert!(done.status.success(), "{}", text(&done.stderr));
+}
+
+#[test]
+fn sqlite_works_from_two_mounts_at_once() {
+    if can_mount() && has("python3") {
+        sqlite_from(2, 100);
     }
+}
+
+#[test]
+#[ignore = "takes long: `make test-long`"]
+fn sqlite_works_from_four_mounts_for_ten_thousand_transactions() {
+    if can_mount() && has("python3") {
+        sqlite_from(4, 2500);
+    }
+}
+
+#[test]
+fn hdf5_files_are_locked_by_their_writer_on_any_mount() {
+    let Some(python) = h5py() else { return };
+    if !can_mount() {
+        return;
+    }
+    let cluster = Cluster::start(2);
+    let (fa, fb) = (cluster.mounts[0].join("f.h5"), cluster.mounts[1].join("f.h5"));
+    let try_open = |file: &Path, mode: &str| {
+        let code = "import h5py, sys\nwith h5py.File(sys.argv[1], sys.argv[2]) as f: print(f['n'][()])";
+        let mut command = Command::new(&python);
+        let done = command.arg("-c").arg(code).arg(file).arg(mode).env_remove("HDF5_USE_FILE_LOCKING");
+        let done = done.output().unwrap();
+        if done.status.success() { Ok(text(&done.stdout)) } else { Err(text(&done.stderr)) }
+    };
+    // A writer that keeps its file open until it is told to close it.
+    let code = "import h5py, sys\nwith h5py.File(sys.argv[1], 'w') as f:\n f['n'] = 7\n f.flush()\n print('open', flush=True)\n sys.stdin.read()";
+    let mut command = Command::new(&python);
+    let writer = command.args(["-u", "-c", code]).arg(&fa).env_remove("HDF5_USE_FILE_LOCKING");
+    let mut writer = writer.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(writer.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line, "open\n");
+    for (file, mode) in [(&fb, "r"), (&fb, "a"), (&fa, "r")] {
+        let said = try_open(file, mode).unwrap_err();
+        assert!(said.contains("unable to lock file"), "{said}");
+    }
+    drop(writer.stdin.take());
+    assert!(ends("the writer", &mut writer, PATIENCE).success());
+    wait_until("the file is free", PATIENCE, || try_open(&fb, "a").is_ok_and(|n| n == "7\n"));
+    wait_until("and again", PATIENCE, || try_open(&fa, "r").is_ok_and(|n| n == "7\n"));
 }

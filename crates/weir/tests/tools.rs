@@ -6,9 +6,8 @@
 )]
 mod common;
 
-use common::{Cluster, can_mount, has, shell};
+use common::{Cluster, can_mount, h5py, has, shell};
 use std::path::Path;
-use std::process::Command;
 
 /// Makes a source tree with links, modes and a few sizes.
 fn source_tree(dir: &Path) {
@@ -89,9 +88,8 @@ fn fio_verifies_its_writes_buffered_direct_and_mapped() {
 
 #[test]
 fn hdf5_files_are_created_appended_and_read() {
-    let python = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.venv/bin/python");
-    let h5py = Command::new(&python).args(["-c", "import h5py"]).status().is_ok_and(|s| s.success());
-    if !can_mount() || !(h5py || common::left_out("h5py is not in .venv: run `make setup`")) {
+    let Some(python) = h5py() else { return };
+    if !can_mount() {
         return;
     }
     let cluster = Cluster::start(1);

@@ -6,9 +6,11 @@
     reason = "tests are users of the operating system"
 )]
 
+pub mod locker;
+
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -34,6 +36,13 @@ pub fn tool(name: &str) -> Option<PathBuf> {
         left_out(&format!("{name} is not installed: run `make setup`"));
     }
     found
+}
+
+/// A Python with h5py; like `has`.
+pub fn h5py() -> Option<PathBuf> {
+    let python = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.venv/bin/python");
+    let works = Command::new(&python).args(["-c", "import h5py"]).output().is_ok_and(|o| o.status.success());
+    (works || left_out("h5py is not in .venv: run `make setup`")).then_some(python)
 }
 
 /// Always false.
@@ -81,6 +90,34 @@ impl<F: FnMut()> Drop for OnPanic<F> {
         if std::thread::panicking() {
             (self.0)();
         }
+    }
+}
+
+/// The end of a process that was started by a test; kills it if that does not come in time.
+pub fn ends(what: &str, child: &mut Child, patience: Duration) -> ExitStatus {
+    let deadline = Instant::now() + patience;
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status;
+        }
+        if Instant::now() >= deadline {
+            let _ = child.kill();
+            panic!("not within {patience:?}: the end of {what}");
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A process of a cluster that stands still. It goes on when this value goes, when the test's process dies, and after a
+/// minute in any case: a file on a mount whose process stands still cannot even be closed, so whoever has one open would
+/// otherwise wait for ever, also at its own end. While it lasts a test touches nothing of that mount, and has nothing open
+/// there: to start a program would be to close it in that program.
+pub struct Stopped(Child);
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        let _ = self.0.wait();
     }
 }
 
@@ -169,6 +206,24 @@ impl Cluster {
     pub fn signal(&self, name: &str, signal: &str) {
         let pid = self.pid(name).unwrap_or_else(|| panic!("{name} does not run"));
         shell(&format!("kill -{signal} {pid}"));
+    }
+
+    /// Stops a process (SIGSTOP) until the value returned goes.
+    pub fn stop(&self, name: &str) -> Stopped {
+        let pid = self.pid(name).unwrap_or_else(|| panic!("{name} does not run"));
+        // Another process, so that it works whatever happens to this one, whose end it sees as the end of its input.
+        let script = "kill -STOP $0; read -t 60; kill -CONT $0";
+        let mut helper = Command::new("bash");
+        let helper = helper.args(["-c", script, &pid.to_string()]).stdin(Stdio::piped()).spawn().unwrap();
+        let stopped = Stopped(helper);
+        let stands = |task: PathBuf| {
+            let stat = fs::read_to_string(task.join("stat")).unwrap_or_default();
+            stat.rsplit_once(')').is_none_or(|(_, rest)| rest.trim_start().starts_with('T'))
+        };
+        wait_until(&format!("{name} stands still"), Duration::from_secs(10), || {
+            fs::read_dir(format!("/proc/{pid}/task")).unwrap().all(|task| stands(task.unwrap().path()))
+        });
+        stopped
     }
 
     pub fn kill(&self, name: &str) {
