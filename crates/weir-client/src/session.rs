@@ -1,7 +1,8 @@
 //! The session at the volume's metadata leader: opened once, resumed on each new connection, kept alive.
 //!
-//! Invariants: no request goes over a connection on which the session was not taken up with its locks and leases; a change is sent again with
-//! the same (session, slot, seq) until it is answered; leases count only while the leader was heard within their term.
+//! Invariants: no request goes over a connection on which the session was not taken up with its locks and leases; a change
+//! is sent again with the same (session, slot, seq) until it is answered; leases count only while the leader was heard
+//! within their term.
 //! Knows nothing of inodes but that somebody ([`Holder`]) holds leases on them.
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -165,14 +166,11 @@ impl Session {
         let begun = self.env.clock.now();
         if let Some(session) = old {
             match self.resume(connection, session, deadline).await {
-                Ok((resumed, lost_locks)) => {
+                Ok(resumed) => {
                     self.note_heard(begun, resumed.lease_ms);
                     if let Some(holder) = self.holder() {
                         if !resumed.lost.is_empty() {
                             holder.lost(resumed.lost);
-                        }
-                        if !lost_locks.is_empty() {
-                            holder.lost_locks(lost_locks);
                         }
                         holder.taken_up();
                     }
@@ -206,32 +204,32 @@ impl Session {
         connection: &Connection,
         session: SessionId,
         deadline: Instant,
-    ) -> Result<(SessionResumed, Vec<HeldLock>)> {
+    ) -> Result<SessionResumed> {
         // Locks first: the leases' last message ends the leader's wait for this client.
-        let lost_locks = self.name_locks(connection, session, deadline).await?;
+        self.name_locks(connection, session, deadline).await?;
         let mut held = self.holder().map_or_else(Vec::new, |h| h.begun(connection.id()));
         while held.len() > HELD_MAX {
             let part = SessionResume { session, held: held.split_off(held.len() - HELD_MAX), more: true };
             connection.call(&part, vec![], self.left(deadline)).await?;
         }
         let last = SessionResume { session, held, more: false };
-        let (resumed, _) = connection.call(&last, vec![], self.left(deadline)).await?;
-        Ok((resumed, lost_locks))
+        connection.call(&last, vec![], self.left(deadline)).await.map(|(resumed, _)| resumed)
     }
 
-    async fn name_locks(
-        &self,
-        connection: &Connection,
-        session: SessionId,
-        deadline: Instant,
-    ) -> Result<Vec<HeldLock>> {
-        let mut held = self.holder().map_or_else(Vec::new, |h| h.held_locks());
+    async fn name_locks(&self, connection: &Connection, session: SessionId, deadline: Instant) -> Result<()> {
+        let Some(holder) = self.holder() else { return Ok(()) };
+        let mut held = holder.held_locks();
         while held.len() > RECLAIM_MAX {
             let part = ReclaimLocks { session, held: held.split_off(held.len() - RECLAIM_MAX), more: true };
             connection.call(&part, vec![], self.left(deadline)).await?;
         }
         let last = ReclaimLocks { session, held, more: false };
-        connection.call(&last, vec![], self.left(deadline)).await.map(|(reclaimed, _)| reclaimed.lost)
+        let (reclaimed, _) = connection.call(&last, vec![], self.left(deadline)).await?;
+        // Now, whatever becomes of the rest: the leader may give them back at the next try as if nothing had happened.
+        if !reclaimed.lost.is_empty() {
+            holder.lost_locks(reclaimed.lost);
+        }
+        Ok(())
     }
 
     fn note_heard(&self, begun: Instant, lease_ms: u32) {
