@@ -69,7 +69,7 @@ fn a_stopped_mount_loses_its_rights_and_says_so() {
     assert_eq!(a.ask("read g"), "other");
     assert_eq!(a.ask("write f again"), "ok");
     assert_eq!(a.ask("fsync f"), "ok");
-    assert_eq!(b.ask("read f"), "again");
+    wait_until("the other sees it", PATIENCE, || b.ask("read f") == "again");
 
     // Named where people look.
     let status = cluster.status();
@@ -97,6 +97,8 @@ fn a_mount_stopped_for_half_a_term_loses_nothing() {
     assert_eq!(b.ask("read f"), "unsaved");
     assert_eq!(b.ask("flock f ex"), "EAGAIN");
     assert_eq!(a.ask("write f goes-on"), "ok");
+    assert_eq!(a.ask("flock f un"), "ok");
+    assert_eq!(b.ask("flock f ex"), "ok");
     assert_eq!(b.ask("read f"), "goes-on");
     let status = cluster.status();
     assert!(!status["troubles"].to_string().contains("lost"), "{status:#}");
