@@ -5,7 +5,7 @@ set -eu
 cd "$(dirname "$0")/.."
 
 rust_needed=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
-packages="build-essential pkg-config libisal-dev fuse3 bzip2 git attr rsync sqlite3 fio python3-venv ca-certificates"
+packages="build-essential pkg-config libisal-dev fuse3 bzip2 git attr rsync sqlite3 fio e2fsprogs xfsprogs python3-venv ca-certificates"
 
 say() { printf 'setup: %s\n' "$*"; }
 die() { printf 'error: %s\nhint: %s\n' "$1" "$2" >&2; exit 1; }

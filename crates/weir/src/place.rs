@@ -129,9 +129,9 @@ impl Place {
     pub fn save(&self) -> Outcome<()> {
         let text =
             toml::to_string(&self.manifest).map_err(|e| Error::io(format!("write {MANIFEST}: {e}")))?;
-        let (path, tmp) = (self.dir.join(MANIFEST), self.dir.join("cluster.toml.new"));
-        fs::write(&tmp, text).doing(format_args!("write {}", tmp.display()))?;
-        fs::rename(&tmp, &path).doing(format_args!("write {}", path.display()))
+        let path = self.dir.join(MANIFEST);
+        let disk = weir_env::real::env().disk;
+        disk.write_atomic(&path, text.as_bytes()).doing(format_args!("write {}", path.display()))
     }
 
     pub fn pid_file(&self, process: &Process) -> PathBuf {

@@ -216,7 +216,7 @@ async fn run_coord(node: Node) -> Outcome<()> {
     let coord = &node.config.coord;
     let dir =
         node.required(&coord.dir, "the coordinator's directory", "--dir DIR, or coord.dir in weir.toml")?;
-    node.env.disk.create_dir_all(&dir).doing(format_args!("make {}", dir.display()))?;
+    node.env.disk.create_dir_durable(&dir).doing(format_args!("make {}", dir.display()))?;
     let settings = Settings {
         scheme: coord.scheme.0,
         cell_shift: (coord.cell_kib * 1024).trailing_zeros() as u8,
@@ -261,7 +261,7 @@ pub fn meta(args: &MetaRole, environment: &Environment) -> Outcome<()> {
 async fn run_meta(node: Node) -> Outcome<()> {
     let meta = &node.config.meta;
     let dir = node.required(&meta.dir, "the namespace's directory", "--dir DIR, or meta.dir in weir.toml")?;
-    node.env.disk.create_dir_all(&dir).doing(format_args!("make {}", dir.display()))?;
+    node.env.disk.create_dir_durable(&dir).doing(format_args!("make {}", dir.display()))?;
     let cluster = node.observe(Role::Meta).await?;
     belongs_here(&node.env, &dir, &cluster)?;
     let engine = EngineConfig { cache_bytes: (meta.cache_mib * MIB) as usize, ..EngineConfig::default() };

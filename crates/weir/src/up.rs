@@ -101,14 +101,16 @@ fn create(args: &cli::Up) -> Outcome<Place> {
         ));
     }
     let made_dir = !args.dir.exists();
-    fs::create_dir_all(&args.dir).doing(format_args!("make {}", args.dir.display()))?;
+    let env = weir_env::real::env();
+    env.disk.create_dir_durable(&args.dir).doing(format_args!("make {}", args.dir.display()))?;
     let kept = if args.memory { into_memory(&args.dir, made_dir)? } else { Kept::Disk };
     let dir = place::absolute(&args.dir)?;
     let processes = place::processes(&dir, targets);
     for sub in ["etc", "run", "log"].map(PathBuf::from).iter().chain(processes.iter().map(|p| &p.path)) {
-        fs::create_dir_all(dir.join(sub)).doing(format_args!("make {}", dir.join(sub).display()))?;
+        let sub = dir.join(sub);
+        env.disk.create_dir_durable(&sub).doing(format_args!("make {}", sub.display()))?;
     }
-    let cluster = Text(ClusterId(weir_env::real::env().rng.id_128()));
+    let cluster = Text(ClusterId(env.rng.id_128()));
     let manifest = Manifest { cluster, kept, made_dir, targets, scheme: Text(scheme), processes };
     let place = Place { dir, manifest };
     place.save()?;

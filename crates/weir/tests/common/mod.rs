@@ -123,9 +123,12 @@ impl Drop for Stopped {
 
 /// A cluster in a temporary directory, with its mounts.
 pub struct Cluster {
-    root: TempDir,
+    _root: TempDir,
+    dir: PathBuf,
     pub mounts: Vec<PathBuf>,
     options: Vec<String>,
+    /// Words before those of `weir up`, which end in starting it.
+    pub launcher: Vec<String>,
 }
 
 impl Cluster {
@@ -135,15 +138,25 @@ impl Cluster {
     }
 
     pub fn with(mounts: usize, options: &[&str]) -> Cluster {
+        Cluster::at(None, mounts, options)
+    }
+
+    /// `dir`: where it keeps everything, if not in a temporary directory of its own.
+    pub fn at(dir: Option<PathBuf>, mounts: usize, options: &[&str]) -> Cluster {
         let root = tempfile::Builder::new().prefix("weir-test-").tempdir().unwrap();
-        let mounts = (1..=mounts).map(|n| root.path().join(format!("mnt{n}"))).collect();
-        let cluster = Cluster { root, mounts, options: options.iter().map(ToString::to_string).collect() };
+        let cluster = Cluster {
+            dir: dir.unwrap_or_else(|| root.path().join("cluster")),
+            mounts: (1..=mounts).map(|n| root.path().join(format!("mnt{n}"))).collect(),
+            options: options.iter().map(ToString::to_string).collect(),
+            launcher: Vec::new(),
+            _root: root,
+        };
         cluster.up();
         cluster
     }
 
     pub fn dir(&self) -> PathBuf {
-        self.root.path().join("cluster")
+        self.dir.clone()
     }
 
     pub fn mount(&self) -> &Path {
@@ -157,8 +170,9 @@ impl Cluster {
     }
 
     pub fn try_up(&self) -> Output {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
-        command.arg("up").arg("--dir").arg(self.dir()).args(&self.options);
+        let mut words = self.launcher.iter().map(String::as_str).chain([env!("CARGO_BIN_EXE_weir")]);
+        let mut command = Command::new(words.next().unwrap());
+        command.args(words).arg("up").arg("--dir").arg(self.dir()).args(&self.options);
         for mount in &self.mounts {
             command.arg("--mount").arg(mount);
         }
@@ -241,10 +255,14 @@ impl Cluster {
         names
     }
 
+    /// Of every process that runs.
+    pub fn pids(&self) -> Vec<String> {
+        self.names().iter().filter_map(|n| self.pid(n)).map(|p| p.to_string()).collect()
+    }
+
     /// SIGKILL for every process at once.
     pub fn kill_all(&self) {
-        let names = self.names();
-        let pids: Vec<String> = names.iter().filter_map(|n| self.pid(n)).map(|p| p.to_string()).collect();
+        let (names, pids) = (self.names(), self.pids());
         shell(&format!("kill -KILL {}", pids.join(" ")));
         wait_until("all are gone", Duration::from_secs(60), || names.iter().all(|n| self.pid(n).is_none()));
     }
