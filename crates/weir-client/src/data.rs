@@ -366,7 +366,7 @@ impl Data {
     ) -> Result<Round> {
         let epoch = view.group().epoch;
         let mut version = view.map_version();
-        let (mut stale, mut unreachable) = (None, None);
+        let (mut stale, mut unreachable, mut refused) = (None, None, None);
         let mut watch = Latecomers::new(self.env.clock.now(), s.k(), self.usual_max(Pacing::Write));
         let mut doubts = Gather::new();
         loop {
@@ -403,8 +403,12 @@ impl Data {
                     self.report(view.place(index), &e).await;
                     unreachable = Some((index, e));
                 }
-                Some((_, Err(e))) => return Err(e),
+                // What the others did is known before the caller decides what becomes of it.
+                Some((_, Err(e))) => drop(refused.get_or_insert(e)),
             }
+        }
+        if let Some(e) = refused {
+            return Err(e);
         }
         if let Some(e) = stale {
             self.wait_newer(view.map_version(), MAP_PATIENCE.min(self.left(s.deadline))).await;

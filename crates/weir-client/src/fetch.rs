@@ -436,5 +436,6 @@ fn apply(extent: &OverlayExtent, bytes: &[u8], start: u32, out: &mut [u8]) {
     match extent.kind {
         OverlayKind::Data => place.copy_from_slice(&bytes[(from - a) as usize..(to - a) as usize]),
         OverlayKind::Zero => place.fill(0),
+        OverlayKind::Void => {}
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Invariants: of one stripe at most one send is under way, so later bytes never arrive before earlier ones; the size is
 //! committed only after every byte below it is durable; what fails is kept as the inode's error, never dropped silently.
-use crate::data::{Fragment, Overlay, encode};
+use crate::data::{Fragment, Overlay, StripeRef, encode};
 use crate::inner::{Inner, layout_of};
 use crate::node::{Inline, Node, Sending, State};
 use crate::plan::{self, Occasion, SendAs, StripeFacts};
@@ -87,10 +87,16 @@ impl Inner {
             // A fetch that began before the bytes arrived may bring what was there before.
             st.data_change += 1;
             match result {
-                Ok(()) => self.keep_sent(&node, &st, layout, stripe, parts),
+                Ok(()) => {
+                    st.leaving_unsent &= stripe != 0;
+                    self.keep_sent(&node, &st, layout, stripe, parts);
+                }
                 Err(e) => {
                     tracing::error!("changed data is lost: {e}");
                     st.fail(e);
+                    if stripe == 0 && st.drop_inline {
+                        self.keep_leaving(&node, &mut st, layout);
+                    }
                 }
             }
             let full =
@@ -149,22 +155,59 @@ impl Inner {
         let s = self.stripe_ref(send.node.ino, send.layout, send.stripe, deadline);
         match send.how {
             SendAs::Fresh { len } => {
-                let version = Version::new(send.token_epoch, self.next_version());
                 let fragments = self.fragments(send, len)?;
-                self.data.write_stripe(s, version, WriteMode::Fresh, Vec::new(), &fragments).await
+                let written = self.write_fresh(s, send.token_epoch, &fragments).await;
+                if let Err(e) = &written {
+                    self.abandon_fresh(send, e).await;
+                }
+                written
             }
             SendAs::Prepared => {
                 let fragments = self.fragments(send, send.layout.stripe_bytes() as u32)?;
                 let (cuts, base) = self.data.stripe_state(&s).await?;
                 let version =
                     Version::new(send.token_epoch, self.next_version()).max(Version((base.0 + 3) & !1));
-                self.data.write_stripe(s, version, WriteMode::Prepare, cuts, &fragments).await?;
+                let prepared = self.data.write_stripe(s, version, WriteMode::Prepare, cuts, &fragments).await;
+                if let Err(e) = &prepared {
+                    self.abandon_prepared(send, version, e).await;
+                }
+                prepared?;
                 self.data.commit_stripe(s, version).await
             }
             SendAs::Overlays => {
                 let overlays = overlays_of(&send.parts, send.layout.cell_bytes());
                 self.data.write_overlays(s, send.token_epoch, &overlays).await
             }
+        }
+    }
+
+    async fn write_fresh(&self, s: StripeRef, token_epoch: u32, fragments: &[Fragment]) -> Result<()> {
+        let version = Version::new(token_epoch, self.next_version());
+        self.data.write_stripe(s, version, WriteMode::Fresh, Vec::new(), fragments).await
+    }
+
+    /// Some members took their fragment, others did not (they are full). Nothing was at this place, and so it must be
+    /// again, at all of them: fragments without bytes take no space, and the higher version is what is rebuilt.
+    async fn abandon_fresh(&self, send: &Send, why: &Error) {
+        if why.kind == ErrorKind::Stale {
+            return; // fenced: whoever cut the file has dropped it
+        }
+        let s = self.stripe_ref(send.node.ino, send.layout, send.stripe, self.deadline());
+        let empty = Fragment { payload: Bytes::new(), block_crcs: Vec::new() };
+        let fragments = vec![empty; send.layout.scheme.width()];
+        if let Err(e) = self.write_fresh(s, send.token_epoch, &fragments).await {
+            tracing::warn!("{s} holds parts of a write that failed: {e}");
+        }
+    }
+
+    /// Nobody has committed it, so nobody may: else it comes back when the file is recovered one day.
+    async fn abandon_prepared(&self, send: &Send, version: Version, why: &Error) {
+        if why.kind == ErrorKind::Stale {
+            return; // fenced: whoever recovers the file decides
+        }
+        let s = self.stripe_ref(send.node.ino, send.layout, send.stripe, self.deadline());
+        if let Err(e) = self.data.drop_prepared(s, version).await {
+            tracing::warn!("{s} holds parts of a write that failed: {e}");
         }
     }
 
@@ -266,13 +309,16 @@ impl Inner {
             return Ok(());
         }
         self.leave_inode(&mut node.lock(), node.ino)?;
-        self.flush_data(node, occasion).await?;
-        {
+        let sent = self.flush_data(node, occasion).await;
+        let (failed, sent_end) = {
             let st = node.lock();
-            if st.error_count > errors {
-                // The size must not cover bytes that are not there.
-                return Err(st.error.clone().unwrap_or_else(|| Error::io("write-back failed")));
-            }
+            let known = || st.error.clone().unwrap_or_else(|| Error::io("write-back failed"));
+            (sent.err().or_else(|| (st.error_count > errors).then(known)), st.sent_end)
+        };
+        if let Some(e) = failed {
+            // The size must not cover bytes that are not there.
+            self.tell_left_behind(node, sent_end).await;
+            return Err(e);
         }
         if occasion == Occasion::DataOnly && only_times_left(&node.lock()) {
             return Ok(());
@@ -293,6 +339,18 @@ impl Inner {
         }
         let layout = layout_of(st, ino)?;
         let bytes = bytes.slice(..bytes.len().min(st.size() as usize));
+        self.write_below(st, layout, &bytes)?;
+        st.inline = Inline::No;
+        st.drop_inline = true;
+        st.leaving = bytes;
+        let (size, mtime) = (st.size(), st.local.map_or_else(|| self.now(), |l| l.mtime));
+        st.note_write(size, mtime, self.env.clock.now());
+        self.dirty().insert(ino);
+        Ok(())
+    }
+
+    /// Bytes become dirty where nothing newer is, at the beginning of the file.
+    fn write_below(&self, st: &mut State, layout: Layout, bytes: &Bytes) -> Result<()> {
         let covered = st.dirty.get(&0).map(|b| b.ranges()).unwrap_or_default();
         for (a, b) in gaps(&covered, bytes.len() as u32) {
             let mut buffer = |n| Some(self.budget.buffer_anyway(&self.env.buffers, n));
@@ -301,12 +359,17 @@ impl Inner {
                 stripe.write(a, &bytes[a as usize..b as usize], layout.cell_bytes(), true, &mut buffer);
             written.map_err(|_| Error::io("no memory for the bytes of a small file"))?;
         }
-        st.inline = Inline::No;
-        st.drop_inline = true;
-        let (size, mtime) = (st.size(), st.local.map_or_else(|| self.now(), |l| l.mtime));
-        st.note_write(size, mtime, self.env.clock.now());
-        self.dirty().insert(ino);
         Ok(())
+    }
+
+    /// What was lost were new bytes; those of the inode were safe, and go to targets with the next send.
+    fn keep_leaving(&self, node: &Node, st: &mut State, layout: Layout) {
+        let bytes = st.leaving.slice(..st.leaving.len().min(st.size() as usize));
+        st.leaving_unsent = true;
+        match self.write_below(st, layout, &bytes) {
+            Ok(()) => drop(self.dirty().insert(node.ino)),
+            Err(e) => st.fail(e),
+        }
     }
 
     /// Commits a small file with its bytes in the inode. False: it does not fit there.
@@ -350,7 +413,7 @@ impl Inner {
         Ok(true)
     }
 
-    fn commit_request(
+    pub fn commit_request(
         &self,
         st: &State,
         ino: InodeId,
@@ -367,7 +430,7 @@ impl Inner {
             mtime: st.local.map_or_else(|| self.now(), |l| l.mtime),
             allocated: if is_inline { size } else { st.allocated },
             inline,
-            drop_inline: st.drop_inline,
+            drop_inline: st.drop_inline && !st.leaving_unsent,
             clean,
             close_writes: 0,
             data_end: if is_inline { 0 } else { st.on_targets_end() },
@@ -404,6 +467,7 @@ impl Inner {
         }
         if commit.drop_inline {
             st.drop_inline = false;
+            st.leaving = Bytes::new();
         }
         st.apply(&entry, stamp);
         if let Ok(layout) = layout_of(&st, node.ino) {

@@ -85,6 +85,10 @@ pub struct State {
     pub declared_clean: bool,
     /// Inline bytes were turned into dirty ones: the next commit drops them.
     pub drop_inline: bool,
+    /// Those bytes, until then: if they do not get to targets they must not be lost.
+    pub leaving: Bytes,
+    /// The send that had them failed, and none has ended well since.
+    pub leaving_unsent: bool,
     pub allocated: u64,
     /// Writes went straight through that the leader was not told the time of.
     pub through_pending: bool,
@@ -143,6 +147,8 @@ impl State {
             tail_clean: false,
             declared_clean: false,
             drop_inline: false,
+            leaving: Bytes::new(),
+            leaving_unsent: false,
             allocated: 0,
             through_pending: false,
             through_commit_at: None,
@@ -234,6 +240,11 @@ impl State {
         }
         if self.lease != LeaseKind::Write {
             self.local = None;
+            if std::mem::take(&mut self.drop_inline) {
+                self.inline = Inline::Unknown; // the leader was not told: it still has them
+            }
+            self.leaving = Bytes::new();
+            self.leaving_unsent = false;
             self.begin_writing();
         }
     }

@@ -50,11 +50,6 @@ impl Inner {
         let offset = node.lock().committed_size();
         let end = end_of(offset, data.len())?;
         let drop_inline = self.send_through(node, offset, data).await?;
-        {
-            let mut st = node.lock();
-            st.data_change += 1;
-            self.cache().remove(node.ino, offset, end);
-        }
         self.commit_through(node, end, offset, drop_inline, true).await
     }
 

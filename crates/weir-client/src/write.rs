@@ -298,9 +298,7 @@ impl Inner {
         let now = self.env.clock.now();
         let told = {
             let mut st = node.lock();
-            st.data_change += 1;
             st.through_pending = true;
-            self.cache().remove(node.ino, offset, end);
             end <= size
                 && !drop_inline
                 && st.through_commit_at.is_some_and(|at| now.since(at) < TIME_COMMIT_PERIOD)
@@ -310,6 +308,44 @@ impl Inner {
 
     /// The bytes, and before them those that were inline, to targets; whether there were inline ones.
     pub async fn send_through(&self, node: &Arc<Node>, offset: u64, data: &Bytes) -> Result<bool> {
+        let sent = self.send_through_now(node, offset, data).await;
+        let end = offset + data.len() as u64;
+        {
+            // However it ended, some of it may be there.
+            let mut st = node.lock();
+            st.data_change += 1;
+            self.cache().remove(node.ino, offset, end);
+        }
+        if sent.is_err() {
+            self.tell_left_behind(node, end).await;
+        }
+        sent
+    }
+
+    /// A write failed, but parts of it may lie on targets, up to `end`. If that is past the size, whoever lets the file grow
+    /// one day must clean there first.
+    pub async fn tell_left_behind(&self, node: &Arc<Node>, end: u64) {
+        let commit = {
+            let st = node.lock();
+            if end <= st.committed_size() {
+                return;
+            }
+            let data_end = st.on_targets_end().max(end);
+            Commit { data_end, ..self.commit_request(&st, node.ino, 0, false, None) }
+        };
+        let stamp = self.stamp();
+        let commit = Commit { drop_inline: false, ..commit };
+        match self.session.change(self.deadline(), |op| Commit { op, ..commit.clone() }).await {
+            Ok(entry) => drop(self.apply(&entry, stamp)),
+            // Fenced: who cut the file has dropped it.
+            Err(e) if e.kind == ErrorKind::Stale => {}
+            Err(e) => {
+                tracing::warn!("file {}: the leader was not told of what a failed write left: {e}", node.ino)
+            }
+        }
+    }
+
+    async fn send_through_now(&self, node: &Arc<Node>, offset: u64, data: &Bytes) -> Result<bool> {
         let (layout, token_epoch, size, inline) = {
             let st = node.lock();
             (layout_of(&st, node.ino)?, st.token_epoch, st.committed_size(), st.inline.clone())
@@ -551,11 +587,11 @@ impl Inner {
             st.sent_end = st.sent_end.max(end);
             (layout, st.token_epoch)
         };
-        self.overlay_range(node, layout, token_epoch, offset, None, end - offset).await?;
+        let zeroed = self.overlay_range(node, layout, token_epoch, offset, None, end - offset).await;
         let mut st = node.lock();
         st.data_change += 1;
         self.cache().remove(node.ino, offset, end);
-        Ok(())
+        zeroed
     }
 
     fn stays_inline(&self, node: &Node) -> bool {

@@ -62,6 +62,8 @@ wire_enum!(OverlayKind {
     Data = 1,
     /// Zeros (a punched or truncated range); no payload.
     Zero = 2,
+    /// A number whose write failed before everybody had it: it changes nothing, its length is 0. No payload.
+    Void = 3,
 });
 message!(
     /// Writes bytes into a data cell through its target (or, where that is down, the first live parity target):
@@ -82,7 +84,8 @@ message!(
 );
 message!(OverlayWritten { seq: Seq });
 message!(
-    /// The sequencer's copy to a parity target. Sequence numbers of one cell arrive in order, or wait.
+    /// The sequencer's copy to a parity target. Sequence numbers of one cell arrive in order, or wait. `again`: it repeats
+    /// what it has for long, so that all copies are the same: no fence stops that, and it replaces what is there.
     MirrorOverlay = 211 -> () {
         place: Place,
         cell: CellId,
@@ -94,6 +97,7 @@ message!(
         missing: MissingMask,
         crc: u32,
         layout_scheme: crate::map::Scheme,
+        again: bool,
     }
 );
 

@@ -87,10 +87,10 @@ impl FaultKind {
         ReplaceDisk,
     ];
 
-    /// Those that may come with any others. Damage that lasts and full disks do not pass every seed beside others yet:
-    /// see `docs/test-results.md`.
+    /// Those that may come with any others. Damage that lasts does not pass every seed beside others yet: see
+    /// `docs/test-results.md`.
     pub fn mixable() -> Vec<FaultKind> {
-        FaultKind::ALL.into_iter().filter(|k| k.toll() != Toll::Lasting && *k != DiskFull).collect()
+        FaultKind::ALL.into_iter().filter(|k| k.toll() != Toll::Lasting).collect()
     }
 
     /// As written on the command line.

@@ -78,17 +78,24 @@ impl FileModel {
             self.durable = self.bytes.clone();
         }
         self.pending.push(Pending { who, op, what, done: false, doubted: false });
+        let (did, offset, len) = match what {
+            What::Write { offset, len } => ("wrote", offset, len),
+            What::Zero { offset, len } => ("punched", offset, len),
+            What::Size { len } => ("set the size to", len, 0),
+        };
+        // Before it is known how it ends: bytes of one that failed are told by their operation, too.
+        self.note(op, format!("c{} {did}", who.client), offset, len);
     }
 
     /// The change that began as `op` ended well: from now on it must be there.
     pub fn done(&mut self, op: u64) {
         let pending = self.pending.iter_mut().rfind(|p| p.op == op).expect("it began");
         pending.done = true;
-        let (who, what) = (pending.who, pending.what);
-        self.apply(op, who.client, what);
+        let what = pending.what;
+        self.apply(op, what);
     }
 
-    fn apply(&mut self, op: u64, client: usize, what: What) {
+    fn apply(&mut self, op: u64, what: What) {
         match what {
             What::Write { offset, len } => {
                 let end = (offset + len) as usize;
@@ -96,18 +103,15 @@ impl FileModel {
                     self.bytes.resize(end, 0);
                 }
                 self.bytes[offset as usize..end].copy_from_slice(&bytes_of(op, offset, len as usize));
-                self.note(op, format!("c{client} wrote"), offset, len);
             }
             What::Zero { offset, len } => {
                 let end = (offset + len).min(self.len());
                 if offset < end {
                     self.bytes[offset as usize..end as usize].fill(0);
                 }
-                self.note(op, format!("c{client} punched"), offset, len);
             }
             What::Size { len } => {
                 self.bytes.resize(len as usize, 0);
-                self.note(op, format!("c{client} set the size to"), len, 0);
             }
         }
     }
@@ -220,7 +224,9 @@ impl FileModel {
         if self.pending.iter().any(|p| !p.done) {
             return Vec::new();
         }
-        let mut losers: Vec<Who> = self.pending.iter().map(|p| p.who).collect();
+        // Who was told of an error since is not told again.
+        let untold = self.pending.iter().filter(|p| !p.doubted);
+        let mut losers: Vec<Who> = untold.map(|p| p.who).collect();
         losers.dedup_by_key(|w| w.client);
         losers
     }

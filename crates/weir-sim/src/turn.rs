@@ -102,6 +102,9 @@ impl Turn<'_> {
         let lost = file.model.settle(self.me, &got, None);
         let lost =
             lost.unwrap_or_else(|e| panic!("operation {}: {} ({:?}): {e}", self.op, file.name, file.ino));
+        if !lost.is_empty() {
+            self.log(file, format_args!("lost: changes of {lost:?}"));
+        }
         for who in lost.into_iter().filter(|who| self.work.seats.is_alive(*who)) {
             let has_it_open =
                 file.handles.get(&who.client).is_some_and(|(_, opened)| opened.life == who.life);

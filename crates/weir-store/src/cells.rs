@@ -8,7 +8,7 @@ use crate::cuts::void_below;
 use crate::format::*;
 use std::collections::BTreeMap;
 use weir_kv::{Read, Scan, Txn};
-use weir_proto::data::MissingMask;
+use weir_proto::data::{MissingMask, OverlayKind};
 use weir_proto::map::{Group, MemberState, Scheme};
 use weir_proto::{CellId, Epoch, Error, FileId, PgId, Result, Seq, Version};
 
@@ -62,14 +62,18 @@ pub enum Numbering {
     Mirror(Seq),
     /// A mirror that is behind: repair closes the gaps.
     Behind(Seq),
+    /// What the sequencer has under this number, so that all copies are the same.
+    Again(Seq),
 }
 
 /// The outcome of an append.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Appended {
     At(Seq),
-    /// A copy of it is there already.
+    /// A copy of it is there already, or it is not wanted any more.
     Duplicate(Seq),
+    /// The write with this number failed, which is settled: it needs another number.
+    Void(Seq),
     /// Numbers between `have` and this one have not come yet.
     Gap {
         have: Seq,
@@ -389,13 +393,22 @@ pub fn append(
     missing: u64,
     delta: &mut Delta,
 ) -> Result<Appended> {
-    check_fence(txn, cell.file, overlay.token_epoch)?;
+    match numbering {
+        // It passed the fence when it was logged first; what a cut made void since is not brought back.
+        Numbering::Again(seq) if overlay.token_epoch < void_below(txn, cell)? => {
+            return Ok(Appended::Duplicate(seq));
+        }
+        Numbering::Again(_) => {}
+        _ => check_fence(txn, cell.file, overlay.token_epoch)?,
+    }
     let mut change = Change::open(txn, scope, cell)?;
     let last = change.now.last_seq;
     let seq = match numbering {
         Numbering::Next => Seq(last.0 + 1),
-        Numbering::Mirror(seq) if seq.0 > last.0 + 1 => return Ok(Appended::Gap { have: last }),
-        Numbering::Mirror(seq) | Numbering::Behind(seq) => seq,
+        Numbering::Mirror(seq) | Numbering::Again(seq) if seq.0 > last.0 + 1 => {
+            return Ok(Appended::Gap { have: last });
+        }
+        Numbering::Mirror(seq) | Numbering::Behind(seq) | Numbering::Again(seq) => seq,
     };
     if seq == Seq(0) {
         return Err(Error::invalid(format!("overlay of cell {cell}: sequence numbers start at 1")));
@@ -403,6 +416,10 @@ pub fn append(
     if let Some(there) = get::<Overlay>(txn, &overlay_key(cell, seq))? {
         if same_write(&there, overlay) {
             return Ok(Appended::Duplicate(seq));
+        }
+        // A void stays one: the write may arrive once more, late.
+        if there.kind == OverlayKind::Void {
+            return Ok(Appended::Void(seq));
         }
         // A number that its sequencer gave twice: it lost its log's tail in a crash before anybody was answered,
         // so what is here from that number on was never acknowledged.
@@ -563,15 +580,27 @@ pub fn install(
 }
 
 /// Makes the log of `cell` up to `upto` hold exactly `copies` above its cut (a copy fetched from another holder).
+/// `stale`: what is here beyond `upto` and must not be.
 pub fn install_overlays(
     txn: &mut dyn Txn,
     scope: &Scope,
     cell: CellId,
     upto: Seq,
     copies: &BTreeMap<Seq, (Overlay, Vec<u8>)>,
+    stale: &BTreeMap<Seq, Overlay>,
     delta: &mut Delta,
 ) -> Result<Vec<Seq>> {
     let mut change = Change::open(txn, scope, cell)?;
+    let beyond: BTreeMap<Seq, Overlay> =
+        overlays(txn, cell, Seq(upto.0.saturating_add(1)), Seq(u64::MAX))?.into_iter().collect();
+    let is_stale = |(seq, there): &(&Seq, &Overlay)| stale.get(seq).is_some_and(|s| same_write(s, there));
+    let (gone, kept): (Vec<_>, Vec<_>) = beyond.iter().partition(is_stale);
+    for (seq, _) in &gone {
+        change.drop_overlays(txn, delta, **seq, **seq)?;
+    }
+    if !gone.is_empty() {
+        change.now.last_seq = kept.last().map_or(upto, |(seq, _)| **seq).max(change.now.cut);
+    }
     let mut used = Vec::new();
     let void_below = void_below(txn, cell)?;
     let present: BTreeMap<Seq, Overlay> = overlays(txn, cell, Seq(0), upto)?.into_iter().collect();

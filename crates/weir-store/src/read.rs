@@ -274,6 +274,7 @@ impl Plan {
         let skip = (from - overlay.offset) as usize;
         match overlay.kind {
             OverlayKind::Zero => out.fill(0),
+            OverlayKind::Void => return Ok(()),
             OverlayKind::Data if overlay.extent.len == 0 => {
                 self.check_overlay(overlay, inline, damage)?;
                 out.copy_from_slice(&inline[skip..skip + out.len()]);

@@ -12,7 +12,7 @@ use crate::cells::Scope;
 use crate::format::Overlay;
 use crate::peers::join_all;
 use crate::read::CELL_BYTES_MAX;
-use crate::service::{Acting, StorageNode, Target};
+use crate::service::{Acting, StorageNode, Target, sequencer};
 use crate::store::FragmentWrite;
 use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
@@ -142,7 +142,7 @@ impl StorageNode {
                 None => break,
             }
         }
-        self.drop_unknown(acting, &peers).await
+        self.drop_unknown(acting, &peers, since).await
     }
 
     /// The next stripes in order that any of the peers lists, and where to go on.
@@ -378,20 +378,34 @@ impl StorageNode {
                 continue;
             }
             // What is damaged at one holder is whole at another.
-            match self.copy_overlays_from(acting, cell, holder).await {
-                Ok(()) => return Ok(()),
+            // Where numbers were dropped others may have come meanwhile that were taken for the same: compare once more.
+            let mut dropped = self.copy_overlays_from(acting, cell, holder).await;
+            while matches!(dropped, Ok(true)) {
+                dropped = self.copy_overlays_from(acting, cell, holder).await;
+            }
+            match dropped {
+                Ok(_) => return Ok(()),
                 Err(e) => problem = e,
             }
         }
         Err(problem)
     }
 
-    async fn copy_overlays_from(&self, acting: &Acting, cell: CellId, holder: usize) -> Result<()> {
+    /// Whether something was dropped that only this target had.
+    async fn copy_overlays_from(&self, acting: &Acting, cell: CellId, holder: usize) -> Result<bool> {
         let group = acting.group();
+        // Numbers that are here before the sequencer has given them are left from an earlier epoch: nobody was answered.
+        let is_behind = group.members[acting.position].state == MemberState::Behind;
+        let mut stale = match is_behind && sequencer(group, cell) == Some(holder) {
+            true => acting.target.store.log(cell)?.0,
+            false => BTreeMap::new(),
+        };
         let place = Place { target: group.members[holder].target, group: group.id, epoch: group.epoch };
         let mut after = Seq(0);
         let (stat, _) = self.ask(place.target, StatCell { place, cell }, Vec::new()).await?;
         let upto = stat.overlay_seqs.first().copied().unwrap_or_default();
+        stale.retain(|seq, _| *seq > upto);
+        let drops = !stale.is_empty();
         let mut copies = Vec::new();
         loop {
             let (log, payload) =
@@ -399,7 +413,7 @@ impl StorageNode {
             let mut rest = payload;
             for o in &log.extents {
                 let data = match o.kind {
-                    OverlayKind::Zero => Bytes::new(),
+                    OverlayKind::Zero | OverlayKind::Void => Bytes::new(),
                     OverlayKind::Data if o.len as usize <= rest.len() => rest.split_to(o.len as usize),
                     OverlayKind::Data => {
                         return Err(Error::damaged(format!("overlays of cell {cell}: cut short")));
@@ -432,17 +446,19 @@ impl StorageNode {
         let committed = self
             .env
             .tasks
-            .blocking(move || target.store.install_overlays(&scope, cell, upto, copies))
+            .blocking(move || target.store.install_overlays(&scope, cell, upto, copies, &stale))
             .await?;
-        acting.target.store.durable(committed).await
+        acting.target.store.durable(committed).await?;
+        Ok(drops)
     }
 
     /// Cells here that no current peer knows, last written before the group's present epoch: dropped while we were away.
-    async fn drop_unknown(&self, acting: &Acting, peers: &[usize]) -> Result<()> {
+    /// And those that only this target wrote in the end (nobody was answered): as the others have them.
+    async fn drop_unknown(&self, acting: &Acting, peers: &[usize], since: Epoch) -> Result<()> {
         let mut after = None;
         loop {
             let (known, until) = self.list_stripes(acting, peers, after, Epoch(0)).await?;
-            self.drop_unknown_up_to(acting, peers, after, until, &known).await?;
+            self.drop_unknown_up_to(acting, peers, since, after, until, &known).await?;
             match until {
                 Some(cell) => after = Some(cell),
                 None => return Ok(()),
@@ -453,6 +469,7 @@ impl StorageNode {
         &self,
         acting: &Acting,
         peers: &[usize],
+        since: Epoch,
         mut after: Option<CellId>,
         until: Option<CellId>,
         known: &BTreeMap<(FileId, u64), StripeView>,
@@ -467,11 +484,21 @@ impl StorageNode {
                 if until.is_some_and(|u| summary.cell > u) {
                     return Ok(());
                 }
-                if summary.epoch >= group.epoch || known.contains_key(&stripe) || checked.contains(&stripe) {
+                if summary.epoch >= group.epoch || checked.contains(&stripe) {
                     continue;
                 }
+                match known.get(&stripe) {
+                    Some(view) if summary.epoch >= since => {
+                        let mut view = view.clone();
+                        for index in 0..group.scheme.data {
+                            view.logs.entry(index).or_insert_with(|| BTreeSet::from([(Seq(0), 0)]));
+                        }
+                        self.repair_stripe(acting, stripe.0, stripe.1, &view).await?;
+                    }
+                    Some(_) => continue,
+                    None => self.drop_if_unknown(acting, peers, summary.cell).await?,
+                }
                 checked = BTreeSet::from([stripe]);
-                self.drop_if_unknown(acting, peers, summary.cell).await?;
             }
             if !list.more {
                 return Ok(());

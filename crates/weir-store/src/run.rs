@@ -58,6 +58,9 @@ impl StorageNode {
             log("repair", e);
             0
         });
+        if let Err(e) = self.agree_round(target).await {
+            log("bring overlay logs into line", e);
+        }
         if let Err(e) = self.settle_debt(target).await {
             log("settle debt", e);
         }

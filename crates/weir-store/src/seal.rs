@@ -504,6 +504,7 @@ fn merge_log(store: &Store, cell: CellId, base: Bytes, after: Seq) -> Result<(By
             bytes.resize(bytes.len().max(to), 0);
             match o.kind {
                 OverlayKind::Zero => bytes[from..to].fill(0),
+                OverlayKind::Void => {}
                 OverlayKind::Data => {
                     let data = parts.next().unwrap_or_default();
                     if data.len() != o.len as usize || crc32c(&data) != o.crc {

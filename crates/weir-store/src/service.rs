@@ -32,6 +32,7 @@ pub const RECENT_MAX: usize = 65_536;
 /// Cells waiting to be verified because somebody doubts them.
 const SUSPECTS_MAX: usize = 4096;
 
+mod agree;
 mod overlays;
 
 pub use overlays::{down_mask, sequencer};
@@ -64,6 +65,8 @@ pub(crate) struct Target {
     /// The newest cut that was learned from each peer.
     pub cuts_of: Mutex<BTreeMap<TargetId, u64>>,
     pub forgetting: Mutex<Forgetting>,
+    /// Overlay logs that may differ from others' copies.
+    agreement: Mutex<agree::Agreement>,
 }
 
 /// Stripes with overlays logged here lately whose seal this target leads.
@@ -164,6 +167,7 @@ impl StorageNode {
                 settled: Mutex::default(),
                 cuts_of: Mutex::default(),
                 forgetting: Mutex::default(),
+                agreement: Mutex::default(),
             };
             opened.insert(id, Arc::new(target));
         }

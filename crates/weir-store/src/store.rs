@@ -598,6 +598,10 @@ fn check_overlay(scope: &Scope, write: &OverlayWrite<'_>) -> Result<()> {
     if !scope.is_data(write.cell) {
         return bad("the index must be that of a data cell");
     }
+    if write.kind == OverlayKind::Void {
+        let empty = (write.offset, write.len, write.crc) == (0, 0, 0) && write.data.is_empty();
+        return if empty { Ok(()) } else { bad("a void overlay is empty") };
+    }
     if write.len == 0 || write.offset.checked_add(write.len).is_none_or(|end| end > CELL_BYTES_MAX) {
         return bad(&format!("{} bytes at {} do not fit into a cell", write.len, write.offset));
     }

@@ -23,30 +23,33 @@ impl StorageNode {
         };
         let node = self.shared();
         Handled::Later(Box::pin(async move {
-            let (acting, (seq, committed)) = match begun {
-                Some(begun) => begun,
-                None => {
-                    let acting = node.acting(r.place).await?;
-                    let (blocking, request, data) = (acting.clone(), r.clone(), payload.clone());
-                    let worker = node.clone();
-                    let numbered = node
-                        .env
-                        .tasks
-                        .blocking(move || worker.number_overlay(&blocking, &request, &data))
-                        .await?;
-                    (acting, numbered)
+            let mut begun = begun;
+            loop {
+                let (acting, (seq, committed)) = match begun.take() {
+                    Some(begun) => begun,
+                    None => node.number_blocking(&r, &payload).await?,
+                };
+                let store = acting.target.store.clone();
+                // The mirrors first: they write while this thread does.
+                let mirrors: BoxFuture<'_, Result<()>> =
+                    Box::pin(node.mirror(acting.clone(), &r, seq, payload.clone(), deadline));
+                let local: BoxFuture<'_, Result<()>> = Box::pin(store.durable_here(committed));
+                let done: Result<()> = join_all(vec![mirrors, local]).await.into_iter().collect();
+                let Err(e) = done else { return Ok(Reply::new(&OverlayWritten { seq })) };
+                node.give_up(&acting, r.cell, seq, r.token_epoch).await;
+                // `Exists`: the number is void somewhere. Another one is not.
+                if e.kind != ErrorKind::Exists || node.env.clock.now() >= deadline {
+                    return Err(e);
                 }
-            };
-            let store = acting.target.store.clone();
-            // The mirrors first: they write while this thread does.
-            let mirrors: BoxFuture<'_, Result<()>> =
-                Box::pin(node.mirror(acting.clone(), &r, seq, payload, deadline));
-            let local: BoxFuture<'_, Result<()>> = Box::pin(store.durable_here(committed));
-            for done in join_all(vec![mirrors, local]).await {
-                done?;
             }
-            Ok(Reply::new(&OverlayWritten { seq }))
         }))
+    }
+
+    async fn number_blocking(&self, r: &WriteOverlay, payload: &Bytes) -> Result<(Acting, (Seq, CommitSeq))> {
+        let acting = self.acting(r.place).await?;
+        let (node, on, request, data) = (self.shared(), acting.clone(), r.clone(), payload.clone());
+        let numbered = self.env.tasks.blocking(move || node.number_overlay(&on, &request, &data)).await?;
+        Ok((acting, numbered))
     }
 
     fn number_overlay(&self, acting: &Acting, r: &WriteOverlay, data: &Bytes) -> Result<(Seq, CommitSeq)> {
@@ -56,6 +59,9 @@ impl StorageNode {
                 "cell {}: {} is {}, not {}",
                 r.cell, group.id, group.scheme, r.layout_scheme
             )));
+        }
+        if r.kind == OverlayKind::Void {
+            return Err(Error::invalid(format!("overlay of cell {}: it changes nothing", r.cell)));
         }
         let sequencer = sequencer(group, r.cell);
         if sequencer != Some(acting.position) {
@@ -153,6 +159,7 @@ impl StorageNode {
             missing: down_mask(group),
             crc: r.crc,
             layout_scheme: r.layout_scheme,
+            again: false,
         };
         let parts = if payload.is_empty() { Vec::new() } else { vec![payload] };
         let sent = self.ask(peer, request.clone(), parts);
@@ -185,6 +192,8 @@ impl StorageNode {
                     len: o.len,
                     kind: o.kind,
                     crc: o.crc,
+                    token_epoch: o.token_epoch,
+                    again: o.seq < last.seq,
                     ..last.clone()
                 };
                 self.ask(peer, request, payload).await?;
@@ -315,6 +324,7 @@ impl StorageNode {
             return Err(misplaced(r.cell, acting));
         }
         let numbering = match acting.state() {
+            MemberState::Current if r.again => Numbering::Again(r.seq),
             MemberState::Current => Numbering::Mirror(r.seq),
             MemberState::Behind => Numbering::Behind(r.seq),
             MemberState::Down => {
@@ -335,8 +345,12 @@ impl StorageNode {
             data,
         };
         let logged = acting.target.store.append(&acting.scope, numbering, &write)?;
-        if let Appended::At(_) = logged.1 {
-            acting.logged(r.cell, r.len, self.env.clock.now());
+        match logged.1 {
+            Appended::At(_) => acting.logged(r.cell, r.len, self.env.clock.now()),
+            Appended::Void(seq) => {
+                return Err(Error::exists(format!("overlay {seq} of cell {}: the number is void", r.cell)));
+            }
+            Appended::Duplicate(_) | Appended::Gap { .. } => {}
         }
         Ok(logged)
     }
@@ -345,7 +359,7 @@ impl StorageNode {
 // ---- decisions on a group
 
 /// The positions that keep the overlay log of a data cell: its own, and all parity.
-fn log_keepers(group: &Group, cell: CellId) -> Vec<usize> {
+pub(super) fn log_keepers(group: &Group, cell: CellId) -> Vec<usize> {
     let data = usize::from(group.scheme.data);
     if usize::from(cell.index) >= data {
         return Vec::new();
@@ -358,7 +372,7 @@ pub fn sequencer(group: &Group, cell: CellId) -> Option<usize> {
         .into_iter()
         .find(|p| group.members.get(*p).is_some_and(|m| m.state == MemberState::Current))
 }
-fn is_live(group: &Group, position: usize) -> bool {
+pub(super) fn is_live(group: &Group, position: usize) -> bool {
     group.members.get(position).is_some_and(|m| m.state != MemberState::Down)
 }
 /// The fragments of places that are down.

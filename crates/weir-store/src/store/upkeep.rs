@@ -174,13 +174,14 @@ impl Store {
         Ok((committed, installed))
     }
 
-    /// Takes in another holder's overlays of `cell` up to `upto`.
+    /// Takes in another holder's overlays of `cell` up to `upto`, and drops `stale` ones beyond.
     pub fn install_overlays(
         &self,
         scope: &Scope,
         cell: CellId,
         upto: Seq,
         copies: Vec<(Seq, Overlay, Bytes)>,
+        stale: &BTreeMap<Seq, Overlay>,
     ) -> Result<CommitSeq> {
         self.usable()?;
         let mut by_seq = BTreeMap::new();
@@ -198,7 +199,7 @@ impl Store {
         }
         self.change(&mut |txn, delta| {
             cells::check_epoch(txn, scope.group, scope.epoch)?;
-            let used = cells::install_overlays(txn, scope, cell, upto, &by_seq, delta)?;
+            let used = cells::install_overlays(txn, scope, cell, upto, &by_seq, stale, delta)?;
             let unused = extents.iter().filter(|(seq, _)| !used.contains(seq)).map(|(_, extent)| *extent);
             delta.dropped.extend(unused);
             Ok(())

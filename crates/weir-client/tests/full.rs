@@ -1,0 +1,101 @@
+//! Claims about writes that one full target refuses: what they would have changed stays as it was, whoever reads it.
+mod lab;
+
+use bytes::Bytes;
+use lab::*;
+use weir_client::{Client, Handle, OpenMode, SetAttrs};
+use weir_proto::{ErrorKind, InodeId};
+
+/// Enough for nothing but what rides in the index.
+const FULL_BYTES: u64 = 1 << 20;
+const ENOUGH_BYTES: u64 = 1 << 30;
+
+async fn create(c: &Client) -> Handle {
+    c.create(&root(), InodeId::ROOT, b"f", 0o644, true, OpenMode::BOTH).await.unwrap().handle
+}
+async fn write(c: &Client, h: Handle, offset: usize, data: &[u8]) {
+    let done = match c.try_write(h, offset as u64, data) {
+        Some(done) => done,
+        None => c.write(h, offset as u64, Bytes::copy_from_slice(data)).await,
+    };
+    assert_eq!(done.unwrap(), data.len());
+}
+/// The whole file as a client that knows nothing of it sees it.
+async fn content(lab: &Lab, reader: &str) -> Vec<u8> {
+    let c = lab.client(reader).await;
+    let found = c.lookup(&root(), InodeId::ROOT, b"f").await.unwrap().expect("the name exists");
+    let h = c.open(&root(), found.attr.ino, OpenMode::READ).await.unwrap().handle;
+    let bytes = c.read(h, 0, 1 << 30).await.unwrap().concat();
+    c.release(h).await.unwrap();
+    c.shutdown().await.unwrap();
+    bytes
+}
+/// A failed write may have made the file longer, by zeros.
+fn is_same(got: &[u8], expected: &[u8]) -> bool {
+    got.starts_with(expected) && got[expected.len()..].iter().all(|b| *b == 0)
+}
+/// Also without any one of the targets.
+async fn is_everywhere(lab: &Lab, expected: &[u8], when: &str) {
+    assert!(is_same(&content(lab, &format!("{when} reader")).await, expected), "{when}");
+    for n in 0..6 {
+        lab.kill_storage(n);
+        let got = content(lab, &format!("{when} reader without {n}")).await;
+        assert!(is_same(&got, expected), "{when}, without target {n}");
+        lab.storage(n).await;
+        lab.all_current().await.unwrap();
+    }
+}
+
+#[test]
+fn a_larger_write_that_fails_leaves_a_small_files_bytes() {
+    let lab = Lab::new(71);
+    lab.world().set_disk_capacity("s1", FULL_BYTES);
+    lab.run(6, |lab| async move {
+        let a = lab.client("a").await;
+        let h = create(&a).await;
+        let small = pattern(1, 0, 2338);
+        write(&a, h, 0, &small).await;
+        a.fsync(h).await.unwrap();
+        write(&a, h, small.len(), &pattern(2, small.len(), 2 * STRIPE)).await;
+        assert_eq!(a.fsync(h).await.unwrap_err().kind, ErrorKind::NoSpace);
+        let now = content(&lab, "b").await;
+        assert!(now.starts_with(&small), "what was synced is lost");
+        lab.world().set_disk_capacity("s1", ENOUGH_BYTES);
+        let large = pattern(3, 0, 3 * STRIPE + 99);
+        write(&a, h, 0, &large).await;
+        a.fsync(h).await.unwrap();
+        is_everywhere(&lab, &large, "with space again").await;
+    });
+}
+
+#[test]
+fn a_write_that_a_full_target_refuses_is_nowhere() {
+    let lab = Lab::new(72);
+    lab.world().set_disk_capacity("s1", FULL_BYTES);
+    lab.run(6, |lab| async move {
+        let a = lab.client("a").await;
+        let h = create(&a).await;
+        // Little by little it goes where the index has room.
+        let mut bytes = Vec::new();
+        for n in 0..10 {
+            let some = pattern(n, bytes.len(), 10_000);
+            write(&a, h, bytes.len(), &some).await;
+            bytes.extend(some);
+            a.fsync(h).await.unwrap();
+        }
+        is_everywhere(&lab, &bytes, "before").await;
+        // Over what is there, and a stripe that nothing was in.
+        for offset in [0, STRIPE] {
+            let refused = pattern(20, offset, STRIPE);
+            write(&a, h, offset, &refused).await;
+            assert_eq!(a.fsync(h).await.unwrap_err().kind, ErrorKind::NoSpace);
+            is_everywhere(&lab, &bytes, &format!("after a refusal at {offset}")).await;
+        }
+        let size = (2 * STRIPE) as u64;
+        let found = a.lookup(&root(), InodeId::ROOT, b"f").await.unwrap().expect("the name exists");
+        let set = SetAttrs { size: Some(size), ..SetAttrs::default() };
+        a.setattr(&root(), found.attr.ino, None, set).await.unwrap();
+        bytes.resize(size as usize, 0);
+        is_everywhere(&lab, &bytes, "extended").await;
+    });
+}

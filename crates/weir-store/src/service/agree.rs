@@ -1,0 +1,434 @@
+//! Agreement: all who keep the log of a cell hold the same.
+//!
+//! An overlay is acknowledged when every live keeper has it. One that some have and others have not was never
+//! acknowledged: its target was full, or the sequencer died over it. Left like that it would be read from one keeper and
+//! not from another, so it must be everywhere or nowhere. The sequencer decides: what it has goes to all, and a number
+//! that only others have is void everywhere ([`OverlayKind::Void`]; numbers are never given twice for that). It looks at
+//! what was written before whenever the group's epoch has changed, and at single cells whose write failed.
+//!
+//! [`compare`] is the pure part: what two logs lack.
+use super::overlays::{is_live, log_keepers, sequencer};
+use super::*;
+use crate::cells;
+use crate::format::Overlay;
+use crate::lookup;
+use weir_proto::map::MemberState::Current;
+
+/// Cells whose logs are known to differ; beyond that their whole group is looked through again.
+const DIFFERING_MAX: usize = 4096;
+/// Cells asked for in one listing.
+const LIST_LIMIT: u32 = 2048;
+
+/// What of cells' logs is not known to be the same everywhere.
+#[derive(Default)]
+pub(crate) struct Agreement {
+    /// The epoch of each group up to which logs are the same, but for those of `differing`.
+    agreed: BTreeMap<PgId, Epoch>,
+    differing: BTreeMap<CellId, PgId>,
+}
+impl Agreement {
+    pub fn differs(&mut self, cell: CellId, group: PgId) {
+        if self.differing.len() >= DIFFERING_MAX {
+            self.agreed.remove(&group);
+        } else {
+            self.differing.insert(cell, group);
+        }
+    }
+}
+
+/// A log without its data.
+pub(crate) type Log = BTreeMap<Seq, Overlay>;
+
+/// What must happen for `theirs` to be the same as the sequencer's `own` log.
+#[derive(Default, PartialEq, Eq, Debug)]
+struct Difference {
+    /// Numbers that become void here.
+    void: BTreeSet<Seq>,
+    /// Up to here they have numbers that were never given here.
+    beyond: Option<Seq>,
+    /// What they lack or have otherwise.
+    send: BTreeSet<Seq>,
+}
+
+fn compare(own: &Log, own_last: Seq, theirs: &Log) -> Difference {
+    let same =
+        |a: &Overlay, b: &Overlay| (a.offset, a.len, a.kind, a.crc) == (b.offset, b.len, b.kind, b.crc);
+    let mut found = Difference::default();
+    for (seq, t) in theirs {
+        match own.get(seq) {
+            None if *seq > own_last => found.beyond = Some(*seq),
+            Some(o) if !same(o, t) && t.kind == OverlayKind::Void => drop(found.void.insert(*seq)),
+            _ => {}
+        }
+    }
+    let lacks = |(seq, o): &(&Seq, &Overlay)| !theirs.get(seq).is_some_and(|t| same(o, t));
+    found.send = own.iter().filter(lacks).map(|(seq, _)| *seq).collect();
+    found
+}
+
+impl StorageNode {
+    /// Brings into line what this target numbers, where an epoch has changed or a write has failed.
+    pub(crate) async fn agree_round(&self, target: &Arc<Target>) -> Result<()> {
+        let map = self.peers.map();
+        for group in &map.groups {
+            let me = |m: &weir_proto::map::Member| m.target == target.store.target;
+            let Some(position) = group.members.iter().position(me) else { continue };
+            let agreed = target.agreement().agreed.get(&group.id).copied();
+            if group.members[position].state != Current || agreed == Some(group.epoch) {
+                continue;
+            }
+            let acting =
+                Acting { target: target.clone(), scope: Scope::of(group), map: map.clone(), position };
+            match self.find_differing(&acting, agreed.unwrap_or_default()).await {
+                Err(e) => tracing::debug!(group = %group.id, "compare overlay logs: {e}"),
+                Ok(found) => {
+                    let mut agreement = target.agreement();
+                    agreement.agreed.insert(group.id, group.epoch);
+                    found.into_iter().for_each(|cell| agreement.differs(cell, group.id));
+                }
+            }
+        }
+        let differing: Vec<(CellId, PgId)> =
+            target.agreement().differing.iter().map(|(cell, group)| (*cell, *group)).collect();
+        for (cell, group) in differing {
+            match self.agree_on(target, cell, group).await {
+                Ok(()) => drop(target.agreement().differing.remove(&cell)),
+                Err(e) => tracing::debug!(%cell, "bring overlay logs into line: {e}"),
+            }
+        }
+        Ok(())
+    }
+
+    /// The cells of the group written since an epoch whose log, numbered by this target, is another one elsewhere.
+    async fn find_differing(&self, acting: &Acting, since: Epoch) -> Result<BTreeSet<CellId>> {
+        let group = acting.group();
+        let data = usize::from(group.scheme.data);
+        let first = CellId { file: FileId::default(), stripe: 0, index: 0 };
+        let numbered: BTreeSet<u8> = (0..group.scheme.data)
+            .filter(|index| sequencer(group, CellId { index: *index, ..first }) == Some(acting.position))
+            .collect();
+        let mut found = BTreeSet::new();
+        let peers = (data..group.members.len())
+            .filter(|p| *p != acting.position && group.members[*p].state == Current && !numbered.is_empty());
+        for peer in peers {
+            let mut after = None;
+            loop {
+                let target = group.members[peer].target;
+                let request = ListCells {
+                    target,
+                    group: group.id,
+                    after,
+                    since,
+                    epoch: group.epoch,
+                    limit: LIST_LIMIT,
+                };
+                let (list, _) = self.ask(target, request, Vec::new()).await?;
+                let of_ours = |c: &&CellSummary| numbered.contains(&c.cell.index);
+                let theirs: BTreeMap<CellId, u64> =
+                    list.cells.iter().filter(of_ours).map(|c| (c.cell, c.log_sum)).collect();
+                let until = list.cells.last().map(|c| c.cell).filter(|_| list.more);
+                let (store, from, id) = (acting.target.store.clone(), after, group.id);
+                let own = self.env.tasks.blocking(move || store.log_sums(id, from, until, since)).await?;
+                let own = own.into_iter().filter(|(cell, _)| numbered.contains(&cell.index));
+                found.extend(own.filter(|(cell, _)| !theirs.contains_key(cell)).map(|(cell, _)| cell));
+                for (cell, sum) in theirs {
+                    let own = acting.target.store.header(cell)?.map_or(0, |h| h.log_sum);
+                    if own != sum {
+                        found.insert(cell);
+                    }
+                }
+                after = until;
+                if until.is_none() {
+                    break;
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// Makes all keepers' logs of a cell the same, if this target numbers it.
+    pub(crate) async fn agree_on(&self, target: &Arc<Target>, cell: CellId, group: PgId) -> Result<()> {
+        let map = self.peers.map();
+        let Some(group) = map.group(group) else { return Ok(()) };
+        let me = group.members.iter().position(|m| m.target == target.store.target);
+        let Some(position) = me.filter(|p| sequencer(group, cell) == Some(*p)) else { return Ok(()) };
+        let acting = Acting { target: target.clone(), scope: Scope::of(group), map: map.clone(), position };
+        let peers: Vec<usize> =
+            log_keepers(group, cell).into_iter().filter(|p| *p != position && is_live(group, *p)).collect();
+        let void_below = target.store.void_below(cell)?;
+        if void_below == FENCE_GONE {
+            return Ok(()); // the file is deleted
+        }
+        let mut logs = BTreeMap::new();
+        for peer in peers.iter().filter(|p| group.members[**p].state == Current) {
+            let mut log = self.log_of(&acting, cell, *peer).await?;
+            // What the file was cut of goes there, too, as soon as that member is told.
+            log.0.retain(|_, o| o.token_epoch >= void_below);
+            logs.insert(*peer, log);
+        }
+        let void = self.void_here(&acting, cell, &logs).await?;
+        for peer in peers {
+            let (own, own_last, _) = target.store.log(cell)?;
+            // Who is behind copies a log as it is now; what becomes void meanwhile is told to it, too.
+            let mut send = void.clone();
+            if let Some((theirs, _, _)) = logs.get(&peer) {
+                send.extend(compare(&own, own_last, theirs).send);
+            }
+            self.send_again(&acting, cell, peer, &send).await?;
+        }
+        Ok(())
+    }
+
+    /// A peer's log above the cut, its last number and its cut.
+    async fn log_of(&self, acting: &Acting, cell: CellId, peer: usize) -> Result<(Log, Seq, Seq)> {
+        let group = acting.group();
+        let place = Place { target: group.members[peer].target, group: group.id, epoch: group.epoch };
+        let (mut log, mut after) = (Log::new(), Seq(0));
+        loop {
+            let (read, _) = self.ask(place.target, ReadOverlays { place, cell, after }, Vec::new()).await?;
+            for o in &read.extents {
+                let OverlayExtent { offset, len, kind, crc, token_epoch, seq } = *o;
+                log.insert(seq, Overlay { offset, len, kind, crc, token_epoch, extent: Default::default() });
+                after = seq;
+            }
+            if !read.more || read.extents.is_empty() {
+                break;
+            }
+        }
+        let (stat, _) = self.ask(place.target, StatCell { place, cell }, Vec::new()).await?;
+        let first = |seqs: &[Seq]| seqs.first().copied().unwrap_or_default();
+        let cut = first(&stat.cuts);
+        if cut != acting.target.store.log(cell)?.2 {
+            return Err(Error::unavailable(format!("cell {cell}: a seal is under way, compare later")));
+        }
+        Ok((log, first(&stat.overlay_seqs), cut))
+    }
+
+    /// Makes void here what others have void, or have and this target has not. Returns what is void now.
+    async fn void_here(
+        &self,
+        acting: &Acting,
+        cell: CellId,
+        logs: &BTreeMap<usize, (Log, Seq, Seq)>,
+    ) -> Result<BTreeSet<Seq>> {
+        let store = &acting.target.store;
+        let (own, own_last, _) = store.log(cell)?;
+        let (mut void, mut beyond) = (BTreeSet::new(), Seq(0));
+        for (theirs, _, _) in logs.values() {
+            let found = compare(&own, own_last, theirs);
+            void.extend(found.void);
+            beyond = beyond.max(found.beyond.unwrap_or_default());
+        }
+        let token_epoch = store.newest_token_epoch(cell)?;
+        let mut committed = CommitSeq(0);
+        for seq in &void {
+            committed = store.void(&acting.scope, cell, Numbering::Again(*seq), token_epoch)?.0;
+        }
+        // Numbers that are given to writes meanwhile take the place of what the others have there.
+        while store.log(cell)?.1 < beyond {
+            let (last, appended) = store.void(&acting.scope, cell, Numbering::Next, token_epoch)?;
+            committed = last;
+            if let Appended::At(seq) = appended {
+                void.insert(seq);
+            }
+        }
+        acting.target.progress.notify_waiters();
+        store.durable(committed).await?;
+        Ok(void)
+    }
+
+    /// Sends these numbers of the own log to a peer, in order.
+    async fn send_again(
+        &self,
+        acting: &Acting,
+        cell: CellId,
+        peer: usize,
+        numbers: &BTreeSet<Seq>,
+    ) -> Result<()> {
+        let group = acting.group();
+        let place = Place { target: group.members[peer].target, group: group.id, epoch: group.epoch };
+        let Some(first) = numbers.first() else { return Ok(()) };
+        let (mut after, store) = (Seq(first.0.saturating_sub(1)), acting.target.store.clone());
+        loop {
+            let reading = store.clone();
+            let (log, parts) = self.env.tasks.blocking(move || reading.read_overlays(cell, after)).await?;
+            let mut parts = parts.into_iter();
+            for o in &log.extents {
+                let payload: Vec<Bytes> =
+                    if o.kind == OverlayKind::Data { parts.next().into_iter().collect() } else { Vec::new() };
+                after = o.seq;
+                if !numbers.contains(&o.seq) {
+                    continue;
+                }
+                let request = MirrorOverlay {
+                    place,
+                    cell,
+                    token_epoch: o.token_epoch,
+                    seq: o.seq,
+                    offset: o.offset,
+                    len: o.len,
+                    kind: o.kind,
+                    missing: down_mask(group),
+                    crc: o.crc,
+                    layout_scheme: group.scheme,
+                    again: true,
+                };
+                self.ask(place.target, request, payload).await?;
+            }
+            if !log.more || log.extents.is_empty() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// A write that failed after it was numbered here: the number becomes void, here first, then at all who keep the log.
+    pub(super) async fn give_up(&self, acting: &Acting, cell: CellId, seq: Seq, token_epoch: u32) {
+        let (target, group) = (&acting.target, acting.scope.group);
+        // Where that cannot be done the bytes stay, and go to all who lack them.
+        if let Err(e) = self.void_under_newest(acting, cell, seq, token_epoch).await {
+            tracing::debug!(%cell, %seq, "make a failed overlay void: {e}");
+        }
+        if let Err(e) = self.agree_on(target, cell, group).await {
+            tracing::debug!(%cell, %seq, "a failed overlay is not void everywhere yet: {e}");
+            target.agreement().differs(cell, group);
+        }
+    }
+
+    async fn void_under_newest(
+        &self,
+        acting: &Acting,
+        cell: CellId,
+        seq: Seq,
+        token_epoch: u32,
+    ) -> Result<()> {
+        let map = self.peers.map();
+        let group = map.group(acting.scope.group).ok_or_else(|| Error::not_found("the group is gone"))?;
+        if sequencer(group, cell) != Some(acting.position) {
+            return Ok(()); // whoever numbers now decides
+        }
+        let (store, scope) = (&acting.target.store, Scope::of(group));
+        let (committed, _) = store.void(&scope, cell, Numbering::Again(seq), token_epoch)?;
+        acting.target.progress.notify_waiters();
+        store.durable(committed).await
+    }
+}
+
+impl Target {
+    pub(crate) fn agreement(&self) -> std::sync::MutexGuard<'_, Agreement> {
+        self.agreement.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Store {
+    /// Makes a number of a cell's log void: logged as the next one, or in place of what is there.
+    fn void(
+        &self,
+        scope: &Scope,
+        cell: CellId,
+        number: Numbering,
+        token_epoch: u32,
+    ) -> Result<(CommitSeq, Appended)> {
+        let write = OverlayWrite {
+            cell,
+            token_epoch,
+            offset: 0,
+            len: 0,
+            kind: OverlayKind::Void,
+            crc: 0,
+            missing: 0,
+            data: &[],
+        };
+        self.append(scope, number, &write)
+    }
+
+    fn void_below(&self, cell: CellId) -> Result<u32> {
+        let mut below = 0;
+        self.kv().read(&mut |r| {
+            below = crate::cuts::void_below(r, cell)?;
+            Ok(())
+        })?;
+        Ok(below)
+    }
+
+    /// The log of a cell above its cut, its last number, and its cut.
+    pub(crate) fn log(&self, cell: CellId) -> Result<(Log, Seq, Seq)> {
+        let mut found = (Log::new(), Seq(0), Seq(0));
+        self.kv().read(&mut |r| {
+            let header = cells::get::<crate::format::Header>(r, &crate::format::header_key(cell))?;
+            let (last, cut) = header.map_or((Seq(0), Seq(0)), |h| (h.last_seq, h.cut));
+            let log = cells::overlays(r, cell, Seq(0), Seq(u64::MAX))?;
+            found = (log.into_iter().collect(), last, cut);
+            Ok(())
+        })?;
+        Ok(found)
+    }
+
+    /// The sums of the logs, where there are any, of the group's cells that were written since an epoch: a part of the
+    /// listing.
+    fn log_sums(
+        &self,
+        group: PgId,
+        mut after: Option<CellId>,
+        until: Option<CellId>,
+        since: Epoch,
+    ) -> Result<BTreeMap<CellId, u64>> {
+        let mut found = BTreeMap::new();
+        loop {
+            let mut batch = Vec::new();
+            self.kv().read(&mut |r| {
+                batch.clear();
+                for cell in lookup::listed_cells(r, group, after, LIST_LIMIT as usize)? {
+                    batch.push((cell, lookup::summary(r, cell)?));
+                }
+                Ok(())
+            })?;
+            for (cell, summary) in &batch {
+                if until.is_some_and(|u| *cell > u) {
+                    return Ok(found);
+                }
+                if let Some(s) = summary.as_ref().filter(|s| s.epoch >= since && s.log_sum != 0) {
+                    found.insert(*cell, s.log_sum);
+                }
+            }
+            match batch.last() {
+                Some((cell, _)) if batch.len() == LIST_LIMIT as usize => after = Some(*cell),
+                _ => return Ok(found),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_sequencers_log_is_the_one() {
+        let entry = |kind: OverlayKind, crc: u32| Overlay {
+            offset: 0,
+            len: u32::from(kind != OverlayKind::Void),
+            kind,
+            crc,
+            token_epoch: 1,
+            extent: Default::default(),
+        };
+        let data = |crc| entry(OverlayKind::Data, crc);
+        let void = || entry(OverlayKind::Void, 0);
+        let log = |entries: &[(u64, Overlay)]| -> Log {
+            entries.iter().map(|(s, o)| (Seq(*s), o.clone())).collect()
+        };
+        let seqs = |seqs: &[u64]| -> BTreeSet<Seq> { seqs.iter().map(|s| Seq(*s)).collect() };
+        let own = log(&[(1, data(1)), (2, data(2)), (3, void())]);
+        let found = |theirs: &[(u64, Overlay)]| compare(&own, Seq(3), &log(theirs));
+        let all_there = [(1, data(1)), (2, data(2)), (3, void())];
+        assert_eq!(found(&all_there), Difference::default());
+        assert_eq!(found(&[(1, data(1))]), Difference { send: seqs(&[2, 3]), ..Difference::default() });
+        let failed_here = [(1, data(1)), (2, data(2)), (3, data(3))];
+        assert_eq!(found(&failed_here), Difference { send: seqs(&[3]), ..Difference::default() });
+        let void_there = [(1, data(1)), (2, void()), (3, void())];
+        let agreed = Difference { void: seqs(&[2]), send: seqs(&[2]), ..Difference::default() };
+        assert_eq!(found(&void_there), agreed);
+        let more = [(1, data(1)), (2, data(2)), (3, void()), (4, data(4)), (5, data(5))];
+        assert_eq!(found(&more), Difference { beyond: Some(Seq(5)), ..Difference::default() });
+    }
+}
