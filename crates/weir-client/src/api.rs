@@ -15,6 +15,9 @@ pub struct ClientConfig {
     pub name: String,
     /// Host identity: with targets of the same host, Unix sockets are used.
     pub host: String,
+    /// What tells a metadata leader on the same machine that this process is gone; empty: nothing does, and its leases
+    /// end after their term.
+    pub process: String,
     /// Budget of dirty data and read cache together, in bytes.
     pub memory_bytes: u64,
     /// Every operation ends after this long, with an error that names the cause.
@@ -32,6 +35,7 @@ impl ClientConfig {
             volume: "root".into(),
             name: name.into(),
             host: host.into(),
+            process: String::new(),
             memory_bytes: Self::MEMORY_BYTES,
             patience: Self::PATIENCE,
         }

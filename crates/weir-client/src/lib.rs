@@ -99,7 +99,7 @@ impl Client {
             }
         };
         let title = format!("{} on {}", config.name, config.host);
-        let session = Session::new(env.clone(), channel, volume, title);
+        let session = Session::new(env.clone(), channel, volume, title, config.process.clone());
         let counters = Arc::default();
         let data = Data::new(env.clone(), cluster, counters);
         let inner = Inner::new(env.clone(), config, kernel, volume, data, session);

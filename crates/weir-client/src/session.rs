@@ -44,6 +44,7 @@ pub struct Session {
     channel: Channel,
     volume: VolumeId,
     client: String,
+    process: String,
     holder: Mutex<Option<Weak<dyn Holder>>>,
     /// Held while the session is opened or resumed.
     standing: tokio::sync::Mutex<Standing>,
@@ -95,12 +96,14 @@ impl Drop for TakenSlot<'_> {
 }
 
 impl Session {
-    pub fn new(env: Env, channel: Channel, volume: VolumeId, client: String) -> Session {
+    /// `client`: for people. `process`: for a leader on the same machine; empty: not told.
+    pub fn new(env: Env, channel: Channel, volume: VolumeId, client: String, process: String) -> Session {
         Session {
             env,
             channel,
             volume,
             client,
+            process,
             holder: Mutex::new(None),
             standing: tokio::sync::Mutex::default(),
             ready_connection: AtomicU64::new(u64::MAX),
@@ -185,7 +188,8 @@ impl Session {
                 Err(e) => return Err(e.doing("resume the session")),
             }
         }
-        let request = SessionOpen { volume: self.volume, client: self.client.clone() };
+        let request =
+            SessionOpen { volume: self.volume, client: self.client.clone(), process: self.process.clone() };
         let (opened, _) = connection
             .call(&request, vec![], self.left(deadline))
             .await

@@ -57,8 +57,13 @@ impl Bench {
             Some(LayoutPolicy { scheme, cell_shift: 20, first_pg: PgId(0), pg_count: 24 })
         };
         let volume = VolumeId(1);
-        let config =
-            MetaConfig { volume, lease_ms: 10_000, layout: Arc::new(layout), purge: Arc::new(NoTargets) };
+        let config = MetaConfig {
+            volume,
+            lease_ms: 10_000,
+            layout: Arc::new(layout),
+            purge: Arc::new(NoTargets),
+            gone: Arc::new(|_| false),
+        };
         let meta = Meta::open(env, kv, config)?;
         let running = meta.clone();
         env.tasks.spawn("meta", async move { panic!("{}", running.run().await) });
@@ -73,7 +78,7 @@ impl Bench {
         .await?;
         let me = Identity::new(env, "bench", Role::Mount, cluster);
         let connection = weir_rpc::connect(env, &addr, &me, Arc::new(NoService)).await?;
-        let open = SessionOpen { volume, client: "bench".into() };
+        let open = SessionOpen { volume, client: "bench".into(), process: String::new() };
         let session = connection.call(&open, vec![], PATIENCE).await?.0.session;
         Ok(Bench { env: env.clone(), connection, session, in_flight, _server: server })
     }

@@ -42,6 +42,9 @@ pub struct MetaConfig {
     pub layout: Arc<dyn Fn() -> Option<LayoutPolicy> + Send + Sync>,
     /// Drops the cells of deleted files.
     pub purge: Arc<dyn Purge>,
+    /// Whether the process that a client named is gone for certain, as only a leader on the same machine can see. Its
+    /// session ends at once instead of after a lease term.
+    pub gone: Arc<dyn Fn(&str) -> bool + Send + Sync>,
 }
 
 /// The leader of one volume.
@@ -109,7 +112,7 @@ impl Leader {
             conflicts: Vec::new(),
         };
         let failed = weir_env::watch::Sender::new(None);
-        Ok(Arc::new(Leader {
+        let leader = Arc::new(Leader {
             env: env.clone(),
             kv,
             config,
@@ -117,7 +120,17 @@ impl Leader {
             replies: Arc::default(),
             garbage: Notify::new(),
             failed,
-        }))
+        });
+        leader.bury(&mut leader.lock())?;
+        Ok(leader)
+    }
+
+    /// Ends the sessions of processes that are gone. Tells whether some without a connection are left.
+    pub fn bury(self: &Arc<Self>, state: &mut State) -> Result<bool> {
+        for id in session::gone(&state.sessions, &*self.config.gone) {
+            self.end_session(state, id, "its process is gone")?;
+        }
+        Ok(state.sessions.values().any(|s| s.connection.is_none()))
     }
 
     pub fn lock(&self) -> MutexGuard<'_, State> {

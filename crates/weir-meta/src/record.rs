@@ -116,8 +116,22 @@ wire_struct!(Inode {
 pub struct SessionRecord {
     pub client: String,
     pub opened: Time,
+    /// As the client told it; empty: not told.
+    pub process: String,
 }
-wire_struct!(SessionRecord { client: String, opened: Time });
+impl Wire for SessionRecord {
+    fn encode(&self, w: &mut Writer) {
+        self.client.encode(w);
+        self.opened.encode(w);
+        self.process.encode(w);
+    }
+    /// The process came later: records without it are read, too.
+    fn decode(r: &mut Reader<'_>) -> Result<SessionRecord> {
+        let (client, opened) = (String::decode(r)?, Time::decode(r)?);
+        let process = if r.remaining() == 0 { String::new() } else { String::decode(r)? };
+        Ok(SessionRecord { client, opened, process })
+    }
+}
 
 /// `U/`: the last change of a slot.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -22,6 +22,13 @@ use weir_rpc::{Call, Connection, Defer, Handled, Payload, Reply, Service};
 
 /// A client under recall writes back what it holds; as long as it is heard of it gets this many lease terms for that.
 const RECALL_TERMS_MAX: u32 = 4;
+/// After a connection ended it is looked whether the client's process is gone.
+const BURY_AFTER: [Duration; 4] = [
+    Duration::from_millis(1),
+    Duration::from_millis(20),
+    Duration::from_millis(200),
+    Duration::from_millis(2000),
+];
 /// Looks for expired sessions, per lease term.
 const TICKS_PER_TERM: u32 = 4;
 /// Files and directories that a resume may name in all its parts.
@@ -279,7 +286,8 @@ impl Meta {
         }
         let now = leader.env.clock.now();
         let opened = Time { nanos: leader.env.clock.wall().0 };
-        let record = SessionRecord { client: r.client.clone(), opened };
+        let (client, process) = (r.client.clone(), r.process.clone());
+        let record = SessionRecord { client, opened, process };
         let mut id = SessionId(0);
         let mut state = leader.lock();
         let seq = leader.kv.transact(&mut |txn| {
@@ -288,7 +296,9 @@ impl Meta {
             Ok(())
         })?;
         state.newest = state.newest.max(seq);
-        state.sessions.insert(id, Session::new(r.client.clone(), now, Some(connection.clone()), true));
+        state
+            .sessions
+            .insert(id, Session::new(record.client, record.process, now, Some(connection.clone()), true));
         tracing::info!(session = %id, client = r.client, "session opened");
         let grace = state.grace_until.map_or(Duration::ZERO, |until| until.since(now));
         let lease_ms = leader.config.lease_ms;
@@ -482,6 +492,22 @@ impl Service for Meta {
             if session.connection.as_ref().is_some_and(|c| c.id() == connection.id()) {
                 session.connection = None;
             }
+        }
+        drop(state);
+        let leader = self.leader.clone();
+        self.leader.env.tasks.spawn("bury the dead", async move { bury_soon(leader).await });
+    }
+}
+
+/// A process that was killed is gone a moment after its connections.
+async fn bury_soon(leader: Arc<Leader>) {
+    for pause in BURY_AFTER {
+        leader.env.clock.sleep(pause).await;
+        let left = leader.bury(&mut leader.lock());
+        match left {
+            Ok(true) => {}
+            Ok(false) => return,
+            Err(e) => return leader.fail(&e.doing("end a session")),
         }
     }
 }

@@ -20,6 +20,8 @@ use weir_rpc::Connection;
 /// A registered client.
 pub struct Session {
     pub client: String,
+    /// Of the client, as it told; empty: not told.
+    pub process: String,
     pub heard: Instant,
     pub connection: Option<Connection>,
     /// Has said what it holds since this leader started.
@@ -37,9 +39,16 @@ pub struct Session {
 }
 
 impl Session {
-    pub fn new(client: String, now: Instant, connection: Option<Connection>, resumed: bool) -> Session {
+    pub fn new(
+        client: String,
+        process: String,
+        now: Instant,
+        connection: Option<Connection>,
+        resumed: bool,
+    ) -> Session {
         Session {
             client,
+            process,
             heard: now,
             locks_on: connection.as_ref().map_or(0, Connection::id),
             naming_locks: (0, Vec::new()),
@@ -59,6 +68,12 @@ pub fn expired(sessions: &Sessions, now: Instant, term: Duration) -> Vec<Session
     sessions.iter().filter(|(_, s)| now.since(s.heard) > term).map(|(id, _)| *id).collect()
 }
 
+/// The sessions of processes that are gone for certain, in order.
+pub fn gone(sessions: &Sessions, is_gone: &dyn Fn(&str) -> bool) -> Vec<SessionId> {
+    let dead = |s: &Session| s.connection.is_none() && !s.process.is_empty() && is_gone(&s.process);
+    sessions.iter().filter(|(_, s)| dead(s)).map(|(id, _)| *id).collect()
+}
+
 /// All sessions of the store, as they are when a leader starts.
 pub fn load(read: &dyn Read, now: Instant) -> Result<Sessions> {
     let (mut sessions, mut bad) = (Sessions::new(), None);
@@ -67,7 +82,7 @@ pub fn load(read: &dyn Read, now: Instant) -> Result<Sessions> {
         let record = SessionRecord::from_value(value, || "a session".to_owned());
         match (keys::session_of(key), record) {
             (Some(id), Ok(record)) => {
-                sessions.insert(id, Session::new(record.client, now, None, false));
+                sessions.insert(id, Session::new(record.client, record.process, now, None, false));
                 Scan::More
             }
             (_, Err(e)) => {

@@ -265,6 +265,35 @@ fn a_session_that_does_not_come_back_after_a_restart_leaves_its_files_to_be_reco
 }
 
 #[test]
+fn the_session_of_a_process_that_is_gone_for_certain_ends_at_once() {
+    simulate(18, async |world| {
+        let node = start(&world).await;
+        let (mut a, b) = (Client::start(&world, "a").await, Client::start(&world, "b").await);
+        let (dead, other) = (b.create(ROOT, "f").await.unwrap(), b.create(ROOT, "g").await.unwrap());
+        // With the leader.
+        world.kill("meta");
+        world.kill("b");
+        GONE.with_borrow_mut(|gone| gone.push(process_of("b")));
+        drop(node);
+        let node = start(&world).await;
+        let begun = world.now();
+        a.reconnect("a").await;
+        a.resume(vec![]).await.unwrap();
+        assert!(a.getattr(dead.entry.attr.ino).await.unwrap().lease.recover);
+        assert_eq!(node.meta.counts().0, 1);
+        // While the leader runs.
+        let c = Client::start(&world, "c").await;
+        c.open(other.entry.attr.ino, false, true).await.unwrap();
+        GONE.with_borrow_mut(|gone| gone.push(process_of("c")));
+        c.getattr(other.entry.attr.ino).await.unwrap();
+        world.kill("c");
+        a.open(other.entry.attr.ino, true, false).await.unwrap();
+        let waited = world.now().since(begun);
+        assert!(waited < Duration::from_millis(500), "{waited:?}");
+    });
+}
+
+#[test]
 fn an_expired_session_closes_its_nameless_files_and_the_targets_are_swept() {
     simulate(9, async |world| {
         let node = start(&world).await;
@@ -363,7 +392,8 @@ fn hostile_requests_are_refused() {
         assert_eq!(e.kind, ErrorKind::Name(NameRule::TooLong));
         let stranger = Op { session: weir_proto::SessionId(999), slot: 0, seq: 1 };
         assert_eq!(a.call(&mkdir(stranger, "x")).await.unwrap_err().kind, ErrorKind::Stale);
-        let open = SessionOpen { volume: weir_proto::VolumeId(9), client: "x".into() };
+        let open =
+            SessionOpen { volume: weir_proto::VolumeId(9), client: "x".into(), process: String::new() };
         assert_eq!(a.call(&open).await.unwrap_err().kind, ErrorKind::NotFound);
         let e = a.open(ROOT, true, false).await.unwrap_err();
         assert_eq!(e.kind, ErrorKind::Name(NameRule::IsDirectory));

@@ -96,6 +96,8 @@ message!(
         volume: VolumeId,
         /// Shown to administrators: host name and mount point.
         client: String,
+        /// Which process it is, for a leader on the same machine: it can see that the process is gone. Empty: not told.
+        process: String,
     }
 );
 message!(SessionOpened { session: SessionId, lease_ms: u32, grace_ms: u32 });

@@ -258,6 +258,7 @@ async fn run_meta(env: Env) -> Result<()> {
         lease_ms: lead.map.settings.lease_ms,
         layout: Arc::new(move || layout_policy(&policy)),
         purge: Arc::new(ClusterPurge(cluster.clone())),
+        gone: Arc::new(|_| false),
     };
     let meta = Meta::open(&env, kv, config)?;
     gate.open(Arc::new(meta.clone()));

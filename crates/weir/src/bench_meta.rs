@@ -2,6 +2,7 @@
 use crate::failure::{Doing, Outcome};
 use crate::observe;
 use crate::place::Place;
+use crate::process::own_process;
 use bytes::Bytes;
 use clap::{Args, ValueHint};
 use serde_json::json;
@@ -64,7 +65,8 @@ pub fn run(options: &Options) -> Outcome<ExitCode> {
         let volume = cluster.map().volumes.first().cloned();
         let volume = volume.ok_or_else(|| Error::unavailable("the cluster has no volume yet"))?;
         let channel = cluster.meta_leader(&volume.name, Arc::new(NoService))?;
-        let open = SessionOpen { volume: volume.id, client: "weir bench meta".into() };
+        let open =
+            SessionOpen { volume: volume.id, client: "weir bench meta".into(), process: own_process() };
         let (SessionOpened { session, .. }, _) = channel.call(&open, Vec::new(), PATIENCE).await?;
         let alive =
             env.tasks.spawn("keep the session alive", keep_alive(env.clone(), channel.clone(), session));

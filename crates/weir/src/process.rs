@@ -82,6 +82,39 @@ impl PidFile {
     }
 }
 
+/// This process, for another one of the same kernel: boot, process namespace, pid and start time. Empty: not to be told.
+pub fn own_process() -> String {
+    match (PidFile::own(true), pid_namespace()) {
+        (Ok(own), Some(namespace)) => format!("{} {namespace} {} {}", own.boot, own.pid, own.started),
+        _ => String::new(),
+    }
+}
+
+/// Whether a process as [`own_process`] names it is gone for certain. One of another machine, another boot or another
+/// namespace cannot be seen from here: no.
+pub fn is_gone(process: &str) -> bool {
+    let mut fields = process.split(' ');
+    let mut next = || fields.next().unwrap_or_default();
+    let (boot, namespace, pid, started) = (next(), next(), next(), next());
+    let (Ok(pid), Ok(started)) = (pid.parse(), started.parse()) else { return false };
+    let near = !boot.is_empty() && boot == boot_id() && Some(namespace) == pid_namespace().as_deref();
+    near && pid_is_gone(pid, started)
+}
+
+fn pid_is_gone(pid: i32, started: u64) -> bool {
+    let Some(number) = Pid::from_raw(pid) else { return false };
+    if rustix::process::test_kill_process(number) == Err(rustix::io::Errno::SRCH) {
+        return true;
+    }
+    // What /proc hides from us is not gone.
+    fs::read(format!("/proc/{pid}/stat")).is_ok() && start_time(pid) != Some(started)
+}
+
+fn pid_namespace() -> Option<String> {
+    let link = fs::read_link("/proc/self/ns/pid").ok()?;
+    link.to_str().map(str::to_owned)
+}
+
 /// Looks at a condition again and again; `false` if it did not come true in time.
 pub fn wait_until(patience: Duration, mut condition: impl FnMut() -> bool) -> bool {
     let deadline = Instant::now() + patience;
@@ -182,6 +215,30 @@ mod tests {
         assert!(!recycled.alive());
         assert!(!recycled.signal(Signal::KILL).unwrap(), "a recycled pid is not signalled");
         assert!(!PidFile { boot: "another".into(), ..own }.alive());
+    }
+
+    #[test]
+    fn only_what_is_seen_to_be_gone_is_gone() {
+        let own = own_process();
+        assert!(!own.is_empty() && !is_gone(&own), "{own}");
+        let mut fields: Vec<&str> = own.split(' ').collect();
+        let later = "1".repeat(18);
+        fields[3] = &later;
+        assert!(is_gone(&fields.join(" ")), "another process has its pid");
+        fields[0] = "another-boot";
+        assert!(!is_gone(&fields.join(" ")));
+        for unknown in ["", "x", "a b c d", &own[..own.len() / 2]] {
+            assert!(!is_gone(unknown), "{unknown:?}");
+        }
+        let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
+        let pid = i32::try_from(child.id()).unwrap();
+        let fields: Vec<&str> = own.split(' ').collect();
+        let named = format!("{} {} {pid} {}", fields[0], fields[1], start_time(pid).unwrap());
+        assert!(!is_gone(&named));
+        child.kill().unwrap();
+        assert!(wait_until(Duration::from_secs(10), || is_gone(&named)), "also before it is reaped");
+        child.wait().unwrap();
+        assert!(is_gone(&named));
     }
 
     #[test]

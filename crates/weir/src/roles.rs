@@ -4,7 +4,7 @@ use crate::config::{self, Config, Text};
 use crate::failure::{Doing, Failure, Outcome};
 use crate::observe::host_id;
 use crate::place::{self, Place};
-use crate::process::PidFile;
+use crate::process::{PidFile, is_gone, own_process};
 use crate::wiring::{ClusterPurge, Gate, share_of_space};
 use crate::{file, fuse};
 use serde_json::{Value, json};
@@ -277,6 +277,7 @@ async fn run_meta(node: Node) -> Outcome<()> {
         lease_ms: lead.map.settings.lease_ms,
         layout: Arc::new(move || layout_policy(&policy)),
         purge: Arc::new(ClusterPurge(cluster.clone())),
+        gone: Arc::new(is_gone),
     };
     let meta = weir_meta::Meta::open(&node.env, kv.clone(), config)?;
     gate.open(Arc::new(meta.clone()));
@@ -478,6 +479,7 @@ async fn run_mount(node: Node, recover: bool) -> Outcome<()> {
         volume: mount.volume.clone(),
         name: format!("{}:{}", node.config.node.name, path.display()),
         host: node.config.node.host.clone(),
+        process: own_process(),
         memory_bytes: mount.memory_mib * MIB,
         patience: ClientConfig::PATIENCE,
     };

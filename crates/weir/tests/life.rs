@@ -12,7 +12,7 @@ use common::{Cluster, can_mount, ends, has, shell, wait_until};
 use std::fs;
 use std::io::Read;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The lease term of `weir up`.
 const TERM: Duration = Duration::from_secs(10);
@@ -129,13 +129,11 @@ fn a_dead_mount_is_replaced_quickly() {
     assert_eq!(errno(fs::read(path.join("f"))), libc::ENOTCONN);
     let not_asked_for = ends("a mount over a dead one", &mut mount(false), PATIENCE);
     assert!(!not_asked_for.success(), "only if it is asked for");
-    let begun = Instant::now();
     let mut again = mount(true);
     wait_until("the mount is there again", PATIENCE, || {
         rustix::fs::statfs(&path).is_ok_and(|fs| fs.f_type == FUSE_SUPER_MAGIC)
     });
-    assert!(begun.elapsed() < TERM / 2, "{:?}", begun.elapsed());
-    // What the dead one had the right to change is waited for: one lease term.
+    // The leader sees that the dead one is gone: what that had the right to change is there.
     assert_eq!(fs::read(path.join("f")).unwrap(), b"hello");
     shell(&format!("kill -TERM {}", again.id()));
     assert!(ends("the mount", &mut again, PATIENCE).success());

@@ -218,6 +218,7 @@ impl Lab {
             lease_ms: self.0.lease_ms,
             layout: Arc::new(layout),
             purge: Arc::new(ClusterPurge(cluster.clone())),
+            gone: Arc::new(|_| false),
         };
         let meta = Arc::new(Meta::open(&env, self.kv("meta"), config).unwrap());
         assert!(gate.behind.set(meta.clone()).is_ok());

@@ -49,6 +49,16 @@ fn identity(env: &Env, name: &str, role: Role) -> Identity {
     Identity::new(env, name, role, Some(ClusterId([7; 16])))
 }
 
+thread_local! {
+    /// Processes that this test's machine knows to be gone.
+    pub static GONE: std::cell::RefCell<Vec<String>> = const { std::cell::RefCell::new(Vec::new()) };
+}
+
+/// What the client with this name says of its process.
+pub fn process_of(name: &str) -> String {
+    format!("process of {name}")
+}
+
 /// Starts the metadata role on the node "meta", on whatever its disk holds.
 pub async fn start(world: &World) -> Node {
     let env = world.node("meta");
@@ -64,6 +74,7 @@ pub async fn start(world: &World) -> Node {
         lease_ms: LEASE_MS,
         layout: Arc::new(layout),
         purge: targets.clone(),
+        gone: Arc::new(|process| GONE.with_borrow(|gone| gone.iter().any(|p| p == process))),
     };
     let meta = Meta::open(&env, kv, config).unwrap();
     let running = meta.clone();
@@ -111,7 +122,7 @@ impl Client {
         let env = world.node(name);
         let recalls = Arc::new(Recalls::default());
         let connection = dial(&env, name, &recalls).await;
-        let open = SessionOpen { volume: VolumeId(1), client: name.into() };
+        let open = SessionOpen { volume: VolumeId(1), client: name.into(), process: process_of(name) };
         let opened = connection.call(&open, vec![], PATIENCE).await.unwrap().0;
         assert_eq!(opened.lease_ms, LEASE_MS);
         let client = Client { env, connection, recalls, session: opened.session, next: 1.into() };
