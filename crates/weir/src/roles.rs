@@ -10,7 +10,7 @@ use crate::{file, fuse};
 use serde_json::{Value, json};
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 use weir_client::{Client, ClientConfig};
@@ -271,11 +271,10 @@ async fn run_meta(node: Node) -> Outcome<()> {
     let membership = Membership { addrs: server.addrs().to_vec(), targets: Vec::new() };
     cluster.join(membership, no_reports()).await?;
     let lead = cluster.lead_volume(&meta.volume).await?;
-    let policy = cluster.clone();
     let config = MetaConfig {
         volume: lead.volume,
         lease_ms: lead.map.settings.lease_ms,
-        layout: Arc::new(move || layout_policy(&policy)),
+        layout: Arc::new(layout_policy(cluster.clone())),
         purge: Arc::new(ClusterPurge(cluster.clone())),
         gone: Arc::new(is_gone),
     };
@@ -294,14 +293,27 @@ async fn run_meta(node: Node) -> Outcome<()> {
     ended
 }
 
-fn layout_policy(cluster: &Cluster) -> Option<weir_meta::LayoutPolicy> {
-    let layout = weir_coord::layout_for_new_file(&cluster.map(), 0).ok()?;
-    Some(weir_meta::LayoutPolicy {
-        scheme: layout.scheme,
-        cell_shift: layout.cell_shift,
-        first_pg: layout.first_pg,
-        pg_count: layout.pg_count,
-    })
+/// Where new files go: worked out once for each map, as every create asks.
+fn layout_policy(cluster: Cluster) -> impl Fn() -> Option<weir_meta::LayoutPolicy> {
+    let known = Mutex::new(None);
+    move || {
+        let map = cluster.map();
+        let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((version, policy)) = *known
+            && version == map.version
+        {
+            return Some(policy);
+        }
+        let layout = weir_coord::layout_for_new_file(&map, 0).ok()?;
+        let policy = weir_meta::LayoutPolicy {
+            scheme: layout.scheme,
+            cell_shift: layout.cell_shift,
+            first_pg: layout.first_pg,
+            pg_count: layout.pg_count,
+        };
+        *known = Some((map.version, policy));
+        Some(policy)
+    }
 }
 
 /// A namespace belongs to one cluster for ever: the id is written beside it once.
