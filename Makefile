@@ -1,6 +1,6 @@
 # What a person or a machine does with this repository. `make help` lists it.
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test test-long fmt lint audit advisories clean
+.PHONY: help setup build demo test test-long fuzz fmt lint audit advisories clean
 
 help: ## This list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -31,6 +31,15 @@ test-long: ## Hours: SEEDS=10000 simulated clusters, fsx 20 × 1 M, 10,000 seque
 	cargo test --locked -p weir --test locks -- --ignored
 	WEIR_POWER_CUTS=100 cargo test --locked -p weir --test power
 	WEIR_KILL_ROUNDS=100 cargo test --locked -p weir --test kill
+
+# Per target. A finding is kept in fuzz/artifacts and printed with the command that repeats it.
+SECONDS ?= 60
+FUZZ_TARGETS ?= $(basename $(notdir $(wildcard fuzz/fuzz_targets/*.rs)))
+fuzz: ## libFuzzer on every decoder of wire, disk and configuration, SECONDS=60 each (nightly; installs cargo-fuzz if missing)
+	@command -v cargo-fuzz >/dev/null || cargo install --locked cargo-fuzz
+	cd fuzz && cargo +nightly run --release --bin seeds
+	cd fuzz && set -e; for target in $(FUZZ_TARGETS); do \
+	  cargo +nightly fuzz run $$target -- -max_total_time=$(SECONDS) -max_len=8192 -rss_limit_mb=1024 -print_final_stats=1; done
 
 fmt: ## Format the sources
 	cargo fmt --all

@@ -158,7 +158,8 @@ pub fn check_pool_name(pool: &str) -> Result<()> {
 }
 
 impl TargetIdentity {
-    fn to_text(&self) -> String {
+    /// The file's text.
+    pub fn to_text(&self) -> String {
         let body = format!(
             "# This directory is a Weir target. Do not edit, copy or remove this file.\n\
              format = {FORMAT}\ncluster = \"{}\"\ndisk = \"{}\"\npool = \"{}\"\n",
@@ -167,7 +168,7 @@ impl TargetIdentity {
         format!("{body}crc32c = \"{:08x}\"\n", crc32c(body.as_bytes()))
     }
 
-    fn from_text(bytes: &[u8]) -> Result<TargetIdentity> {
+    pub fn from_text(bytes: &[u8]) -> Result<TargetIdentity> {
         let damaged = |what: String| Error::damaged(format!("{what}; hint: restore the file from a copy"));
         let text = std::str::from_utf8(bytes).map_err(|_| damaged("it is not text".into()))?;
         let at = text.find("crc32c = ").ok_or_else(|| damaged("it has no checksum".into()))?;
@@ -187,10 +188,12 @@ impl TargetIdentity {
             return Err(damaged("it fails its checksum".into()));
         }
         let wrong = |e: String| Error { kind: ErrorKind::Damaged, context: e };
+        let pool = value(body, "pool")?;
+        check_pool_name(&pool)?;
         Ok(TargetIdentity {
             cluster: value(body, "cluster")?.parse().map_err(wrong)?,
             disk: value(body, "disk")?.parse().map_err(wrong)?,
-            pool: value(body, "pool")?,
+            pool,
         })
     }
 }

@@ -288,6 +288,11 @@ impl Store for Embedded {
     }
 }
 
+/// The keys of a `coordinator.state`, wherever its bytes come from.
+pub fn read_state(bytes: &[u8]) -> Result<BTreeMap<String, Versioned>> {
+    Ok(format::decode(bytes)?.keys)
+}
+
 /// `coordinator.state`, little-endian: magic (8), CRC32C of all that follows (4), format version (2), last revision (8),
 /// count of keys (4), then for each key: name (u32 length, UTF-8), revision (8), value (u32 length, bytes).
 mod format {

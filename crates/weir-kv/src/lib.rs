@@ -17,6 +17,7 @@ mod state;
 
 pub use engine::{Engine, EngineConfig};
 pub use memory::MemoryKv;
+pub use recover::{SegmentSummary, read_segment};
 
 use std::sync::Arc;
 use weir_env::BoxFuture;

@@ -6,8 +6,9 @@
 use crate::CommitSeq;
 use crate::base::Folded;
 use crate::change::Delta;
-use crate::format::{SEGMENT_HEADER_BYTES, decode_record, decode_segment_header, replay};
+use crate::format::{Record, SEGMENT_HEADER_BYTES, decode_record, decode_segment_header, replay};
 use crate::journal::{Segment, Shelf, Tail, rewrite, write_zeros};
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use weir_env::OpenMode;
@@ -122,6 +123,61 @@ fn right_size(shelf: &Shelf, path: &std::path::Path) -> bool {
     len.is_ok_and(|len| len == shelf.segment_bytes)
 }
 
+/// The records of a segment, which follow `last`, up to its end or to the first that is none.
+fn walk(bytes: &[u8], number: u64, name: &dyn fmt::Display, last: &mut CommitSeq) -> Result<Contents> {
+    let mut delta = Delta::default();
+    let mut at = SEGMENT_HEADER_BYTES;
+    while let Some(record) = decode_record(&bytes[at..], number) {
+        let damaged = |what: String| Error::damaged(format!("{what}, at byte {at} of the journal {name}"));
+        if record.body.is_empty() && record.seq == *last {
+            return Ok(Contents { delta, ended: true, end: (at + record.len) as u64 });
+        }
+        if record.body.is_empty() || Some(record.seq.0) != last.0.checked_add(1) {
+            return Err(damaged(format!("the record {} follows the record {}", record.seq.0, last.0)));
+        }
+        replay(record.body, &mut delta).map_err(|e| damaged(e.context))?;
+        *last = record.seq;
+        at += record.len;
+    }
+    Ok(Contents { delta, ended: false, end: at as u64 })
+}
+
+/// The next record of the segment behind a place where there is none.
+fn record_behind(bytes: &[u8], at: usize, number: u64) -> Option<Record<'_>> {
+    (at..bytes.len()).step_by(8).find_map(|i| decode_record(&bytes[i..], number))
+}
+
+/// What a journal segment says of itself.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SegmentSummary {
+    pub number: u64,
+    pub transactions: u64,
+    /// It says that another segment follows.
+    pub ended: bool,
+    /// Of its records, in bytes from its start.
+    pub end: u64,
+    /// A record behind that place says that what cannot be read was durable.
+    pub damaged: bool,
+}
+
+/// Reads the bytes of a journal segment as a start does, wherever they come from.
+pub fn read_segment(bytes: &[u8]) -> Result<SegmentSummary> {
+    let (number, _) = decode_segment_header(bytes)?;
+    let first = decode_record(&bytes[SEGMENT_HEADER_BYTES..], number);
+    // An end alone has the number of the transaction before it.
+    let before = first.map_or(0, |r| r.seq.0.saturating_sub(u64::from(!r.body.is_empty())));
+    let mut last = CommitSeq(before);
+    let contents = walk(bytes, number, &"segment", &mut last)?;
+    let behind = record_behind(bytes, contents.end as usize, number).filter(|_| !contents.ended);
+    Ok(SegmentSummary {
+        number,
+        transactions: last.0 - before,
+        ended: contents.ended,
+        end: contents.end,
+        damaged: behind.is_some_and(|r| r.durable > last),
+    })
+}
+
 struct Found {
     segment: Arc<Segment>,
     bytes: Vec<u8>,
@@ -159,24 +215,12 @@ impl Found {
 
     /// Replays its records, which follow `last`; cuts a torn end.
     fn read(&self, last: &mut CommitSeq) -> Result<Contents> {
-        let mut delta = Delta::default();
-        let mut at = SEGMENT_HEADER_BYTES;
-        while let Some(record) = decode_record(&self.bytes[at..], self.segment.number) {
-            let damaged = |what: String| {
-                Error::damaged(format!("{what}, at byte {at} of the journal {}", self.segment.path.display()))
-            };
-            if record.body.is_empty() && record.seq == *last {
-                return Ok(Contents { delta, ended: true, end: (at + record.len) as u64 });
-            }
-            if record.body.is_empty() || record.seq.0 != last.0 + 1 {
-                return Err(damaged(format!("the record {} follows the record {}", record.seq.0, last.0)));
-            }
-            replay(record.body, &mut delta).map_err(|e| damaged(e.context))?;
-            *last = record.seq;
-            at += record.len;
+        let path = self.segment.path.display();
+        let contents = walk(&self.bytes, self.segment.number, &path, last)?;
+        if !contents.ended {
+            self.cut(contents.end as usize, *last)?;
         }
-        self.cut(at, *last)?;
-        Ok(Contents { delta, ended: false, end: at as u64 })
+        Ok(contents)
     }
 
     /// Puts zeros from `at` on, so that nothing of the torn end can ever be read as a record.
@@ -186,8 +230,7 @@ impl Found {
         }
         let path = self.segment.path.display();
         let number = self.segment.number;
-        let later = (at..self.bytes.len()).step_by(8).find_map(|i| decode_record(&self.bytes[i..], number));
-        if let Some(later) = later.filter(|r| r.durable > last) {
+        if let Some(later) = record_behind(&self.bytes, at, number).filter(|r| r.durable > last) {
             return Err(Error::damaged(format!(
                 "the journal {path} is damaged at byte {at}: the record {} was durable and cannot be read (the record \
                  {} behind it says so); restore the directory",

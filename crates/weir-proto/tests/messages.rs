@@ -1,105 +1,30 @@
 //! Every message: decoders survive whatever arrives, and what was encoded is decoded to the same.
-use weir_proto::map::{Layout, Scheme};
-use weir_proto::{CellId, Error, FileId, Reader, Wire};
-use weir_proto::{coord, data, frame, lock, map, meta};
+#[path = "common/counting.rs"]
+mod counting;
+#[path = "common/dice.rs"]
+mod dice;
+#[macro_use]
+#[path = "common/list.rs"]
+mod list;
 
-/// Calls `$check::<T>(name)` for every message type. `the_list_is_complete` compares it with the sources.
-macro_rules! for_every_message {
-    ($check:ident) => {
-        for_every_message!($check:
-            coord::{TargetOffer, Join, Joined, TargetReport, Heartbeat, HeartbeatAck, GetMap, MapReply, ReportTarget,
-                CaughtUp, Leave, ClearTarget, GetStatus, ClusterStatus, LeadVolume, LeadReply}
-            data::{Place, WriteFragment, CommitStripe, DropPrepared, WriteOverlay, OverlayWritten, MirrorOverlay,
-                ReadCell, CellRead, ReadOverlays, OverlayExtent, OverlaysRead, StatCell, CellStat, MarkMissing,
-                DropFile, GroupAt, ListCuts, CutList, Cut, DropFileReply, PreparedCell, SealCell, SealedCell, ListCells, CellList, CellSummary,
-                SealFile, StatTarget, TargetStat}
-            meta::{Op, Cred, Time, Attr, Lease, Entry, SessionOpen, SessionOpened, HeldLease, SessionResume,
-                SessionResumed, KeepAlive, SessionClose, Lookup, Looked, GetAttr, ReadLink, LinkTarget, ReadDir,
-                ListEntry, Listing, GetXattr, XattrValue, ListXattr, XattrNames, GetUsage, Usage, StatFs, FsStat,
-                AcquireLease, ReleaseLease, Open, Opened, Close, Closed, ReadInline, InlineData, Recovered, TakeTurn, EndTurn, Create, Created,
-                Mkdir, Made, Symlink, Mknod, Link, Unlink, Rmdir, Removed, Rename, Renamed, SetAttr, Commit,
-                SetXattr, RemoveXattr, Recall}
-            lock::{LockOwner, LockEntry, SetLock, LockAnswer, TestLock, CancelLock, LockCancelled, ListLocks,
-                LockList, HeldLock, ReclaimLocks, Reclaimed, LockFree}
-            map::{Node, Target, Member, Group, VolumeEntry, Settings, ClusterMap}
-            frame::{Hello}
-        )
-    };
-    ($check:ident: $($module:ident::{$($name:ident),*})*) => {
-        $($($check::<$module::$name>(concat!(stringify!($module), "::", stringify!($name)));)*)*
-    };
-}
+use dice::Dice;
+use weir_proto::map::{Layout, Scheme};
+use weir_proto::{CellId, Error, FileId, Wire};
+use weir_proto::{coord, data, frame, lock, map, meta};
 
 const ROUNDS: usize = 10_000;
 
-/// Small, seeded, good enough to break bytes.
-struct Dice(u64);
-
-impl Dice {
-    fn for_name(name: &str) -> Dice {
-        Dice(
-            name.bytes().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3)),
-        )
-    }
-    fn below(&mut self, n: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        ((self.0 >> 33) as usize) % n
-    }
-    /// Often small, as lengths, options and cases are.
-    fn byte(&mut self) -> u8 {
-        match self.below(8) {
-            0..5 => 0,
-            5 => self.below(4) as u8,
-            6 => self.below(32) as u8,
-            _ if self.below(200) == 0 => self.below(256) as u8, // seldom, or no text would be UTF-8
-            _ => self.below(128) as u8,
-        }
-    }
-    fn bytes(&mut self, max: usize) -> Vec<u8> {
-        (0..self.below(max)).map(|_| self.byte()).collect()
-    }
-
-    /// The encoding of some value: bytes whose refused parts are thrown again until they are accepted.
-    fn encoding<T: Wire>(&mut self) -> Option<Vec<u8>> {
-        let mut bytes: Vec<u8> = (0..1500).map(|_| self.byte()).collect();
-        for _ in 0..3000 {
-            let mut reader = Reader::new(&bytes);
-            let accepted = T::decode(&mut reader).is_ok();
-            let end = bytes.len() - reader.remaining();
-            if accepted {
-                bytes.truncate(end);
-                return Some(bytes);
-            }
-            let reach = [1, 1, 4, 8, 20, 400][self.below(6)];
-            let start = end.saturating_sub(1 + self.below(reach));
-            let stop = end.clamp(start + 1, bytes.len());
-            for byte in &mut bytes[start..stop] {
-                *byte = self.byte();
-            }
-        }
-        None
-    }
-
-    fn mutate(&mut self, bytes: &mut Vec<u8>) {
-        for _ in 0..=self.below(3) {
-            if bytes.is_empty() {
-                bytes.push(self.byte());
-            }
-            let at = self.below(bytes.len());
-            match self.below(5) {
-                0 => bytes[at] ^= 1 << self.below(8),
-                1 => bytes[at] = self.below(256) as u8,
-                2 => bytes.truncate(at),
-                3 => bytes.insert(at, self.byte()),
-                _ => bytes[at] = 0xff,
-            }
-        }
-    }
-}
-
-/// Decoding is one to one: bytes that are accepted are those that the value is encoded to.
+/// Decoding is one to one: bytes that are accepted are those that the value is encoded to. And it takes memory in
+/// proportion to what came, whatever lengths are in it.
 fn survives<T: Wire>(name: &str, bytes: &[u8]) {
-    if let Ok(value) = T::from_bytes(bytes) {
+    let mut decoded = None;
+    let taken = counting::peak_bytes(|| decoded = T::from_bytes(bytes).ok());
+    assert!(
+        taken <= counting::bytes_max(bytes.len()),
+        "{name}: {taken} bytes for a message of {}",
+        bytes.len()
+    );
+    if let Some(value) = decoded {
         assert_eq!(value.to_bytes(), bytes, "{name}");
     }
 }
@@ -157,6 +82,15 @@ fn decoders_survive_mutated_messages() {
     for_every_message!(survives_mutated_messages);
     survives_mutated_messages::<Error>("Error");
     survives_mutated_messages::<Layout>("Layout");
+}
+
+/// A length that is not there must not be believed: that the allocator is counted at all, and what a believed one takes.
+#[test]
+fn memory_is_counted() {
+    let claimed = 1 << 20;
+    let taken = counting::peak_bytes(|| drop(std::hint::black_box(Vec::<u8>::with_capacity(claimed))));
+    assert!(taken >= claimed && taken > counting::bytes_max(300), "{taken}");
+    assert_eq!(counting::peak_bytes(|| ()), 0);
 }
 
 #[test]

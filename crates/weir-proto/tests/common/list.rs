@@ -1,0 +1,31 @@
+//! Every message type, once. Used by the tests of messages, of decoders and of servers, and by the fuzz targets.
+//!
+//! The user brings `coord`, `data`, `meta`, `lock`, `map` and `frame` of `weir_proto` into scope. That the list is complete is a test
+//! of its own: `the_list_is_complete`.
+
+/// Calls `$check::<T>(name)` for every message type. `the_list_is_complete` compares it with the sources.
+macro_rules! for_every_message {
+    ($check:ident) => {
+        for_every_message!($check:
+            coord::{TargetOffer, Join, Joined, TargetReport, Heartbeat, HeartbeatAck, GetMap, MapReply, ReportTarget,
+                CaughtUp, Leave, ClearTarget, GetStatus, ClusterStatus, LeadVolume, LeadReply}
+            data::{Place, WriteFragment, CommitStripe, DropPrepared, WriteOverlay, OverlayWritten, MirrorOverlay,
+                ReadCell, CellRead, ReadOverlays, OverlayExtent, OverlaysRead, StatCell, CellStat, MarkMissing,
+                DropFile, GroupAt, ListCuts, CutList, Cut, DropFileReply, PreparedCell, SealCell, SealedCell, ListCells, CellList, CellSummary,
+                SealFile, StatTarget, TargetStat}
+            meta::{Op, Cred, Time, Attr, Lease, Entry, SessionOpen, SessionOpened, HeldLease, SessionResume,
+                SessionResumed, KeepAlive, SessionClose, Lookup, Looked, GetAttr, ReadLink, LinkTarget, ReadDir,
+                ListEntry, Listing, GetXattr, XattrValue, ListXattr, XattrNames, GetUsage, Usage, StatFs, FsStat,
+                AcquireLease, ReleaseLease, Open, Opened, Close, Closed, ReadInline, InlineData, Recovered, TakeTurn, EndTurn, Create, Created,
+                Mkdir, Made, Symlink, Mknod, Link, Unlink, Rmdir, Removed, Rename, Renamed, SetAttr, Commit,
+                SetXattr, RemoveXattr, Recall}
+            lock::{LockOwner, LockEntry, SetLock, LockAnswer, TestLock, CancelLock, LockCancelled, ListLocks,
+                LockList, HeldLock, ReclaimLocks, Reclaimed, LockFree}
+            map::{Node, Target, Member, Group, VolumeEntry, Settings, ClusterMap}
+            frame::{Hello}
+        )
+    };
+    ($check:ident: $($module:ident::{$($name:ident),*})*) => {
+        $($($check::<$module::$name>(concat!(stringify!($module), "::", stringify!($name)));)*)*
+    };
+}

@@ -1,0 +1,460 @@
+//! What the fuzzers feed: each decoder of bytes that come from the wire, from a disk or from a user.
+//!
+//! A target takes any bytes and must return: no panic, no memory beyond what came; and what it accepts means the same
+//! when it is encoded again. Where a checksum guards a decoder the target tries the bytes as they are and with the
+//! checksum put right, else nothing would ever get behind it. The same functions are driven by libFuzzer (`make fuzz`) and,
+//! with seeded mutations, by `crates/weir/tests/decoders.rs`. Who includes this file brings `config`, `dice` and the list of
+//! messages.
+use crate::config;
+use crate::dice::Dice;
+use std::collections::BTreeMap;
+use weir_coord::identity::TargetIdentity;
+use weir_meta::namespace::acl::Acl;
+use weir_meta::record;
+use weir_proto::checksum::crc32c;
+use weir_proto::data::OverlayKind;
+use weir_proto::frame::{FrameKind, HEADER_BYTES, Header, Hello, verify};
+use weir_proto::map::{Layout, Role, Scheme};
+use weir_proto::meta::{FileKind, Time};
+use weir_proto::{
+    CellId, ClusterId, DiskUuid, Epoch, Error, FileId, InodeId, PgId, Seq, SessionId, TargetId, Version,
+    VolumeId, Wire,
+};
+use weir_proto::{coord, data, frame, lock, map, meta};
+use weir_store::format::{self as index, Record as _};
+
+pub struct Target {
+    pub name: &'static str,
+    pub run: fn(&[u8]),
+    /// Valid inputs to begin with.
+    pub seeds: fn() -> Vec<Vec<u8>>,
+}
+
+pub const TARGETS: &[Target] = &[
+    Target { name: "message", run: message, seeds: message_seeds },
+    Target { name: "frame", run: frame_bytes, seeds: frame_seeds },
+    Target { name: "index", run: index_value, seeds: index_seeds },
+    Target { name: "index_key", run: index_key, seeds: index_key_seeds },
+    Target { name: "journal", run: journal, seeds: journal_seeds },
+    Target { name: "namespace", run: namespace, seeds: namespace_seeds },
+    Target { name: "coordinator", run: coordinator, seeds: coordinator_seeds },
+    Target { name: "identity", run: identity, seeds: identity_seeds },
+    Target { name: "config", run: configuration, seeds: config_seeds },
+    Target { name: "text", run: text, seeds: text_seeds },
+];
+
+// ---- wire
+
+type Check = fn(&[u8]);
+
+fn one_to_one<T: Wire>(bytes: &[u8]) {
+    if let Ok(value) = T::from_bytes(bytes) {
+        assert_eq!(value.to_bytes(), bytes, "{}", std::any::type_name::<T>());
+    }
+}
+
+/// Every message type with its check, in the order of the list.
+fn messages() -> Vec<(Check, fn(&mut Dice) -> Option<Vec<u8>>)> {
+    let mut all: Vec<(Check, fn(&mut Dice) -> Option<Vec<u8>>)> = Vec::new();
+    macro_rules! add {
+        ($($type:ty),*) => { $(all.push((one_to_one::<$type>, Dice::encoding::<$type>));)* };
+    }
+    add!(Error, Layout, Scheme, FileId, CellId, TargetId);
+    fn push<T: Wire>(_: &str) {
+        FOUND.with_borrow_mut(|found| found.push((one_to_one::<T>, Dice::encoding::<T>)));
+    }
+    for_every_message!(push);
+    all.append(&mut FOUND.take());
+    all
+}
+thread_local!(static FOUND: std::cell::RefCell<Vec<(Check, fn(&mut Dice) -> Option<Vec<u8>>)>> = Default::default());
+thread_local!(static MESSAGES: Vec<(Check, fn(&mut Dice) -> Option<Vec<u8>>)> = messages());
+
+/// The first byte chooses the type.
+fn message(bytes: &[u8]) {
+    let Some((which, body)) = bytes.split_first() else { return };
+    MESSAGES.with(|all| all[usize::from(*which) % all.len()].0(body));
+}
+fn message_seeds() -> Vec<Vec<u8>> {
+    let mut dice = Dice::for_name("seeds");
+    let one = |(which, (_, encoding)): (usize, &(Check, fn(&mut Dice) -> Option<Vec<u8>>))| {
+        let mut bytes = vec![which as u8];
+        bytes.extend(encoding(&mut dice)?);
+        Some(bytes)
+    };
+    MESSAGES.with(|all| all.iter().enumerate().filter_map(one).collect())
+}
+
+/// A header, then its body: as they are, and with the checksum put right.
+fn frame_bytes(bytes: &[u8]) {
+    let Some((head, body)) = bytes.split_first_chunk::<HEADER_BYTES>() else { return };
+    let Ok(header) = Header::decode(head) else { return };
+    let _ = verify(head, body);
+    assert!(header.check_sizes().is_ok());
+    let Some(body) = body.get(..header.body_len as usize) else { return };
+    let again = header.encode(body);
+    verify(&again, body).expect("a header holds its own checksum");
+    assert_eq!(Header::decode(&again).expect("it was decoded before"), header);
+    match header.kind {
+        FrameKind::Hello | FrameKind::HelloAck => one_to_one::<Hello>(body),
+        FrameKind::ErrorResponse | FrameKind::Goodbye => one_to_one::<Error>(body),
+        _ => {}
+    }
+}
+fn frame_seeds() -> Vec<Vec<u8>> {
+    let hello = Hello {
+        version_min: 1,
+        version_max: 1,
+        cluster: Some(ClusterId([3; 16])),
+        name: "node".into(),
+        role: Role::Storage,
+        instance: 7,
+    };
+    let bodies = [hello.to_bytes(), Error::stale("an old map").to_bytes(), Vec::new()];
+    let frames = FrameKind::ALL.iter().flat_map(|kind| bodies.iter().map(move |body| (*kind, body)));
+    frames
+        .map(|(kind, body)| {
+            let header = Header { body_len: body.len() as u32, method: 200, ..Header::new(kind, 9) };
+            [&header.encode(body)[..], body].concat()
+        })
+        .collect()
+}
+
+// ---- a target's index
+
+fn index_record<R: index::Record + PartialEq + std::fmt::Debug>(value: &[u8]) {
+    let Some((_, rest)) = value.split_at_checked(4) else {
+        assert!(R::from_value(value).is_err());
+        return;
+    };
+    let _ = R::from_value(value);
+    let mended = [&crc32c(rest).to_le_bytes()[..], rest].concat();
+    if let Ok(record) = R::from_value(&mended) {
+        assert_eq!(record.to_value(), mended, "{}", R::name());
+    }
+}
+const INDEX: [Check; 8] = [
+    index_record::<index::Meta>,
+    index_record::<index::Header>,
+    index_record::<index::Fragment>,
+    index_record::<index::Overlay>,
+    index_record::<index::Fence>,
+    index_record::<index::Cut>,
+    index_record::<index::CutFile>,
+    index_record::<index::GroupEpoch>,
+];
+
+/// The first byte chooses the record.
+fn index_value(bytes: &[u8]) {
+    let Some((which, value)) = bytes.split_first() else { return };
+    INDEX[usize::from(*which) % INDEX.len()](value);
+}
+fn index_seeds() -> Vec<Vec<u8>> {
+    let extent = weir_store::alloc::Extent { addr: 1 << 20, len: 20480 };
+    let fragment = index::Fragment {
+        version: Version::new(6, 7),
+        epoch: Epoch(11),
+        seal: true,
+        missing: 2,
+        extent,
+        fragment_bytes: 20000,
+        cut: Seq(3),
+        cuts: vec![Seq(3), Seq(0)],
+        block_crcs: vec![0x01020304, 0x05060708],
+    };
+    let overlay =
+        index::Overlay { offset: 100, len: 50, kind: OverlayKind::Data, crc: 1, token_epoch: 6, extent };
+    let values = [
+        index::Meta { slab_bytes: 1 << 30, step_bytes: 32 << 20 }.to_value(),
+        index::Header::new(PgId(9), Scheme { data: 4, parity: 2 }, Epoch(11)).to_value(),
+        fragment.to_value(),
+        overlay.to_value(),
+        index::Fence { token_epoch: 9 }.to_value(),
+        index::Cut { from_stripe: 3, token_epoch: 8 }.to_value(),
+        index::CutFile { file: cell().file }.to_value(),
+        index::GroupEpoch { epoch: Epoch(4) }.to_value(),
+    ];
+    values.iter().enumerate().map(|(which, value)| [&[which as u8], &value[..]].concat()).collect()
+}
+fn cell() -> CellId {
+    CellId { file: FileId { volume: VolumeId(1), inode: InodeId(0x0200_0003) }, stripe: 4, index: 5 }
+}
+
+fn index_key(key: &[u8]) {
+    if let (Ok(cell), Ok(number)) = (index::cell_of_key(key), index::number_of_key(key)) {
+        if key[0] == index::OVERLAY {
+            assert_eq!(index::overlay_key(cell, Seq(number)), key);
+        }
+    }
+    let _ = index::cut_number_of_key(key);
+    if let Ok(file) = index::file_of_fence_key(key) {
+        assert_eq!(index::fence_key(file)[1..], key[1..]);
+    }
+}
+fn index_key_seeds() -> Vec<Vec<u8>> {
+    vec![
+        index::header_key(cell()),
+        index::prepared_key(cell(), Version::new(6, 7)),
+        index::overlay_key(cell(), Seq(8)),
+        index::listed_key(PgId(9), cell()),
+        index::fence_key(cell().file),
+        index::cut_key(cell().file, 9),
+        index::cut_file_key(7),
+        index::group_key(PgId(3)),
+    ]
+}
+
+// ---- journals
+
+const SEGMENT_HEADER: usize = 4096;
+
+/// A whole segment; also with every record's checksum put right, as far as their lengths lead.
+fn journal(bytes: &[u8]) {
+    let _ = weir_kv::read_segment(bytes);
+    if let Some(mended) = with_checksums(bytes) {
+        if let Ok(summary) = weir_kv::read_segment(&mended) {
+            assert!(
+                summary.end >= SEGMENT_HEADER as u64 && summary.end <= mended.len() as u64,
+                "{summary:?}"
+            );
+        }
+    }
+}
+fn with_checksums(bytes: &[u8]) -> Option<Vec<u8>> {
+    let mut bytes = bytes.to_vec();
+    let head = crc32c(bytes.get(4..32)?);
+    bytes[..4].copy_from_slice(&head.to_le_bytes());
+    let mut at = SEGMENT_HEADER;
+    while let Some(record) = bytes.get(at..).filter(|rest| rest.len() >= 32) {
+        let body = u32::from_le_bytes(record[4..8].try_into().expect("four bytes")) as usize;
+        let Some(end) = body.checked_add(32).and_then(|n| n.checked_next_multiple_of(8)) else { break };
+        let Some(crc) = record.get(4..end).map(crc32c) else { break };
+        bytes[at..at + 4].copy_from_slice(&crc.to_le_bytes());
+        at += end;
+    }
+    Some(bytes)
+}
+fn journal_seeds() -> Vec<Vec<u8>> {
+    let mut segment = vec![0; SEGMENT_HEADER];
+    segment[4] = 1;
+    segment[8..16].copy_from_slice(b"WEIR-JNL");
+    segment[16] = 3;
+    segment[24..32].copy_from_slice(&(1u64 << 16).to_le_bytes());
+    let bodies: [&[u8]; 5] = [
+        b"\x01\x03\x00E/a\x03\x00\x00\x00ino",
+        b"\x02\x03\x00E/b",
+        b"\x03\x03\x00T/n\xfe\xff\xff\xff\xff\xff\xff\xff",
+        b"\x04\x03\x00T/t\x07\x00\x00\x00\x00\x00\x00\x00",
+        b"",
+    ];
+    let mut seq = 9u64;
+    for body in bodies {
+        seq += u64::from(!body.is_empty());
+        let start = segment.len();
+        segment.extend_from_slice(&[0; 4]);
+        segment.extend_from_slice(&(body.len() as u32).to_le_bytes());
+        for number in [3, seq, seq.saturating_sub(2)] {
+            segment.extend_from_slice(&number.to_le_bytes());
+        }
+        segment.extend_from_slice(body);
+        segment.resize(start + (32 + body.len()).next_multiple_of(8), 0);
+    }
+    let ended = with_checksums(&segment).expect("it has a header");
+    let torn = ended[..ended.len() - 40].to_vec();
+    vec![ended, torn]
+}
+
+// ---- the namespace's records, and what users keep in it
+
+fn versioned<R: record::Record + PartialEq + std::fmt::Debug>(value: &[u8]) {
+    if let Ok(found) = R::from_value(value, String::new) {
+        assert_eq!(record::Record::to_value(&found), value, "{}", std::any::type_name::<R>());
+    }
+}
+fn access_list(value: &[u8]) {
+    if let Ok(Some(acl)) = Acl::parse(value) {
+        assert_eq!(acl.to_value(), value);
+        let _ = (acl.mode(), acl.is_mode());
+    }
+}
+const NAMESPACE: [Check; 9] = [
+    versioned::<record::Access>,
+    versioned::<record::Tally>,
+    versioned::<record::Link>,
+    versioned::<record::Listed>,
+    versioned::<record::Inode>,
+    versioned::<record::SessionRecord>,
+    versioned::<record::SlotRecord>,
+    versioned::<record::Garbage>,
+    access_list,
+];
+
+/// The first byte chooses the record.
+fn namespace(bytes: &[u8]) {
+    let Some((which, value)) = bytes.split_first() else { return };
+    NAMESPACE[usize::from(*which) % NAMESPACE.len()](value);
+    use weir_meta::keys;
+    let _ = (keys::cookie_of(value), keys::link_place(value), keys::held_pair(value));
+    let _ = (keys::session_of(value), keys::garbage_ino(value), keys::xattr_name(value), keys::after(value));
+}
+fn namespace_seeds() -> Vec<Vec<u8>> {
+    use record::Record;
+    let time = Time { nanos: 1_700_000_000_123_456_789 };
+    let (ino, kind) = (InodeId(0x0200_0003), FileKind::Regular);
+    let inode = record::Inode {
+        kind,
+        mode: 0o644,
+        uid: 1,
+        gid: 2,
+        nlink: 1,
+        rdev: 0,
+        size: 10,
+        allocated: 11,
+        atime: time,
+        mtime: time,
+        ctime: time,
+        btime: time,
+        data_version: 5,
+        layout: Some(Layout {
+            scheme: Scheme { data: 4, parity: 2 },
+            cell_shift: 19,
+            first_pg: PgId(0),
+            pg_count: 8,
+            seed: 3,
+        }),
+        parent: InodeId::ROOT,
+        token_epoch: 6,
+        writer: SessionId(7),
+        dirty: true,
+        recover: false,
+        data_end: 8,
+    };
+    let tally = record::Tally {
+        mtime: time,
+        ctime: time,
+        entries: 2,
+        subdirectories: 1,
+        serial: 3,
+        next_n: 4,
+        next_cookie: 5,
+    };
+    let access =
+        record::Access { mode: 0o755, uid: 1, gid: 2, parent: InodeId::ROOT, atime: time, btime: time };
+    let list = b"\x02\0\0\0\x01\0\x07\0\xff\xff\xff\xff\x02\0\x05\0\x0a\0\0\0\x04\0\x05\0\xff\xff\xff\xff\
+        \x10\0\x05\0\xff\xff\xff\xff\x20\0\x04\0\xff\xff\xff\xff";
+    let values = [
+        access.to_value(),
+        tally.to_value(),
+        record::Link { ino, kind, cookie: 3 }.to_value(),
+        record::Listed { ino, kind, name: b"name"[..].into() }.to_value(),
+        inode.to_value(),
+        record::SessionRecord { client: "node".into(), opened: time }.to_value(),
+        record::SlotRecord { seq: 5, method: 130, reply: b"reply"[..].into() }.to_value(),
+        record::Garbage { first_pg: PgId(0), pg_count: 8 }.to_value(),
+        list.to_vec(),
+    ];
+    values.iter().enumerate().map(|(which, value)| [&[which as u8], &value[..]].concat()).collect()
+}
+
+// ---- small files
+
+fn coordinator(bytes: &[u8]) {
+    let _ = weir_coord::store::read_state(bytes);
+    let Some((head, body)) = bytes.split_at_checked(12) else { return };
+    let mended = [&head[..8], &crc32c(body).to_le_bytes(), body].concat();
+    let Ok(keys) = weir_coord::store::read_state(&mended) else { return };
+    for versioned in keys.values() {
+        one_to_one::<map::ClusterMap>(&versioned.value);
+    }
+}
+fn coordinator_seeds() -> Vec<Vec<u8>> {
+    let map = Dice::for_name("map").encoding::<map::ClusterMap>().unwrap_or_default();
+    [map, b"abc".to_vec()]
+        .iter()
+        .map(|value| {
+            let mut body = b"\x01\0\x09\0\0\0\0\0\0\0\x01\0\0\0\x03\0\0\0map\x09\0\0\0\0\0\0\0".to_vec();
+            body.extend_from_slice(&(value.len() as u32).to_le_bytes());
+            body.extend_from_slice(value);
+            [&b"WEIRCRD\0"[..], &crc32c(&body).to_le_bytes(), &body].concat()
+        })
+        .collect()
+}
+
+fn identity(bytes: &[u8]) {
+    let same = |bytes: &[u8]| {
+        if let Ok(found) = TargetIdentity::from_text(bytes) {
+            let again = TargetIdentity::from_text(found.to_text().as_bytes());
+            assert_eq!(again.expect("an identity that was read can be written"), found);
+        }
+    };
+    same(bytes);
+    if let Some(at) = bytes.windows(9).position(|w| w == b"crc32c = ") {
+        same(format_with_crc(&bytes[..at]).as_slice());
+    }
+}
+fn format_with_crc(body: &[u8]) -> Vec<u8> {
+    [body, format!("crc32c = \"{:08x}\"\n", crc32c(body)).as_bytes()].concat()
+}
+fn identity_seeds() -> Vec<Vec<u8>> {
+    let identity =
+        TargetIdentity { cluster: ClusterId([1; 16]), disk: DiskUuid([2; 16]), pool: "default".into() };
+    vec![identity.to_text().into_bytes()]
+}
+
+fn configuration(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    match config::parse("weir.toml", text) {
+        Err(failure) => assert!(!failure.to_string().is_empty()),
+        Ok(found) => {
+            let _ = config::check("weir.toml", &found);
+            // What has no place in TOML (a path that is no text, say) is refused, not written wrongly.
+            if let Ok(written) = config::write(&found) {
+                let again = config::parse("weir.toml", &written);
+                assert_eq!(again.expect("a configuration that was written can be read"), found);
+            }
+        }
+    }
+}
+fn config_seeds() -> Vec<Vec<u8>> {
+    let reference = config::reference();
+    let plain = "[cluster]\nid = \"000102030405060708090a0b0c0d0e0f\"\ncoordinators = [\"unix:/run/c\", \
+        \"tcp:[::1]:7000\"]\n[node]\nname = \"a\"\nlisten = [\"tcp:127.0.0.1:0\"]\nthreads = 2\n[coord]\ndir = \"/c\"\n\
+        targets = 6\nscheme = \"ec:4+2\"\ncell_kib = 512\nlease_ms = 10000\n[storage]\ntargets = [\"/a\", \"/b\"]\n\
+        pool = \"default\"\n[mount]\npath = \"/mnt\"\nallow_other = true\n[meta]\ncache_mib = 128\n";
+    // The reference with its keys not commented out: as many as are valid.
+    let open: String =
+        reference.lines().map(|l| format!("{}\n", l.strip_prefix("# ").unwrap_or(l))).collect();
+    vec![plain.as_bytes().to_vec(), reference.into_bytes(), open.into_bytes()]
+}
+
+/// Words of the command line and of the configuration that have a grammar of their own.
+fn text(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    fn same<T: std::str::FromStr + std::fmt::Display + PartialEq + std::fmt::Debug>(text: &str) {
+        if let Ok(value) = text.parse::<T>() {
+            assert_eq!(value.to_string().parse::<T>().ok(), Some(value), "{text:?}");
+        }
+    }
+    same::<weir_env::Addr>(text);
+    same::<Scheme>(text);
+    same::<ClusterId>(text);
+    same::<DiskUuid>(text);
+    same::<TargetId>(text);
+    let known: BTreeMap<&str, ()> = [("memory_mib", ()), ("threads", ())].into();
+    let _ = crate::failure::did_you_mean(text, known.keys().copied());
+}
+fn text_seeds() -> Vec<Vec<u8>> {
+    [
+        "tcp:127.0.0.1:7000",
+        "tcp:[fe80::1%2]:0",
+        "unix:/run/weir/meta.sock",
+        "ec:4+2",
+        "replica:3",
+        "single",
+        "000102030405060708090a0b0c0d0e0f",
+        "t14",
+        "17",
+    ]
+    .map(|word| word.as_bytes().to_vec())
+    .to_vec()
+}
