@@ -46,6 +46,8 @@ pub const TARGETS: &[Target] = &[
 // ---- wire
 
 type Check = fn(&[u8]);
+/// Finds bytes that a type accepts.
+type Find = fn(&mut Dice) -> Option<Vec<u8>>;
 
 fn one_to_one<T: Wire>(bytes: &[u8]) {
     if let Ok(value) = T::from_bytes(bytes) {
@@ -54,8 +56,8 @@ fn one_to_one<T: Wire>(bytes: &[u8]) {
 }
 
 /// Every message type with its check, in the order of the list.
-fn messages() -> Vec<(Check, fn(&mut Dice) -> Option<Vec<u8>>)> {
-    let mut all: Vec<(Check, fn(&mut Dice) -> Option<Vec<u8>>)> = Vec::new();
+fn messages() -> Vec<(Check, Find)> {
+    let mut all: Vec<(Check, Find)> = Vec::new();
     macro_rules! add {
         ($($type:ty),*) => { $(all.push((one_to_one::<$type>, Dice::encoding::<$type>));)* };
     }
@@ -67,8 +69,8 @@ fn messages() -> Vec<(Check, fn(&mut Dice) -> Option<Vec<u8>>)> {
     all.append(&mut FOUND.take());
     all
 }
-thread_local!(static FOUND: std::cell::RefCell<Vec<(Check, fn(&mut Dice) -> Option<Vec<u8>>)>> = Default::default());
-thread_local!(static MESSAGES: Vec<(Check, fn(&mut Dice) -> Option<Vec<u8>>)> = messages());
+thread_local!(static FOUND: std::cell::RefCell<Vec<(Check, Find)>> = Default::default());
+thread_local!(static MESSAGES: Vec<(Check, Find)> = messages());
 
 /// The first byte chooses the type.
 fn message(bytes: &[u8]) {
@@ -77,7 +79,7 @@ fn message(bytes: &[u8]) {
 }
 fn message_seeds() -> Vec<Vec<u8>> {
     let mut dice = Dice::for_name("seeds");
-    let one = |(which, (_, encoding)): (usize, &(Check, fn(&mut Dice) -> Option<Vec<u8>>))| {
+    let one = |(which, (_, encoding)): (usize, &(Check, Find))| {
         let mut bytes = vec![which as u8];
         bytes.extend(encoding(&mut dice)?);
         Some(bytes)
@@ -181,10 +183,10 @@ fn cell() -> CellId {
 }
 
 fn index_key(key: &[u8]) {
-    if let (Ok(cell), Ok(number)) = (index::cell_of_key(key), index::number_of_key(key)) {
-        if key[0] == index::OVERLAY {
-            assert_eq!(index::overlay_key(cell, Seq(number)), key);
-        }
+    if let (Ok(cell), Ok(number)) = (index::cell_of_key(key), index::number_of_key(key))
+        && key[0] == index::OVERLAY
+    {
+        assert_eq!(index::overlay_key(cell, Seq(number)), key);
     }
     let _ = index::cut_number_of_key(key);
     if let Ok(file) = index::file_of_fence_key(key) {
@@ -211,13 +213,10 @@ const SEGMENT_HEADER: usize = 4096;
 /// A whole segment; also with every record's checksum put right, as far as their lengths lead.
 fn journal(bytes: &[u8]) {
     let _ = weir_kv::read_segment(bytes);
-    if let Some(mended) = with_checksums(bytes) {
-        if let Ok(summary) = weir_kv::read_segment(&mended) {
-            assert!(
-                summary.end >= SEGMENT_HEADER as u64 && summary.end <= mended.len() as u64,
-                "{summary:?}"
-            );
-        }
+    if let Some(mended) = with_checksums(bytes)
+        && let Ok(summary) = weir_kv::read_segment(&mended)
+    {
+        assert!(summary.end >= SEGMENT_HEADER as u64 && summary.end <= mended.len() as u64, "{summary:?}");
     }
 }
 fn with_checksums(bytes: &[u8]) -> Option<Vec<u8>> {
@@ -439,7 +438,6 @@ fn text(bytes: &[u8]) {
     same::<Scheme>(text);
     same::<ClusterId>(text);
     same::<DiskUuid>(text);
-    same::<TargetId>(text);
     let known: BTreeMap<&str, ()> = [("memory_mib", ()), ("threads", ())].into();
     let _ = crate::failure::did_you_mean(text, known.keys().copied());
 }
