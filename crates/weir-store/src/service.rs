@@ -272,6 +272,26 @@ impl StorageNode {
             ))),
         }
     }
+    /// Only the coordinator raises epochs: what a request says of them counts once the map says so, too. A target that
+    /// believed a number that nobody gave would refuse everybody else for ever.
+    async fn check_announced(&self, epochs: &[GroupAt]) -> Result<()> {
+        let ahead = |map: &ClusterMap| {
+            let is_known = |at: &GroupAt| map.group(at.group).is_some_and(|g| g.epoch >= at.epoch);
+            epochs.iter().find(|at| !is_known(at)).cloned()
+        };
+        let map = self.peers.map();
+        if ahead(&map).is_none() {
+            return Ok(());
+        }
+        let newer = self.peers.wait_newer(map.version, MAP_PATIENCE).await.unwrap_or(map);
+        match ahead(&newer) {
+            None => Ok(()),
+            Some(at) => Err(Error::unavailable(format!(
+                "request that names {} under {}: this node has not learned of that epoch yet, try again",
+                at.group, at.epoch
+            ))),
+        }
+    }
     fn target(&self, id: TargetId) -> Result<Arc<Target>> {
         self.targets
             .get(&id)
@@ -422,6 +442,7 @@ impl StorageNode {
         let node = self.shared();
         Handled::Later(Box::pin(async move {
             let store = node.target(r.target)?.store.clone();
+            node.check_announced(&r.epochs).await?;
             let worker = store.clone();
             let (seq, reply) = node
                 .env
@@ -443,6 +464,7 @@ impl StorageNode {
         let node = self.shared();
         Handled::Later(Box::pin(async move {
             let store = node.target(r.target)?.store.clone();
+            node.check_announced(&r.epochs).await?;
             let (seq, list) = store.list_cuts(r.after, &r.epochs, r.limit)?;
             store.durable(seq).await?;
             Ok(Reply::new(&list))
