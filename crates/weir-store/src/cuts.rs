@@ -46,7 +46,7 @@ fn of_file(read: &dyn Read, file: FileId) -> Result<Vec<(u64, format::Cut)>> {
 }
 
 /// Raises the file's fence and remembers the cut, unless an earlier one says as much.
-fn remember(txn: &mut dyn Txn, file: FileId, from_stripe: u64, token_epoch: u32) -> Result<()> {
+pub fn remember(txn: &mut dyn Txn, file: FileId, from_stripe: u64, token_epoch: u32) -> Result<()> {
     let fence = get::<Fence>(txn, &fence_key(file))?.map_or(0, |f| f.token_epoch);
     if token_epoch > fence {
         txn.put(&fence_key(file), &Fence { token_epoch }.to_value());

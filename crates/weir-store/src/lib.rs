@@ -14,7 +14,7 @@ pub mod format;
 mod heat;
 pub mod inspect;
 mod late;
-mod lookup;
+pub mod lookup;
 mod open;
 pub mod peers;
 pub mod read;

@@ -552,7 +552,7 @@ impl StorageNode {
 }
 
 /// The newest version that is committed anywhere and held (by some still as prepared) by k or more, and its holders.
-fn newest_whole(stats: &BTreeMap<usize, CellStat>, data: usize) -> Option<(Version, Vec<usize>)> {
+pub fn newest_whole(stats: &BTreeMap<usize, CellStat>, data: usize) -> Option<(Version, Vec<usize>)> {
     let committed: BTreeSet<Version> = stats.values().map(|s| s.base).filter(|v| *v > Version(0)).collect();
     committed.into_iter().rev().find_map(|version| {
         let holds = |s: &CellStat| s.base == version || s.prepared.contains(&version);

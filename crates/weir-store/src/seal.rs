@@ -111,13 +111,13 @@ pub fn resolve(version: Version, absent: MissingMask, answers: &[Option<CellStat
 }
 
 /// The member that leads the seals of a group: its first current parity target, without parity the only data target.
-pub(crate) fn leader(group: &Group) -> Option<usize> {
+pub fn leader(group: &Group) -> Option<usize> {
     let (data, width) = (usize::from(group.scheme.data), group.scheme.width());
     let mut candidates = if group.scheme.parity == 0 { 0..1 } else { data..width };
     candidates.find(|p| group.members.get(*p).is_some_and(|m| m.state == MemberState::Current))
 }
 /// Whether a stripe of the group can be sealed now.
-fn can_seal(group: &Group) -> bool {
+pub fn can_seal(group: &Group) -> bool {
     leader(group).is_some()
         && group.is_writable()
         && group.members.iter().all(|m| m.state != MemberState::Behind)

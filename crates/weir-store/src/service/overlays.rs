@@ -2,6 +2,8 @@
 //!
 //! Who numbers and who keeps follows from the group's map alone, so everybody who acts under one epoch agrees.
 use super::*;
+use crate::alloc::Extent;
+use crate::format::Overlay;
 
 /// How long a mirrored overlay waits for the numbers before it.
 const GAP_PATIENCE: Duration = Duration::from_secs(1);
@@ -130,6 +132,7 @@ impl StorageNode {
                 return Err(e.doing(format_args!("mirror an overlay of cell {}", r.cell)));
             }
             acting = self.after_failure(acting, position, &e, r.cell).await?;
+            check_still_held(&acting, r, seq)?;
         }
         let mask = down_mask(acting.group());
         if mask & !mask_at_first != 0 {
@@ -354,6 +357,26 @@ impl StorageNode {
         }
         Ok(logged)
     }
+}
+
+/// What was numbered under an older map may be gone: this target was taken for dead, came back, and repair gave it the
+/// log of those who went on, with other overlays under the same numbers. To mirror it now would replace theirs.
+fn check_still_held(acting: &Acting, r: &WriteOverlay, seq: Seq) -> Result<()> {
+    let overlay = Overlay {
+        offset: r.offset,
+        len: r.len,
+        kind: r.kind,
+        crc: r.crc,
+        token_epoch: r.token_epoch,
+        extent: Extent::default(),
+    };
+    if acting.target.store.holds_overlay(r.cell, seq, &overlay)? {
+        return Ok(());
+    }
+    Err(Error::stale(format!(
+        "overlay {seq} of cell {}: its number went to another one while this target was away, write again",
+        r.cell
+    )))
 }
 
 // ---- decisions on a group

@@ -10,6 +10,16 @@ impl Store {
         })
     }
 
+    /// Whether this very overlay is still under its number.
+    pub fn holds_overlay(&self, cell: CellId, seq: Seq, overlay: &Overlay) -> Result<bool> {
+        let mut held = false;
+        self.kv.read(&mut |r| {
+            held = cells::holds(r, cell, seq, overlay)?;
+            Ok(())
+        })?;
+        Ok(held)
+    }
+
     pub fn mark_missing(
         &self,
         scope: &Scope,
@@ -23,6 +33,8 @@ impl Store {
         })
     }
 
+    /// For repair. `Unavailable` while a seal of the group is in doubt that some member took no part in: whoever is listing
+    /// would catch up on the version before it, and be current without the one that is committed next.
     pub fn list_cells(
         &self,
         group: PgId,
@@ -32,6 +44,12 @@ impl Store {
         limit: u32,
     ) -> Result<CellList> {
         self.change(&mut |txn, _| cells::check_epoch(txn, group, epoch))?;
+        self.kv.read(&mut |r| match cells::seal_in_doubt(r, group)? {
+            None => Ok(()),
+            Some((cell, version)) => Err(Error::unavailable(format!(
+                "cells of {group}: version {version} of cell {cell} is in doubt, list them when its seal is settled"
+            ))),
+        })?;
         let limit = limit.clamp(1, LIST_MAX) as usize;
         let mut list = CellList { cells: Vec::new(), more: false };
         self.kv.read(&mut |r| {

@@ -1,0 +1,159 @@
+//! The protocol of a stripe as an explicit state machine over the store's own decisions, searched exhaustively.
+//!
+//! What a target does with a message is `weir_store::cells`, `cuts`, `seal::resolve`, `repair::plan`, what the coordinator
+//! does is `weir_coord::decide`: the real functions on real index entries. Modelled is what is asynchronous around them:
+//! which message arrives when, who crashes, who has heard of which map. In every state that can be reached every read with up to
+//! m members lost returns what some order of the writes explains, and what rests has parity that fits its data.
+//!
+//! Not modelled: slabs and bit rot (a cell is two bytes), fresh and prepared stripes of a writer, a reader with an old map.
+//! Small configurations run here; `make model` runs the larger ones.
+#![allow(clippy::disallowed_methods, reason = "tests are users of the operating system")]
+mod reader;
+mod rules;
+mod seals;
+mod search;
+mod state;
+mod steps;
+
+use rules::{Planned, Rules, Shortcut};
+use search::search;
+use state::State;
+
+fn problem<'a>(rules: &'a Rules) -> impl Fn(&State) -> Option<String> + 'a {
+    |state| {
+        let whole = state.targets.iter().all(|t| steps::logs_have_their_data(t, rules.data()));
+        reader::problem(rules, state).or_else(|| (!whole).then(|| "an overlay lost its data".to_owned()))
+    }
+}
+
+/// Searches everything and finds nothing.
+fn holds(name: &str, rules: &Rules, states_max: usize) {
+    let searched = search(rules, states_max, problem(rules));
+    eprintln!(
+        "{name}: {} states, {} transitions, depth {}",
+        searched.states, searched.transitions, searched.depth
+    );
+    if let Some((steps, what)) = searched.found {
+        let steps: Vec<String> = steps.iter().map(|step| format!("  {step:?}")).collect();
+        panic!("{name}: {what}, after\n{}", steps.join("\n"));
+    }
+    assert!(!searched.cut_short, "{name}: more than {states_max} states");
+}
+
+/// Finds a way in which the shortcut loses bytes; and without the shortcut that way is no harm.
+fn fails(rules: &Rules, shortcut: Shortcut, states_max: usize) {
+    let wrong = Rules { shortcut: Some(shortcut), ..rules.clone() };
+    let searched = search(&wrong, states_max, problem(&wrong));
+    let (steps, what) = searched.found.unwrap_or_else(|| panic!("{shortcut:?} is found to be no harm"));
+    eprintln!("{shortcut:?}: {what}, after {} steps and {} states: {steps:?}", steps.len(), searched.states);
+}
+
+fn ec(planned: &[(usize, usize, u8)]) -> Rules {
+    Rules::new(2, 1, planned)
+}
+fn mirrored(planned: &[(usize, usize, u8)]) -> Rules {
+    Rules::new(1, 1, planned)
+}
+/// A write, a cut of the file, a write under the cut's token epoch.
+fn with_cut(mut rules: Rules) -> Rules {
+    rules.cut = true;
+    let last = rules.planned.len() - 1;
+    rules.planned[last] = Planned { after_cut: true, ..rules.planned[last] };
+    rules
+}
+
+#[test]
+fn overlays_survive_a_crash_and_the_repair_after_it() {
+    let rules = Rules { crashes: 1, ..mirrored(&[(0, 0, 1), (0, 1, 2)]) };
+    holds("1+1, two writes, a crash", &rules, 2_000_000);
+}
+
+#[test]
+fn a_seal_survives_a_crash_at_any_step() {
+    let rules = Rules { crashes: 1, seals: 1, ..ec(&[(0, 0, 1)]) };
+    holds("2+1, a write, a seal, a crash", &rules, 2_000_000);
+}
+
+#[test]
+fn a_target_that_is_taken_for_dead_does_no_harm() {
+    let rules = Rules { suspicions: 1, ..mirrored(&[(0, 0, 1), (0, 1, 2)]) };
+    holds("1+1, two writes, a suspicion", &rules, 2_000_000);
+}
+
+#[test]
+fn cut_bytes_stay_away() {
+    let rules = with_cut(Rules { suspicions: 1, ..mirrored(&[(0, 0, 1), (0, 1, 2)]) });
+    holds("1+1, a cut between two writes, a suspicion", &rules, 2_000_000);
+}
+
+#[test]
+fn to_acknowledge_before_the_mirrors_have_it_loses_bytes() {
+    fails(&Rules { crashes: 1, ..ec(&[(0, 0, 1)]) }, Shortcut::AcknowledgeBeforeMirrors, 1_000_000);
+}
+
+#[test]
+fn to_commit_a_seal_before_parity_is_prepared_loses_bytes() {
+    fails(&Rules { seals: 1, ..ec(&[(0, 0, 1)]) }, Shortcut::CommitBeforeParity, 1_000_000);
+}
+
+#[test]
+fn not_to_check_epochs_loses_bytes() {
+    fails(
+        &Rules { suspicions: 1, ..mirrored(&[(0, 0, 1), (0, 1, 2)]) },
+        Shortcut::EpochNotChecked,
+        2_000_000,
+    );
+}
+
+#[test]
+fn to_trust_a_member_that_returns_loses_bytes() {
+    fails(&Rules { suspicions: 1, ..mirrored(&[(0, 0, 1)]) }, Shortcut::ReturnAsCurrent, 1_000_000);
+}
+
+#[test]
+fn to_keep_a_number_over_an_absence_loses_bytes() {
+    fails(&Rules { suspicions: 1, ..mirrored(&[(0, 0, 1), (0, 1, 2)]) }, Shortcut::NumberKept, 1_000_000);
+}
+
+#[test]
+fn to_catch_up_while_a_seal_is_in_doubt_loses_bytes() {
+    fails(&Rules { crashes: 1, seals: 1, ..ec(&[(0, 0, 1)]) }, Shortcut::RepairInDoubt, 1_000_000);
+}
+
+#[test]
+fn to_forget_cuts_brings_cut_bytes_back() {
+    let rules = with_cut(Rules { suspicions: 1, ..mirrored(&[(0, 0, 1), (0, 1, 2)]) });
+    fails(&rules, Shortcut::CutsNotLearned, 2_000_000);
+}
+
+/// `make model`.
+#[test]
+#[ignore = "minutes to hours, gigabytes: make model"]
+fn larger_configurations() {
+    let states_max: usize =
+        std::env::var("WEIR_MODEL_STATES").map_or(20_000_000, |n| n.parse().expect("a number"));
+    let three = [(0, 0, 1), (0, 1, 2), (0, 0, 3)];
+    let all = [
+        ("1+1, three writes, a crash", Rules { crashes: 1, ..mirrored(&three) }),
+        (
+            "1+1, two writes, a crash and a suspicion",
+            Rules { crashes: 1, suspicions: 1, ..mirrored(&three[..2]) },
+        ),
+        ("1+1, two writes, two suspicions", Rules { suspicions: 2, ..mirrored(&three[..2]) }),
+        ("1+1, two writes, a seal, a crash", Rules { crashes: 1, seals: 1, ..mirrored(&three[..2]) }),
+        ("2+1, a write, two seals, a crash", Rules { crashes: 1, seals: 2, ..ec(&three[..1]) }),
+        ("2+1, a write, a seal, a suspicion", Rules { suspicions: 1, seals: 1, ..ec(&three[..1]) }),
+        ("2+1, two writes, a seal, a crash", Rules { crashes: 1, seals: 1, ..ec(&[(0, 0, 1), (1, 0, 2)]) }),
+        ("1+2, a write, a seal, a crash", Rules { crashes: 1, seals: 1, ..Rules::new(1, 2, &three[..1]) }),
+        ("1+1, a cut between two writes, a crash", with_cut(Rules { crashes: 1, ..mirrored(&three[..2]) })),
+        (
+            "1+1, a cut between two writes, a seal, a suspicion",
+            with_cut(Rules { suspicions: 1, seals: 1, ..mirrored(&three[..2]) }),
+        ),
+        ("2+1, a cut between two writes, a suspicion", with_cut(Rules { suspicions: 1, ..ec(&three[..2]) })),
+    ];
+    let only = std::env::var("WEIR_MODEL").unwrap_or_default();
+    for (name, rules) in all.iter().filter(|(name, _)| name.contains(&only)) {
+        holds(name, rules, states_max);
+    }
+}

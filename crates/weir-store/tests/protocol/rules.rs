@@ -1,0 +1,154 @@
+//! What is searched: how many targets, writes, crashes and seals; and the wrong shortcuts.
+use super::state::*;
+use std::sync::Arc;
+use weir_proto::ec::Coder;
+use weir_proto::map::{ClusterMap, Group, Member, MemberState, Scheme, Settings, TargetState};
+use weir_proto::{ClusterId, DiskUuid, Epoch, NodeId, Version};
+use weir_store::cells;
+
+/// One byte that a client writes.
+#[derive(Clone, Copy, Debug)]
+pub struct Planned {
+    pub cell: usize,
+    pub offset: usize,
+    pub byte: u8,
+    /// Written after the file was cut, under the cut's token epoch.
+    pub after_cut: bool,
+}
+
+/// A simplification that somebody might come upon. Each loses bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Shortcut {
+    /// An overlay is acknowledged when its sequencer has it.
+    AcknowledgeBeforeMirrors,
+    /// Data targets commit what they folded before all parity targets have prepared theirs.
+    CommitBeforeParity,
+    /// A mirror takes what comes under any epoch.
+    EpochNotChecked,
+    /// A member that returns is current at once.
+    ReturnAsCurrent,
+    /// A sequencer that was away meanwhile goes on with the number that it gave before. (Found here.)
+    NumberKept,
+    /// A member that returns catches up while a seal that it took no part in is in doubt. (Found here.)
+    RepairInDoubt,
+    /// A member that returns does not ask for the cuts that it missed.
+    CutsNotLearned,
+}
+
+#[derive(Clone)]
+pub struct Rules {
+    pub scheme: Scheme,
+    pub planned: Vec<Planned>,
+    pub crashes: u8,
+    pub suspicions: u8,
+    pub seals: u8,
+    pub cut: bool,
+    pub shortcut: Option<Shortcut>,
+    pub coder: Coder,
+}
+
+/// What is there at first, in each data cell.
+pub const INITIAL: Content = [101, 102];
+pub const TOKEN: u32 = 1;
+pub const CUT_TOKEN: u32 = 2;
+
+impl Rules {
+    /// `planned`: cell, offset and byte of each write.
+    pub fn new(data: u8, parity: u8, planned: &[(usize, usize, u8)]) -> Rules {
+        let scheme = Scheme { data, parity };
+        let planned = planned
+            .iter()
+            .map(|&(cell, offset, byte)| Planned { cell, offset, byte, after_cut: false })
+            .collect();
+        let coder = Coder::new(scheme).expect("a scheme");
+        Rules { scheme, planned, crashes: 0, suspicions: 0, seals: 0, cut: false, shortcut: None, coder }
+    }
+    pub fn has(&self, shortcut: Shortcut) -> bool {
+        self.shortcut == Some(shortcut)
+    }
+    pub fn data(&self) -> usize {
+        usize::from(self.scheme.data)
+    }
+    pub fn width(&self) -> usize {
+        self.scheme.width()
+    }
+    /// The parity cells of these data cells.
+    pub fn encode(&self, data: &[Content]) -> Vec<Content> {
+        let mut parity = vec![[0; 2]; usize::from(self.scheme.parity)];
+        let inputs: Vec<&[u8]> = data.iter().map(|d| &d[..]).collect();
+        let mut outputs: Vec<&mut [u8]> = parity.iter_mut().map(|p| &mut p[..]).collect();
+        self.coder.encode(&inputs, &mut outputs).expect("cells of one length");
+        parity
+    }
+
+    /// Everybody is there, and the stripe was written whole.
+    pub fn start(&self) -> State {
+        let width = self.width();
+        let view = View(Arc::new(self.map()));
+        let data = vec![INITIAL; self.data()];
+        let bytes: Vec<Content> = data.iter().copied().chain(self.encode(&data)).collect();
+        let target = |position: usize| {
+            let empty = Arc::new(Index::default());
+            let mut target = Target {
+                up: true,
+                index: empty.clone(),
+                durable: empty,
+                view: view.clone(),
+                repair: Repair::No,
+            };
+            let first = fragment(Version::new(TOKEN, 2), Epoch(1), false, 0, bytes[position]);
+            let made = target.change(|txn, delta| {
+                cells::check_epoch(txn, GROUP, Epoch(1))?;
+                cells::fresh(txn, &view.scope(), cell(position), first.clone(), delta)
+            });
+            assert!(made);
+            target
+        };
+        let waiting = Write { progress: Progress::Waiting, after: 0, after_cut: false, acting: Vec::new() };
+        State {
+            targets: (0..width).map(target).collect(),
+            writes: vec![waiting; self.planned.len()],
+            seals: Vec::new(),
+            cut: CutState::No,
+            cut_told: 0,
+            cut_acting: None,
+            crashes_left: self.crashes,
+            suspicions_left: self.suspicions,
+            seals_left: self.seals,
+            map: view,
+        }
+    }
+
+    fn map(&self) -> ClusterMap {
+        let ids = 0..self.width();
+        let member = |p: usize| Member { target: target_id(p), state: MemberState::Current, since: Epoch(1) };
+        let target = |p: usize| weir_proto::map::Target {
+            id: target_id(p),
+            uuid: DiskUuid([p as u8; 16]),
+            node: NodeId(p as u32),
+            pool: "all".into(),
+            state: TargetState::Up,
+            capacity: 1 << 30,
+        };
+        ClusterMap {
+            cluster: ClusterId([1; 16]),
+            version: 1,
+            settings: Settings {
+                scheme: self.scheme,
+                cell_shift: 16,
+                lease_ms: 1000,
+                target_silence_ms: 1000,
+            },
+            nodes: vec![],
+            targets: ids.clone().map(target).collect(),
+            groups: vec![Group {
+                id: GROUP,
+                pool: "all".into(),
+                scheme: self.scheme,
+                epoch: Epoch(1),
+                members: ids.map(member).collect(),
+            }],
+            volumes: vec![],
+        }
+    }
+}

@@ -1,0 +1,598 @@
+//! What can happen next, and what it does: clients' writes and cuts, mirrors, the coordinator, crashes and repair. Seals are in
+//! `seals.rs`.
+//!
+//! Each step is one transaction of one target, one decision of one process, or one change of the map. A message that was
+//! sent is a step that is possible from then on; it never has to happen.
+use super::rules::*;
+use super::state::*;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use weir_coord::decide;
+use weir_kv::Read;
+use weir_proto::data::OverlayKind;
+use weir_proto::map::MemberState;
+use weir_proto::{Epoch, Seq, Version};
+use weir_store::alloc::Extent;
+use weir_store::cells::{self, Appended, Numbering};
+use weir_store::format::{OVERLAY_DATA, Overlay, cell_key, header_key, overlay_data_key};
+use weir_store::repair::{StripeView, plan};
+use weir_store::service::{down_mask, sequencer};
+use weir_store::{cuts, lookup};
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Step {
+    /// A client's write is numbered at a target that believes to be its sequencer.
+    Number {
+        write: usize,
+        at: usize,
+    },
+    Mirror {
+        write: usize,
+        to: usize,
+    },
+    /// A mirror that lacks earlier numbers gets the next one from the sequencer's log.
+    CloseGap {
+        write: usize,
+        to: usize,
+    },
+    /// The sequencer goes on under the newer map that it knows.
+    Adopt {
+        write: usize,
+    },
+    Acknowledge {
+        write: usize,
+    },
+    /// The journal of the target is on its disk.
+    Sync {
+        at: usize,
+    },
+    Crash {
+        at: usize,
+    },
+    /// The coordinator does not reach a target, which goes on.
+    Suspect {
+        at: usize,
+    },
+    /// The coordinator sees that a target is gone.
+    Notice {
+        at: usize,
+    },
+    /// It is served (again), and the coordinator knows.
+    Return {
+        at: usize,
+    },
+    /// A target gets the newest map.
+    Learn {
+        at: usize,
+    },
+    LearnCuts {
+        at: usize,
+    },
+    List {
+        at: usize,
+    },
+    RebuildBase {
+        at: usize,
+    },
+    CopyLogs {
+        at: usize,
+    },
+    CaughtUp {
+        at: usize,
+    },
+    BeginCut,
+    /// The map moved: the cut is told again under the newest one.
+    RenewCut,
+    TellCut {
+        to: usize,
+    },
+    EndCut,
+    BeginSeal {
+        at: usize,
+    },
+    Settle {
+        at: usize,
+    },
+    Seal {
+        seal: usize,
+        to: usize,
+    },
+    SealGoesOn {
+        seal: usize,
+    },
+    SealFails {
+        seal: usize,
+    },
+}
+
+/// Every step that may be possible; [`take`] tells which are.
+pub fn steps(rules: &Rules, state: &State) -> Vec<Step> {
+    let width = rules.width();
+    let mut all = Vec::new();
+    for write in 0..state.writes.len() {
+        for at in 0..width {
+            all.extend([
+                Step::Number { write, at },
+                Step::Mirror { write, to: at },
+                Step::CloseGap { write, to: at },
+            ]);
+        }
+        all.extend([Step::Adopt { write }, Step::Acknowledge { write }]);
+    }
+    for at in 0..width {
+        all.extend([Step::Sync { at }, Step::Crash { at }, Step::Suspect { at }, Step::Notice { at }]);
+        all.extend([Step::Return { at }, Step::Learn { at }, Step::LearnCuts { at }, Step::List { at }]);
+        all.extend([Step::RebuildBase { at }, Step::CopyLogs { at }, Step::CaughtUp { at }]);
+        all.extend([Step::TellCut { to: at }, Step::BeginSeal { at }, Step::Settle { at }]);
+        all.extend((0..state.seals.len()).map(|seal| Step::Seal { seal, to: at }));
+    }
+    for seal in 0..state.seals.len() {
+        all.extend([Step::SealGoesOn { seal }, Step::SealFails { seal }]);
+    }
+    all.extend([Step::BeginCut, Step::RenewCut, Step::EndCut]);
+    all
+}
+
+/// The state after a step; `None`: it is not possible now, or changes nothing.
+pub fn take(rules: &Rules, before: &State, step: Step) -> Option<State> {
+    let mut s = before.clone();
+    let done = match step {
+        Step::Number { write, at } => number(rules, &mut s, write, at),
+        Step::Mirror { write, to } => mirror(rules, &mut s, write, to),
+        Step::CloseGap { write, to } => close_gap(rules, &mut s, write, to),
+        Step::Adopt { write } => adopt(rules, &mut s, write),
+        Step::Acknowledge { write } => acknowledge(rules, &mut s, write),
+        Step::Sync { at } => sync(&mut s, at),
+        Step::Crash { at } => crash(&mut s, at),
+        Step::Suspect { at } => suspect(&mut s, at),
+        Step::Notice { at } => (!s.targets[at].up).then_some(()).and_then(|()| goes_down(&mut s, at)),
+        Step::Return { at } => comes_back(rules, &mut s, at),
+        Step::Learn { at } => learn(&mut s, at),
+        Step::LearnCuts { at } => learn_cuts(rules, &mut s, at),
+        Step::List { at } => list(rules, &mut s, at),
+        Step::RebuildBase { at } => rebuild_base(rules, &mut s, at),
+        Step::CopyLogs { at } => copy_logs(rules, &mut s, at),
+        Step::CaughtUp { at } => caught_up(&mut s, at),
+        Step::BeginCut => begin_cut(rules, &mut s),
+        Step::RenewCut => renew_cut(&mut s),
+        Step::TellCut { to } => tell_cut(rules, &mut s, to),
+        Step::EndCut => end_cut(&mut s),
+        Step::BeginSeal { at } => super::seals::begin(rules, &mut s, at),
+        Step::Settle { at } => super::seals::settle(rules, &mut s, at),
+        Step::Seal { seal, to } => super::seals::deliver(rules, &mut s, seal, to),
+        Step::SealGoesOn { seal } => super::seals::go_on(rules, &mut s, seal),
+        Step::SealFails { seal } => super::seals::fail(rules, &mut s, seal),
+    };
+    done.map(|()| s)
+}
+
+// ---- writes
+
+fn overlay_of(planned: &Planned) -> Overlay {
+    Overlay {
+        offset: planned.offset as u32,
+        len: 1,
+        kind: OverlayKind::Data,
+        crc: u32::from(planned.byte),
+        token_epoch: if planned.after_cut { CUT_TOKEN } else { TOKEN },
+        extent: Extent::default(),
+    }
+}
+
+fn number(rules: &Rules, s: &mut State, write: usize, at: usize) -> Option<()> {
+    let planned = rules.planned[write];
+    let ready = s.writes[write].progress == Progress::Waiting
+        && (s.cut == CutState::Ended || !planned.after_cut)
+        && s.targets[at].up;
+    let view = s.targets[at].view.clone();
+    if !ready || sequencer(view.group(), cell(planned.cell)) != Some(at) {
+        return None;
+    }
+    let target = &mut s.targets[at];
+    let durable = target.durable.clone();
+    let seq = append(target, &view, Numbering::Next, planned.cell, &overlay_of(&planned), planned.byte)?;
+    target.durable = durable; // the answer waits for the journal, others' reads do not
+    let after = (0..s.writes.len()).filter(|w| s.writes[*w].progress == Progress::Acknowledged);
+    let after = after.fold(0, |mask, w| mask | 1 << w);
+    s.writes[write] = Write {
+        progress: Progress::Numbered { seq, by: at, held: 1 << at },
+        after,
+        after_cut: s.cut == CutState::Ended,
+        acting: vec![view],
+    };
+    Some(())
+}
+
+/// `None`: refused, or numbers before it have not come.
+fn append(
+    target: &mut Target,
+    view: &View,
+    numbering: Numbering,
+    index: usize,
+    overlay: &Overlay,
+    byte: u8,
+) -> Option<Seq> {
+    let scope = view.scope();
+    let appended = std::cell::Cell::new(None);
+    let made = target.change(|txn, delta| {
+        cells::check_epoch(txn, GROUP, scope.epoch)?;
+        let missing = down_mask(view.group());
+        let outcome = cells::append(txn, &scope, cell(index), numbering, overlay, &[byte], missing, delta)?;
+        appended.set(Some(outcome));
+        Ok(())
+    });
+    match appended.get().filter(|_| made)? {
+        Appended::At(seq) | Appended::Duplicate(seq) => Some(seq),
+        Appended::Gap { .. } => None,
+    }
+}
+
+/// Takes an overlay from the sequencer under the map `acting`; what a target does with a `MirrorOverlay`.
+fn log_mirrored(
+    rules: &Rules,
+    s: &mut State,
+    to: usize,
+    acting: &View,
+    index: usize,
+    seq: Seq,
+    overlay: &Overlay,
+    byte: u8,
+) -> Option<()> {
+    let target = &mut s.targets[to];
+    let unchecked = rules.has(Shortcut::EpochNotChecked);
+    if !target.up || (target.view.epoch() != acting.epoch() && !unchecked) {
+        return None;
+    }
+    let view = target.view.clone();
+    let numbering = match view.state(to) {
+        MemberState::Current => Numbering::Mirror(seq),
+        MemberState::Behind => Numbering::Behind(seq),
+        MemberState::Down => return None,
+    };
+    append(target, &view, numbering, index, overlay, byte).map(|_| ())
+}
+
+fn mirror(rules: &Rules, s: &mut State, write: usize, to: usize) -> Option<()> {
+    let Progress::Numbered { seq, by, held } = s.writes[write].progress else { return None };
+    let planned = rules.planned[write];
+    let keeps = to == planned.cell || to >= rules.data();
+    if held & (1 << to) != 0 || !keeps {
+        return None;
+    }
+    let acting = s.writes[write].acting.clone();
+    let sent = acting.iter().rev().filter(|view| view.is_live(to));
+    let overlay = overlay_of(&planned);
+    for view in sent {
+        if log_mirrored(rules, s, to, view, planned.cell, seq, &overlay, planned.byte).is_some() {
+            s.writes[write].progress = Progress::Numbered { seq, by, held: held | 1 << to };
+            return Some(());
+        }
+    }
+    None
+}
+
+fn close_gap(rules: &Rules, s: &mut State, write: usize, to: usize) -> Option<()> {
+    let Progress::Numbered { seq, by, held } = s.writes[write].progress else { return None };
+    let planned = rules.planned[write];
+    let acting = s.writes[write].acting.last()?.clone();
+    let keeps = to == planned.cell || to >= rules.data();
+    if held & (1 << to) != 0 || !keeps || !acting.is_live(to) || !s.targets[by].up || to == by {
+        return None;
+    }
+    let have = s.targets[to].header(planned.cell).map_or(Seq(0), |h| h.last_seq);
+    let next = Seq(have.0 + 1);
+    if next >= seq {
+        return None;
+    }
+    let log = cells::overlays(&*s.targets[by].index, cell(planned.cell), next, next).ok()?;
+    let (_, overlay) = log.first()?.clone();
+    let byte = overlay.crc as u8;
+    log_mirrored(rules, s, to, &acting, planned.cell, next, &overlay, byte)
+}
+
+fn adopt(rules: &Rules, s: &mut State, write: usize) -> Option<()> {
+    let Progress::Numbered { by, .. } = s.writes[write].progress else { return None };
+    let (view, at) = (s.targets[by].view.clone(), cell(rules.planned[write].cell));
+    let newer = s.writes[write].acting.last().is_some_and(|last| last.epoch() < view.epoch());
+    if !s.targets[by].up || !newer {
+        return None;
+    }
+    let Progress::Numbered { seq, .. } = s.writes[write].progress else { return None };
+    let overlay = overlay_of(&rules.planned[write]);
+    let held = cells::holds(&*s.targets[by].index, at, seq, &overlay).expect("the index is sound");
+    if sequencer(view.group(), at) == Some(by) && (held || rules.has(Shortcut::NumberKept)) {
+        s.writes[write].acting.push(view);
+    } else {
+        s.writes[write].progress = Progress::Abandoned;
+    }
+    Some(())
+}
+
+fn acknowledge(rules: &Rules, s: &mut State, write: usize) -> Option<()> {
+    let Progress::Numbered { by, held, .. } = s.writes[write].progress else { return None };
+    let planned = rules.planned[write];
+    // A client without the right to write any more has nobody to tell.
+    let stale_client = s.cut != CutState::No && !planned.after_cut;
+    let target = &s.targets[by];
+    if !target.up || target.index != target.durable || stale_client {
+        return None;
+    }
+    let acting = s.writes[write].acting.last()?;
+    let keepers = (0..rules.width()).filter(|p| *p == planned.cell || *p >= rules.data());
+    let wanting = keepers.filter(|p| acting.is_live(*p) && held & (1 << p) == 0).count();
+    if wanting > 0 && !rules.has(Shortcut::AcknowledgeBeforeMirrors) {
+        return None;
+    }
+    let w = &mut s.writes[write];
+    w.progress = Progress::Acknowledged;
+    w.acting.clear();
+    Some(())
+}
+
+// ---- processes and the coordinator
+
+fn sync(s: &mut State, at: usize) -> Option<()> {
+    let target = &mut s.targets[at];
+    if !target.up || target.index == target.durable {
+        return None;
+    }
+    target.durable = target.index.clone();
+    Some(())
+}
+
+fn crash(s: &mut State, at: usize) -> Option<()> {
+    if !s.targets[at].up || s.crashes_left == 0 {
+        return None;
+    }
+    s.crashes_left -= 1;
+    let target = &mut s.targets[at];
+    (target.up, target.repair, target.index) = (false, Repair::No, target.durable.clone());
+    for write in &mut s.writes {
+        if matches!(write.progress, Progress::Numbered { by, .. } if by == at) {
+            write.progress = Progress::Abandoned;
+        }
+    }
+    for seal in s.seals.iter_mut().filter(|seal| seal.leader == at) {
+        seal.zombie = true;
+    }
+    Some(())
+}
+
+fn suspect(s: &mut State, at: usize) -> Option<()> {
+    if !s.targets[at].up || s.suspicions_left == 0 {
+        return None;
+    }
+    s.suspicions_left -= 1;
+    goes_down(s, at)
+}
+
+fn goes_down(s: &mut State, at: usize) -> Option<()> {
+    let mut map = (*s.map.0).clone();
+    let news = decide::target_down(&mut map, target_id(at));
+    s.map = View(Arc::new(map));
+    news.then_some(())
+}
+
+fn comes_back(rules: &Rules, s: &mut State, at: usize) -> Option<()> {
+    let mut map = (*s.map.0).clone();
+    if !decide::target_back(&mut map, target_id(at)) {
+        return None;
+    }
+    if rules.has(Shortcut::ReturnAsCurrent) {
+        let epoch = map.groups[0].epoch;
+        let member = &mut map.groups[0].members[at];
+        (member.state, member.since) = (MemberState::Current, epoch);
+    }
+    s.map = View(Arc::new(map));
+    let target = &mut s.targets[at];
+    (target.up, target.view) = (true, s.map.clone());
+    Some(())
+}
+
+fn learn(s: &mut State, at: usize) -> Option<()> {
+    let target = &mut s.targets[at];
+    if !target.up || target.view.epoch() == s.map.epoch() {
+        return None;
+    }
+    (target.view, target.repair) = (s.map.clone(), Repair::No);
+    Some(())
+}
+
+// ---- repair
+
+/// The current members that a member behind asks, if all of them can be asked under its map.
+fn peers(s: &State, at: usize) -> Option<Vec<usize>> {
+    let target = &s.targets[at];
+    let peers = target.view.current();
+    let answers = |p: &usize| s.targets[*p].up && s.targets[*p].view.epoch() == target.view.epoch();
+    let behind = target.up && target.view.state(at) == MemberState::Behind;
+    (behind && !peers.is_empty() && peers.iter().all(answers)).then_some(peers)
+}
+
+/// Each peer refuses lower epochs from now on.
+fn raise(s: &mut State, peers: &[usize], epoch: Epoch) -> Option<()> {
+    peers.iter().all(|p| s.targets[*p].change(|txn, _| cells::check_epoch(txn, GROUP, epoch))).then_some(())
+}
+
+fn learn_cuts(rules: &Rules, s: &mut State, at: usize) -> Option<()> {
+    let peers = peers(s, at).filter(|_| s.targets[at].repair == Repair::No)?;
+    s.targets[at].repair = Repair::CutsLearned;
+    if rules.has(Shortcut::CutsNotLearned) {
+        return Some(());
+    }
+    raise(s, &peers, s.targets[at].view.epoch())?;
+    let void = peers.iter().map(|p| cuts::void_below(&*s.targets[*p].index, cell(0)).unwrap_or(0)).max()?;
+    match void {
+        0 => Some(()),
+        token_epoch => cut_at(rules, s, at, token_epoch, None),
+    }
+}
+
+fn list(rules: &Rules, s: &mut State, at: usize) -> Option<()> {
+    let peers = peers(s, at).filter(|_| s.targets[at].repair == Repair::CutsLearned)?;
+    let view = s.targets[at].view.clone();
+    raise(s, &peers, view.epoch())?;
+    let in_doubt =
+        |p: &usize| cells::seal_in_doubt(&*s.targets[*p].index, GROUP).expect("the index is sound");
+    if !rules.has(Shortcut::RepairInDoubt) && peers.iter().any(|p| in_doubt(p).is_some()) {
+        return Some(()); // they refuse lower epochs now, and are asked again
+    }
+    let since = view.group().members[at].since;
+    let mut stripe = StripeView::default();
+    for p in peers {
+        let index = &*s.targets[p].index;
+        for c in lookup::listed_cells(index, GROUP, None, 100).expect("the index is sound") {
+            let summary = lookup::summary(index, c).expect("the index is sound")?;
+            if summary.epoch < since && summary.missing == 0 {
+                continue;
+            }
+            stripe.newest = stripe.newest.max(summary.base);
+            if c.index < view.group().scheme.data {
+                stripe.logs.entry(c.index).or_default().insert((summary.seq, summary.log_sum));
+            }
+        }
+    }
+    s.targets[at].repair = Repair::Listed(stripe);
+    Some(())
+}
+
+fn todo(rules: &Rules, target: &Target, at: usize, stripe: &StripeView) -> weir_store::repair::StripePlan {
+    let log = |i: &u8| target.header(usize::from(*i)).map(|h| (*i, (h.last_seq, h.log_sum)));
+    let own_logs: BTreeMap<_, _> = stripe.logs.keys().filter_map(log).collect();
+    let own = target.base(at).map_or(Version(0), |b| b.version);
+    plan(stripe, own, &own_logs, at, rules.data())
+}
+
+fn rebuild_base(rules: &Rules, s: &mut State, at: usize) -> Option<()> {
+    let peers = peers(s, at)?;
+    let Repair::Listed(stripe) = s.targets[at].repair.clone() else { return None };
+    if todo(rules, &s.targets[at], at, &stripe).rebuild.is_some()
+        && let Some(found) = super::reader::decode(rules, s, &peers, at)
+    {
+        let mut rebuilt =
+            fragment(found.version, s.targets[at].view.epoch(), false, found.missing, found.content);
+        (rebuilt.cut, rebuilt.cuts) = (found.cut, found.cuts);
+        rebuilt.missing &= !(1 << at);
+        let scope = s.targets[at].view.scope();
+        let made = s.targets[at].change(|txn, delta| {
+            cells::check_epoch(txn, GROUP, scope.epoch)?;
+            cells::install(txn, &scope, cell(at), &rebuilt, false, delta).map(|_| ())
+        });
+        made.then_some(())?;
+    }
+    s.targets[at].repair = Repair::BaseRebuilt(stripe);
+    Some(())
+}
+
+fn copy_logs(rules: &Rules, s: &mut State, at: usize) -> Option<()> {
+    let peers = peers(s, at)?;
+    let Repair::BaseRebuilt(stripe) = s.targets[at].repair.clone() else { return None };
+    let scope = s.targets[at].view.scope();
+    for index in todo(rules, &s.targets[at], at, &stripe).copy {
+        let index = usize::from(index);
+        let holder = peers.iter().copied().find(|p| *p == index || *p >= rules.data())?;
+        let upto = s.targets[holder].header(index).map_or(Seq(0), |h| h.last_seq);
+        let log = cells::overlays(&*s.targets[holder].index, cell(index), Seq(0), upto).ok()?;
+        let inline =
+            |seq: Seq| s.targets[holder].index.get(&overlay_data_key(cell(index), seq)).ok().flatten();
+        let copies: BTreeMap<_, _> =
+            log.into_iter().map(|(seq, o)| (seq, (o, inline(seq).unwrap_or_default()))).collect();
+        let made = s.targets[at].change(|txn, delta| {
+            cells::check_epoch(txn, GROUP, scope.epoch)?;
+            cells::install_overlays(txn, &scope, cell(index), upto, &copies, delta).map(|_| ())
+        });
+        made.then_some(())?;
+    }
+    let known = |p: &usize| cells::stripe_known(&*s.targets[*p].index, &scope, cell(*p)).unwrap_or(true);
+    if !peers.iter().any(known) {
+        // Nobody knows it any more: what is older than the group's epoch goes.
+        let dropped = s.targets[at].change(|txn, delta| {
+            for index in 0..rules.width() {
+                let header: Option<weir_store::format::Header> = cells::get(txn, &header_key(cell(index)))?;
+                if header.is_some_and(|h| h.epoch < scope.epoch) {
+                    cells::drop_cell(txn, cell(index), delta)?;
+                }
+            }
+            Ok(())
+        });
+        assert!(dropped);
+    }
+    s.targets[at].repair = Repair::Done;
+    Some(())
+}
+
+fn caught_up(s: &mut State, at: usize) -> Option<()> {
+    if s.targets[at].repair != Repair::Done {
+        return None;
+    }
+    let mut map = (*s.map.0).clone();
+    s.targets[at].repair = Repair::No;
+    match decide::caught_up(&mut map, target_id(at), GROUP, s.targets[at].view.epoch()) {
+        Ok(true) => {
+            s.map = View(Arc::new(map));
+            Some(())
+        }
+        _ => None,
+    }
+}
+
+// ---- cuts
+
+fn begin_cut(rules: &Rules, s: &mut State) -> Option<()> {
+    if !rules.cut || s.cut != CutState::No {
+        return None;
+    }
+    s.map.0.told_of_cuts(|_| true).ok()?;
+    (s.cut, s.cut_acting) = (CutState::Begun, Some(s.map.clone()));
+    Some(())
+}
+
+fn renew_cut(s: &mut State) -> Option<()> {
+    let acting = s.cut_acting.clone().filter(|a| s.cut == CutState::Begun && a.epoch() < s.map.epoch())?;
+    s.map.0.told_of_cuts(|_| true).ok()?;
+    assert!(acting.epoch() < s.map.epoch());
+    (s.cut_told, s.cut_acting) = (0, Some(s.map.clone()));
+    Some(())
+}
+
+fn tell_cut(rules: &Rules, s: &mut State, to: usize) -> Option<()> {
+    let acting = s.cut_acting.clone()?;
+    if s.cut != CutState::Begun || s.cut_told & (1 << to) != 0 || !acting.is_live(to) || !s.targets[to].up {
+        return None;
+    }
+    cut_at(rules, s, to, CUT_TOKEN, Some(acting.epoch()))?;
+    s.cut_told |= 1 << to;
+    Some(())
+}
+
+/// What a target does with `DropFile`.
+fn cut_at(rules: &Rules, s: &mut State, at: usize, token_epoch: u32, epoch: Option<Epoch>) -> Option<()> {
+    let made = s.targets[at].change(|txn, delta| {
+        epoch.map_or(Ok(()), |epoch| cells::check_epoch(txn, GROUP, epoch))?;
+        cuts::remember(txn, FILE, 0, token_epoch)?;
+        (0..rules.width()).try_for_each(|index| cells::drop_void(txn, cell(index), token_epoch, delta))
+    });
+    made.then_some(())
+}
+
+fn end_cut(s: &mut State) -> Option<()> {
+    let acting = s.cut_acting.clone().filter(|_| s.cut == CutState::Begun)?;
+    let live = (0..s.targets.len()).filter(|p| acting.is_live(*p)).fold(0, |mask, p| mask | 1 << p);
+    if live & !s.cut_told != 0 || !acting.group().is_writable() {
+        return None;
+    }
+    (s.cut, s.cut_acting) = (CutState::Ended, None);
+    Some(())
+}
+
+/// Inline data of overlays is where the store has it: else a copy would lose it unnoticed.
+pub fn logs_have_their_data(target: &Target, data: usize) -> bool {
+    (0..data).all(|index| {
+        let log =
+            cells::overlays(&*target.index, cell(index), Seq(0), Seq(u64::MAX)).expect("the index is sound");
+        log.iter().all(|(seq, o)| {
+            let found = target.index.get(&overlay_data_key(cell(index), *seq)).ok().flatten();
+            found.as_deref() == Some(&[o.crc as u8])
+        }) && target.index.get(&cell_key(OVERLAY_DATA, cell(index))).is_ok_and(|v| v.is_none())
+    })
+}
