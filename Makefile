@@ -1,6 +1,6 @@
 # What a person or a machine does with this repository. `make help` lists it.
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test test-long fuzz fmt lint audit advisories clean
+.PHONY: help setup build demo test test-long model fuzz fmt lint audit advisories clean
 
 help: ## This list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -31,6 +31,11 @@ test-long: ## Hours: SEEDS=10000 simulated clusters, fsx 20 × 1 M, 10,000 seque
 	cargo test --locked -p weir --test locks -- --ignored
 	WEIR_POWER_CUTS=100 cargo test --locked -p weir --test power
 	WEIR_KILL_ROUNDS=100 cargo test --locked -p weir --test kill
+	cargo test --locked -p weir --test hostile -- --ignored --nocapture
+	cargo test --locked -p weir-store --test images -- --ignored --nocapture
+
+model: ## Minutes, gigabytes: the stripe protocol searched state by state, in larger configurations than `make test` does
+	cargo test --locked --release -p weir-store --test protocol -- --ignored --nocapture
 
 # Per target. A finding is kept in fuzz/artifacts and printed with the command that repeats it.
 SECONDS ?= 60

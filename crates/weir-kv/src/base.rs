@@ -18,6 +18,9 @@ use weir_proto::{Error, Result};
 
 const ENTRIES: TableDefinition<'static, &[u8], &[u8]> = TableDefinition::new("entries");
 const FOLDED: TableDefinition<'static, &str, u64> = TableDefinition::new("folded");
+/// A tree up to here is verified whole when it is opened, which takes a second or less. Of larger ones only what redb itself
+/// looks at is: a start must not wait for minutes.
+const VERIFIED_BYTES_MAX: u64 = 256 << 20;
 const FOLDED_SEQ: &str = "seq";
 const FOLDED_SEGMENT: &str = "segment";
 
@@ -36,16 +39,39 @@ pub(crate) struct Tree {
 
 impl Tree {
     pub(crate) fn open(file: Arc<dyn File>, cache_bytes: usize) -> Result<Tree> {
-        let database = Database::builder()
-            .set_cache_size(cache_bytes)
-            .create_with_backend(Backend { file })
-            .map_err(|e| error("open the state tree", e))?;
-        Ok(Tree { database })
+        let doing = "open the state tree";
+        let bytes = file.len().map_err(|e| Error::from_io(doing, &e))?;
+        guarded(doing, || {
+            let database = Database::builder()
+                .set_cache_size(cache_bytes)
+                .create_with_backend(Backend { file })
+                .map_err(|e| error(doing, e))?;
+            let mut tree = Tree { database };
+            if bytes <= VERIFIED_BYTES_MAX {
+                tree.verify(doing)?;
+            }
+            Ok(tree)
+        })
+    }
+
+    /// Every page's checksum. redb looks at them only where it suspects a crash: a page that rotted, or that holds what
+    /// belongs elsewhere, would be believed, and entries be gone without a word.
+    fn verify(&mut self, doing: &str) -> Result<()> {
+        let before = self.read_folded(doing)?;
+        let sound = self.database.check_integrity().map_err(|e| error(doing, e))?;
+        // What is not sound redb mends by going back to an earlier commit, whose journal is gone.
+        if !sound && self.read_folded(doing)? != before {
+            return Err(Error::damaged(format!("{doing}: a page fails its checksum; restore the directory")));
+        }
+        Ok(())
     }
 
     /// Writes `deltas`, oldest first, and durably.
     pub(crate) fn fold(&self, deltas: &[Arc<Delta>], folded: Folded) -> Result<()> {
         let doing = "fold the journal into the state tree";
+        guarded(doing, || self.fold_all(doing, deltas, folded))
+    }
+    fn fold_all(&self, doing: &str, deltas: &[Arc<Delta>], folded: Folded) -> Result<()> {
         let mut txn = self.database.begin_write().map_err(|e| error(doing, e))?;
         txn.set_durability(Durability::Immediate).map_err(|e| error(doing, e))?;
         // Keeps the allocator's state in the commit: opening after a crash need not walk the tree. It also syncs the
@@ -65,6 +91,9 @@ impl Tree {
 
     pub(crate) fn folded(&self) -> Result<Folded> {
         let doing = "read how far the journal is folded";
+        guarded(doing, || self.read_folded(doing))
+    }
+    fn read_folded(&self, doing: &str) -> Result<Folded> {
         let txn = self.database.begin_read().map_err(|e| error(doing, e))?;
         let table = match txn.open_table(FOLDED) {
             Ok(table) => table,
@@ -78,12 +107,14 @@ impl Tree {
     /// The newest fold, for readers; it stays readable while the next fold runs. None before the first fold.
     pub(crate) fn snapshot(&self) -> Result<Option<Base>> {
         let doing = "read the state tree";
-        let txn = self.database.begin_read().map_err(|e| error(doing, e))?;
-        match txn.open_table(ENTRIES) {
-            Ok(table) => Ok(Some(Base { table })),
-            Err(redb::TableError::TableDoesNotExist(_)) => Ok(None),
-            Err(e) => Err(error(doing, e)),
-        }
+        guarded(doing, || {
+            let txn = self.database.begin_read().map_err(|e| error(doing, e))?;
+            match txn.open_table(ENTRIES) {
+                Ok(table) => Ok(Some(Base { table })),
+                Err(redb::TableError::TableDoesNotExist(_)) => Ok(None),
+                Err(e) => Err(error(doing, e)),
+            }
+        })
     }
 }
 
@@ -111,13 +142,16 @@ pub(crate) struct Base {
 
 impl Base {
     pub(crate) fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
-        let value = self.table.get(key).map_err(|e| error("read a key of the state tree", e))?;
-        Ok(value.map(|v| v.value().to_vec()))
+        let doing = "read a key of the state tree";
+        guarded(doing, || {
+            let value = self.table.get(key).map_err(|e| error(doing, e))?;
+            Ok(value.map(|v| v.value().to_vec()))
+        })
     }
 
     pub(crate) fn range(&self, start: &[u8], end: &[u8]) -> Result<Range> {
-        let range = self.table.range::<&[u8]>(start..end).map_err(|e| error("scan the state tree", e))?;
-        Ok(Range(range))
+        let doing = "scan the state tree";
+        guarded(doing, || Ok(Range(self.table.range::<&[u8]>(start..end).map_err(|e| error(doing, e))?)))
     }
 }
 
@@ -126,8 +160,9 @@ pub(crate) struct Range(redb::Range<'static, &'static [u8], &'static [u8]>);
 impl Iterator for Range {
     type Item = Result<Entry>;
     fn next(&mut self) -> Option<Result<Entry>> {
-        let next = self.0.next()?;
-        Some(next.map(|(k, v)| Entry(k, v)).map_err(|e| error("scan the state tree", e)))
+        let doing = "scan the state tree";
+        let next = guarded(doing, || self.0.next().transpose().map_err(|e| error(doing, e)));
+        next.map(|found| found.map(|(k, v)| Entry(k, v))).transpose()
     }
 }
 
@@ -140,6 +175,18 @@ impl Entry {
     pub(crate) fn value(&self) -> &[u8] {
         self.1.value()
     }
+}
+
+/// redb asserts what its pages say: a page that rotted ends in a panic there. Here it is what it is, damage on a disk. After
+/// one the tree is not used any more: the error fails the store.
+fn guarded<T>(doing: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+        let said = panic.downcast_ref::<String>().map(String::as_str);
+        let said = said.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a page is damaged");
+        Err(Error::damaged(format!(
+            "{doing}: the state tree contradicts itself ({said}); restore the directory"
+        )))
+    })
 }
 
 /// What a caller can do about redb's error.

@@ -237,7 +237,8 @@ impl Core {
         let doing = format!("open the state tree {}", tree_path.display());
         let tree_file = env.disk.open(&tree_path, OpenMode::WRITE).map_err(|e| Error::from_io(doing, &e))?;
         let shelf = Shelf { disk: env.disk.clone(), dir, segment_bytes };
-        let tree = Tree::open(tree_file.clone(), config.cache_bytes)?;
+        let tree = Tree::open(tree_file.clone(), config.cache_bytes)
+            .map_err(|e| e.doing(format!("in {}", tree_path.display())))?;
         shelf.disk.sync_dir(&shelf.dir).map_err(|e| Error::from_io("sync the state directory", &e))?;
         let found = recover(&shelf, tree.folded()?)?;
         let base = tree.snapshot()?;

@@ -8,7 +8,7 @@
 //! Knows nothing of the index: what an extent holds is the caller's affair.
 use crate::alloc::{Extent, FreeMap, Geometry, UNIT_BYTES, round_up};
 use crate::heat::Heat;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -82,7 +82,18 @@ impl Slabs {
         geometry: Geometry,
         extents: Vec<Extent>,
     ) -> Result<Slabs> {
+        let named: BTreeSet<u32> =
+            extents.iter().filter(|e| e.len > 0).map(|e| geometry.slab_of(e.addr)).collect();
         let slabs = Slabs::over(disk, buffers, dir, geometry, FreeMap::rebuild(geometry, extents)?);
+        for path in named.into_iter().map(|number| slabs.path(number)) {
+            if !slabs.disk.exists(&path) {
+                return Err(Error::damaged(format!(
+                    "the slab {} is missing, and the index names bytes in it; hint: mount or restore what is missing, or \
+                     replace the target",
+                    path.display()
+                )));
+            }
+        }
         slabs.return_unused()?;
         Ok(slabs)
     }

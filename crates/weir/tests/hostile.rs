@@ -30,7 +30,7 @@ use weir_proto::checksum::crc32c;
 use weir_proto::frame::{FrameKind, HEADER_BYTES, Header, Hello};
 use weir_proto::map::Role;
 use weir_proto::{Reader, Request, Wire};
-use weir_proto::{coord, data, frame, map, meta};
+use weir_proto::{coord, data, frame, lock, map, meta};
 
 /// What a server may hold more after it all: its caches and the allocator's leftovers.
 const GROWTH_MIB_MAX: u64 = 96;
@@ -90,6 +90,7 @@ fn kinds() -> Vec<Kind> {
         include_str!("../../weir-proto/src/coord.rs"),
         include_str!("../../weir-proto/src/data.rs"),
         include_str!("../../weir-proto/src/meta.rs"),
+        include_str!("../../weir-proto/src/lock.rs"),
     ];
     let mut kinds = Vec::new();
     for part in sources.iter().flat_map(|source| source.split("message!(").skip(1)) {
