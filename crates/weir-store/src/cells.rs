@@ -448,11 +448,11 @@ pub fn append(
 pub fn holds(read: &dyn Read, cell: CellId, seq: Seq, overlay: &Overlay) -> Result<bool> {
     Ok(get::<Overlay>(read, &overlay_key(cell, seq))?.is_some_and(|there| same_write(&there, overlay)))
 }
-/// A seal that is prepared here while a member of the group took no part in it, and is neither committed nor dropped.
+/// A seal of the group that is prepared here, and neither committed nor dropped.
 pub fn seal_in_doubt(read: &dyn Read, group: PgId) -> Result<Option<(CellId, Version)>> {
     let (start, end) = letter_range(PREPARED);
     let prepared = collect(read, &start, &end, |k, v| Ok((cell_of_key(k)?, Fragment::from_value(v)?)))?;
-    for (cell, fragment) in prepared.into_iter().filter(|(_, f)| f.seal && f.missing != 0) {
+    for (cell, fragment) in prepared.into_iter().filter(|(_, f)| f.seal) {
         if get::<Header>(read, &header_key(cell))?.is_some_and(|h| h.group == group) {
             return Ok(Some((cell, fragment.version)));
         }

@@ -83,7 +83,14 @@ pub enum Doubt {
 }
 
 /// `answers`: what each member of the group holds, `None` where it cannot be asked. `absent`: members that took no part.
-pub fn resolve(version: Version, absent: MissingMask, answers: &[Option<CellStat>], data: usize) -> Doubt {
+/// `current`: members that the map says hold everything.
+pub fn resolve(
+    version: Version,
+    absent: MissingMask,
+    current: MissingMask,
+    answers: &[Option<CellStat>],
+    data: usize,
+) -> Doubt {
     let known = || answers.iter().flatten();
     if known().any(|s| s.base == version) {
         return Doubt::Commit;
@@ -101,6 +108,10 @@ pub fn resolve(version: Version, absent: MissingMask, answers: &[Option<CellStat
             Some(_) => return Doubt::Drop,
             None => silent = true,
         }
+    }
+    // A current member that does not answer now may lack it, and would be current without it: it answers, or goes down.
+    if answers.iter().enumerate().any(|(i, a)| a.is_none() && current & (1 << i) != 0) {
+        return Doubt::Ask;
     }
     match (silent, holders >= data) {
         // It changes no byte of the stripe, and k fragments of it are there: whoever is silent gets it when it returns.
@@ -466,7 +477,8 @@ impl StorageNode {
         for (member, stat) in participants(group).into_iter().zip(stats) {
             answers[member] = stat.ok();
         }
-        let verdict = resolve(version, absent, &answers, usize::from(group.scheme.data));
+        let data = usize::from(group.scheme.data);
+        let verdict = resolve(version, absent, scope.current, &answers, data);
         match (verdict, leader(group) == Some(position)) {
             (Doubt::Commit, true) => self.commit_everywhere(&acting, version, cell.file, cell.stripe).await,
             // Not the leader: only what is certain is followed.
@@ -599,13 +611,17 @@ mod tests {
             (vec![v(&has), None, v(&old)], Doubt::Drop),
             (vec![v(&has), v(&later)], Doubt::Drop),
         ] {
-            assert_eq!(resolve(version, 0, &answers, 2), doubt, "{answers:?}");
+            assert_eq!(resolve(version, 0, 0, &answers, 2), doubt, "{answers:?}");
         }
         // The second took no part: that it has nothing of it proves nothing.
-        assert_eq!(resolve(version, 0b010, &[v(&has), v(&old), v(&has)], 2), Doubt::Commit);
-        assert_eq!(resolve(version, 0b010, &[v(&has), v(&old), v(&old)], 2), Doubt::Drop);
+        assert_eq!(resolve(version, 0b010, 0, &[v(&has), v(&old), v(&has)], 2), Doubt::Commit);
+        // One that is silent and current: not before it is known to have it, or to be gone.
+        let silent = [v(&has), None, v(&has)];
+        assert_eq!(resolve(version, 0, 0b101, &silent, 2), Doubt::Commit);
+        assert_eq!(resolve(version, 0, 0b111, &silent, 2), Doubt::Ask);
+        assert_eq!(resolve(version, 0b010, 0, &[v(&has), v(&old), v(&old)], 2), Doubt::Drop);
         assert_eq!(
-            resolve(version, 0b110, &[v(&has), v(&old), None], 2),
+            resolve(version, 0b110, 0, &[v(&has), v(&old), None], 2),
             Doubt::Drop,
             "never enough took part"
         );

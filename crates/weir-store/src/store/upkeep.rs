@@ -33,8 +33,8 @@ impl Store {
         })
     }
 
-    /// For repair. `Unavailable` while a seal of the group is in doubt that some member took no part in: whoever is listing
-    /// would catch up on the version before it, and be current without the one that is committed next.
+    /// For repair. `Unavailable` while a seal of the group is in doubt: whoever is listing would catch up on the version before
+    /// it, with the logs after it, and be current without the one that is committed next.
     pub fn list_cells(
         &self,
         group: PgId,

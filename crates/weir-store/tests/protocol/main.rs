@@ -121,6 +121,12 @@ fn to_catch_up_while_a_seal_is_in_doubt_loses_bytes() {
 }
 
 #[test]
+fn to_take_a_silent_member_for_gone_leaves_it_behind_unnoticed() {
+    let rules = Rules { crashes: 1, seals: 1, ..Rules::new(1, 2, &[(0, 0, 1)]) };
+    fails(&rules, Shortcut::SilentIsGone, 1_000_000);
+}
+
+#[test]
 fn to_forget_cuts_brings_cut_bytes_back() {
     let rules = with_cut(Rules { suspicions: 1, ..mirrored(&[(0, 0, 1), (0, 1, 2)]) });
     fails(&rules, Shortcut::CutsNotLearned, 2_000_000);
@@ -141,6 +147,7 @@ fn larger_configurations() {
         ),
         ("1+1, two writes, two suspicions", Rules { suspicions: 2, ..mirrored(&three[..2]) }),
         ("1+1, two writes, a seal, a crash", Rules { crashes: 1, seals: 1, ..mirrored(&three[..2]) }),
+        ("1+1, two writes, a seal, a suspicion", Rules { suspicions: 1, seals: 1, ..mirrored(&three[..2]) }),
         ("2+1, a write, two seals, a crash", Rules { crashes: 1, seals: 2, ..ec(&three[..1]) }),
         ("2+1, a write, a seal, a suspicion", Rules { suspicions: 1, seals: 1, ..ec(&three[..1]) }),
         ("2+1, two writes, a seal, a crash", Rules { crashes: 1, seals: 1, ..ec(&[(0, 0, 1), (1, 0, 2)]) }),

@@ -31,6 +31,8 @@ pub enum Shortcut {
     NumberKept,
     /// A member that returns catches up while a seal that it took no part in is in doubt. (Found here.)
     RepairInDoubt,
+    /// A seal in doubt is committed although a current member does not answer. (Found here.)
+    SilentIsGone,
     /// A member that returns does not ask for the cuts that it missed.
     CutsNotLearned,
 }

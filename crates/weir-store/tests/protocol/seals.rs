@@ -278,7 +278,8 @@ pub fn settle(rules: &Rules, s: &mut State, at: usize) -> Option<()> {
         zombie: false,
         folded: vec![None; rules.data()],
     };
-    match (resolve(doubt.version, doubt.missing, &told, rules.data()), leads) {
+    let known = if rules.has(Shortcut::SilentIsGone) { 0 } else { acting.scope().current };
+    match (resolve(doubt.version, doubt.missing, known, &told, rules.data()), leads) {
         (Doubt::Commit, true) => s.seals.push(settling(Phase::Commit)),
         (Doubt::Commit, false) if told.iter().flatten().any(|t| t.base == doubt.version) => {
             let scope = acting.scope();

@@ -385,7 +385,7 @@ fn comes_back(rules: &Rules, s: &mut State, at: usize) -> Option<()> {
     }
     s.map = View(Arc::new(map));
     let target = &mut s.targets[at];
-    (target.up, target.view) = (true, s.map.clone());
+    (target.up, target.view, target.repair) = (true, s.map.clone(), Repair::No);
     Some(())
 }
 
