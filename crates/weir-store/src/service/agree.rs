@@ -282,8 +282,15 @@ impl StorageNode {
     }
 
     /// A write that failed after it was numbered here: the number becomes void, here first, then at all who keep the log.
-    pub(super) async fn give_up(&self, acting: &Acting, cell: CellId, seq: Seq, token_epoch: u32) {
+    /// Not if the number is another's by now: this target was away, and has the log of those who went on.
+    pub(super) async fn give_up(&self, acting: &Acting, r: &WriteOverlay, seq: Seq) {
         let (target, group) = (&acting.target, acting.scope.group);
+        let (cell, token_epoch) = (r.cell, r.token_epoch);
+        match target.store.holds_overlay(cell, seq, &super::overlays::numbered(r)) {
+            Ok(true) => {}
+            Ok(false) => return,
+            Err(e) => return tracing::debug!(%cell, %seq, "look for a failed overlay: {e}"),
+        }
         // Where that cannot be done the bytes stay, and go to all who lack them.
         if let Err(e) = self.void_under_newest(acting, cell, seq, token_epoch).await {
             tracing::debug!(%cell, %seq, "make a failed overlay void: {e}");

@@ -38,7 +38,7 @@ impl StorageNode {
                 let local: BoxFuture<'_, Result<()>> = Box::pin(store.durable_here(committed));
                 let done: Result<()> = join_all(vec![mirrors, local]).await.into_iter().collect();
                 let Err(e) = done else { return Ok(Reply::new(&OverlayWritten { seq })) };
-                node.give_up(&acting, r.cell, seq, r.token_epoch).await;
+                node.give_up(&acting, &r, seq).await;
                 // `Exists`: the number is void somewhere. Another one is not.
                 if e.kind != ErrorKind::Exists || node.env.clock.now() >= deadline {
                     return Err(e);
@@ -362,21 +362,25 @@ impl StorageNode {
 /// What was numbered under an older map may be gone: this target was taken for dead, came back, and repair gave it the
 /// log of those who went on, with other overlays under the same numbers. To mirror it now would replace theirs.
 fn check_still_held(acting: &Acting, r: &WriteOverlay, seq: Seq) -> Result<()> {
-    let overlay = Overlay {
-        offset: r.offset,
-        len: r.len,
-        kind: r.kind,
-        crc: r.crc,
-        token_epoch: r.token_epoch,
-        extent: Extent::default(),
-    };
-    if acting.target.store.holds_overlay(r.cell, seq, &overlay)? {
+    if acting.target.store.holds_overlay(r.cell, seq, &numbered(r))? {
         return Ok(());
     }
     Err(Error::stale(format!(
         "overlay {seq} of cell {}: its number went to another one while this target was away, write again",
         r.cell
     )))
+}
+
+/// A write as it is in the log.
+pub(super) fn numbered(r: &WriteOverlay) -> Overlay {
+    Overlay {
+        offset: r.offset,
+        len: r.len,
+        kind: r.kind,
+        crc: r.crc,
+        token_epoch: r.token_epoch,
+        extent: Extent::default(),
+    }
 }
 
 // ---- decisions on a group

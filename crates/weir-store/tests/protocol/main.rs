@@ -5,7 +5,7 @@
 //! which message arrives when, who crashes, who has heard of which map. In every state that can be reached every read with up to
 //! m members lost returns what some order of the writes explains, and what rests has parity that fits its data.
 //!
-//! Not modelled: slabs and bit rot (a cell is two bytes), fresh and prepared stripes of a writer, a reader with an old map.
+//! Not modelled: what becomes of writes that failed (decision 10), slabs and bit rot (a cell is two bytes), fresh and prepared stripes of a writer, a reader with an old map.
 //! Small configurations run here; `make model` runs the larger ones.
 #![allow(clippy::disallowed_methods, reason = "tests are users of the operating system")]
 mod reader;

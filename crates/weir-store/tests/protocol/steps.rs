@@ -223,7 +223,7 @@ fn append(
     });
     match appended.get().filter(|_| made)? {
         Appended::At(seq) | Appended::Duplicate(seq) => Some(seq),
-        Appended::Gap { .. } => None,
+        Appended::Gap { .. } | Appended::Void(_) => None,
     }
 }
 
@@ -437,12 +437,18 @@ fn list(rules: &Rules, s: &mut State, at: usize) -> Option<()> {
     if !rules.has(Shortcut::RepairInDoubt) && peers.iter().any(|p| in_doubt(p).is_some()) {
         return Some(()); // they refuse lower epochs now, and are asked again
     }
-    let since = view.group().members[at].since;
+    let stripe = view_of(s, &view, &peers, view.group().members[at].since);
+    s.targets[at].repair = Repair::Listed(stripe);
+    Some(())
+}
+
+/// What the peers list of the stripe, written since an epoch.
+fn view_of(s: &State, view: &View, peers: &[usize], since: Epoch) -> StripeView {
     let mut stripe = StripeView::default();
     for p in peers {
-        let index = &*s.targets[p].index;
+        let index = &*s.targets[*p].index;
         for c in lookup::listed_cells(index, GROUP, None, 100).expect("the index is sound") {
-            let summary = lookup::summary(index, c).expect("the index is sound")?;
+            let summary = lookup::summary(index, c).expect("the index is sound").expect("it is listed");
             if summary.epoch < since && summary.missing == 0 {
                 continue;
             }
@@ -452,8 +458,7 @@ fn list(rules: &Rules, s: &mut State, at: usize) -> Option<()> {
             }
         }
     }
-    s.targets[at].repair = Repair::Listed(stripe);
-    Some(())
+    stripe
 }
 
 fn todo(rules: &Rules, target: &Target, at: usize, stripe: &StripeView) -> weir_store::repair::StripePlan {
@@ -487,21 +492,23 @@ fn rebuild_base(rules: &Rules, s: &mut State, at: usize) -> Option<()> {
 fn copy_logs(rules: &Rules, s: &mut State, at: usize) -> Option<()> {
     let peers = peers(s, at)?;
     let Repair::BaseRebuilt(stripe) = s.targets[at].repair.clone() else { return None };
-    let scope = s.targets[at].view.scope();
-    for index in todo(rules, &s.targets[at], at, &stripe).copy {
-        let index = usize::from(index);
-        let holder = peers.iter().copied().find(|p| *p == index || *p >= rules.data())?;
-        let upto = s.targets[holder].header(index).map_or(Seq(0), |h| h.last_seq);
-        let log = cells::overlays(&*s.targets[holder].index, cell(index), Seq(0), upto).ok()?;
-        let inline =
-            |seq: Seq| s.targets[holder].index.get(&overlay_data_key(cell(index), seq)).ok().flatten();
-        let copies: BTreeMap<_, _> =
-            log.into_iter().map(|(seq, o)| (seq, (o, inline(seq).unwrap_or_default()))).collect();
-        let made = s.targets[at].change(|txn, delta| {
-            cells::check_epoch(txn, GROUP, scope.epoch)?;
-            cells::install_overlays(txn, &scope, cell(index), upto, &copies, delta).map(|_| ())
-        });
-        made.then_some(())?;
+    let view = s.targets[at].view.clone();
+    let scope = view.scope();
+    // As long as something is dropped that only this target had.
+    while todo(rules, &s.targets[at], at, &stripe).copy.into_iter().try_fold(false, |dropped, index| {
+        copy_log(rules, s, at, &peers, usize::from(index)).map(|drops| dropped || drops)
+    })? {}
+    // What only this target wrote in the end: as the others have it.
+    let since = view.group().members[at].since;
+    let own = |i: usize| s.targets[at].header(i).is_some_and(|h| h.epoch >= since && h.epoch < scope.epoch);
+    if (0..rules.data()).any(own) || own(at) {
+        let mut whole = view_of(s, &view, &peers, Epoch(0));
+        for index in 0..view.group().scheme.data {
+            whole.logs.entry(index).or_insert_with(|| [(Seq(0), 0)].into());
+        }
+        for index in todo(rules, &s.targets[at], at, &whole).copy {
+            copy_log(rules, s, at, &peers, usize::from(index))?;
+        }
     }
     let known = |p: &usize| cells::stripe_known(&*s.targets[*p].index, &scope, cell(*p)).unwrap_or(true);
     if !peers.iter().any(known) {
@@ -519,6 +526,28 @@ fn copy_logs(rules: &Rules, s: &mut State, at: usize) -> Option<()> {
     }
     s.targets[at].repair = Repair::Done;
     Some(())
+}
+
+/// Takes the log of a cell from a peer; whether something was dropped that only this target had.
+fn copy_log(rules: &Rules, s: &mut State, at: usize, peers: &[usize], index: usize) -> Option<bool> {
+    let (scope, view) = (s.targets[at].view.scope(), s.targets[at].view.clone());
+    let holder = peers.iter().copied().find(|p| *p == index || *p >= rules.data())?;
+    let upto = s.targets[holder].header(index).map_or(Seq(0), |h| h.last_seq);
+    let log = |of: usize, from: Seq, to: Seq| cells::overlays(&*s.targets[of].index, cell(index), from, to);
+    let numbers = sequencer(view.group(), cell(index)) == Some(holder);
+    let beyond = log(at, Seq(upto.0 + 1), Seq(u64::MAX)).ok()?;
+    let stale: BTreeMap<Seq, Overlay> = beyond.into_iter().filter(|_| numbers).collect();
+    let inline = |seq: Seq| s.targets[holder].index.get(&overlay_data_key(cell(index), seq)).ok().flatten();
+    let copies: BTreeMap<_, _> = log(holder, Seq(0), upto)
+        .ok()?
+        .into_iter()
+        .map(|(seq, o)| (seq, (o, inline(seq).unwrap_or_default())))
+        .collect();
+    let made = s.targets[at].change(|txn, delta| {
+        cells::check_epoch(txn, GROUP, scope.epoch)?;
+        cells::install_overlays(txn, &scope, cell(index), upto, &copies, &stale, delta).map(|_| ())
+    });
+    made.then_some(!stale.is_empty())
 }
 
 fn caught_up(s: &mut State, at: usize) -> Option<()> {
