@@ -183,7 +183,9 @@ fn whole(map: &ClusterMap, options: &Options, lost: &BTreeSet<TargetId>) -> std:
     if map.targets.len() < options.storage_nodes {
         return Err(format!("{} targets of {}", map.targets.len(), options.storage_nodes));
     }
-    for group in &map.groups {
+    // The others hold no file, and may have less redundancy than the faults leave: when nobody who is left is current
+    // their repair does not end.
+    for group in map.groups.iter().filter(|g| g.scheme == options.scheme) {
         let expected = group.members.iter().filter(|m| !lost.contains(&m.target));
         if let Some(member) = expected.into_iter().find(|m| m.state != MemberState::Current) {
             return Err(format!(

@@ -93,6 +93,7 @@ survives! {
     survives_slow_disks: 500..504, [SlowDisk];
     survives_disks_that_cannot_be_read: 3600..3606, [ReadErrors];
     a_disk_that_fails_once_is_never_trusted_again: 3700..3710, [WriteErrors, SyncErrors, SyncErrorsMeta];
+    a_target_that_dies_while_another_fails_is_repaired: 31020..31026, [WriteErrors, KillStorage, PowerCutStorage];
     survives_full_disks: 3800..3810, [DiskFull];
     survives_flipped_bits: 700..706, [FlipBits];
     survives_disks_that_lie: 3900..3908, [LostWrites, MisdirectedWrites];

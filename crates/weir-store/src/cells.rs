@@ -527,7 +527,9 @@ pub fn drop_void(txn: &mut dyn Txn, cell: CellId, token_epoch: u32, delta: &mut 
     let logged = overlays(txn, cell, Seq(0), Seq(u64::MAX))?;
     let valid: Vec<Seq> =
         logged.iter().filter(|(_, o)| o.token_epoch >= token_epoch).map(|(s, _)| *s).collect();
-    if base.iter().chain(&beside).all(is_void) && valid.is_empty() {
+    // Of a mirrored cell there is no base: its overlays went into the parity fragment, and that tells up to where.
+    let covering = covering(txn, &header, cell)?;
+    if base.iter().chain(&beside).chain(&covering).all(is_void) && valid.is_empty() {
         return drop_cell(txn, cell, delta);
     }
     let mut change = Change { cell, current: 0, before: Some(header.clone()), now: header };
@@ -539,15 +541,27 @@ pub fn drop_void(txn: &mut dyn Txn, cell: CellId, token_epoch: u32, delta: &mut 
     for (seq, _) in logged.iter().filter(|(_, o)| o.token_epoch < token_epoch) {
         change.drop_overlays(txn, delta, *seq, *seq)?;
     }
-    if let Some(base) = base.filter(is_void) {
-        txn.delete(&base_key(cell));
-        drop_bytes(delta, base.extent, &kept);
+    if base.as_ref().or(covering.as_ref()).is_some_and(is_void) {
         // Numbers began anew after the cut.
         change.now.cut = Seq(0);
         change.now.last_seq = valid.last().copied().unwrap_or_default();
     }
+    if let Some(base) = base.filter(is_void) {
+        txn.delete(&base_key(cell));
+        drop_bytes(delta, base.extent, &kept);
+    }
     change.save(txn, delta);
     Ok(())
+}
+/// The parity fragment here that a mirrored cell's overlays went into.
+fn covering(read: &dyn Read, header: &Header, cell: CellId) -> Result<Option<Fragment>> {
+    let parity = usize::from(header.scheme.data)..header.scheme.width();
+    for index in parity.filter(|_| cell.index < header.scheme.data) {
+        if let Some(base) = get(read, &base_key(CellId { index: index as u8, ..cell }))? {
+            return Ok(Some(base));
+        }
+    }
+    Ok(None)
 }
 
 /// A fragment rebuilt from others, unless what is here is as new. `replace`: the same version is here, but damaged.

@@ -406,6 +406,10 @@ impl StorageNode {
         let upto = stat.overlay_seqs.first().copied().unwrap_or_default();
         stale.retain(|seq, _| *seq > upto);
         let drops = !stale.is_empty();
+        if drops {
+            let numbers: Vec<Seq> = stale.keys().copied().collect();
+            tracing::debug!(target_id = %acting.target.store.target, %cell, %upto, ?numbers, "overlays that nobody else has are dropped");
+        }
         let mut copies = Vec::new();
         loop {
             let (log, payload) =

@@ -103,6 +103,30 @@ async fn after_the_sequencers_death_an_overlay_is_everywhere_or_nowhere() {
     }
 }
 
+/// Who returns is told of every cut that others remember, old ones too: what was written and sealed since is no part of them.
+#[tokio::test]
+async fn a_cut_that_is_told_again_leaves_what_was_sealed_since() {
+    let world = World::new(EC).await;
+    let mut model = Model::new();
+    model.overlay(&world, 0, 1, 100, &bytes_of(1, 5000)).await;
+    world.seal(cell(0, 0).file).await.unwrap();
+    world.cut(0).await;
+    let mut model = Model::new();
+    model.overlay(&world, 0, 1, 100, &bytes_of(2, 5000)).await;
+    world.seal(cell(0, 0).file).await.unwrap();
+    for parity in [4, 5] {
+        world.lose(TargetId(parity)).await;
+        world.bring_back(TargetId(parity)).await;
+        world.rounds(0..6).await;
+        let bytes = bytes_of(3, 700);
+        let write = world.overlay(cell(0, 1), 3000, &bytes);
+        let written = world.env.clock.timeout(std::time::Duration::from_secs(20), write).await;
+        written.expect("the mirrors take the next number").unwrap();
+        model.0[1][3000..3700].copy_from_slice(&bytes);
+        world.check(0, &model.0, "after its return").await;
+    }
+}
+
 /// A full target took no fragment of a fresh stripe, the others did: fragments without bytes put an end to it.
 #[tokio::test]
 async fn empty_fragments_take_a_fresh_stripe_back() {

@@ -50,19 +50,22 @@ struct Difference {
     send: BTreeSet<Seq>,
 }
 
-fn compare(own: &Log, own_last: Seq, theirs: &Log) -> Difference {
+/// Only what is above both cuts counts: the rest is in a base.
+fn compare((own, own_last, own_cut): &(Log, Seq, Seq), (theirs, _, cut): &(Log, Seq, Seq)) -> Difference {
     let same =
         |a: &Overlay, b: &Overlay| (a.offset, a.len, a.kind, a.crc) == (b.offset, b.len, b.kind, b.crc);
     let mut found = Difference::default();
-    for (seq, t) in theirs {
+    let cut = (*own_cut).max(*cut);
+    for (seq, t) in theirs.iter().filter(|(seq, _)| **seq > cut) {
         match own.get(seq) {
-            None if *seq > own_last => found.beyond = Some(*seq),
+            None if *seq > *own_last => found.beyond = Some(*seq),
             Some(o) if !same(o, t) && t.kind == OverlayKind::Void => drop(found.void.insert(*seq)),
             _ => {}
         }
     }
     let lacks = |(seq, o): &(&Seq, &Overlay)| !theirs.get(seq).is_some_and(|t| same(o, t));
-    found.send = own.iter().filter(lacks).map(|(seq, _)| *seq).collect();
+    let above = own.iter().filter(|(seq, _)| **seq > cut);
+    found.send = above.filter(lacks).map(|(seq, _)| *seq).collect();
     found
 }
 
@@ -168,11 +171,11 @@ impl StorageNode {
         }
         let void = self.void_here(&acting, cell, &logs).await?;
         for peer in peers {
-            let (own, own_last, _) = target.store.log(cell)?;
+            let own = target.store.log(cell)?;
             // Who is behind copies a log as it is now; what becomes void meanwhile is told to it, too.
             let mut send = void.clone();
-            if let Some((theirs, _, _)) = logs.get(&peer) {
-                send.extend(compare(&own, own_last, theirs).send);
+            if let Some(theirs) = logs.get(&peer) {
+                send.extend(compare(&own, theirs).send);
             }
             self.send_again(&acting, cell, peer, &send).await?;
         }
@@ -198,9 +201,8 @@ impl StorageNode {
         let (stat, _) = self.ask(place.target, StatCell { place, cell }, Vec::new()).await?;
         let first = |seqs: &[Seq]| seqs.first().copied().unwrap_or_default();
         let cut = first(&stat.cuts);
-        if cut != acting.target.store.log(cell)?.2 {
-            return Err(Error::unavailable(format!("cell {cell}: a seal is under way, compare later")));
-        }
+        // A seal that is committed at one of them only has what the other one still logs.
+        log.retain(|seq, _| *seq > cut);
         Ok((log, first(&stat.overlay_seqs), cut))
     }
 
@@ -212,10 +214,10 @@ impl StorageNode {
         logs: &BTreeMap<usize, (Log, Seq, Seq)>,
     ) -> Result<BTreeSet<Seq>> {
         let store = &acting.target.store;
-        let (own, own_last, _) = store.log(cell)?;
+        let own = store.log(cell)?;
         let (mut void, mut beyond) = (BTreeSet::new(), Seq(0));
-        for (theirs, _, _) in logs.values() {
-            let found = compare(&own, own_last, theirs);
+        for theirs in logs.values() {
+            let found = compare(&own, theirs);
             void.extend(found.void);
             beyond = beyond.max(found.beyond.unwrap_or_default());
         }
@@ -231,6 +233,9 @@ impl StorageNode {
             if let Appended::At(seq) = appended {
                 void.insert(seq);
             }
+        }
+        if !void.is_empty() {
+            tracing::debug!(target_id = %store.target, %cell, ?void, "overlays that not everybody has are void now");
         }
         acting.target.progress.notify_waiters();
         store.durable(committed).await?;
@@ -248,6 +253,7 @@ impl StorageNode {
         let group = acting.group();
         let place = Place { target: group.members[peer].target, group: group.id, epoch: group.epoch };
         let Some(first) = numbers.first() else { return Ok(()) };
+        tracing::debug!(to = %place.target, %cell, ?numbers, "overlays are sent again");
         let (mut after, store) = (Seq(first.0.saturating_sub(1)), acting.target.store.clone());
         loop {
             let reading = store.clone();
@@ -425,8 +431,8 @@ mod tests {
             entries.iter().map(|(s, o)| (Seq(*s), o.clone())).collect()
         };
         let seqs = |seqs: &[u64]| -> BTreeSet<Seq> { seqs.iter().map(|s| Seq(*s)).collect() };
-        let own = log(&[(1, data(1)), (2, data(2)), (3, void())]);
-        let found = |theirs: &[(u64, Overlay)]| compare(&own, Seq(3), &log(theirs));
+        let own = (log(&[(1, data(1)), (2, data(2)), (3, void())]), Seq(3), Seq(0));
+        let found = |theirs: &[(u64, Overlay)]| compare(&own, &(log(theirs), Seq(0), Seq(0)));
         let all_there = [(1, data(1)), (2, data(2)), (3, void())];
         assert_eq!(found(&all_there), Difference::default());
         assert_eq!(found(&[(1, data(1))]), Difference { send: seqs(&[2, 3]), ..Difference::default() });
@@ -437,5 +443,7 @@ mod tests {
         assert_eq!(found(&void_there), agreed);
         let more = [(1, data(1)), (2, data(2)), (3, void()), (4, data(4)), (5, data(5))];
         assert_eq!(found(&more), Difference { beyond: Some(Seq(5)), ..Difference::default() });
+        // They have committed a seal.
+        assert_eq!(compare(&own, &(log(&[(3, void())]), Seq(3), Seq(2))), Difference::default());
     }
 }
