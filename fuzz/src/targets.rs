@@ -265,9 +265,11 @@ fn journal_seeds() -> Vec<Vec<u8>> {
 
 // ---- the namespace's records, and what users keep in it
 
+/// What it means stays; its bytes may be those of an older layout, without the fields that came later.
 fn versioned<R: record::Record + PartialEq + std::fmt::Debug>(value: &[u8]) {
     if let Ok(found) = R::from_value(value, String::new) {
-        assert_eq!(record::Record::to_value(&found), value, "{}", std::any::type_name::<R>());
+        let again = record::Record::to_value(&found);
+        assert_eq!(R::from_value(&again, String::new).ok(), Some(found), "{}", std::any::type_name::<R>());
     }
 }
 fn access_list(value: &[u8]) {
@@ -347,7 +349,7 @@ fn namespace_seeds() -> Vec<Vec<u8>> {
         record::Link { ino, kind, cookie: 3 }.to_value(),
         record::Listed { ino, kind, name: b"name"[..].into() }.to_value(),
         inode.to_value(),
-        record::SessionRecord { client: "node".into(), opened: time }.to_value(),
+        record::SessionRecord { client: "node".into(), opened: time, process: "host/7".into() }.to_value(),
         record::SlotRecord { seq: 5, method: 130, reply: b"reply"[..].into() }.to_value(),
         record::Garbage { first_pg: PgId(0), pg_count: 8 }.to_value(),
         list.to_vec(),
