@@ -23,12 +23,13 @@ test: setup lint ## Format, lints and all tests; none is left out
 
 # Seeds of the long run; those of `make test` are others.
 SEEDS ?= 10000
-test-long: ## Hours: SEEDS=10000 simulated clusters, fsx 20 × 1 M, 10,000 sequences beside a local file system, sqlite from four mounts, power cuts, kills
+test-long: ## Hours: SEEDS=10000 simulated clusters, fsx 20 × 1 M, 10,000 sequences beside a local file system, sqlite from four mounts, 500 histories of four mounts, power cuts, kills
 	cargo build --release --locked -p weir-sim
 	target/release/weir-sim --seed 100000 --runs $(SEEDS) --jobs $$(nproc) --marks yes
 	WEIR_DIFFERENTIAL=0..10000 cargo test --locked -p weir --test differential
 	cargo test --locked -p weir --test posix -- --ignored
 	cargo test --locked -p weir --test locks -- --ignored
+	cargo test --locked -p weir --test coherence -- --ignored
 	WEIR_POWER_CUTS=100 cargo test --locked -p weir --test power
 	WEIR_KILL_ROUNDS=100 cargo test --locked -p weir --test kill
 	cargo test --locked -p weir --test hostile -- --ignored --nocapture
