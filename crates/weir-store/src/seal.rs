@@ -139,6 +139,13 @@ fn participants(group: &Group) -> Vec<usize> {
     (0..group.members.len()).filter(current).collect()
 }
 
+/// Whether everybody who holds a version in doubt follows the verdict by itself. No seal begins while a member is behind,
+/// and whoever answered under this map refuses what an earlier leader still sends: the answers stay as they are. Somebody
+/// has to, for the member that is behind waits for it, and the leader may be nobody, or know nothing of that seal.
+fn is_settled_by_all(group: &Group) -> bool {
+    group.members.iter().any(|m| m.state == MemberState::Behind)
+}
+
 impl StorageNode {
     /// One round over the stripes with recent overlays; returns how many were sealed.
     pub(crate) async fn seal_round(&self, target: &Arc<Target>, limits: &SealLimits) -> Result<usize> {
@@ -479,17 +486,23 @@ impl StorageNode {
         }
         let data = usize::from(group.scheme.data);
         let verdict = resolve(version, absent, scope.current, &answers, data);
-        match (verdict, leader(group) == Some(position)) {
-            (Doubt::Commit, true) => self.commit_everywhere(&acting, version, cell.file, cell.stripe).await,
-            // Not the leader: only what is certain is followed.
-            (Doubt::Commit, false) if answers.iter().flatten().any(|s| s.base == version) => {
-                let seq = target.store.commit_stripe(&scope, cell, version)?;
-                target.store.durable(seq).await
-            }
-            (Doubt::Drop, true) => {
+        let leads = leader(group) == Some(position);
+        let certain = answers.iter().flatten().any(|s| s.base == version);
+        match verdict {
+            Doubt::Commit if leads => self.commit_everywhere(&acting, version, cell.file, cell.stripe).await,
+            Doubt::Drop if leads => {
                 self.drop_everywhere(&acting, version, cell).await;
                 Ok(())
             }
+            Doubt::Commit if certain || is_settled_by_all(group) => {
+                let seq = target.store.commit_stripe(&scope, cell, version)?;
+                target.store.durable(seq).await
+            }
+            Doubt::Drop if is_settled_by_all(group) => {
+                let seq = target.store.drop_prepared(&scope, cell, version)?;
+                target.store.durable(seq).await
+            }
+            // Not the leader, whose seal it may be: only what is certain is followed.
             _ => Ok(()),
         }
     }
