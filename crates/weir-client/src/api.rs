@@ -112,6 +112,8 @@ pub struct Opened {
     pub stat: Stat,
     /// True: pages may be kept (a lease protects them). False: every read and write must come here.
     pub kernel_cache: bool,
+    /// Pages that are there already may be of an earlier lease: they must be dropped before anybody reads.
+    pub old_pages: bool,
 }
 
 /// A time to set.

@@ -107,14 +107,14 @@ impl Inner {
     }
 
     fn opened(&self, node: Arc<Node>, open: OpenMode, stat: Stat) -> Result<Opened> {
-        let (errors, kernel_cache) = {
+        let (errors, kernel_cache, old_pages) = {
             let mut st = node.lock();
             st.open_read += u32::from(open.read);
             st.open_write += u32::from(open.write);
-            (st.error_count, st.lease != LeaseKind::None)
+            (st.error_count, st.lease != LeaseKind::None, st.pages_since != st.leases_lost)
         };
         let handle = self.open_handle(node, open, kernel_cache, errors);
-        Ok(Opened { handle, stat, kernel_cache })
+        Ok(Opened { handle, stat, kernel_cache, old_pages })
     }
 
     pub async fn fsync(&self, handle: Handle) -> Result<()> {
@@ -146,6 +146,10 @@ impl Inner {
 
     pub async fn release(&self, handle: Handle) -> Result<()> {
         let file = self.close_handle(handle)?;
+        if let Some(leases_lost) = file.dropped_pages.get() {
+            let mut st = file.node.lock();
+            st.pages_since = st.pages_since.max(*leases_lost);
+        }
         let saved = if file.mode.write { self.save(&file, Occasion::Closing).await } else { Ok(()) };
         // After the bytes: whoever gets the lock next sees them.
         if let Err(e) = self.unlock_handle(handle).await {

@@ -72,6 +72,8 @@ pub struct OpenFile {
     pub errors_seen: AtomicU64,
     /// The kernel keeps pages for this handle.
     pub kernel_cache: AtomicBool,
+    /// Its open made the kernel drop the pages it had, of so many leases and all before.
+    pub dropped_pages: OnceLock<u64>,
     /// Why this handle does nothing any more.
     pub broken: OnceLock<Error>,
 }
@@ -191,6 +193,7 @@ impl Inner {
             mode,
             errors_seen: AtomicU64::new(errors),
             kernel_cache: AtomicBool::new(kernel_cache),
+            dropped_pages: OnceLock::new(),
             broken: OnceLock::new(),
         };
         self.handles.lock().expect("no holder panics").insert(handle, Arc::new(file));

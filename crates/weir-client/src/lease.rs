@@ -19,8 +19,9 @@ use weir_proto::meta::{
 use weir_proto::{Error, ErrorKind, InodeId, PgId, Request, Result, Version};
 use weir_rpc::{Call, Handled, Reply, Service};
 
-/// Flushes of a file that is written all the while; after them writers wait for the recall.
-const RECALL_ROUNDS: u32 = 3;
+/// Flushes of a file that is written, and invalidations of one that is read, all the while; after them writers wait for the
+/// recall.
+const RECALL_ROUNDS: u32 = 6;
 
 /// Times that a file's recovery is begun because opens of this client cross it.
 const RECOVERIES_MAX: u32 = 8;
@@ -75,14 +76,18 @@ impl Inner {
         if node.lock().lease <= keep {
             return;
         }
+        let mut refilled = false;
         for round in 0..=RECALL_ROUNDS {
             // Errors are kept by the inode and told to its handles: the lease goes back all the same.
             let _ = self.flush(node, Occasion::Closing, keep == LeaseKind::None).await;
-            if round == 0 && keep == LeaseKind::None {
+            let fills = node.lock().page_fills;
+            if round < RECALL_ROUNDS && keep == LeaseKind::None {
                 self.invalidate(node.ino, Forget::All).await;
             }
             let mut st = node.lock();
-            if st.is_dirty() && round < RECALL_ROUNDS {
+            // Pages that were filled since are old as soon as the lease is gone: they go first.
+            refilled = keep == LeaseKind::None && (st.page_fills != fills || round == RECALL_ROUNDS);
+            if (st.is_dirty() || refilled) && round < RECALL_ROUNDS {
                 st.closing_lease = round + 1 == RECALL_ROUNDS;
                 continue;
             }
@@ -91,8 +96,8 @@ impl Inner {
         }
         self.tell_close_of(node.ino).await;
         node.changed.notify_waiters();
-        if keep == LeaseKind::None && node.lock().is_open() {
-            // What was read between the invalidation and the end of the lease may be in the kernel's pages again.
+        if refilled {
+            // It was read without a pause: what came in at last goes soon, or with the next open.
             let (me, ino) = (self.arc(), node.ino);
             self.env
                 .tasks

@@ -292,6 +292,10 @@ impl Client {
     ) -> Result<u64> {
         self.inner.copy_range(from, from_at, to, to_at, len).await
     }
+    /// The kernel drops all pages of the file before anybody reads through this handle, which was just opened.
+    pub fn drops_pages(&self, handle: Handle) {
+        self.inner.drops_pages(handle)
+    }
     /// The kernel fills pages through this handle: they are forgotten where no lease protects them.
     pub fn keeps_pages(&self, handle: Handle) {
         self.inner.keeps_pages(handle)

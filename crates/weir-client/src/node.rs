@@ -99,6 +99,11 @@ pub struct State {
     pub open_write: u32,
     /// Grows when cached data becomes old.
     pub data_change: u64,
+    /// Leases that ended: how many, and before which of their ends the kernel may hold pages.
+    pub leases_lost: u64,
+    pub pages_since: u64,
+    /// Reads that the kernel may have put into pages.
+    pub page_fills: u64,
     pub pattern: Pattern,
     /// Ranges being fetched ahead.
     pub fetching: BTreeMap<u64, u64>,
@@ -157,6 +162,9 @@ impl State {
             open_read: 0,
             open_write: 0,
             data_change: 0,
+            leases_lost: 0,
+            pages_since: 0,
+            page_fills: 0,
             pattern: Pattern::default(),
             fetching: BTreeMap::new(),
             forgotten: false,
@@ -237,6 +245,7 @@ impl State {
             self.names.forget_all();
             self.inline = Inline::Unknown;
             self.data_change += 1;
+            self.leases_lost += 1;
         }
         if self.lease != LeaseKind::Write {
             self.local = None;

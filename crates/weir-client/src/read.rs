@@ -119,6 +119,7 @@ impl Inner {
             if st.lease == LeaseKind::None || st.recover || st.inline == Inline::Unknown {
                 return None;
             }
+            st.page_fills += u64::from(file.kernel_cache.load(Relaxed));
             let local = match self.look(&file.node, &mut st, offset, len) {
                 Ok(local) => local,
                 Err(e) => return Some(Err(e)),
@@ -134,6 +135,12 @@ impl Inner {
     pub fn keeps_pages(&self, handle: Handle) {
         if let Ok(file) = self.handle(handle) {
             file.kernel_cache.store(true, Relaxed);
+        }
+    }
+
+    pub fn drops_pages(&self, handle: Handle) {
+        if let Ok(file) = self.handle(handle) {
+            let _ = file.dropped_pages.set(file.node.lock().leases_lost); // opened once
         }
     }
 
@@ -178,6 +185,7 @@ impl Inner {
             let changed = node.changed.notified();
             let local = {
                 let mut st = node.lock();
+                st.page_fills += u64::from(file.kernel_cache.load(Relaxed));
                 let local = self.look(node, &mut st, offset, len)?;
                 if !waited {
                     self.read_ahead(node, &mut st, offset, len);

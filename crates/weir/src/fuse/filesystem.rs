@@ -19,7 +19,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 use tokio::runtime::Handle as Runtime;
-use weir_client::{Client, Handle, SetAttrs, Stat};
+use weir_client::{Client, Handle, OpenMode, Opened, SetAttrs, Stat};
 use weir_env::BufferPool;
 use weir_proto::meta::{Cred, FileKind, NAME_MAX};
 use weir_proto::{Error, InodeId, Result};
@@ -95,6 +95,14 @@ impl Mounted {
     fn keeps_no_privileges(&self, ino: InodeId) -> bool {
         self.client.try_getattr(ino).is_some_and(|stat| !tr::has_privileges(stat.attr.mode))
     }
+}
+
+fn open_flags(client: &Client, opened: &Opened, mode: OpenMode, appends: bool) -> FopenFlags {
+    let flags = tr::open_reply(opened, mode, appends);
+    if flags.is_empty() {
+        client.drops_pages(opened.handle);
+    }
+    flags
 }
 
 /// Takes set-uid and set-gid away, as a change of data by somebody else does.
@@ -376,7 +384,7 @@ impl Filesystem for Mounted {
                 let _ = client.release(opened.handle).await; // the first error is the one that is told
                 return reply.error(refused(&e));
             }
-            reply.opened(FileHandle(opened.handle.0), tr::open_reply(&opened, mode, appends));
+            reply.opened(FileHandle(opened.handle.0), open_flags(&client, &opened, mode, appends));
         });
     }
 
@@ -402,7 +410,7 @@ impl Filesystem for Mounted {
                     &tr::attr(&opened.stat.attr),
                     GENERATION,
                     FileHandle(opened.handle.0),
-                    tr::open_reply(&opened, open, appends),
+                    open_flags(&client, &opened, open, appends),
                 ),
                 Err(e) => reply.error(refused(&e)),
             }

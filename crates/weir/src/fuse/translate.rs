@@ -124,11 +124,11 @@ pub fn open_mode(flags: i32) -> (OpenMode, bool) {
     (mode, flags & libc::O_APPEND != 0)
 }
 
-/// Pages are kept only under a lease. A file that is only written gains nothing from pages: its writes come here as
+/// Pages are kept only under a lease; those of an earlier lease are dropped: no flag at all. A file that is only written gains nothing from pages: its writes come here as
 /// large as the program made them. An append must not leave pages where the kernel believes the end to be.
 pub fn open_reply(opened: &Opened, mode: OpenMode, appends: bool) -> FopenFlags {
     if opened.kernel_cache && mode.read && !appends {
-        FopenFlags::FOPEN_KEEP_CACHE
+        if opened.old_pages { FopenFlags::empty() } else { FopenFlags::FOPEN_KEEP_CACHE }
     } else {
         FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES
     }
