@@ -124,8 +124,15 @@ impl StorageNode {
         let group = acting.group();
         let since = group.members[acting.position].since;
         let peers = current_peers(group, acting.position);
-        if peers.is_empty() {
-            return Err(Error::unavailable(format!("{}: no member is current", group.id)));
+        // Of a cell's log m + 1 members have a copy, of a fragment k of the others are needed: with fewer than k nobody
+        // knows what was written.
+        if !group.is_writable() {
+            return Err(Error::unavailable(format!(
+                "{}: {} members are current, {} needed",
+                group.id,
+                peers.len(),
+                group.scheme.data
+            )));
         }
         let mut after = None;
         loop {

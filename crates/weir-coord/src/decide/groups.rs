@@ -3,9 +3,11 @@
 //! Invariants:
 //! - each change of a group raises its epoch by one;
 //! - a current member's `since` is the group's epoch; another member's is the last epoch in which it was current;
-//! - writes are accepted only while k members are current ([`Group::is_writable`]).
+//! - writes are accepted only while k members are current ([`Group::is_writable`]);
+//! - only then does a member that was behind become current: fewer may all lack what was written meanwhile, and the one that
+//!   has it would return to find that newer epochs were written in.
 //!
-//! From the last two follows who missed nothing: an epoch later than the k-th largest `since` never had k current
+//! From these follows who missed nothing: an epoch later than the k-th largest `since` never had k current
 //! members, so nothing was written in it. A member whose `since` is at least that value is current again as soon as it
 //! returns (all of a cluster that was stopped and started, for example); any other is behind until repaired.
 use super::placement::{Candidate, group_count, place};
@@ -100,6 +102,12 @@ pub fn caught_up(map: &mut ClusterMap, target: TargetId, group: PgId, epoch: Epo
     match state {
         MemberState::Current => Ok(false),
         MemberState::Down => Err(Error::stale(format!("{target} is down in {}", group.id))),
+        MemberState::Behind if !group.is_writable() => Err(Error::unavailable(format!(
+            "{target} cannot know what it lacks of {}: {} members are current, {} are needed",
+            group.id,
+            group.current_count(),
+            group.scheme.data
+        ))),
         MemberState::Behind => {
             set_member(group, target, MemberState::Current);
             Ok(true)

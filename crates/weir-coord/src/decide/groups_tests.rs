@@ -2,7 +2,7 @@
 use super::*;
 use proptest::prelude::*;
 use weir_proto::map::{Node, Role, Settings, Target};
-use weir_proto::{ClusterId, DiskUuid, NodeId};
+use weir_proto::{ClusterId, DiskUuid, ErrorKind, NodeId};
 
 pub fn cluster(targets: u32, scheme: &str) -> ClusterMap {
     ClusterMap {
@@ -84,6 +84,29 @@ fn a_target_that_missed_writes_is_behind_until_caught_up() {
     assert!(!caught_up(&mut map, t(3), PgId(0), Epoch(4)).unwrap());
 }
 
+/// Found by the simulator: two were away, what was written then only a third one had, which was away when the two came back.
+#[test]
+fn nobody_catches_up_with_fewer_than_k() {
+    let mut map = with_groups(6, "ec:4+2");
+    for n in [3, 6] {
+        target_down(&mut map, t(n));
+    }
+    let written = map.groups[0].epoch;
+    for n in [3, 6] {
+        target_back(&mut map, t(n));
+    }
+    target_down(&mut map, t(5));
+    let epoch = map.groups[0].epoch;
+    assert_eq!(member_of(&map.groups[0], t(5)).unwrap().since.max(written), Epoch(epoch.0 - 1));
+    for n in [3, 6] {
+        assert_eq!(caught_up(&mut map, t(n), PgId(0), epoch).unwrap_err().kind, ErrorKind::Unavailable);
+    }
+    assert!(target_back(&mut map, t(5)));
+    assert_eq!(state(&map, 0, 5), MemberState::Current, "nothing was written without it");
+    let epoch = map.groups[0].epoch;
+    assert!(caught_up(&mut map, t(3), PgId(0), epoch).unwrap());
+}
+
 #[test]
 fn a_cluster_that_stops_and_starts_is_current_again_as_far_as_nothing_was_written() {
     let mut map = with_groups(6, "ec:4+2");
@@ -144,10 +167,13 @@ proptest! {
                 0 => { target_down(&mut map, target); }
                 1 => { target_back(&mut map, target); }
                 _ => {
-                    // The repairer needs k current peers' worth of fragments; then the member has everything.
-                    if state(&map, 0, target.0) == MemberState::Behind && map.groups[0].is_writable() {
-                        held[target.0 as usize - 1] = (0..writes).collect();
-                        caught_up(&mut map, target, PgId(0), epoch).unwrap();
+                    // It has what those have that are current.
+                    let peers = map.groups[0].members.iter().filter(|m| m.state == MemberState::Current);
+                    let theirs = peers.flat_map(|m| held[m.target.0 as usize - 1].clone()).collect();
+                    if state(&map, 0, target.0) == MemberState::Behind
+                        && caught_up(&mut map, target, PgId(0), epoch).is_ok()
+                    {
+                        held[target.0 as usize - 1] = theirs;
                     }
                 }
             }

@@ -132,6 +132,11 @@ fn to_forget_cuts_brings_cut_bytes_back() {
     fails(&rules, Shortcut::CutsNotLearned, 2_000_000);
 }
 
+#[test]
+fn to_catch_up_with_fewer_than_k_loses_bytes() {
+    fails(&Rules { suspicions: 2, ..ec(&[(0, 0, 1)]) }, Shortcut::CaughtUpWithFew, 2_000_000);
+}
+
 /// `make model`.
 #[test]
 #[ignore = "minutes to hours, gigabytes: make model"]
@@ -150,6 +155,7 @@ fn larger_configurations() {
         ("1+1, two writes, a seal, a suspicion", Rules { suspicions: 1, seals: 1, ..mirrored(&three[..2]) }),
         ("2+1, a write, two seals, a crash", Rules { crashes: 1, seals: 2, ..ec(&three[..1]) }),
         ("2+1, a write, a seal, a suspicion", Rules { suspicions: 1, seals: 1, ..ec(&three[..1]) }),
+        ("2+1, a write, two suspicions", Rules { suspicions: 2, ..ec(&three[..1]) }),
         ("2+1, two writes, a seal, a crash", Rules { crashes: 1, seals: 1, ..ec(&[(0, 0, 1), (1, 0, 2)]) }),
         ("1+2, a write, a seal, a crash", Rules { crashes: 1, seals: 1, ..Rules::new(1, 2, &three[..1]) }),
         ("1+1, a cut between two writes, a crash", with_cut(Rules { crashes: 1, ..mirrored(&three[..2]) })),

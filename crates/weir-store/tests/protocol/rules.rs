@@ -33,6 +33,8 @@ pub enum Shortcut {
     RepairInDoubt,
     /// A seal in doubt is committed although a current member does not answer. (Found here.)
     SilentIsGone,
+    /// A member catches up with fewer current ones than k. (Found by the simulator.)
+    CaughtUpWithFew,
     /// A member that returns does not ask for the cuts that it missed.
     CutsNotLearned,
 }

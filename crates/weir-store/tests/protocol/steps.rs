@@ -152,7 +152,7 @@ pub fn take(rules: &Rules, before: &State, step: Step) -> Option<State> {
         Step::List { at } => list(rules, &mut s, at),
         Step::RebuildBase { at } => rebuild_base(rules, &mut s, at),
         Step::CopyLogs { at } => copy_logs(rules, &mut s, at),
-        Step::CaughtUp { at } => caught_up(&mut s, at),
+        Step::CaughtUp { at } => caught_up(rules, &mut s, at),
         Step::BeginCut => begin_cut(rules, &mut s),
         Step::RenewCut => renew_cut(&mut s),
         Step::TellCut { to } => tell_cut(rules, &mut s, to),
@@ -550,12 +550,24 @@ fn copy_log(rules: &Rules, s: &mut State, at: usize, peers: &[usize], index: usi
     made.then_some(!stale.is_empty())
 }
 
-fn caught_up(s: &mut State, at: usize) -> Option<()> {
+fn caught_up(rules: &Rules, s: &mut State, at: usize) -> Option<()> {
     if s.targets[at].repair != Repair::Done {
         return None;
     }
     let mut map = (*s.map.0).clone();
     s.targets[at].repair = Repair::No;
+    let group = &mut map.groups[0];
+    if rules.has(Shortcut::CaughtUpWithFew) && !group.is_writable() {
+        if s.targets[at].view.epoch() != group.epoch {
+            return None;
+        }
+        group.epoch.0 += 1;
+        group.members[at].state = MemberState::Current;
+        let current = group.members.iter_mut().filter(|m| m.state == MemberState::Current);
+        current.for_each(|m| m.since = group.epoch);
+        s.map = View(Arc::new(map));
+        return Some(());
+    }
     match decide::caught_up(&mut map, target_id(at), GROUP, s.targets[at].view.epoch()) {
         Ok(true) => {
             s.map = View(Arc::new(map));
