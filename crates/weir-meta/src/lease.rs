@@ -209,6 +209,11 @@ impl LeaseTable {
         self.write_grant(session, ino, true)
     }
 
+    /// Gives the last writer its lease back after a restart. Others may have the file open: it may have recovered it.
+    pub fn take_up_write(&mut self, session: SessionId, ino: InodeId) -> LeaseKind {
+        self.write_grant(session, ino, true)
+    }
+
     fn write_grant(&mut self, session: SessionId, ino: InodeId, recovers: bool) -> LeaseKind {
         if let Some(state) = self.states.get(&ino) {
             let is_used = |h: &Holding| h.kind > LeaseKind::None || (h.is_open() && !recovers);

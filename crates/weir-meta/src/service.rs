@@ -443,7 +443,7 @@ impl Leader {
         }
         let kept = match (wanted, &inode) {
             (LeaseKind::Write, Some(i)) if i.writer == session && i.token_epoch >= lease.token_epoch => {
-                state.leases.grant_write(session, lease.ino)
+                state.leases.take_up_write(session, lease.ino)
             }
             (LeaseKind::Read, _) => state.leases.acquire_read(session, lease.ino),
             _ => LeaseKind::None,

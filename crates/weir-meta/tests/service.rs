@@ -244,6 +244,33 @@ fn after_a_restart_leases_are_taken_up_and_others_wait() {
     });
 }
 
+/// It writes into its buffers, although others have the file open: they ask before they write past it.
+#[test]
+fn who_has_recovered_a_file_that_others_have_open_keeps_it_over_a_restart() {
+    simulate(9, async |world| {
+        let node = start(&world).await;
+        let (mut a, mut b) = (Client::start(&world, "a").await, Client::start(&world, "b").await);
+        let dead = Client::start(&world, "dead").await;
+        let ino = dead.create(ROOT, "f").await.unwrap().entry.attr.ino;
+        world.kill("dead");
+        a.open(ino, true, true).await.unwrap();
+        b.open(ino, true, true).await.unwrap();
+        let taken = a.acquire(ino, LeaseKind::Write).await.unwrap();
+        assert_eq!((taken.lease.kind, taken.lease.recover), (LeaseKind::Write, true));
+        let token_epoch = taken.lease.token_epoch;
+        let recovered = a.call(&Recovered { op: a.op(), ino, token_epoch }).await.unwrap();
+        world.kill("meta");
+        drop(node);
+        let _meta = start(&world).await;
+        b.reconnect("b").await;
+        assert_eq!(b.resume(vec![held(&recovered, LeaseKind::None, 1, 1)]).await.unwrap().lost, []);
+        a.reconnect("a").await;
+        assert_eq!(a.resume(vec![held(&recovered, LeaseKind::Write, 1, 1)]).await.unwrap().lost, []);
+        assert_eq!(b.acquire(ino, LeaseKind::Write).await.unwrap().lease.kind, LeaseKind::None);
+        assert_eq!(a.recalled().last(), Some(&(ino, LeaseKind::None)), "b asks before it writes past it");
+    });
+}
+
 #[test]
 fn a_session_that_does_not_come_back_after_a_restart_leaves_its_files_to_be_recovered() {
     simulate(8, async |world| {
