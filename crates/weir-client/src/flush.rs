@@ -24,6 +24,7 @@ struct Send {
     parts: Vec<(u32, Bytes)>,
     how: SendAs,
     token_epoch: u32,
+    tenure: u64,
     /// The leader believes that nothing uncommitted is on targets: correct that first.
     unmark: bool,
 }
@@ -67,12 +68,13 @@ impl Inner {
         let parts = buf.freeze();
         st.send_count += 1;
         let id = st.send_count;
-        st.sending.insert(stripe, Sending { id, parts: parts.clone() });
+        let tenure = st.tenure;
+        st.sending.insert(stripe, Sending { id, tenure, parts: parts.clone() });
         st.touched.insert(stripe);
         st.sent_end = st.sent_end.max(end);
         let unmark = std::mem::take(&mut st.declared_clean);
         let token_epoch = st.token_epoch;
-        let send = Send { node: node.clone(), layout, stripe, parts, how, token_epoch, unmark };
+        let send = Send { node: node.clone(), layout, stripe, parts, how, token_epoch, tenure, unmark };
         let me = self.arc();
         self.env.tasks.spawn("send stripe", async move { me.run_send(send).await });
         Ok(id)
@@ -80,13 +82,17 @@ impl Inner {
 
     async fn run_send(self: Arc<Self>, mut send: Send) {
         let result = self.send_until_not_fenced(&mut send).await;
-        let Send { node, layout, stripe, parts, .. } = send;
+        let Send { node, layout, stripe, parts, tenure, .. } = send;
         {
             let mut st = node.lock();
             st.sending.remove(&stripe);
             // A fetch that began before the bytes arrived may bring what was there before.
             st.data_change += 1;
             match result {
+                // Told when the right to write was lost, with all that was not saved then.
+                done if st.tenure != tenure => {
+                    tracing::debug!(ino = %node.ino, stripe, "sent without the right to write: {done:?}")
+                }
                 Ok(()) => {
                     st.leaving_unsent &= stripe != 0;
                     self.keep_sent(&node, &st, layout, stripe, parts);
@@ -133,11 +139,12 @@ impl Inner {
     async fn send_until_not_fenced(&self, send: &mut Send) -> Result<()> {
         loop {
             let outcome = self.send_stripe(send).await;
-            let (lease, token_epoch) = {
+            let (tenure, token_epoch) = {
                 let st = send.node.lock();
-                (st.lease, st.token_epoch)
+                (st.tenure, st.token_epoch)
             };
-            let renewed = lease == LeaseKind::Write && token_epoch > send.token_epoch;
+            // Not what was lost with an earlier lease: others may have written there since.
+            let renewed = tenure == send.tenure && token_epoch > send.token_epoch;
             match outcome {
                 Err(e) if e.kind == ErrorKind::Stale && renewed => send.token_epoch = token_epoch,
                 outcome => return outcome,
@@ -151,6 +158,9 @@ impl Inner {
         if send.unmark {
             // The leader marks the file again whether or not it grants anything.
             self.acquire(&send.node, LeaseKind::Write).await?;
+        }
+        if send.node.lock().tenure != send.tenure {
+            return Err(Error::stale(format!("file {}: the right to write it is lost", send.node.ino)));
         }
         let s = self.stripe_ref(send.node.ino, send.layout, send.stripe, deadline);
         match send.how {
@@ -560,7 +570,7 @@ fn durable_size(st: &State, layout: &Layout) -> u64 {
         let start = layout.stripe_start(*stripe);
         buf.ranges().into_iter().map(move |(a, b)| (start + u64::from(a), start + u64::from(b)))
     });
-    let sending = st.sending.iter().flat_map(|(stripe, send)| {
+    let sending = st.own_sends().flat_map(|(stripe, send)| {
         let start = layout.stripe_start(*stripe);
         send.parts.iter().map(move |(a, b)| (start + u64::from(*a), start + u64::from(*a) + b.len() as u64))
     });

@@ -249,14 +249,11 @@ impl Inner {
         version: Version,
     ) -> Result<()> {
         let s = self.stripe_ref(node.ino, layout, stripe, self.deadline());
-        let view = self.data.writable_view(&s).await?;
-        let (mut committed, mut prepared) = (0, 0);
-        for index in 0..layout.scheme.width() {
-            let Ok(stat) = self.data.stat_cell(&s, &view, index, index).await else { continue };
-            committed += usize::from(stat.base == version);
-            prepared += usize::from(stat.prepared.contains(&version));
-        }
-        if committed > 0 || prepared >= usize::from(layout.scheme.data) {
+        // All who are alive: one that only did not answer may be the one that has committed it.
+        let stats = self.data.stat_live(&s).await?;
+        let is_committed = stats.iter().any(|stat| stat.base == version);
+        let prepared = stats.iter().filter(|stat| stat.prepared.contains(&version)).count();
+        if is_committed || prepared >= usize::from(layout.scheme.data) {
             self.data.commit_stripe(s, version).await
         } else {
             self.data.drop_prepared(s, version).await

@@ -9,6 +9,7 @@ use crate::known_names::Names;
 use crate::prefetch::Pattern;
 use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
 use std::sync::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 use weir_env::Instant;
@@ -37,6 +38,8 @@ pub struct Local {
 /// A stripe on its way to targets.
 pub struct Sending {
     pub id: u64,
+    /// Of the right to write: see [`State::tenure`].
+    pub tenure: u64,
     /// Offset within the stripe, bytes.
     pub parts: Vec<(u32, Bytes)>,
 }
@@ -54,6 +57,9 @@ pub struct Node {
 
 pub struct State {
     pub lease: LeaseKind,
+    /// Grows whenever a Write lease begins or ends: what was sent under an earlier one may be fenced or be lost, and was told
+    /// to be; it is nobody's business any more.
+    pub tenure: u64,
     pub token_epoch: u32,
     pub recover: bool,
     /// It is this client's turn to append or to cut (see `turn.rs`), or it asks for it.
@@ -130,6 +136,7 @@ impl State {
     fn new() -> State {
         State {
             lease: LeaseKind::None,
+            tenure: 0,
             token_epoch: 0,
             recover: false,
             turn: false,
@@ -222,6 +229,7 @@ impl State {
     }
 
     fn begin_writing(&mut self) {
+        self.tenure += 1;
         self.touched.clear();
         self.sent_end = 0;
         self.tail_clean = false;
@@ -280,7 +288,15 @@ impl State {
         !self.tail_clean && self.data_end > self.committed_size()
     }
     pub fn is_dirty(&self) -> bool {
-        self.local.is_some() || !self.dirty.is_empty() || !self.sending.is_empty()
+        self.local.is_some() || !self.dirty.is_empty() || self.own_sends().next().is_some()
+    }
+    /// What is on its way under the present right to write.
+    pub fn own_sends(&self) -> impl Iterator<Item = (&u64, &Sending)> {
+        self.sending.iter().filter(|(_, send)| send.tenure == self.tenure)
+    }
+    /// Whether something is on its way to these stripes under a right to write that has ended: it may arrive or not.
+    pub fn has_strays(&self, stripes: RangeInclusive<u64>) -> bool {
+        self.sending.range(stripes).any(|(_, send)| send.tenure != self.tenure)
     }
 
     /// Attributes as `stat` shows them; `None`: ask the leader.

@@ -38,7 +38,7 @@ struct Local {
     /// What is fetched may be kept.
     keep: bool,
     size: u64,
-    /// Somebody is fetching part of what is missing already.
+    /// Somebody is fetching part of what is missing already, or it may change without anybody's doing.
     being_fetched: bool,
 }
 
@@ -249,15 +249,17 @@ impl Inner {
             assembly.missing.clear();
         }
         let layout = layout_of(st, node.ino).ok();
+        let mut strays = false;
         if let Some(layout) = layout.filter(|_| start < end) {
             let stripes = layout.stripe_of(start)..=layout.stripe_of(end - 1);
+            strays = st.has_strays(stripes.clone());
             for (stripe, buf) in st.dirty.range(stripes.clone()) {
                 let base = layout.stripe_start(*stripe);
                 let (a, b) = (start.max(base) - base, end.min(base + layout.stripe_bytes()) - base);
                 let parts = buf.copy_range(a as u32, b as u32);
                 assembly.fill(parts.into_iter().map(|(at, bytes)| (base + u64::from(at), bytes)));
             }
-            for (stripe, sending) in st.sending.range(stripes) {
+            for (stripe, sending) in st.own_sends().filter(|(stripe, _)| stripes.contains(stripe)) {
                 let base = layout.stripe_start(*stripe);
                 assembly.fill(sending.parts.iter().map(|(at, bytes)| (base + u64::from(*at), bytes.clone())));
             }
@@ -285,7 +287,8 @@ impl Inner {
         }
         let overlaps =
             |(a, b): &(u64, u64)| st.fetching.range(..b).next_back().is_some_and(|(_, end)| end > a);
-        let being_fetched = keep && assembly.missing.iter().any(overlaps);
+        let being_fetched =
+            keep && (assembly.missing.iter().any(overlaps) || (strays && !assembly.is_complete()));
         Ok(Local { assembly, layout, data_change: st.data_change, keep, size, being_fetched })
     }
 

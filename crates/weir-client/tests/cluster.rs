@@ -432,6 +432,47 @@ fn a_dead_writers_file_is_recovered_by_the_next_reader() {
     });
 }
 
+/// It is cut off from everybody with changes on their way; another client takes over and writes at the same place. When it is
+/// back it has the right to write once more, but not to write what was lost.
+#[test]
+fn what_was_lost_with_a_lease_is_not_sent_under_the_next_one() {
+    Lab::new(34).run(6, |lab| async move {
+        let (a, b) = (lab.client("a").await, lab.client("b").await);
+        let old = pattern(1, 0, STRIPE);
+        let h = create(&a, "f").await;
+        write(&a, h, 0, &old).await;
+        a.fsync(h).await.unwrap();
+        let (lost, kept, last) = (pattern(2, 0, 5000), pattern(3, 0, 5000), pattern(4, 0, 700));
+        write(&a, h, 3000, &lost).await;
+        for n in 0..6 {
+            lab.world().partition("a", &format!("s{n}"));
+        }
+        let (cut_off, syncing) = (a.clone(), lab.env("a").tasks);
+        syncing.spawn("fsync", async move { drop(cut_off.fsync(h).await) });
+        lab.world().sleep(Duration::from_millis(100)).await;
+        lab.world().partition("a", "meta");
+        lab.world().sleep(Duration::from_secs(4)).await;
+        let of_b = open(&b, "f", OpenMode::BOTH).await;
+        write(&b, of_b, 3000, &kept).await;
+        close(&b, of_b).await;
+        lab.world().heal("a", "meta");
+        while a.losses().0 == 0 {
+            lab.world().sleep(Duration::from_millis(10)).await;
+        }
+        let again = open(&a, "f", OpenMode::BOTH).await;
+        write(&a, again, 20_000, &last).await;
+        for n in 0..6 {
+            lab.world().heal("a", &format!("s{n}"));
+        }
+        close(&a, again).await;
+        lab.world().sleep(Duration::from_secs(10)).await;
+        let mut expected = old;
+        expected[3000..8000].copy_from_slice(&kept);
+        expected[20_000..20_700].copy_from_slice(&last);
+        same(&content(&lab.client("c").await, "f").await, &expected);
+    });
+}
+
 #[test]
 fn the_metadata_leader_may_restart_under_open_files() {
     Lab::new(16).run(6, |lab| async move {

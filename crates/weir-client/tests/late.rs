@@ -125,3 +125,25 @@ fn a_slow_target_is_done_without_and_repaired_later() {
         }
     });
 }
+
+/// Over committed data a stripe is written beside what is there, after a look at it: at a member that then falls silent, too.
+#[test]
+fn a_stripe_is_written_over_while_a_target_falls_silent() {
+    for victim in 0..6 {
+        Lab::new(80 + u64::from(victim)).run(6, |lab| async move {
+            let a = lab.client("a").await;
+            let f = create(&a, "f").await;
+            a.write(f, 0, Bytes::from(pattern(1, 0, 3 * STRIPE))).await.unwrap();
+            a.fsync(f).await.unwrap();
+            stop(&lab, victim);
+            let data = pattern(2, 0, 3 * STRIPE);
+            a.write(f, 0, Bytes::from(data.clone())).await.unwrap();
+            a.fsync(f).await.unwrap();
+            lab.kill_storage((victim + 1) % 6);
+            let b = lab.client("b").await;
+            let found = b.lookup(&root(), ROOT, b"f").await.unwrap().unwrap();
+            let h = b.open(&root(), found.attr.ino, OpenMode::READ).await.unwrap().handle;
+            assert!(b.read(h, 0, data.len()).await.unwrap().concat() == data, "without {victim}");
+        });
+    }
+}

@@ -33,7 +33,11 @@ pub fn root() -> Cred {
 /// Bytes that differ everywhere and tell where they come from.
 pub fn pattern(seed: u64, offset: usize, len: usize) -> Vec<u8> {
     (offset..offset + len)
-        .map(|i| ((i as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(seed * 77) >> 32) as u8)
+        .map(|i| {
+            let mixed =
+                (i as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ seed.wrapping_mul(0xBF58_476D_1CE4_E5B9);
+            (mixed.wrapping_mul(0x94D0_49BB_1331_11EB) >> 32) as u8
+        })
         .collect()
 }
 
