@@ -259,6 +259,7 @@ impl Faults {
 
     fn begin(&self, fault: &Fault) {
         *self.state().counts.entry(fault.kind.name()).or_default() += 1;
+        tracing::trace!("{:?} fault {fault:?}", self.world.now());
         self.world.trace(&format!("fault {fault:?}"));
         if matches!(fault.kind.toll(), Toll::Silent | Toll::Lasting) {
             self.state().spent.extend(fault.takes().cloned());
@@ -338,6 +339,7 @@ impl Faults {
     }
 
     async fn end(&self, fault: &Fault) {
+        tracing::trace!("{:?} end of {fault:?}", self.world.now());
         self.world.trace(&format!("end of {fault:?}"));
         let hits =
             self.world.disk_hits(fault.victim()).saturating_sub(fault.hits_before.load(Ordering::Relaxed));

@@ -195,6 +195,7 @@ impl Workload {
     }
 
     pub fn log(&self, op: u64, what: impl Display) {
+        tracing::trace!("{:?} operation {op}: {what}", self.world.now());
         self.world.trace(&format!("operation {op}: {what}"));
     }
 

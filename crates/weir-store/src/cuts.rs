@@ -91,6 +91,7 @@ impl Store {
         if fence == 0 {
             return Err(Error::invalid(format!("cut of file {file}: no token epoch is below 0")));
         }
+        tracing::trace!(on = %self.target, %file, from_stripe, fence, "cut");
         let mut last = self.change(&mut |txn, _| {
             epochs.iter().try_for_each(|at| cells::check_epoch(txn, at.group, at.epoch))?;
             remember(txn, file, from_stripe, fence)

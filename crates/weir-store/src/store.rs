@@ -173,6 +173,8 @@ impl Store {
             }
         })?;
         self.counters.fragment_bytes_written.fetch_add(write.data.len() as u64, Relaxed);
+        let (cell, mode) = (write.cell, write.mode);
+        tracing::trace!(on = %self.target, %cell, version = %write.version, epoch = %scope.epoch, ?mode, missing = write.missing, cuts = ?write.cuts, "fragment");
         Ok(committed)
     }
 
@@ -182,6 +184,7 @@ impl Store {
             cells::check_epoch(txn, scope.group, scope.epoch)?;
             cells::commit(txn, scope, cell, version, delta)
         })
+        .inspect(|_| tracing::trace!(on = %self.target, %cell, %version, epoch = %scope.epoch, "commit"))
     }
 
     pub fn drop_prepared(&self, scope: &Scope, cell: CellId, version: Version) -> Result<CommitSeq> {
@@ -189,6 +192,9 @@ impl Store {
             cells::check_epoch(txn, scope.group, scope.epoch)?;
             cells::drop_prepared(txn, cell, version, delta)
         })
+        .inspect(
+            |_| tracing::trace!(on = %self.target, %cell, %version, epoch = %scope.epoch, "drop prepared"),
+        )
     }
 
     /// Folds base and overlays into a prepared version, and returns its bytes.
@@ -257,6 +263,7 @@ impl Store {
         })?;
         let sealed =
             SealedCell { cut: plan.seq, fragment_bytes: plan.fragment_bytes, block_crcs: bytes.block_crcs };
+        tracing::trace!(on = %self.target, %cell, %version, epoch = %scope.epoch, cut = %plan.seq, "seal prepared");
         Ok((committed, sealed, bytes.payload))
     }
 
@@ -293,6 +300,8 @@ impl Store {
             Ok(())
         });
         let committed = committed.inspect_err(|_| self.slabs.forget(extent))?;
+        let OverlayWrite { cell, offset, len, kind, token_epoch, .. } = *write;
+        tracing::trace!(on = %self.target, %cell, ?numbering, ?outcome, offset, len, ?kind, token_epoch, epoch = %scope.epoch, "overlay");
         if let Appended::At(seq) = outcome {
             if !inline.is_empty() {
                 self.spill.note(write.cell, seq, write.len);

@@ -5,7 +5,10 @@ impl Store {
     /// Drops one cell if its last write is older than `before` (repair: nobody else knows it).
     pub fn drop_cell_older(&self, cell: CellId, before: Epoch) -> Result<CommitSeq> {
         self.change(&mut |txn, delta| match get::<Header>(txn, &header_key(cell))? {
-            Some(h) if h.epoch < before => cells::drop_cell(txn, cell, delta),
+            Some(h) if h.epoch < before => {
+                tracing::trace!(on = %self.target, %cell, "dropped: nobody else knows it");
+                cells::drop_cell(txn, cell, delta)
+            }
             _ => Ok(()),
         })
     }
@@ -186,6 +189,7 @@ impl Store {
             }
             Ok(())
         })?;
+        tracing::trace!(on = %self.target, cell = %write.cell, version = %write.version, epoch = %scope.epoch, %cut, cuts = ?write.cuts, installed, "rebuilt");
         if installed {
             self.settle_damage(write.cell)?;
         }
@@ -215,6 +219,8 @@ impl Store {
             }
             by_seq.insert(seq, (overlay, inline));
         }
+        let numbers: Vec<u64> = by_seq.keys().map(|seq| seq.0).collect();
+        tracing::trace!(on = %self.target, %cell, %upto, epoch = %scope.epoch, ?numbers, ?stale, "copies of overlays");
         self.change(&mut |txn, delta| {
             cells::check_epoch(txn, scope.group, scope.epoch)?;
             let used = cells::install_overlays(txn, scope, cell, upto, &by_seq, stale, delta)?;
