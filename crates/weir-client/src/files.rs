@@ -10,8 +10,8 @@ use bytes::Bytes;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use weir_proto::meta::{Create, Cred, LeaseKind, Open};
-use weir_proto::{Error, InodeId, Result};
+use weir_proto::meta::{Create, CreateNameless, Cred, LeaseKind, Open};
+use weir_proto::{Error, ErrorKind, InodeId, Result};
 
 const OPEN_READ: u8 = 1;
 const OPEN_WRITE: u8 = 2;
@@ -65,6 +65,43 @@ impl Inner {
         opened
     }
 
+    pub async fn create_nameless(
+        &self,
+        cred: &Cred,
+        parent: InodeId,
+        mode: NewMode,
+        open: OpenMode,
+    ) -> Result<Opened> {
+        let bits = if open.read { OPEN_READ } else { 0 } | if open.write { OPEN_WRITE } else { 0 };
+        let make = |op| CreateNameless {
+            op,
+            cred: cred.clone(),
+            parent,
+            mode: mode.bits,
+            umask: mode.umask,
+            open: bits,
+        };
+        loop {
+            let stamp = self.stamp();
+            let (entry, tries) = self.session.change_counted(self.deadline(), make).await?;
+            let stat = self.apply(&entry, stamp);
+            let node = self.node(stat.attr.ino);
+            node.lock().inline = Inline::No;
+            let opened = self.opened(node, open, stat)?;
+            // A new connection whose beginning did not name the file took it away before this answer came again.
+            if tries > 1
+                && let Err(e) = self.refresh(&self.handle(opened.handle)?.node).await
+            {
+                let _ = self.release(opened.handle).await; // there is nothing to save
+                if e.kind == ErrorKind::Stale {
+                    continue;
+                }
+                return Err(e);
+            }
+            return Ok(opened);
+        }
+    }
+
     async fn truncate_opened(&self, cred: &Cred, opened: &Opened) -> Result<()> {
         let set = crate::api::SetAttrs { size: Some(0), ..Default::default() };
         let file = self.handle(opened.handle)?;
@@ -111,7 +148,9 @@ impl Inner {
             let mut st = node.lock();
             st.open_read += u32::from(open.read);
             st.open_write += u32::from(open.write);
-            (st.error_count, st.lease != LeaseKind::None, st.pages_since != st.leases_lost)
+            // A read from pages is not seen: where one would change the access time they go, too.
+            let unseen = open.read && self.awaits_access(&st);
+            (st.error_count, st.lease != LeaseKind::None, st.pages_since != st.leases_lost || unseen)
         };
         let handle = self.open_handle(node, open, kernel_cache, errors);
         Ok(Opened { handle, stat, kernel_cache, old_pages })
@@ -185,6 +224,7 @@ impl Inner {
         }
         // A file whose close the leader does not know looks like one whose writer died.
         let _ = self.env.clock.timeout(CLOSES_PATIENCE, self.tell_closes()).await; // or is looked at as such
+        let _ = self.env.clock.timeout(CLOSES_PATIENCE, self.tell_accesses()).await; // or they are lost
         let closed = self.session.close(self.deadline()).await;
         first_error.and(closed)
     }

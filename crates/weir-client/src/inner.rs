@@ -1,7 +1,8 @@
 //! What all parts of one client share: its inodes, open files, budget, and the ways to the leader and the targets.
 //!
-//! Lock order: the ends of opens, the list of inodes, an inode's state, the cache, the list of dirty inodes. No lock is
-//! held across a wait.
+//! Lock order: the ends of opens, the list of inodes, an inode's state, the cache, the list of dirty inodes, the list of
+//! accesses. No lock is held across a wait.
+use crate::accesses::Accesses;
 use crate::api::{ClientConfig, Handle, KernelCache, Loss, OpenMode, Stat};
 use crate::budget::Budget;
 use crate::cache::Cache;
@@ -46,6 +47,8 @@ pub struct Inner {
     pub dirty: Mutex<BTreeSet<InodeId>>,
     /// Ends of opens that the leader does not know of yet.
     pub closes: Closes,
+    /// Reads whose time the leader does not know of yet.
+    pub accesses: Accesses,
     pub stripes_in_flight: Semaphore,
     pub relieving: AtomicBool,
     pub closed: AtomicBool,
@@ -74,6 +77,8 @@ pub struct OpenFile {
     pub kernel_cache: AtomicBool,
     /// Its open made the kernel drop the pages it had, of so many leases and all before.
     pub dropped_pages: OnceLock<u64>,
+    /// Its reads leave the access time as it is.
+    pub leaves_access_time: AtomicBool,
     /// Why this handle does nothing any more.
     pub broken: OnceLock<Error>,
 }
@@ -105,6 +110,7 @@ impl Inner {
             version_counter: AtomicU32::new(2),
             dirty: Mutex::default(),
             closes: Closes::default(),
+            accesses: Accesses::default(),
             stripes_in_flight: Semaphore::new(STRIPES_IN_FLIGHT_MAX),
             relieving: AtomicBool::new(false),
             closed: AtomicBool::new(false),
@@ -194,6 +200,7 @@ impl Inner {
             errors_seen: AtomicU64::new(errors),
             kernel_cache: AtomicBool::new(kernel_cache),
             dropped_pages: OnceLock::new(),
+            leaves_access_time: AtomicBool::new(false),
             broken: OnceLock::new(),
         };
         self.handles.lock().expect("no holder panics").insert(handle, Arc::new(file));
@@ -315,6 +322,7 @@ impl Inner {
         }
         st.dirty.clear();
         st.dirty_since = None;
+        st.accessed = None;
         st.lower_lease(LeaseKind::None);
         self.cache().remove_inode(node.ino);
         drop(st);

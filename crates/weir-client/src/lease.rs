@@ -94,6 +94,7 @@ impl Inner {
             self.drop_under_lease(node, &mut st, keep);
             break;
         }
+        self.tell_access_of(node).await;
         self.tell_close_of(node.ino).await;
         node.changed.notify_waiters();
         if refilled {
@@ -140,6 +141,7 @@ impl Inner {
             st.stamp_recall(self.next_stamp(), LeaseKind::None);
             self.drop_under_lease(node, &mut st, LeaseKind::None);
         }
+        self.tell_access_of(node).await;
         self.tell_close_of(node.ino).await;
         let ino = node.ino;
         let release = |session| ReleaseLease { session, ino, keep: LeaseKind::None };

@@ -6,6 +6,7 @@
 //! Knows nothing of FUSE, Python or HTTP.
 #![forbid(unsafe_code)]
 
+mod accesses;
 mod api;
 mod budget;
 mod cache;
@@ -212,6 +213,10 @@ impl Client {
     pub async fn statfs(&self) -> Result<Space> {
         self.inner.statfs().await
     }
+    /// Whether reads change access times, as `relatime` has it. They do unless this says otherwise.
+    pub fn keep_access_times(&self, kept: bool) {
+        self.inner.accesses.keep(kept)
+    }
     /// Exact recursive usage of a directory.
     pub async fn usage(&self, dir: InodeId) -> Result<Usage> {
         self.inner.usage(dir).await
@@ -234,6 +239,16 @@ impl Client {
         open: OpenMode,
     ) -> Result<Opened> {
         self.inner.create(cred, parent, name, mode.into(), exclusive, open).await
+    }
+    /// A file without a name, opened for writing: [`Client::link`] may give it one, else it goes with its last close.
+    pub async fn create_nameless(
+        &self,
+        cred: &Cred,
+        parent: InodeId,
+        mode: impl Into<NewMode>,
+        open: OpenMode,
+    ) -> Result<Opened> {
+        self.inner.create_nameless(cred, parent, mode.into(), open).await
     }
     pub async fn open(&self, cred: &Cred, ino: InodeId, open: OpenMode) -> Result<Opened> {
         self.inner.open(cred, ino, open).await
@@ -300,6 +315,10 @@ impl Client {
     pub fn keeps_pages(&self, handle: Handle) {
         self.inner.keeps_pages(handle)
     }
+    /// Reads through this handle leave the access time as it is (`O_NOATIME`).
+    pub fn leaves_access_time(&self, handle: Handle) {
+        self.inner.leaves_access_time(handle)
+    }
     pub async fn seek_data(&self, handle: Handle, offset: u64) -> Result<Option<u64>> {
         self.inner.seek_data(handle, offset).await
     }
@@ -358,6 +377,7 @@ async fn write_back(inner: Weak<Inner>) {
         clock.sleep(WRITE_BACK_PERIOD).await;
         let Some(inner) = inner.upgrade() else { return };
         inner.write_back_aged().await;
+        inner.tell_accesses().await;
         inner.give_back_forgotten().await;
     }
 }

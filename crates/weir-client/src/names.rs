@@ -70,6 +70,9 @@ impl Inner {
         if let Some(stat) = self.try_getattr(ino) {
             return Ok(stat);
         }
+        if let Some(node) = self.known_node(ino) {
+            self.tell_access_of(&node).await; // the answer is to have it
+        }
         let stamp = self.stamp();
         let entry = self.session.ask(self.deadline(), |session| GetAttr { session, ino }).await?;
         Ok(self.apply(&entry, stamp))
@@ -84,6 +87,9 @@ impl Inner {
             let cred = if writable && only_size { &root } else { cred };
             return self.set_size(cred, &node, &set, size).await;
         }
+        if set.atime.is_some() {
+            self.tell_access_of(&node).await; // a read of before must not overtake it
+        }
         let dirty = node.lock().is_dirty();
         if dirty {
             // A time set now must not be overtaken by a commit of earlier writes.
@@ -93,7 +99,9 @@ impl Inner {
     }
 
     pub async fn readlink(&self, ino: InodeId) -> Result<Bytes> {
-        Ok(self.session.ask(self.deadline(), |session| ReadLink { session, ino }).await?.target)
+        let target = self.session.ask(self.deadline(), |session| ReadLink { session, ino }).await?.target;
+        self.note_access(ino, &mut self.node(ino).lock());
+        Ok(target)
     }
 
     pub async fn readdir(&self, dir: InodeId, after: u64, limit: u32, with_attrs: bool) -> Result<Listing> {
@@ -117,6 +125,7 @@ impl Inner {
         } else {
             st.names.listing_broken();
         }
+        self.note_access(dir, &mut st);
         drop(st);
         Ok(listing)
     }

@@ -76,6 +76,8 @@ pub struct State {
     pub names: Names,
     pub inline: Inline,
     pub local: Option<Local>,
+    /// When it was read here, if that is the access time and the leader was not told.
+    pub accessed: Option<Time>,
     change: u64,
     pub dirty: BTreeMap<u64, StripeBuf>,
     pub dirty_since: Option<Instant>,
@@ -149,6 +151,7 @@ impl State {
             names: Names::default(),
             inline: Inline::Unknown,
             local: None,
+            accessed: None,
             change: 0,
             dirty: BTreeMap::new(),
             dirty_since: None,
@@ -315,6 +318,7 @@ impl State {
             attr.ctime = Time { nanos: attr.ctime.nanos.max(local.mtime.nanos) };
             attr.allocated = self.allocated.max(attr.allocated);
         }
+        attr.atime = self.accessed.unwrap_or(attr.atime);
         Some(Stat { attr, leased })
     }
 

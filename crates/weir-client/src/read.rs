@@ -125,6 +125,7 @@ impl Inner {
                 Err(e) => return Some(Err(e)),
             };
             if local.assembly.is_complete() {
+                self.note_read(&file, &mut st);
                 self.read_ahead(&file.node, &mut st, offset, len);
             }
             local
@@ -141,6 +142,17 @@ impl Inner {
     pub fn drops_pages(&self, handle: Handle) {
         if let Ok(file) = self.handle(handle) {
             let _ = file.dropped_pages.set(file.node.lock().leases_lost); // opened once
+        }
+    }
+
+    pub fn leaves_access_time(&self, handle: Handle) {
+        if let Ok(file) = self.handle(handle) {
+            file.leaves_access_time.store(true, Relaxed);
+        }
+    }
+    fn note_read(&self, file: &OpenFile, st: &mut State) {
+        if !file.leaves_access_time.load(Relaxed) {
+            self.note_access(file.node.ino, st);
         }
     }
 
@@ -188,6 +200,7 @@ impl Inner {
                 st.page_fills += u64::from(file.kernel_cache.load(Relaxed));
                 let local = self.look(node, &mut st, offset, len)?;
                 if !waited {
+                    self.note_read(file, &mut st);
                     self.read_ahead(node, &mut st, offset, len);
                 }
                 local

@@ -280,6 +280,91 @@ fn a_close_that_is_put_off_is_told_before_the_lease_goes_back() {
 }
 
 #[test]
+fn an_access_time_is_told_before_the_lease_goes_back() {
+    Lab::new(33).run(6, |lab| async move {
+        let (a, b) = (lab.client("a").await, lab.client("b").await);
+        let h = create(&a, "f").await;
+        write(&a, h, 0, b"bytes").await;
+        a.fsync(h).await.unwrap();
+        let clock = lab.env("a").clock;
+        clock.sleep(Duration::from_millis(100)).await;
+        let before = a.lookup(&root(), ROOT, b"f").await.unwrap().unwrap();
+        let (ino, read_at) = (before.attr.ino, clock.wall().0);
+        assert!(before.attr.atime.nanos <= before.attr.mtime.nanos);
+        same(&read(&a, h, 0, 5).await, b"bytes");
+        let shown = a.try_getattr(ino).unwrap().attr;
+        assert_eq!((shown.atime.nanos, shown.ctime), (read_at, before.attr.ctime), "shown at once");
+        // At once, before it is told by itself.
+        assert_eq!(b.getattr(ino).await.unwrap().attr.atime.nanos, read_at);
+        clock.sleep(Duration::from_millis(100)).await;
+        same(&read(&a, h, 0, 5).await, b"bytes");
+        assert_eq!(a.getattr(ino).await.unwrap().attr.atime.nanos, read_at, "newer than the last change");
+        write(&a, h, 0, b"B").await;
+        clock.sleep(Duration::from_millis(1)).await;
+        same(&read(&a, h, 0, 5).await, b"Bytes");
+        let again = clock.wall().0;
+        // A time that is set is not overtaken by a read of before.
+        let set = weir_client::SetAttrs {
+            atime: Some(weir_client::SetTime::At(weir_proto::meta::Time { nanos: 77 })),
+            ..Default::default()
+        };
+        assert_eq!(a.getattr(ino).await.unwrap().attr.atime.nanos, again);
+        assert_eq!(a.setattr(&root(), ino, None, set).await.unwrap().attr.atime.nanos, 77);
+        clock.sleep(Duration::from_secs(3)).await;
+        assert_eq!(b.getattr(ino).await.unwrap().attr.atime.nanos, 77);
+        // Told by itself within two seconds; and not at all where nobody wants it.
+        same(&read(&a, h, 0, 5).await, b"Bytes");
+        let third = clock.wall().0;
+        clock.sleep(Duration::from_secs(2)).await;
+        close(&a, h).await;
+        assert_eq!(content(&b, "f").await, b"Bytes");
+        assert_eq!(b.getattr(ino).await.unwrap().attr.atime.nanos, third);
+        b.setattr(&root(), ino, None, set).await.unwrap();
+        b.keep_access_times(false);
+        assert_eq!(content(&b, "f").await, b"Bytes");
+        assert_eq!(b.getattr(ino).await.unwrap().attr.atime.nanos, 77);
+        a.shutdown().await.unwrap();
+    });
+}
+
+#[test]
+fn a_file_without_a_name_is_linked_or_gone() {
+    Lab::new(34).run(6, |lab| async move {
+        let (a, b) = (lab.client("a").await, lab.client("b").await);
+        let bytes = pattern(5, 0, 300_000);
+        let opened = a.create_nameless(&root(), ROOT, 0o640, OpenMode::BOTH).await.unwrap();
+        let (h, ino) = (opened.handle, opened.stat.attr.ino);
+        write(&a, h, 0, &bytes).await;
+        same(&read(&a, h, 0, 300_000).await, &bytes);
+        assert!(b.readdir(ROOT, 0, 10, false).await.unwrap().entries.is_empty());
+        assert_eq!(a.link(&root(), ino, ROOT, b"named").await.unwrap().attr.nlink, 1);
+        same(&content(&b, "named").await, &bytes);
+        write(&a, h, 0, b"later").await;
+        close(&a, h).await;
+        same(&content(&b, "named").await[..5], b"later");
+        // While the leader restarts: made once, or once more.
+        let (begun, made) = (lab.env("a").clock.now(), async {
+            for _ in 0..20 {
+                let opened = a.create_nameless(&root(), ROOT, 0o640, OpenMode::BOTH).await.unwrap();
+                write(&a, opened.handle, 0, b"x").await;
+                same(&read(&a, opened.handle, 0, 9).await, b"x");
+                close(&a, opened.handle).await;
+            }
+        });
+        let restarts = async {
+            for _ in 0..3 {
+                lab.env("b").clock.sleep(Duration::from_millis(20)).await;
+                lab.kill_meta();
+                lab.meta().await;
+            }
+        };
+        tokio::join!(made, restarts);
+        assert!(lab.env("a").clock.now().since(begun) < Duration::from_secs(60));
+        assert_eq!(b.readdir(ROOT, 0, 10, false).await.unwrap().entries.len(), 1);
+    });
+}
+
+#[test]
 fn a_name_is_absent_without_asking_where_every_name_is_known_until_another_client_makes_it() {
     Lab::new(32).run(6, |lab| async move {
         let (a, b) = (lab.client("a").await, lab.client("b").await);

@@ -287,6 +287,7 @@ impl Leader {
 
     fn hear(&self, state: &mut State, events: &Events) {
         events.orphaned.iter().for_each(|ino| state.leases.mark_orphan(*ino));
+        events.adopted.iter().for_each(|ino| state.leases.unmark_orphan(*ino));
         events.gone.iter().for_each(|ino| state.leases.forget(*ino));
         if events.garbage {
             self.garbage.notify_one();

@@ -324,6 +324,12 @@ impl LeaseTable {
             state.orphan = true;
         }
     }
+    /// It has a name now.
+    pub fn unmark_orphan(&mut self, ino: InodeId) {
+        if let Some(state) = self.states.get_mut(&ino) {
+            state.orphan = false;
+        }
+    }
     pub fn is_orphan(&self, ino: InodeId) -> bool {
         self.states.get(&ino).is_some_and(|s| s.orphan)
     }

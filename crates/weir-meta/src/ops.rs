@@ -168,12 +168,27 @@ impl Operation for Close {
     }
 }
 
+impl Operation for NoteAccess {
+    fn session(&self) -> SessionId {
+        self.session
+    }
+    fn work() -> Work<Self> {
+        Work::Change(attr::note_access)
+    }
+    const EARLY: bool = true;
+    fn settle(&self, (): &mut (), _: &mut Grants<'_>) {}
+}
+
 change!(Recovered, open::recovered, (r, reply, g) g.entry(reply));
 change!(Create, create::create, (r, reply, g) {
     let regular = reply.entry.attr.kind == FileKind::Regular;
     let (read, write) = (r.open & meta_open::READ != 0, r.open & meta_open::WRITE != 0);
     g.open(&mut reply.entry, regular && read, regular && write);
     g.directory(r.parent, &mut reply.parent_lease);
+});
+change!(CreateNameless, create::create_nameless, (r, reply, g) {
+    g.open(reply, r.open & meta_open::READ != 0, true);
+    g.leases.mark_orphan(reply.attr.ino);
 });
 change!(Mkdir, create::mkdir, (r, reply, g) {
     g.entry(&mut reply.entry);

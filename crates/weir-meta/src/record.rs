@@ -13,6 +13,8 @@ use weir_proto::{Error, InodeId, PgId, Reader, Result, SessionId, Wire, Writer, 
 pub const HAS_ACL: u32 = 1 << 31;
 /// All that chmod may set.
 pub const MODE_BITS: u32 = 0o7777;
+/// `parent` of a file that was made without a name.
+pub const NEVER_NAMED: InodeId = InodeId(0);
 /// Version of every record's layout.
 const RECORD_VERSION: u8 = 1;
 /// Room for any record without bytes of variable length.
@@ -81,7 +83,7 @@ pub struct Inode {
     pub mode: u32,
     pub uid: u32,
     pub gid: u32,
-    /// 0: no name is left, somebody has it open (see `H/`).
+    /// 0: it has no name, or none any more, and somebody has it open (see `H/`).
     pub nlink: u32,
     pub rdev: u32,
     pub size: u64,
@@ -93,7 +95,7 @@ pub struct Inode {
     pub btime: Time,
     pub data_version: u64,
     pub layout: Option<Layout>,
-    /// Directory of the first link: it is charged.
+    /// Directory of the first link: it is charged. `NEVER_NAMED`: it has had no name yet and may get one.
     pub parent: InodeId,
     /// Raised each time a writer that is not the last one gets the right to write.
     pub token_epoch: u32,

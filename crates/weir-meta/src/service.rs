@@ -541,6 +541,8 @@ impl Meta {
             GetUsage::METHOD => self.operate::<GetUsage>(call),
             StatFs::METHOD => self.operate::<StatFs>(call),
             Recovered::METHOD => self.operate::<Recovered>(call),
+            CreateNameless::METHOD => self.operate::<CreateNameless>(call),
+            NoteAccess::METHOD => self.operate::<NoteAccess>(call),
             _ => self.handle_session(call),
         }
     }

@@ -346,6 +346,47 @@ fn an_expired_session_closes_its_nameless_files_and_the_targets_are_swept() {
 }
 
 #[test]
+fn a_file_without_a_name_goes_with_its_session() {
+    simulate(19, async |world| {
+        let mut node = start(&world).await;
+        let mut a = Client::start(&world, "a").await;
+        let b = Client::start(&world, "b").await;
+        let nameless = async |client: &Client| {
+            let (op, cred) = (client.op(), root());
+            let make = CreateNameless { op, cred, parent: ROOT, mode: 0o600, umask: 0, open: 3 };
+            let made = client.call(&make).await.unwrap();
+            // Once more: the answer was lost.
+            assert_eq!(client.call(&make).await.unwrap().attr, made.attr);
+            client.commit(made.attr.ino, 1, 1 << 20, false).await.unwrap();
+            made
+        };
+        let (kept, left) = (nameless(&a).await, nameless(&a).await);
+        assert_eq!((kept.lease.kind, kept.attr.nlink), (LeaseKind::Write, 0));
+        // Over a restart it is kept by who names it.
+        world.kill("meta");
+        drop(node);
+        node = start(&world).await;
+        a.reconnect("a").await;
+        let mut b = b;
+        b.reconnect("b").await;
+        a.resume(vec![held(&kept, LeaseKind::Write, 1, 1)]).await.unwrap();
+        b.resume(vec![]).await.unwrap();
+        assert_eq!(a.getattr(kept.attr.ino).await.unwrap().attr.size, 1 << 20);
+        assert_eq!(a.getattr(left.attr.ino).await.unwrap_err().kind, ErrorKind::Stale);
+        world.kill("a");
+        let until = world.now().0 + 4 * u64::from(LEASE_MS) * 1_000_000;
+        while b.getattr(kept.attr.ino).await.is_ok() {
+            assert!(world.now().0 < until, "the file is still there");
+            world.sleep(Duration::from_millis(100)).await;
+        }
+        world.sleep(Duration::from_secs(5)).await;
+        let mut dropped: Vec<_> = node.targets.dropped.lock().unwrap().iter().map(|f| f.inode).collect();
+        dropped.sort();
+        assert_eq!(dropped, [kept.attr.ino, left.attr.ino]);
+    });
+}
+
+#[test]
 fn a_broken_connection_keeps_the_session_and_a_recall_finds_it_again() {
     simulate(10, async |world| {
         let _meta = start(&world).await;

@@ -20,6 +20,8 @@ pub const FILE_BYTES_MAX: u64 = i64::MAX as u64;
 pub const HELD_MAX: usize = 32 * 1024;
 /// Files that one `Close` names.
 pub const CLOSED_MAX: usize = 1024;
+/// Inodes that one `NoteAccess` names.
+pub const ACCESSES_MAX: usize = 1024;
 /// Reply slots of a session: changes that one client may have under way at once.
 pub const SLOTS: u32 = 64;
 
@@ -270,6 +272,21 @@ message!(SetXattr = 140 -> Entry {
     create: bool, replace: bool,
 });
 message!(RemoveXattr = 141 -> Entry { op: Op, cred: Cred, ino: InodeId, name: Bytes });
+message!(
+    /// Makes and opens a regular file without a name, with the permissions that one made in `parent` would get. The first
+    /// `Link` of it gives it one, as long as this session has it open; else it goes with its last close.
+    CreateNameless = 142 -> Entry {
+        op: Op, cred: Cred, parent: InodeId, mode: u32, umask: u32,
+        /// As in `Create`; bit 1 must be set.
+        open: u8,
+    }
+);
+message!(
+    /// What was read, and when, at most `ACCESSES_MAX` at a time: access times follow where they are older. May come late,
+    /// twice, or not at all; a client tells what it read under a lease before it gives the lease back.
+    NoteAccess = 143 -> () { session: SessionId, accesses: Vec<AccessTime> }
+);
+message!(AccessTime { ino: InodeId, at: Time });
 
 // ---- metadata → client, on the client's own connection
 message!(

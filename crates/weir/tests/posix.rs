@@ -8,11 +8,14 @@
 mod common;
 
 use common::{Cluster, can_mount, text, tool};
-use std::fs::{self, OpenOptions};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags};
+use std::fs::{self, File, OpenOptions};
 use std::io::Write;
-use std::os::unix::fs::FileExt;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::process::Command;
+use std::time::{Duration, SystemTime};
 
 /// Of fsx, over all its runs.
 const FSX_OPERATIONS: u64 = 100_000;
@@ -218,4 +221,171 @@ fn holes_are_told_and_copies_are_whole() {
     let mut copied = vec![0; whole.len()];
     file.read_exact_at(&mut copied, 17).unwrap();
     assert!(copied == whole);
+}
+
+fn nameless(dir: &Path, more: OFlags) -> File {
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC | more;
+    rustix::fs::open(dir, flags, Mode::from_raw_mode(0o666)).unwrap().into()
+}
+
+fn link(file: &File, to: &Path) -> rustix::io::Result<()> {
+    let of_process = format!("/proc/self/fd/{}", file.as_raw_fd());
+    rustix::fs::linkat(CWD, of_process, CWD, to, AtFlags::SYMLINK_FOLLOW)
+}
+
+#[test]
+fn a_file_without_a_name_is_linked_or_goes() {
+    if !can_mount() {
+        return;
+    }
+    let cluster = Cluster::start(2);
+    let (here, there) = (cluster.mounts[0].join("d"), cluster.mounts[1].join("d"));
+    fs::create_dir(&here).unwrap();
+    fs::set_permissions(&here, fs::Permissions::from_mode(0o2755)).unwrap();
+    let before = fs::metadata(&here).unwrap();
+    let bytes = common::pattern(3, 3_000_000);
+    let file = nameless(&here, OFlags::empty());
+    file.write_all_at(&bytes, 0).unwrap();
+    let meta = file.metadata().unwrap();
+    assert_eq!((meta.nlink(), meta.len(), meta.mode() & 0o7000), (0, 3_000_000, 0));
+    assert_eq!(fs::read_dir(&there).unwrap().count(), 0);
+    assert_eq!(
+        fs::metadata(&here).unwrap().mtime_nsec(),
+        before.mtime_nsec(),
+        "the directory did not change"
+    );
+    link(&file, &here.join("named")).unwrap();
+    assert!(fs::read(there.join("named")).unwrap() == bytes);
+    assert_eq!(fs::metadata(there.join("named")).unwrap().nlink(), 1);
+    link(&file, &here.join("again")).unwrap();
+    assert_eq!(file.metadata().unwrap().nlink(), 2);
+    file.write_all_at(b"after", 0).unwrap();
+    drop(file);
+    assert_eq!(fs::read(there.join("again")).unwrap()[..5], *b"after");
+
+    // Not those that are not to have one, and those that had.
+    let never = nameless(&here, OFlags::EXCL);
+    assert_eq!(link(&never, &here.join("never")), Err(rustix::io::Errno::NOENT));
+    let had = nameless(&here, OFlags::empty());
+    link(&had, &here.join("had")).unwrap();
+    fs::remove_file(there.join("had")).unwrap();
+    assert_eq!(link(&had, &here.join("back")), Err(rustix::io::Errno::NOENT));
+    drop((never, had));
+
+    // Its mount's process dies: nothing of it is left.
+    let lost = nameless(&here, OFlags::empty());
+    lost.write_all_at(&bytes, 0).unwrap();
+    lost.sync_all().unwrap();
+    cluster.kill("mount-1");
+    drop(lost);
+    cluster.up();
+    let mut names: Vec<_> =
+        fs::read_dir(&here).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    assert_eq!(names, ["again", "named"]);
+}
+
+#[test]
+fn birth_times_are_told() {
+    if !can_mount() {
+        return;
+    }
+    let cluster = Cluster::start(2);
+    let path = cluster.mounts[0].join("f");
+    let before = SystemTime::now();
+    fs::write(&path, "x").unwrap();
+    let birth = fs::metadata(&path).unwrap().created().unwrap();
+    let slack = Duration::from_millis(100);
+    assert!(birth + slack >= before && birth <= SystemTime::now() + slack, "{birth:?} is not {before:?}");
+    fs::write(&path, "longer").unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+    fs::rename(&path, cluster.mounts[0].join("g")).unwrap();
+    let there = fs::metadata(cluster.mounts[1].join("g")).unwrap();
+    assert_eq!(there.created().unwrap(), birth);
+    assert!(there.modified().unwrap() > birth);
+
+    // What is told beside it is the same as by stat(2).
+    let device = cluster.mount().join("device");
+    common::shell(&format!("mknod {} c 259 70000", device.display()));
+    for path in [&device, &cluster.mount().join("g"), &cluster.mount().to_path_buf()] {
+        let all = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
+        let told = rustix::fs::statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, all).unwrap();
+        let stat = rustix::fs::lstat(path).unwrap();
+        assert!(StatxFlags::from_bits_retain(told.stx_mask).contains(all), "{:x}", told.stx_mask);
+        assert_eq!(
+            (u32::from(told.stx_mode), told.stx_ino, told.stx_size as i64, u64::from(told.stx_nlink)),
+            (stat.st_mode, stat.st_ino, stat.st_size, stat.st_nlink)
+        );
+        let rdev = rustix::fs::makedev(told.stx_rdev_major, told.stx_rdev_minor);
+        assert_eq!(
+            (rdev, told.stx_uid, told.stx_mtime.tv_nsec as u64),
+            (stat.st_rdev, stat.st_uid, stat.st_mtime_nsec)
+        );
+    }
+}
+
+#[test]
+fn reading_changes_access_times_as_relatime_has_it() {
+    if !can_mount() {
+        return;
+    }
+    let cluster = Cluster::start(2);
+    let path = cluster.mount().join("f");
+    fs::write(&path, "bytes").unwrap();
+    let atime = |path: &Path| fs::metadata(path).unwrap().accessed().unwrap();
+    let read = || assert_eq!(fs::read(&path).unwrap(), b"bytes");
+    let began = SystemTime::now();
+    let birth = atime(&path);
+    fs::File::open(&path).unwrap();
+    assert_eq!(atime(&path), birth, "an open is no read");
+    // Older than the last change: it follows, and then it does not.
+    read();
+    let first = atime(&path);
+    assert!(first >= began - Duration::from_millis(100) && first > birth, "{first:?} {began:?}");
+    read();
+    assert_eq!(atime(&path), first);
+    fs::write(&path, "bytes").unwrap();
+    read();
+    let second = atime(&path);
+    assert!(second > first);
+    // A day old: it follows; not through a handle that is to leave it.
+    let day = Duration::from_secs(25 * 3600);
+    let set = |at: SystemTime| {
+        let times = fs::FileTimes::new().set_accessed(at).set_modified(at - day);
+        OpenOptions::new().write(true).open(&path).unwrap().set_times(times).unwrap();
+    };
+    set(second - day);
+    let quiet = OpenOptions::new().read(true).custom_flags(libc::O_NOATIME).open(&path).unwrap();
+    let mut byte = [0];
+    quiet.read_exact_at(&mut byte, 0).unwrap();
+    assert_eq!(atime(&path), second - day);
+    drop(quiet);
+    read();
+    let third = atime(&path);
+    assert!(third > second);
+    // What another mount sees, and what it has read.
+    let there = cluster.mounts[1].join("f");
+    assert_eq!(atime(&there), third);
+    set(second - day);
+    assert_eq!(fs::read(&there).unwrap(), b"bytes");
+    // Whoever caches the attributes sees it when it asks; after a change of its own it has to.
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+    assert!(atime(&path) > third);
+
+    // Directories and links, too.
+    let dir = cluster.mount().join("dir");
+    fs::create_dir(&dir).unwrap();
+    fs::write(dir.join("x"), "").unwrap();
+    let before = atime(&dir);
+    fs::read_dir(&dir).unwrap().for_each(drop);
+    assert!(atime(&dir) > before);
+
+    // A mount that does not want it.
+    set(second - day);
+    rustix::mount::mount_remount(cluster.mount(), rustix::mount::MountFlags::NOATIME, "").unwrap();
+    common::wait_until("the option is noticed", Duration::from_secs(20), || {
+        set(second - day);
+        read();
+        atime(&path) == second - day
+    });
 }

@@ -72,6 +72,7 @@ pub use crate::reply::ReplyLseek;
 pub use crate::reply::ReplyOpen;
 pub use crate::reply::ReplyPoll;
 pub use crate::reply::ReplyStatfs;
+pub use crate::reply::ReplyStatx;
 pub use crate::reply::ReplyWrite;
 pub use crate::reply::ReplyXattr;
 pub use crate::request_param::Request;
@@ -853,6 +854,33 @@ pub trait Filesystem: Send + Sync + 'static {
             "[Not Implemented] create(parent: {parent:#x?}, name: {name:?}, mode: {mode}, \
             umask: {umask:#x?}, flags: {flags:#x?})"
         );
+        reply.error(Errno::ENOSYS);
+    }
+
+    /// Create and open a file without a name (`O_TMPFILE`) in the file system of `parent`.
+    fn tmpfile(
+        &self,
+        _req: &Request,
+        parent: INodeNo,
+        mode: u32,
+        umask: u32,
+        flags: i32,
+        reply: ReplyCreate,
+    ) {
+        let _ = (parent, mode, umask, flags);
+        reply.error(Errno::ENOSYS);
+    }
+
+    /// Get file attributes, the birth time among them; `mask` says which are asked for.
+    fn statx(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        fh: Option<FileHandle>,
+        mask: u32,
+        reply: ReplyStatx,
+    ) {
+        let _ = (ino, fh, mask);
         reply.error(Errno::ENOSYS);
     }
 

@@ -2,7 +2,7 @@
 use super::usage::Charge;
 use super::*;
 use bytes::Bytes;
-use weir_proto::meta::{self, FILE_BYTES_MAX, INLINE_MAX, LinkTarget, Looked, SetAttr};
+use weir_proto::meta::{self, ACCESSES_MAX, FILE_BYTES_MAX, INLINE_MAX, LinkTarget, Looked, SetAttr};
 
 const SET_UID: u32 = 0o4000;
 
@@ -88,6 +88,34 @@ fn set_directory(cx: &mut Cx<'_>, r: &SetAttr) -> Result<Entry> {
     cx.put_access(r.ino, &access);
     cx.put_tally(r.ino, &tally);
     Ok(unleased(directory_attr(r.ino, &access, &tally)))
+}
+
+/// Access times follow what was read. Nothing else changes, so nobody's lease is in the way: who caches attributes sees
+/// the new time when it asks next.
+pub fn note_access(cx: &mut Cx<'_>, r: &meta::NoteAccess) -> Result<()> {
+    if r.accesses.len() > ACCESSES_MAX {
+        return Err(Error::invalid(format!(
+            "{} accesses told at once: at most {ACCESSES_MAX}",
+            r.accesses.len()
+        )));
+    }
+    for accessed in &r.accesses {
+        let at = Time { nanos: accessed.at.nanos.min(cx.rules.now.nanos) };
+        // One that lies in the future was set, and the newest word counts.
+        let follows = |old: Time| old.nanos < at.nanos || old.nanos > cx.rules.now.nanos;
+        if let Some(mut inode) = find_inode(cx.read(), accessed.ino)? {
+            if follows(inode.atime) {
+                inode.atime = at;
+                cx.put_inode(accessed.ino, &inode);
+            }
+        } else if let Some(mut access) = find_access(cx.read(), accessed.ino)?
+            && follows(access.atime)
+        {
+            access.atime = at;
+            cx.put_access(accessed.ino, &access);
+        }
+    }
+    Ok(())
 }
 
 /// What the caller is to the inode.

@@ -2,7 +2,7 @@
 use super::usage::Charge;
 use super::*;
 use crate::keys::Sequence;
-use crate::record::Listed;
+use crate::record::{Listed, NEVER_NAMED};
 use bytes::Bytes;
 use weir_proto::meta::{self, Created, Made, SYMLINK_MAX};
 
@@ -237,6 +237,28 @@ pub fn create(cx: &mut Cx<'_>, r: &meta::Create) -> Result<Created> {
     })
 }
 
+/// A file that nobody finds: it belongs to the session that has it open.
+pub fn create_nameless(cx: &mut Cx<'_>, r: &meta::CreateNameless) -> Result<Entry> {
+    if r.open & meta_open::WRITE == 0 {
+        return Err(Error::invalid("a file without a name that nobody may write is of no use"));
+    }
+    let access = load_access(cx.read(), r.parent)?;
+    require(cx.read(), &r.cred, &access, r.parent, WRITE | SEARCH)?;
+    // The directory does not change: nobody's lease on it is in the way.
+    let tally = load_tally(cx.read(), r.parent)?;
+    let mut birth = Birth { dir: r.parent, access, tally };
+    let ino = cx.next_ino(&mut birth.tally)?;
+    cx.put_tally(birth.dir, &birth.tally);
+    let permissions = cx.permissions(&birth, r.mode, r.umask, false)?;
+    let mut inode = cx.newborn(&birth, &r.cred, FileKind::Regular, &permissions);
+    permissions.store(cx, ino);
+    (inode.nlink, inode.parent) = (0, NEVER_NAMED);
+    cx.take_writer(ino, &mut inode);
+    cx.put_inode(ino, &inode);
+    cx.txn.put(&keys::held(ino, cx.rules.session), &[]);
+    Ok(cx.rules.entry(ino, &inode))
+}
+
 /// Bits of `Create::open`.
 pub mod meta_open {
     pub const READ: u8 = 1;
@@ -346,7 +368,8 @@ pub fn link(cx: &mut Cx<'_>, r: &meta::Link) -> Result<Made> {
             ));
         }
     };
-    if inode.nlink == 0 {
+    let first = inode.nlink == 0;
+    if first && (inode.parent != NEVER_NAMED || !cx.rules.leases.is_open_by(cx.rules.session, r.ino)) {
         return Err(Error::not_found(format!("inode {} has no name any more", r.ino)));
     }
     if inode.nlink >= LINKS_MAX {
@@ -358,8 +381,16 @@ pub fn link(cx: &mut Cx<'_>, r: &meta::Link) -> Result<Made> {
     inode.ctime = cx.rules.after(inode.ctime);
     cx.insert_name(r.parent, &mut birth.tally, &r.name, r.ino, inode.kind);
     cx.put_tally(r.parent, &birth.tally);
+    if first {
+        // As at a birth with a name: the first link has no record, and its directory is charged.
+        inode.parent = r.parent;
+        cx.charge(r.parent, Charge::file(inode.allocated))?;
+        cx.delete_range(keys::range_of(b'H', r.ino.0))?;
+        cx.events.adopted.push(r.ino);
+    } else {
+        cx.txn.put(&keys::link(r.ino, r.parent, &r.name), &[]);
+    }
     cx.put_inode(r.ino, &inode);
-    cx.txn.put(&keys::link(r.ino, r.parent, &r.name), &[]);
     Ok(Made {
         entry: cx.rules.entry(r.ino, &inode),
         parent_attr: directory_attr(r.parent, &birth.access, &birth.tally),

@@ -69,6 +69,8 @@ pub struct Cx<'a> {
 pub struct Events {
     /// Lost their last name while open.
     pub orphaned: Vec<InodeId>,
+    /// Got their first name while open.
+    pub adopted: Vec<InodeId>,
     /// Do not exist any more.
     pub gone: Vec<InodeId>,
     /// A file whose cells are to be dropped was noted.

@@ -47,6 +47,7 @@ impl World {
             Ok(())
         })?;
         events.orphaned.iter().for_each(|ino| self.leases.mark_orphan(*ino));
+        events.adopted.iter().for_each(|ino| self.leases.unmark_orphan(*ino));
         Ok(out.unwrap())
     }
     pub fn view<T>(&self, body: impl Fn(&mut View<'_>) -> Result<T>) -> Result<T> {
@@ -318,6 +319,78 @@ fn a_nameless_file_lives_until_its_last_close() {
     assert_eq!(keys::garbage_ino(&garbage[0]), Some(f));
     let value = w.view(|v| v.read.get(&garbage[0])).unwrap().unwrap();
     assert_eq!(Garbage::from_value(&value, String::new).unwrap().pg_count, 24);
+}
+
+#[test]
+fn a_file_made_without_a_name_gets_one_or_goes_with_its_last_close() {
+    let mut w = World::new();
+    let dir = w.mkdir(&root(), InodeId::ROOT, "d", 0o2777).unwrap().entry.attr;
+    let before = w.attr(dir.ino).unwrap();
+    let make =
+        |open| CreateNameless { op: op(), cred: user(7), parent: dir.ino, mode: 0o666, umask: 0o022, open };
+    assert_eq!(errno(w.change(|cx| create::create_nameless(cx, &make(1)))), EINVAL);
+    let opened = |w: &mut World| {
+        let attr = w.change(|cx| create::create_nameless(cx, &make(3))).unwrap().attr;
+        w.leases.open(ME, attr.ino, true, true);
+        w.leases.mark_orphan(attr.ino);
+        attr
+    };
+    let (f, g) = (opened(&mut w), opened(&mut w));
+    assert_eq!((f.nlink, f.mode, f.uid, f.gid), (0, 0o644, 7, dir.gid), "as one that is born with a name");
+    assert_ne!(f.ino, g.ino);
+    assert_eq!(w.attr(dir.ino).unwrap(), before, "its directory did not change");
+    w.commit(f.ino, 100, false).unwrap();
+    w.commit(g.ino, 50, false).unwrap();
+    let usage = |w: &World| w.view(|v| usage_of(v.read, InodeId::ROOT)).unwrap();
+    assert_eq!(usage(&w), Usage { bytes: 0, files: 0, directories: 1 });
+    // Two names, then none: now it has had one, and gets no other.
+    assert_eq!(w.link(&user(7), f.ino, dir.ino, "f").unwrap().entry.attr.nlink, 1);
+    assert_eq!(usage(&w), Usage { bytes: 100, files: 1, directories: 1 });
+    assert_eq!(w.link(&user(7), f.ino, InodeId::ROOT, "f").unwrap_err().kind.errno(), EACCES);
+    assert_eq!(w.link(&user(7), f.ino, dir.ino, "again").unwrap().entry.attr.nlink, 2);
+    assert_eq!((w.keys(b'H').len(), w.keys(b'N').len()), (1, 1), "the other one is still held");
+    w.unlink(&user(7), dir.ino, "f").unwrap();
+    assert_eq!(usage(&w), Usage { bytes: 100, files: 1, directories: 1 });
+    // Closed with a name it stays, and nothing is left to recover.
+    let close = |ino| Close { session: ME, files: vec![Closed { ino, reads: 1, writes: 1 }] };
+    w.change(|cx| open::close(cx, &close(f.ino))).unwrap();
+    w.leases.close(ME, f.ino, 1, 1);
+    assert!(!w.view(|v| load_file(v.read, f.ino)).unwrap().dirty);
+    assert_eq!(w.attr(f.ino).unwrap().nlink, 1);
+    // Closed without one it goes.
+    w.change(|cx| open::close(cx, &close(g.ino))).unwrap();
+    assert_eq!(errno(w.attr(g.ino)), ESTALE);
+    assert_eq!((w.keys(b'H').len(), w.keys(b'G').len(), w.keys(b'I').len()), (0, 1, 1));
+    w.leases.open(ME, f.ino, true, true);
+    w.unlink(&user(7), dir.ino, "again").unwrap();
+    assert_eq!(errno(w.link(&user(7), f.ino, dir.ino, "back")), ENOENT);
+    // Nobody names what another has open.
+    let h = w.change(|cx| create::create_nameless(cx, &make(3))).unwrap().attr;
+    assert_eq!(errno(w.link(&root(), h.ino, dir.ino, "h")), ENOENT);
+    let nobody = CreateNameless { parent: InodeId::ROOT, ..make(3) };
+    assert_eq!(errno(w.change(|cx| create::create_nameless(cx, &nobody))), EACCES);
+}
+
+#[test]
+fn an_access_time_follows_only_forward() {
+    let mut w = World::new();
+    let f = w.create(&root(), InodeId::ROOT, "f", 0o644).unwrap().entry.attr;
+    let note = |w: &mut World, ino, nanos| {
+        let accesses = vec![AccessTime { ino, at: Time { nanos } }];
+        w.change(|cx| attr::note_access(cx, &NoteAccess { session: ME, accesses: accesses.clone() }))
+            .unwrap();
+        w.attr(ino).unwrap_or_else(|_| f.clone())
+    };
+    let now = w.now;
+    let noted = note(&mut w, f.ino, now);
+    assert_eq!((noted.atime.nanos, noted.ctime, noted.mtime), (now, f.ctime, f.mtime));
+    assert_eq!(note(&mut w, f.ino, now - 5).atime.nanos, now, "an older word came late");
+    let told = note(&mut w, f.ino, i64::MAX).atime.nanos;
+    assert_eq!(told, w.now, "a clock that is ahead");
+    assert_eq!(note(&mut w, InodeId::ROOT, now).atime.nanos, now);
+    note(&mut w, InodeId(1 << 40), now); // it is gone
+    w.set(&root(), f.ino, |s| s.atime = Some(Time { nanos: 1 << 60 })).unwrap();
+    assert_eq!(note(&mut w, f.ino, now).atime.nanos, now, "a time in the future was set");
 }
 
 #[test]

@@ -18,7 +18,7 @@ macro_rules! for_every_message {
                 ListEntry, Listing, GetXattr, XattrValue, ListXattr, XattrNames, GetUsage, Usage, StatFs, FsStat,
                 AcquireLease, ReleaseLease, Open, Opened, Close, Closed, ReadInline, InlineData, Recovered, TakeTurn, EndTurn, Create, Created,
                 Mkdir, Made, Symlink, Mknod, Link, Unlink, Rmdir, Removed, Rename, Renamed, SetAttr, Commit,
-                SetXattr, RemoveXattr, Recall}
+                SetXattr, RemoveXattr, CreateNameless, NoteAccess, AccessTime, Recall}
             lock::{LockOwner, LockEntry, SetLock, LockAnswer, TestLock, CancelLock, LockCancelled, ListLocks,
                 LockList, HeldLock, ReclaimLocks, Reclaimed, LockFree}
             map::{Node, Target, Member, Group, VolumeEntry, Settings, ClusterMap}

@@ -97,6 +97,8 @@ pub fn attach(client: &Client, notices: &Notices, options: Options) -> Outcome<A
         own_attributes: options.own_attributes,
         groups: Mutex::new(HashMap::new()),
         lock_waits: Arc::default(),
+        path: path.clone(),
+        options_seen: Mutex::default(),
     };
     let mut config = Config::default();
     config.mount_options = vec![
@@ -147,6 +149,8 @@ fn raise_read_ahead(path: &Path) -> std::io::Result<()> {
 struct Listed {
     device: String,
     path: PathBuf,
+    /// Of this place: `rw,noatime,…`.
+    options: String,
     /// `fuse`, or `fuse.weir` when the set-uid helper mounted.
     kind: String,
     source: String,
@@ -162,14 +166,22 @@ fn listed(line: &[u8]) -> Option<Listed> {
     let mut fields = line.split(|b| *b == b' ');
     let device = String::from_utf8(fields.nth(2)?.to_vec()).ok()?;
     let path = unescape(fields.nth(1)?);
+    let options = String::from_utf8_lossy(fields.next()?).into_owned();
     let mut fields = fields.skip_while(|f| *f != b"-").skip(1);
     let mut text = || fields.next().map(|f| String::from_utf8_lossy(f).into_owned());
     Some(Listed {
         device,
         path: PathBuf::from(std::ffi::OsStr::from_bytes(&path)),
+        options,
         kind: text()?,
         source: text()?,
     })
+}
+
+/// Whether reads at a mount change access times.
+pub fn keeps_access_times(path: &Path) -> bool {
+    let found = mounts().into_iter().rev().find(|m| m.path == path);
+    found.is_none_or(|m| !m.options.split(',').any(|o| matches!(o, "noatime" | "ro")))
 }
 
 fn unescape(field: &[u8]) -> Vec<u8> {
@@ -323,6 +335,7 @@ mod tests {
             ("0:44", "fuse.weir", "weir")
         );
         assert_eq!(found.path, PathBuf::from(r"/mnt/a b\"));
+        assert_eq!(found.options, "rw,nosuid");
         assert!(listed(b"").is_none());
     }
 

@@ -1,28 +1,29 @@
 //! One method per request of the kernel. Each is polled once on the kernel's thread: what leases and buffers answer is
 //! answered there without waking anybody; what has to wait goes on as a task.
+use super::attach::keeps_access_times;
 use super::locks;
 use super::parked::Parked;
+use super::replies::*;
 use super::translate as tr;
 use bytes::Bytes;
 use fuser::{
-    Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, IoctlFlags, KernelConfig, LockOwner,
-    OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus,
-    ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLock, ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyWrite,
+    Errno, FileHandle, Filesystem, FopenFlags, INodeNo, IoctlFlags, KernelConfig, LockOwner, OpenFlags,
+    RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty,
+    ReplyEntry, ReplyIoctl, ReplyLock, ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyStatx, ReplyWrite,
     ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
-use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 use tokio::runtime::Handle as Runtime;
-use weir_client::{Client, Handle, OpenMode, Opened, SetAttrs, Stat};
+use weir_client::{Client, Handle, SetAttrs};
 use weir_env::BufferPool;
 use weir_proto::meta::{Cred, FileKind, NAME_MAX};
-use weir_proto::{Error, InodeId, Result};
+use weir_proto::{InodeId, Result};
 
 /// Requests that the kernel may have under way in the background (read-ahead, direct I/O pieces).
 const BACKGROUND_MAX: u16 = 128;
@@ -32,11 +33,10 @@ const REQUEST_BYTES_MAX: u32 = 1 << 20;
 const LISTING_LIMIT: u32 = 256;
 /// Cookies 1 and 2 are "." and "..": the client's start above.
 const DOTS: u64 = 2;
-/// The kernel asks for each name again: the answer comes from the client's lease.
-const NAME_TTL: Duration = Duration::ZERO;
-const GENERATION: Generation = Generation(0); // inode numbers are never used again
 /// How long a process's supplementary groups are remembered.
 const GROUPS_TTL: Duration = Duration::from_secs(1);
+/// How long a change of the mount's options may go unnoticed.
+const OPTIONS_TTL: Duration = Duration::from_secs(1);
 const GROUPS_REMEMBERED_MAX: usize = 1024;
 /// Block size shown by `statfs`, in bytes.
 const STATFS_BLOCK_BYTES: u64 = 4096;
@@ -59,6 +59,9 @@ pub struct Mounted {
     pub own_attributes: OwnAttributes,
     pub groups: Mutex<KnownGroups>,
     pub lock_waits: Arc<locks::Waits>,
+    /// Where it is mounted, and when the options were looked at.
+    pub path: PathBuf,
+    pub options_seen: Mutex<Option<Instant>>,
 }
 
 impl Mounted {
@@ -91,18 +94,20 @@ impl Mounted {
         groups
     }
 
+    /// A remount may forbid access times; nobody tells.
+    fn look_at_options(&self) {
+        let now = Instant::now();
+        let mut seen = self.options_seen.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if seen.is_none_or(|at| now.duration_since(at) >= OPTIONS_TTL) {
+            *seen = Some(now);
+            self.client.keep_access_times(keeps_access_times(&self.path));
+        }
+    }
+
     /// `true`: nothing to take away (the common case, told from the cache).
     fn keeps_no_privileges(&self, ino: InodeId) -> bool {
         self.client.try_getattr(ino).is_some_and(|stat| !tr::has_privileges(stat.attr.mode))
     }
-}
-
-fn open_flags(client: &Client, opened: &Opened, mode: OpenMode, appends: bool) -> FopenFlags {
-    let flags = tr::open_reply(opened, mode, appends);
-    if flags.is_empty() {
-        client.drops_pages(opened.handle);
-    }
-    flags
 }
 
 /// Takes set-uid and set-gid away, as a change of data by somebody else does.
@@ -130,73 +135,6 @@ fn read_groups(pid: u32, gid: u32) -> Vec<u32> {
     let mut groups = vec![gid];
     groups.append(&mut rest);
     groups
-}
-
-fn reply_entry(reply: ReplyEntry, result: Result<Stat>) {
-    match result {
-        Ok(stat) => reply.entry_with_ttls(&tr::attr_ttl(&stat), &NAME_TTL, &tr::attr(&stat.attr), GENERATION),
-        Err(e) => reply.error(refused(&e)),
-    }
-}
-fn reply_looked(reply: ReplyEntry, result: Result<Option<Stat>>) {
-    match result {
-        Ok(Some(stat)) => reply_entry(reply, Ok(stat)),
-        Ok(None) => reply.error(Errno::ENOENT),
-        Err(e) => reply.error(refused(&e)),
-    }
-}
-fn reply_attr(reply: ReplyAttr, result: Result<Stat>) {
-    match result {
-        Ok(stat) => reply.attr(&tr::attr_ttl(&stat), &tr::attr(&stat.attr)),
-        Err(e) => reply.error(refused(&e)),
-    }
-}
-fn reply_empty(reply: ReplyEmpty, result: Result<()>) {
-    match result {
-        Ok(()) => reply.ok(),
-        Err(e) => reply.error(refused(&e)),
-    }
-}
-fn reply_written(reply: ReplyWrite, result: Result<usize>) {
-    match result {
-        Ok(n) => reply.written(n as u32),
-        Err(e) => reply.error(refused(&e)),
-    }
-}
-fn reply_data(reply: ReplyData, result: Result<Vec<Bytes>>) {
-    thread_local! {
-        // One reply is one piece for this FUSE crate: parts are joined in memory that is touched already.
-        static JOINED: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
-    }
-    match result {
-        Ok(parts) => match parts.as_slice() {
-            [] => reply.data(&[]),
-            [one] => reply.data(one),
-            many => JOINED.with_borrow_mut(|joined| {
-                joined.clear();
-                many.iter().for_each(|part| joined.extend_from_slice(part));
-                reply.data(joined);
-            }),
-        },
-        Err(e) => reply.error(refused(&e)),
-    }
-}
-fn reply_xattr(reply: ReplyXattr, room: u32, result: Result<Bytes>) {
-    match result {
-        Ok(value) if room == 0 => reply.size(value.len() as u32),
-        Ok(value) if value.len() > room as usize => reply.error(Errno::ERANGE),
-        Ok(value) => reply.data(&value),
-        Err(e) => reply.error(refused(&e)),
-    }
-}
-
-/// The number for an error; what is not the caller's doing is told in the log, once, here.
-fn refused(e: &Error) -> Errno {
-    use weir_proto::ErrorKind::{Damaged, Deadline, Io, Unavailable};
-    if matches!(e.kind, Damaged | Deadline | Io | Unavailable) {
-        tracing::warn!("{e}");
-    }
-    tr::errno(e)
 }
 
 fn handle(fh: FileHandle) -> Handle {
@@ -228,6 +166,15 @@ impl Filesystem for Mounted {
 
     fn forget(&self, _: &Request, ino: INodeNo, _nlookup: u64) {
         self.client.forget(tr::from_kernel_ino(ino));
+    }
+
+    fn statx(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, _mask: u32, reply: ReplyStatx) {
+        let ino = tr::from_kernel_ino(ino);
+        if let Some(stat) = self.client.try_getattr(ino) {
+            return reply_statx(reply, Ok(stat));
+        }
+        let client = self.client.clone();
+        self.answer(async move { reply_statx(reply, client.getattr(ino).await) });
     }
 
     fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
@@ -372,7 +319,9 @@ impl Filesystem for Mounted {
     }
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        self.look_at_options();
         let (mode, appends) = tr::open_mode(flags.0);
+        let leaves_access_time = flags.0 & libc::O_NOATIME != 0;
         let (client, cred, ino) = (self.client.clone(), self.cred(request), tr::from_kernel_ino(ino));
         self.answer(async move {
             let opened = match client.open(&cred, ino, mode).await {
@@ -383,6 +332,9 @@ impl Filesystem for Mounted {
             if strip && let Err(e) = drop_privileges(&client, &cred, ino).await {
                 let _ = client.release(opened.handle).await; // the first error is the one that is told
                 return reply.error(refused(&e));
+            }
+            if leaves_access_time {
+                client.leaves_access_time(opened.handle);
             }
             reply.opened(FileHandle(opened.handle.0), open_flags(&client, &opened, mode, appends));
         });
@@ -403,17 +355,26 @@ impl Filesystem for Mounted {
             (tr::from_kernel_ino(parent), tr::new_mode(mode, umask), flags & libc::O_EXCL != 0);
         let (open, appends) = tr::open_mode(flags);
         self.answer(async move {
-            match client.create(&cred, parent, name.as_bytes(), mode, exclusive, open).await {
-                Ok(opened) => reply.created(
-                    // One time-out for name and attributes here: the name's rules.
-                    &NAME_TTL,
-                    &tr::attr(&opened.stat.attr),
-                    GENERATION,
-                    FileHandle(opened.handle.0),
-                    open_flags(&client, &opened, open, appends),
-                ),
-                Err(e) => reply.error(refused(&e)),
-            }
+            let created = client.create(&cred, parent, name.as_bytes(), mode, exclusive, open).await;
+            reply_created(&client, reply, created, open, appends);
+        });
+    }
+
+    fn tmpfile(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        mode: u32,
+        umask: u32,
+        flags: i32,
+        reply: ReplyCreate,
+    ) {
+        let (client, cred) = (self.client.clone(), self.cred(request));
+        let (parent, mode) = (tr::from_kernel_ino(parent), tr::new_mode(mode, umask));
+        let (open, appends) = tr::open_mode(flags);
+        self.answer(async move {
+            let created = client.create_nameless(&cred, parent, mode, open).await;
+            reply_created(&client, reply, created, open, appends);
         });
     }
 
@@ -591,6 +552,7 @@ impl Filesystem for Mounted {
     }
 
     fn opendir(&self, _: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        self.look_at_options();
         reply.opened(FileHandle(0), FopenFlags::empty());
     }
 

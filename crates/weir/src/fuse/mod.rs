@@ -8,6 +8,7 @@ mod kernel;
 mod locks;
 mod parked;
 mod remount;
+mod replies;
 mod translate;
 
 pub use attach::{Options, attach, clear_dead, is_mounted, preflight, unmount};

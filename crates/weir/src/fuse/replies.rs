@@ -1,0 +1,115 @@
+//! Results of the client as answers to the kernel. Errors become numbers here, and are told in the log once.
+use super::translate as tr;
+use bytes::Bytes;
+use fuser::{
+    Errno, FileHandle, FopenFlags, Generation, ReplyAttr, ReplyCreate, ReplyData, ReplyEmpty, ReplyEntry,
+    ReplyStatx, ReplyWrite, ReplyXattr,
+};
+use std::cell::RefCell;
+use std::time::Duration;
+use weir_client::{Client, OpenMode, Opened, Stat};
+use weir_proto::{Error, Result};
+
+/// The kernel asks for each name again: the answer comes from the client's lease.
+pub const NAME_TTL: Duration = Duration::ZERO;
+pub const GENERATION: Generation = Generation(0); // inode numbers are never used again
+
+pub fn open_flags(client: &Client, opened: &Opened, mode: OpenMode, appends: bool) -> FopenFlags {
+    let flags = tr::open_reply(opened, mode, appends);
+    if flags.is_empty() {
+        client.drops_pages(opened.handle);
+    }
+    flags
+}
+
+pub fn reply_entry(reply: ReplyEntry, result: Result<Stat>) {
+    match result {
+        Ok(stat) => reply.entry_with_ttls(&tr::attr_ttl(&stat), &NAME_TTL, &tr::attr(&stat.attr), GENERATION),
+        Err(e) => reply.error(refused(&e)),
+    }
+}
+pub fn reply_looked(reply: ReplyEntry, result: Result<Option<Stat>>) {
+    match result {
+        Ok(Some(stat)) => reply_entry(reply, Ok(stat)),
+        Ok(None) => reply.error(Errno::ENOENT),
+        Err(e) => reply.error(refused(&e)),
+    }
+}
+pub fn reply_attr(reply: ReplyAttr, result: Result<Stat>) {
+    match result {
+        Ok(stat) => reply.attr(&tr::attr_ttl(&stat), &tr::attr(&stat.attr)),
+        Err(e) => reply.error(refused(&e)),
+    }
+}
+pub fn reply_statx(reply: ReplyStatx, result: Result<Stat>) {
+    match result {
+        Ok(stat) => reply.statx(&tr::attr_ttl(&stat), &tr::attr(&stat.attr)),
+        Err(e) => reply.error(refused(&e)),
+    }
+}
+pub fn reply_empty(reply: ReplyEmpty, result: Result<()>) {
+    match result {
+        Ok(()) => reply.ok(),
+        Err(e) => reply.error(refused(&e)),
+    }
+}
+pub fn reply_created(
+    client: &Client,
+    reply: ReplyCreate,
+    created: Result<Opened>,
+    open: OpenMode,
+    appends: bool,
+) {
+    match created {
+        Ok(opened) => reply.created(
+            // One time-out for name and attributes here: the name's rules.
+            &NAME_TTL,
+            &tr::attr(&opened.stat.attr),
+            GENERATION,
+            FileHandle(opened.handle.0),
+            open_flags(client, &opened, open, appends),
+        ),
+        Err(e) => reply.error(refused(&e)),
+    }
+}
+pub fn reply_written(reply: ReplyWrite, result: Result<usize>) {
+    match result {
+        Ok(n) => reply.written(n as u32),
+        Err(e) => reply.error(refused(&e)),
+    }
+}
+pub fn reply_data(reply: ReplyData, result: Result<Vec<Bytes>>) {
+    thread_local! {
+        // One reply is one piece for this FUSE crate: parts are joined in memory that is touched already.
+        static JOINED: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+    }
+    match result {
+        Ok(parts) => match parts.as_slice() {
+            [] => reply.data(&[]),
+            [one] => reply.data(one),
+            many => JOINED.with_borrow_mut(|joined| {
+                joined.clear();
+                many.iter().for_each(|part| joined.extend_from_slice(part));
+                reply.data(joined);
+            }),
+        },
+        Err(e) => reply.error(refused(&e)),
+    }
+}
+pub fn reply_xattr(reply: ReplyXattr, room: u32, result: Result<Bytes>) {
+    match result {
+        Ok(value) if room == 0 => reply.size(value.len() as u32),
+        Ok(value) if value.len() > room as usize => reply.error(Errno::ERANGE),
+        Ok(value) => reply.data(&value),
+        Err(e) => reply.error(refused(&e)),
+    }
+}
+
+/// The number for an error; what is not the caller's doing is told in the log, once, here.
+pub fn refused(e: &Error) -> Errno {
+    use weir_proto::ErrorKind::{Damaged, Deadline, Io, Unavailable};
+    if matches!(e.kind, Damaged | Deadline | Io | Unavailable) {
+        tracing::warn!("{e}");
+    }
+    tr::errno(e)
+}
