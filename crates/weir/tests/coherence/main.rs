@@ -8,6 +8,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod history;
+mod mapped;
 mod programs;
 
 use common::{Cluster, can_mount};
