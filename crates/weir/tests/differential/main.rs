@@ -13,6 +13,7 @@ mod common;
 mod side;
 mod tree;
 
+use common::locker::Locker;
 use common::{Cluster, can_mount};
 use side::Side;
 
@@ -61,6 +62,60 @@ fn a_mount_answers_as_a_local_file_system_does() {
         }
     }
     assert!(differing.is_empty(), "sequences that differ: {differing:?}");
+}
+
+/// Random locks of two processes on one file; every answer is compared.
+#[test]
+fn locks_answer_as_on_a_local_file_system() {
+    if !can_mount() {
+        return;
+    }
+    let cluster = Cluster::start(1);
+    let local = tempfile::tempdir().unwrap();
+    for seed in 0..8 {
+        let name = format!("locks{seed}");
+        let mut ours = Lockers::new(&cluster.mount().join(&name));
+        let mut theirs = Lockers::new(&local.path().join(&name));
+        let mut dice = Dice::new(1_000_000 + seed);
+        let mut told = Vec::new();
+        for n in 0..OPERATIONS {
+            let (who, command) = (dice.below(2) as usize, lock_command(&mut dice));
+            told.push(format!("{n}: {who} {command}"));
+            let (got, expected) = (ours.ask(who, &command), theirs.ask(who, &command));
+            assert_eq!(got, expected, "seed {seed}:\n{}", told.join("\n"));
+        }
+    }
+}
+
+/// Two processes, each with the file open twice.
+struct Lockers([Locker; 2]);
+
+impl Lockers {
+    fn new(file: &std::path::Path) -> Lockers {
+        std::fs::write(file, "").unwrap();
+        let mut lockers = [Locker::new(file), Locker::new(file)];
+        for locker in &mut lockers {
+            assert_eq!(locker.ask(&format!("open g {}", file.display())), "ok");
+        }
+        Lockers(lockers)
+    }
+    fn ask(&mut self, who: usize, command: &str) -> String {
+        let answer = self.0[who].ask(command);
+        // Of several locks in the way any may be told.
+        if answer.contains(' ') { "in the way".into() } else { answer }
+    }
+}
+
+fn lock_command(dice: &mut Dice) -> String {
+    let file = dice.pick(&["f", "g"]);
+    let kind = dice.pick(&["sh", "ex", "un", "un"]);
+    let (start, len) = (dice.below(6) * 10, dice.below(4) * 10); // 0: to the end
+    match dice.below(8) {
+        0..=2 => format!("set {file} {kind} {start} {len}"),
+        3..=5 => format!("oset {file} {kind} {start} {len}"),
+        6 => format!("get {file} {} {start} {len}", dice.pick(&["sh", "ex"])),
+        _ => format!("flock {file} {kind}"),
+    }
 }
 
 fn run(seed: u64, mount: &std::path::Path, local: &std::path::Path) -> Result<(), String> {

@@ -1,12 +1,13 @@
 //! One of the two file systems: carries operations out and tells what came of each, as text.
 use super::{Dice, tree};
 use rustix::fs::{
-    self, AtFlags, FallocateFlags, Mode, OFlags, RenameFlags, SeekFrom, Timespec, Timestamps, XattrFlags,
+    self, AtFlags, FallocateFlags, FlockOperation, Mode, OFlags, RenameFlags, SeekFrom, StatxFlags, Timespec,
+    Timestamps, XattrFlags,
 };
 use rustix::io::Errno;
 use rustix::thread::{self, Gid, Uid};
 use std::ffi::CString;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 const SLOTS: u64 = 5;
@@ -29,6 +30,12 @@ const LISTS: [List; 6] = [
     &[(4, 7, !0), (1, 7, !0), (32, 7, !0)],
 ];
 
+const LOCKS: [FlockOperation; 3] = [
+    FlockOperation::NonBlockingLockShared,
+    FlockOperation::NonBlockingLockExclusive,
+    FlockOperation::NonBlockingUnlock,
+];
+
 /// A path below the root: sometimes in a directory, sometimes a directory itself.
 #[derive(Clone, Copy, Debug)]
 pub enum Place {
@@ -42,6 +49,7 @@ pub enum Place {
 #[derive(Clone, Debug)]
 pub enum Action {
     Open { slot: u64, at: Place, flags: u32, mode: u32 },
+    Nameless { slot: u64, at: Place, flags: u32, mode: u32 },
     Close { slot: u64 },
     Write { slot: u64, offset: u64, len: u64 },
     Append { slot: u64, len: u64 },
@@ -60,6 +68,10 @@ pub enum Action {
     Remove { at: Place, directory: bool },
     Rename { from: Place, to: Place, flags: u32 },
     Link { from: Place, to: Place },
+    LinkSlot { slot: u64, to: Place },
+    Lock { slot: u64, how: usize },
+    Access { at: Place, leave: bool },
+    Birth { at: Place },
     Symlink { at: Place, target: &'static str },
     ReadLink { at: Place },
     Mode { at: Place, mode: u32 },
@@ -110,7 +122,7 @@ fn action(dice: &mut Dice) -> Action {
         _ => dice.below(3_000_000),
     };
     let len = dice.pick(&[0, 1, 17, 4096, 4097, 30_000, 65_536, 200_000]);
-    match dice.below(64) {
+    match dice.below(72) {
         0..=9 => {
             let access = dice.pick(&[OFlags::RDONLY, OFlags::WRONLY, OFlags::RDWR, OFlags::RDWR]);
             let more = dice.pick(&[
@@ -194,6 +206,25 @@ fn action(dice: &mut Dice) -> Action {
             list: dice.below(LISTS.len() as u64) as usize,
         },
         62 => Action::RemoveList { at: place(dice), default: dice.below(2) == 0 },
+        64..=65 => {
+            let flags = dice.pick(&[
+                OFlags::RDWR,
+                OFlags::RDWR,
+                OFlags::WRONLY,
+                OFlags::RDWR | OFlags::EXCL,
+                OFlags::RDONLY,
+            ]);
+            Action::Nameless {
+                slot,
+                at: place(dice),
+                flags: (flags | OFlags::TMPFILE).bits(),
+                mode: mode(dice),
+            }
+        }
+        66..=67 => Action::LinkSlot { slot, to: place(dice) },
+        68..=69 => Action::Lock { slot, how: dice.below(LOCKS.len() as u64) as usize },
+        70 => Action::Access { at: place(dice), leave: dice.below(3) == 0 },
+        71 => Action::Birth { at: place(dice) },
         _ => Action::May { at: place(dice), what: dice.below(8) as u32 },
     }
 }
@@ -238,14 +269,21 @@ impl Side {
         let seed = operation.seed;
         match operation.action.clone() {
             Action::Open { slot, at, flags, mode } => {
-                self.slots[slot as usize] = None;
+                self.close(slot);
                 // A pipe would wait for its other end.
                 let flags = OFlags::from_bits_retain(flags) | OFlags::NONBLOCK;
                 let fd = fs::open(self.path(at), flags, Mode::from_raw_mode(mode))?;
                 self.slots[slot as usize] = Some(fd);
                 Ok("open".into())
             }
-            Action::Close { slot } => Ok(format!("{}", self.slots[slot as usize].take().is_some())),
+            Action::Nameless { slot, at, flags, mode } => {
+                self.close(slot);
+                let flags = OFlags::from_bits_retain(flags);
+                let fd = fs::open(self.path(at), flags, Mode::from_raw_mode(mode))?;
+                self.slots[slot as usize] = Some(fd);
+                Ok("open".into())
+            }
+            Action::Close { slot } => Ok(format!("{}", self.close(slot))),
             Action::Write { slot, offset, len } => {
                 rustix::io::pwrite(self.slot(slot)?, &super::common::pattern(seed, len as usize), offset)
                     .map(told)
@@ -303,11 +341,41 @@ impl Side {
                 fs::renameat_with(fs::CWD, self.path(from), fs::CWD, self.path(to), flags).map(done)
             }
             Action::Link { from, to } => fs::link(self.path(from), self.path(to)).map(done),
+            Action::LinkSlot { slot, to } => {
+                let of_process = format!("/proc/self/fd/{}", self.slot(slot)?.as_raw_fd());
+                fs::linkat(fs::CWD, of_process, fs::CWD, self.path(to), AtFlags::SYMLINK_FOLLOW).map(done)
+            }
+            Action::Lock { slot, how } => fs::flock(self.slot(slot)?, LOCKS[how]).map(done),
+            Action::Access { at, leave } => {
+                let old = Timespec { tv_sec: 1_000_000_000, tv_nsec: 7 };
+                let times = Timestamps { last_access: old, last_modification: old };
+                let noatime = if leave { OFlags::NOATIME } else { OFlags::empty() };
+                let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | noatime;
+                if fs::FileType::from_raw_mode(fs::lstat(self.path(at))?.st_mode) != fs::FileType::RegularFile
+                {
+                    return Ok("left out".into());
+                }
+                fs::utimensat(fs::CWD, self.path(at), &times, AtFlags::SYMLINK_NOFOLLOW)?;
+                let fd = fs::open(self.path(at), flags, Mode::empty())?;
+                let n = rustix::io::pread(&fd, &mut [0; 10], 0)?;
+                if n == 0 {
+                    return Ok("empty".into());
+                }
+                Ok(format!("{n} bytes, {}", fs::fstat(&fd)?.st_atime == old.tv_sec))
+            }
+            Action::Birth { at } => {
+                let told = fs::statx(fs::CWD, self.path(at), AtFlags::SYMLINK_NOFOLLOW, StatxFlags::ALL)?;
+                let asked = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
+                let told_mask = StatxFlags::from_bits_retain(told.stx_mask) & asked;
+                Ok(format!("{told_mask:?} {}", told.stx_btime.tv_sec > 1_000_000_000))
+            }
             Action::Symlink { at, target } => fs::symlink(target, self.path(at)).map(done),
             Action::ReadLink { at } => {
                 fs::readlink(self.path(at), Vec::new()).map(|t: CString| format!("{t:?}"))
             }
             Action::Mode { at, mode } => fs::chmod(self.path(at), Mode::from_raw_mode(mode)).map(done),
+            // A user's change to what it is reaches a mount as the loss of set-uid at a write does.
+            Action::Owner { uid: None, gid: None, .. } if operation.user != 0 => Ok("left out".into()),
             Action::Owner { at, uid, gid, follow } => {
                 let flags = if follow { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
                 fs::chownat(fs::CWD, self.path(at), uid.map(Uid::from_raw), gid.map(Gid::from_raw), flags)
@@ -354,6 +422,13 @@ impl Side {
                 fs::accessat(fs::CWD, self.path(at), what, AtFlags::EACCESS).map(done)
             }
         }
+    }
+
+    /// The kernel tells of a last close after `close` has returned: a lock ends before.
+    fn close(&mut self, slot: u64) -> bool {
+        let Some(fd) = self.slots[slot as usize].take() else { return false };
+        fs::flock(&fd, FlockOperation::Unlock).unwrap();
+        true
     }
 
     fn slot(&self, slot: u64) -> Result<&OwnedFd, Errno> {
