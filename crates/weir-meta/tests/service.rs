@@ -132,10 +132,10 @@ fn a_dead_writers_file_is_recovered_by_the_next_one() {
             "nobody reads before the recovery"
         );
         let taken = b.acquire(ino, LeaseKind::Write).await.unwrap().lease;
-        assert_eq!((taken.kind, taken.recover, taken.token_epoch), (LeaseKind::Write, true, 2));
+        assert_eq!((taken.kind, taken.recover, taken.token_epoch), (LeaseKind::Write, true, 256));
         let wrong = Recovered { op: b.op(), ino, token_epoch: 1 };
         assert_eq!(b.call(&wrong).await.unwrap_err().kind, ErrorKind::Stale);
-        let recovered = b.call(&Recovered { op: b.op(), ino, token_epoch: 2 }).await.unwrap();
+        let recovered = b.call(&Recovered { op: b.op(), ino, token_epoch: 256 }).await.unwrap();
         assert!(!recovered.lease.recover);
         assert!(!b.getattr(ino).await.unwrap().lease.recover);
     });

@@ -180,11 +180,15 @@ impl Cx<'_> {
         })
     }
 
-    /// Takes the right to write for this session: a new token epoch if the last writer was another.
+    /// Takes the right to write for this session: a new token epoch if the last writer was another. If that one died its
+    /// file is cut by who recovers it: what others wrote past the size until then goes with it.
     pub(super) fn take_writer(&mut self, ino: InodeId, inode: &mut Inode) -> bool {
         let before = inode.clone();
         let recover = self.rules.must_recover(inode);
-        if inode.writer != self.rules.session || recover {
+        if recover {
+            inode.token_epoch = super::open::next_cut(inode.token_epoch);
+            inode.writer = self.rules.session;
+        } else if inode.writer != self.rules.session {
             inode.token_epoch = inode.token_epoch.saturating_add(1);
             inode.writer = self.rules.session;
         }

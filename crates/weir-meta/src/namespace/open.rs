@@ -76,7 +76,7 @@ const CUT_SHIFT: u32 = 8;
 pub(super) fn cuts(token_epoch: u32) -> u32 {
     token_epoch >> CUT_SHIFT
 }
-fn next_cut(token_epoch: u32) -> u32 {
+pub(super) fn next_cut(token_epoch: u32) -> u32 {
     cuts(token_epoch).saturating_add(1).min(cuts(u32::MAX)) << CUT_SHIFT
 }
 
