@@ -57,8 +57,10 @@ impl Inner {
     pub fn count_from(&self, connection: u64) -> Vec<HeldLease> {
         let mut noted = self.closes.lock();
         *noted = Noted { connection, ..Noted::default() };
+        let stamp = self.stamp_naming();
         let held = self.all_nodes().into_iter().filter_map(|node| {
-            let st = node.lock();
+            let mut st = node.lock();
+            st.stamp_naming(stamp);
             let useful = st.lease != LeaseKind::None || st.is_open() || st.turn;
             useful.then(|| HeldLease {
                 ino: node.ino,

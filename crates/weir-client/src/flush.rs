@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 use weir_env::Instant;
 use weir_proto::data::WriteMode;
 use weir_proto::map::Layout;
-use weir_proto::meta::{Commit, INLINE_MAX, LeaseKind, Op};
+use weir_proto::meta::{Commit, Entry, INLINE_MAX, LeaseKind, Op};
 use weir_proto::{Error, ErrorKind, InodeId, Result, SessionId, Version};
 
 /// Changed bytes of one stripe, frozen, and how they go.
@@ -88,6 +88,10 @@ impl Inner {
             st.sending.remove(&stripe);
             // A fetch that began before the bytes arrived may bring what was there before.
             st.data_change += 1;
+            if result.is_err() || st.tenure != tenure {
+                // Some of it may be there: what was fetched ahead meanwhile is as old.
+                self.forget_cached(&node, layout, stripe, &parts);
+            }
             match result {
                 // Told when the right to write was lost, with all that was not saved then.
                 done if st.tenure != tenure => {
@@ -114,6 +118,14 @@ impl Inner {
             }
         }
         node.changed.notify_waiters();
+    }
+
+    fn forget_cached(&self, node: &Node, layout: Layout, stripe: u64, parts: &[(u32, Bytes)]) {
+        let (start, mut cache) = (layout.stripe_start(stripe), self.cache());
+        for (at, bytes) in parts {
+            let from = start + u64::from(*at);
+            cache.remove(node.ino, from, from + bytes.len() as u64);
+        }
     }
 
     /// What was sent stays as clean data.
@@ -159,9 +171,7 @@ impl Inner {
             // The leader marks the file again whether or not it grants anything.
             self.acquire(&send.node, LeaseKind::Write).await?;
         }
-        if send.node.lock().tenure != send.tenure {
-            return Err(Error::stale(format!("file {}: the right to write it is lost", send.node.ino)));
-        }
+        check_tenure(&send.node, send.tenure)?;
         let s = self.stripe_ref(send.node.ino, send.layout, send.stripe, deadline);
         match send.how {
             SendAs::Fresh { len } => {
@@ -306,14 +316,14 @@ impl Inner {
     }
 
     pub async fn flush_locked(&self, node: &Arc<Node>, occasion: Occasion, off_inode: bool) -> Result<()> {
-        let (errors, size) = {
+        let (errors, size, tenure) = {
             let st = node.lock();
             let must_leave =
                 off_inode && st.open_write > 0 && matches!(&st.inline, Inline::Yes(b) if !b.is_empty());
             if !st.is_dirty() && !must_leave {
                 return Ok(());
             }
-            (st.error_count, st.size())
+            (st.error_count, st.size(), st.tenure)
         };
         if !off_inode && self.commit_inline(node).await? {
             return Ok(());
@@ -333,10 +343,14 @@ impl Inner {
         if occasion == Occasion::DataOnly && only_times_left(&node.lock()) {
             return Ok(());
         }
+        check_tenure(node, tenure)?;
         let clean = occasion == Occasion::Closing;
         let result = self.commit_now(node, clean, size, self.deadline()).await;
-        if let Err(e) = &result {
-            node.lock().fail(e.clone().doing(format!("commit the size of file {}", node.ino)));
+        let mut st = node.lock();
+        if let Err(e) = &result
+            && st.tenure == tenure
+        {
+            st.fail(e.clone().doing(format!("commit the size of file {}", node.ino)));
         }
         result
     }
@@ -385,7 +399,7 @@ impl Inner {
     /// Commits a small file with its bytes in the inode. False: it does not fit there.
     async fn commit_inline(&self, node: &Arc<Node>) -> Result<bool> {
         let deadline = self.deadline();
-        let (commit, content, local) = {
+        let (commit, content, local, tenure) = {
             let st = node.lock();
             let Some(local) = st.local else { return Ok(false) };
             let exclusive = st.lease == LeaseKind::Write;
@@ -398,14 +412,21 @@ impl Inner {
                 return Ok(false);
             }
             let content = inline_content(&st, &base, local.size as usize);
-            (self.commit_request(&st, node.ino, local.size, true, Some(content.clone())), content, local)
+            let commit = self.commit_request(&st, node.ino, local.size, true, Some(content.clone()));
+            (commit, content, local, st.tenure)
         };
         let stamp = self.stamp();
-        let entry =
-            self.session.change(deadline, |op| Commit { op, ..commit.clone() }).await.inspect_err(|e| {
-                node.lock().fail(e.clone().doing(format!("commit file {}", node.ino)));
-            })?;
+        let entry = self.commit_in(node, tenure, &commit, deadline).await.inspect_err(|e| {
+            let mut st = node.lock();
+            if st.tenure == tenure {
+                st.fail(e.clone().doing(format!("commit file {}", node.ino)));
+            }
+        })?;
         let mut st = node.lock();
+        if st.tenure != tenure {
+            st.apply(&entry, stamp);
+            return Ok(true);
+        }
         if st.local.is_some_and(|l| l.change == local.change) {
             st.local = None;
             st.dirty.clear();
@@ -421,6 +442,18 @@ impl Inner {
             self.dirty().remove(&node.ino);
         }
         Ok(true)
+    }
+
+    /// A commit under the right to write that it was made under, or none: with the lease what it speaks of is lost.
+    async fn commit_in(
+        &self,
+        node: &Arc<Node>,
+        tenure: u64,
+        commit: &Commit,
+        deadline: Instant,
+    ) -> Result<Entry> {
+        let still = || check_tenure(node, tenure);
+        self.session.change_while(deadline, still, |op| Commit { op, ..commit.clone() }).await
     }
 
     pub fn commit_request(
@@ -451,7 +484,7 @@ impl Inner {
     /// Commits size and time. `flushed`: everything below is durable, or was changed again since. `clean`: nothing
     /// uncommitted is left on targets if nobody writes any more.
     async fn commit_now(&self, node: &Arc<Node>, clean: bool, flushed: u64, deadline: Instant) -> Result<()> {
-        let (commit, local) = {
+        let (commit, local, tenure) = {
             let mut st = node.lock();
             let layout = layout_of(&st, node.ino).ok();
             let durable = layout.map_or(st.size(), |layout| durable_size(&st, &layout));
@@ -459,10 +492,10 @@ impl Inner {
             // Whoever sends from now on says so first.
             st.declared_clean = clean;
             let size = durable.max(flushed).max(st.committed_size());
-            (self.commit_request(&st, node.ino, size, clean, None), st.local)
+            (self.commit_request(&st, node.ino, size, clean, None), st.local, st.tenure)
         };
         let stamp = self.stamp();
-        let entry = match self.session.change(deadline, |op| Commit { op, ..commit.clone() }).await {
+        let entry = match self.commit_in(node, tenure, &commit, deadline).await {
             Ok(entry) => entry,
             Err(e) => {
                 node.lock().declared_clean = false;
@@ -470,6 +503,10 @@ impl Inner {
             }
         };
         let mut st = node.lock();
+        if st.tenure != tenure {
+            st.apply(&entry, stamp);
+            return Ok(());
+        }
         let newest = st.local.map(|l| l.change) == local.map(|l| l.change);
         if newest && commit.size == st.size() && st.dirty.is_empty() && st.sending.is_empty() {
             st.local = None;
@@ -530,6 +567,14 @@ impl Inner {
                 }
             }
         }
+    }
+}
+
+/// Whether the right to write is still the one of that tenure.
+fn check_tenure(node: &Node, tenure: u64) -> Result<()> {
+    match node.lock().tenure == tenure {
+        true => Ok(()),
+        false => Err(Error::stale(format!("file {}: the right to write it was lost meanwhile", node.ino))),
     }
 }
 

@@ -41,6 +41,8 @@ pub struct Inner {
     next_handle: AtomicU64,
     /// Counts recalls and releases: orders grants and recalls that cross on their way.
     stamps: AtomicU64,
+    /// When all leases were named to the leader last.
+    named_stamp: AtomicU64,
     /// Lower half of fragment versions; one for all files, so it grows under every token epoch.
     version_counter: AtomicU32,
     /// Inodes with something not committed.
@@ -107,6 +109,7 @@ impl Inner {
             handles: Mutex::default(),
             next_handle: AtomicU64::new(1),
             stamps: AtomicU64::new(1),
+            named_stamp: AtomicU64::new(0),
             version_counter: AtomicU32::new(2),
             dirty: Mutex::default(),
             closes: Closes::default(),
@@ -142,7 +145,8 @@ impl Inner {
 
     pub fn node(&self, ino: InodeId) -> Arc<Node> {
         let mut nodes = self.nodes.lock().expect("no holder panics");
-        nodes.entry(ino).or_insert_with(|| Arc::new(Node::new(ino))).clone()
+        let named = || self.named_stamp.load(Ordering::SeqCst);
+        nodes.entry(ino).or_insert_with(|| Arc::new(Node::new(ino, named()))).clone()
     }
     pub fn known_node(&self, ino: InodeId) -> Option<Arc<Node>> {
         self.nodes.lock().expect("no holder panics").get(&ino).cloned()
@@ -166,6 +170,12 @@ impl Inner {
     /// A new stamp: replies to requests sent before it are old.
     pub fn next_stamp(&self) -> u64 {
         self.stamps.fetch_add(1, Ordering::SeqCst) + 1
+    }
+    /// What is held is about to be named to the leader: grants that are on their way do not count.
+    pub fn stamp_naming(&self) -> u64 {
+        let stamp = self.next_stamp();
+        self.named_stamp.store(stamp, Ordering::SeqCst);
+        stamp
     }
     /// Writers take even counters, seals odd ones.
     pub fn next_version(&self) -> u32 {

@@ -71,6 +71,8 @@ pub struct State {
     pub attr_old: bool,
     recall_stamp: u64,
     recall_keep: LeaseKind,
+    /// The leader was told of all leases that are held here, and takes others back: replies to requests sent before grant none.
+    named_stamp: u64,
     /// A recall is at its last step: no new dirty data.
     pub closing_lease: bool,
     pub names: Names,
@@ -119,10 +121,11 @@ pub struct State {
 }
 
 impl Node {
-    pub fn new(ino: InodeId) -> Node {
+    /// `named_stamp`: of the last time that all leases were named.
+    pub fn new(ino: InodeId, named_stamp: u64) -> Node {
         Node {
             ino,
-            state: Mutex::new(State::new()),
+            state: Mutex::new(State { named_stamp, ..State::new() }),
             changed: Notify::new(),
             flushing: tokio::sync::Mutex::new(()),
             growing: tokio::sync::Mutex::new(()),
@@ -147,6 +150,7 @@ impl State {
             attr_old: false,
             recall_stamp: 0,
             recall_keep: LeaseKind::None,
+            named_stamp: 0,
             closing_lease: false,
             names: Names::default(),
             inline: Inline::Unknown,
@@ -216,7 +220,13 @@ impl State {
 
     /// True: the lease is stronger now.
     fn apply_lease(&mut self, lease: &Lease, stamp: u64) -> bool {
-        let granted = if self.recall_stamp > stamp { lease.kind.min(self.recall_keep) } else { lease.kind };
+        let mut granted = lease.kind;
+        if self.recall_stamp > stamp {
+            granted = granted.min(self.recall_keep);
+        }
+        if self.named_stamp > stamp {
+            granted = granted.min(self.lease);
+        }
         self.token_epoch = self.token_epoch.max(lease.token_epoch);
         let raised = granted > self.lease;
         if raised {
@@ -246,6 +256,11 @@ impl State {
         if keep == LeaseKind::None {
             self.names.recalled();
         }
+    }
+
+    /// The lease is about to be named to the leader.
+    pub fn stamp_naming(&mut self, stamp: u64) {
+        self.named_stamp = stamp;
     }
 
     /// Gives the lease up, down to `keep`. The caller has saved what is dirty and drops cached data.
@@ -391,7 +406,7 @@ mod tests {
 
     #[test]
     fn a_grant_that_crosses_a_recall_is_weakened() {
-        let node = Node::new(InodeId(7));
+        let node = Node::new(InodeId(7), 0);
         let mut st = node.lock();
         st.stamp_recall(4, LeaseKind::Read);
         st.apply(&entry(LeaseKind::Write, 1), 3);
@@ -401,8 +416,22 @@ mod tests {
     }
 
     #[test]
+    fn a_grant_that_crosses_the_naming_of_leases_does_not_count() {
+        let node = Node::new(InodeId(7), 3);
+        let mut st = node.lock();
+        st.apply(&entry(LeaseKind::Write, 1), 2);
+        assert_eq!(st.lease, LeaseKind::None, "the leader was told that nothing is held");
+        st.apply(&entry(LeaseKind::Read, 1), 3);
+        st.stamp_naming(4);
+        st.apply(&entry(LeaseKind::Write, 1), 3);
+        assert_eq!(st.lease, LeaseKind::Read, "as it was named");
+        st.apply(&entry(LeaseKind::Write, 1), 4);
+        assert_eq!(st.lease, LeaseKind::Write);
+    }
+
+    #[test]
     fn replies_never_lower_a_lease_and_old_attributes_are_ignored() {
-        let node = Node::new(InodeId(7));
+        let node = Node::new(InodeId(7), 0);
         let mut st = node.lock();
         st.apply(&entry(LeaseKind::Read, 5), 0);
         st.apply(&entry(LeaseKind::None, 4), 0);
@@ -415,7 +444,7 @@ mod tests {
 
     #[test]
     fn own_changes_show_before_they_are_committed() {
-        let node = Node::new(InodeId(7));
+        let node = Node::new(InodeId(7), 0);
         let mut st = node.lock();
         st.apply(&entry(LeaseKind::Write, 1), 0);
         st.note_write(50, Time { nanos: 99 }, Instant(1));

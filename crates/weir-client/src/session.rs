@@ -293,13 +293,22 @@ impl Session {
 
     /// `Stale` may mean the inode or the session: asks. If it is the session, the next request takes up a new one.
     async fn session_is_gone(&self, deadline: Instant) -> bool {
-        match self.once(deadline, &|session| KeepAlive { session }).await {
-            Err(e) if e.kind == ErrorKind::Stale => {
-                self.forget_connection().await;
-                true
+        self.ask_for_session(deadline).await.is_err_and(|e| e.kind == ErrorKind::Stale)
+    }
+
+    /// Whether the leader knows the session. `Stale`: not any more, and the next request takes up a new one.
+    async fn ask_for_session(&self, deadline: Instant) -> Result<()> {
+        let (connection, session) = self.ready(deadline).await?;
+        let known = self.send(&connection, &KeepAlive { session }, deadline).await;
+        if known.as_ref().is_err_and(|e| e.kind == ErrorKind::Stale) {
+            let mut standing = self.standing.lock().await;
+            // Several may find it gone: what the first one has opened since stays.
+            if standing.session == Some(session) {
+                self.ready_connection.store(u64::MAX, Ordering::Release);
+                standing.connection = None;
             }
-            _ => false,
         }
+        known
     }
 
     /// Makes a change happen once: the same (session, slot, seq) until it is answered.
@@ -311,6 +320,26 @@ impl Session {
     pub async fn change_counted<R: Request>(
         &self,
         deadline: Instant,
+        make: impl Fn(Op) -> R,
+    ) -> Result<(R::Reply, u32)> {
+        self.try_change(deadline, || Ok(()), make).await
+    }
+
+    /// The same as long as `still` lets it: asked before each try, when the session is taken up and what was lost with it is
+    /// known.
+    pub async fn change_while<R: Request>(
+        &self,
+        deadline: Instant,
+        still: impl Fn() -> Result<()>,
+        make: impl Fn(Op) -> R,
+    ) -> Result<R::Reply> {
+        self.try_change(deadline, still, make).await.map(|(reply, _)| reply)
+    }
+
+    async fn try_change<R: Request>(
+        &self,
+        deadline: Instant,
+        still: impl Fn() -> Result<()>,
         make: impl Fn(Op) -> R,
     ) -> Result<(R::Reply, u32)> {
         let mut tries = 0;
@@ -325,6 +354,7 @@ impl Session {
                         let e = format!("{}: the session expired before the answer came", R::NAME);
                         return Err(Error::stale(e));
                     }
+                    still()?;
                     let op = taken.op(session, sent.is_none());
                     sent = Some(session);
                     tries += 1;
@@ -357,21 +387,14 @@ impl Session {
     /// Tells the leader that this client is there.
     pub async fn keep_alive(&self) {
         let deadline = self.env.clock.now() + self.keep_alive_period();
-        let Err(e) = self.once(deadline, &|session| KeepAlive { session }).await else { return };
+        let Err(e) = self.ask_for_session(deadline).await else { return };
         tracing::debug!("keep-alive: {e}");
         if e.kind == ErrorKind::Stale {
-            self.forget_connection().await;
             // Whoever lost something hears of it now, not with the next request.
             if let Err(e) = self.ready(deadline).await {
                 tracing::debug!("a new session: {e}");
             }
         }
-    }
-
-    /// The next request takes the session up again.
-    async fn forget_connection(&self) {
-        self.ready_connection.store(u64::MAX, Ordering::Release);
-        self.standing.lock().await.connection = None;
     }
 
     /// Takes the session up if the connection is new, and asks the leader whether it still is if leases do not hold by
@@ -381,15 +404,14 @@ impl Session {
         loop {
             let e = match self.ready(deadline).await {
                 Ok((_, session)) if self.leases_hold() => return Ok(session),
-                Ok(_) => match self.once(deadline, &|session| KeepAlive { session }).await {
+                Ok(_) => match self.ask_for_session(deadline).await {
                     Ok(()) => continue,
                     Err(e) => e,
                 },
                 Err(e) => e,
             };
-            match e.kind {
-                ErrorKind::Stale => self.forget_connection().await,
-                _ => self.again_or(e, deadline, &mut pause).await?,
+            if e.kind != ErrorKind::Stale {
+                self.again_or(e, deadline, &mut pause).await?;
             }
         }
     }

@@ -99,3 +99,35 @@ fn a_write_that_a_full_target_refuses_is_nowhere() {
         is_everywhere(&lab, &bytes, "extended").await;
     });
 }
+
+/// Some cells took their part, one refused. What the writer fetched around its changes is as old as what it wrote is lost.
+#[test]
+fn a_writer_reads_what_its_failed_write_left() {
+    let lab = Lab::new(73);
+    lab.world().set_disk_capacity("s1", FULL_BYTES);
+    lab.run(6, |lab| async move {
+        let (a, b, c) = (lab.client("a").await, lab.client("b").await, lab.client("c").await);
+        for name in ["f0", "f1", "f2", "f3", "f4", "f5"] {
+            let cred = root();
+            let made =
+                a.create(&cred, InodeId::ROOT, name.as_bytes(), 0o644, true, OpenMode::BOTH).await.unwrap();
+            let ino = made.stat.attr.ino;
+            for n in 0..3 {
+                write(&a, made.handle, n * 10_000, &pattern(1, n * 10_000, 10_000)).await;
+                a.fsync(made.handle).await.unwrap();
+            }
+            a.release(made.handle).await.unwrap();
+            let h = b.open(&cred, ino, OpenMode::BOTH).await.unwrap().handle;
+            write(&b, h, 15_405, &pattern(2, 15_405, STRIPE - 20_000)).await;
+            assert_eq!(b.read(h, 0, 100).await.unwrap().concat(), pattern(1, 0, 100));
+            assert_eq!(b.fsync(h).await.unwrap_err().kind, ErrorKind::NoSpace, "{name}");
+            let own = b.read(h, 0, 1 << 20).await.unwrap().concat();
+            let of_c = c.open(&cred, ino, OpenMode::READ).await.unwrap().handle;
+            let others = c.read(of_c, 0, 1 << 20).await.unwrap().concat();
+            let (short, long) = if own.len() < others.len() { (&own, &others) } else { (&others, &own) };
+            assert!(is_same(long, short), "{name} is another file to who wrote it");
+            c.release(of_c).await.unwrap();
+            b.release(h).await.unwrap();
+        }
+    });
+}
