@@ -99,11 +99,12 @@ impl Turn<'_> {
         let handle = self.handle(file).await?;
         let got = read_all(self.client, handle, 0, usize::MAX).await.doing("read what is in doubt")?;
         self.log(file, format_args!("settle {} bytes", got.len()));
+        let differs = file.model.check(0, got.len() + 1, &got).err().unwrap_or_default();
         let lost = file.model.settle(self.me, &got, None);
         let lost =
             lost.unwrap_or_else(|e| panic!("operation {}: {} ({:?}): {e}", self.op, file.name, file.ino));
         if !lost.is_empty() {
-            self.log(file, format_args!("lost: changes of {lost:?}"));
+            self.log(file, format_args!("lost: changes of {lost:?}: {differs}"));
         }
         for who in lost.into_iter().filter(|who| self.work.seats.is_alive(*who)) {
             let has_it_open =

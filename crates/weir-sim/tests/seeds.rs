@@ -37,7 +37,7 @@ fn the_same_seed_runs_the_same_way() {
 #[test]
 fn survives_any_mix_of_faults() {
     let halves = [0, 1].map(|half| {
-        thread::spawn(move || keeps_every_promise((34012 + half..34075).step_by(2), Options::mixed))
+        thread::spawn(move || keeps_every_promise((34013 + half..34075).step_by(2), Options::mixed))
     });
     let mut met = Met::new();
     for half in halves {
@@ -52,6 +52,13 @@ fn survives_any_mix_of_faults() {
     }
     let (missing, pairs) = (never_met(&met, &kinds).len(), kinds.len() * OPERATIONS.len());
     assert!(missing * 10 < pairs, "{missing} of {pairs} never met\n{}", table(&met, &kinds));
+}
+
+/// Seeds that broke a promise once: see `docs/test-results.md`.
+#[test]
+fn what_was_mended_stays_mended() {
+    let seeds = [33050, 33065, 33077, 33091, 34012, 35164, 35188, 35197, 36014, 36158];
+    keeps_every_promise(seeds.into_iter(), Options::mixed);
 }
 
 /// Disks that are told to fail do, while somebody uses them.
