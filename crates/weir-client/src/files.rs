@@ -179,7 +179,10 @@ impl Inner {
         let flushed = self.flush(&file.node, occasion, false).await;
         let settled = self.settle_through(&file.node).await;
         // Errors of write-back are the inode's and counted; this one may be the same.
-        let news = file.new_error(&file.node.lock());
+        let news = {
+            let st = file.node.lock();
+            if occasion == Occasion::Closing { file.tell_closed(&st) } else { file.tell_synced(&st) }
+        };
         news.and(flushed).and(settled)
     }
 

@@ -73,8 +73,10 @@ struct Losses {
 pub struct OpenFile {
     pub node: Arc<Node>,
     pub mode: OpenMode,
-    /// Write-back errors of the inode that this handle has reported.
-    pub errors_seen: AtomicU64,
+    /// Write-back errors of the inode that an `fsync` of this handle has told, or that were there before it.
+    pub errors_synced: AtomicU64,
+    /// Those that a `close` has told.
+    pub errors_closed: AtomicU64,
     /// The kernel keeps pages for this handle.
     pub kernel_cache: AtomicBool,
     /// Its open made the kernel drop the pages it had, of so many leases and all before.
@@ -207,7 +209,8 @@ impl Inner {
         let file = OpenFile {
             node,
             mode,
-            errors_seen: AtomicU64::new(errors),
+            errors_synced: AtomicU64::new(errors),
+            errors_closed: AtomicU64::new(errors),
             kernel_cache: AtomicBool::new(kernel_cache),
             dropped_pages: OnceLock::new(),
             leaves_access_time: AtomicBool::new(false),
@@ -277,13 +280,28 @@ pub fn layout_of(st: &State, ino: InodeId) -> Result<Layout> {
 }
 
 impl OpenFile {
-    /// A write-back error that this handle has not reported yet.
+    /// A write-back error that no `fsync` nor `close` of this handle has reported yet. It stays one: what a write says
+    /// may be lost, for the kernel makes a short one of a long write whose later part fails.
     pub fn new_error(&self, st: &State) -> Result<()> {
-        let seen = self.errors_seen.swap(st.error_count, Ordering::AcqRel);
-        match &st.error {
-            Some(e) if seen < st.error_count => Err(e.clone()),
-            _ => Ok(()),
-        }
+        let told = self.errors_synced.load(Ordering::Acquire).max(self.errors_closed.load(Ordering::Acquire));
+        error_since(told, st)
+    }
+    /// The same, for an `fsync`, which tells what a `close` of a copy of the descriptor may have told already.
+    pub fn tell_synced(&self, st: &State) -> Result<()> {
+        error_since(self.errors_synced.swap(st.error_count, Ordering::AcqRel), st)
+    }
+    /// The same, for a `close`.
+    pub fn tell_closed(&self, st: &State) -> Result<()> {
+        let news = self.new_error(st);
+        self.errors_closed.store(st.error_count, Ordering::Release);
+        news
+    }
+}
+
+fn error_since(told: u64, st: &State) -> Result<()> {
+    match &st.error {
+        Some(e) if told < st.error_count => Err(e.clone()),
+        _ => Ok(()),
     }
 }
 

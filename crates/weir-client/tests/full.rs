@@ -131,3 +131,34 @@ fn a_writer_reads_what_its_failed_write_left() {
         }
     });
 }
+
+/// A write tells what an earlier one lost, but that may not reach the program: the kernel sends a long `write(2)` in parts,
+/// and if the first ones succeeded it tells how many bytes they took.
+#[test]
+fn an_error_that_a_write_has_told_is_told_by_fsync_and_close_too() {
+    let lab = Lab::new(74);
+    lab.world().set_disk_capacity("s1", FULL_BYTES);
+    lab.run(6, |lab| async move {
+        let a = lab.client("a").await;
+        let h = create(&a).await;
+        let mut at = 0;
+        let told = loop {
+            let data = pattern(1, at, STRIPE);
+            if let Err(e) = a.write(h, at as u64, Bytes::from(data)).await {
+                break e;
+            }
+            at += STRIPE;
+        };
+        assert_eq!(told.kind, ErrorKind::NoSpace);
+        let again = a.write(h, at as u64, Bytes::from_static(b"more")).await;
+        assert_eq!(again.unwrap_err().kind, ErrorKind::NoSpace, "until somebody has been told for certain");
+        assert_eq!(a.flush(h).await.unwrap_err().kind, ErrorKind::NoSpace, "a close of a copy");
+        assert_eq!(a.fsync(h).await.unwrap_err().kind, ErrorKind::NoSpace, "and an fsync behind it");
+        lab.world().set_disk_capacity("s1", ENOUGH_BYTES);
+        let bytes = pattern(2, 0, at + STRIPE);
+        write(&a, h, 0, &bytes).await;
+        a.fsync(h).await.unwrap();
+        a.flush(h).await.unwrap();
+        is_everywhere(&lab, &bytes, "with space again").await;
+    });
+}
