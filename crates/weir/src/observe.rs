@@ -144,8 +144,12 @@ fn is_led(map: &ClusterMap, volume: &weir_proto::map::VolumeEntry) -> bool {
     volume.leader.and_then(|node| map.node(node)).is_some_and(|node| node.up)
 }
 
-/// Waits until the cluster takes and gives data with all its targets.
-pub async fn wait_healthy(coordinators: &[Addr], targets: u32) -> Outcome<Health> {
+/// Waits until the cluster takes and gives data with all its targets, as long as `check` finds nothing wrong.
+pub async fn wait_healthy(
+    coordinators: &[Addr],
+    targets: u32,
+    check: impl Fn() -> Outcome<()>,
+) -> Outcome<Health> {
     let env = weir_env::real::env();
     let cluster = observe(&env, coordinators, "weir up").await?;
     let deadline = env.clock.now() + HEALTHY_PATIENCE;
@@ -154,6 +158,7 @@ pub async fn wait_healthy(coordinators: &[Addr], targets: u32) -> Outcome<Health
         if health.serves() && health.targets_up >= targets as usize {
             return Ok(health);
         }
+        check()?;
         if env.clock.now() >= deadline {
             let error =
                 Error::deadline(format!("the cluster is not healthy after {HEALTHY_PATIENCE:?}: {health}"));

@@ -32,7 +32,7 @@ pub struct Started {
 
 pub fn up(args: &cli::Up) -> Outcome<()> {
     let (place, started) = bring_up(args)?;
-    let health = observe::block_on(observe::wait_healthy(&place.coordinators(), place.manifest.targets))?;
+    let health = wait_healthy(&place, &started)?;
     if args.json {
         let processes: Vec<_> = started.iter().map(|s| as_json(&place, s)).collect();
         let text = json!({
@@ -65,18 +65,31 @@ pub fn bring_up(args: &cli::Up) -> Outcome<(Place, Vec<Started>)> {
     place = Place::open(&args.dir)?; // as another `weir up` left it
     refuse_changes(&place, args)?;
     // Now, not earlier: a mount point may lie in the cluster's own, new and empty directory.
-    for path in &args.mount {
-        fs::create_dir_all(path)
-            .or_else(|e| if fuse::is_mounted(path) { Ok(()) } else { Err(e) })
-            .doing(format_args!("make the mount point {}", path.display()))?;
+    // What is mounted is not looked at: its process may wait for one that is to be started here.
+    for path in args.mount.iter().filter(|path| !fuse::is_mounted(path)) {
+        fs::create_dir_all(path).doing(format_args!("make the mount point {}", path.display()))?;
     }
     add_mounts(&mut place, &args.mount)?;
     choose_ports(&mut place)?;
     let mut started = start_all(&place, &[RoleName::Coord])?;
     started.extend(start_all(&place, &[RoleName::Meta, RoleName::Storage])?);
-    observe::block_on(observe::wait_healthy(&place.coordinators(), place.manifest.targets))?;
+    wait_healthy(&place, &started)?;
     started.extend(start_all(&place, &[RoleName::Mount])?);
     Ok((place, started))
+}
+
+/// Not for a process that has ended again: nobody starts it meanwhile.
+fn wait_healthy(place: &Place, started: &[Started]) -> Outcome<observe::Health> {
+    let all_live = || {
+        let lives = |s: &&Started| PidFile::read(&place.pid_file(&s.process)).is_some_and(|pid| pid.alive());
+        let Some(dead) = started.iter().find(|s| !lives(s)) else { return Ok(()) };
+        let what = format!("{} has ended, and the cluster is not healthy", dead.process.name);
+        Err(Failure::new(
+            Error::unavailable(what),
+            format!("its log is {}", place.log(&dead.process).display()),
+        ))
+    };
+    observe::block_on(observe::wait_healthy(&place.coordinators(), place.manifest.targets, all_live))
 }
 
 /// Two `weir up` at once would start everything twice.
