@@ -31,6 +31,7 @@ test-long: ## Hours: SEEDS=10000 simulated clusters, fsx 20 × 1 M, 10,000 seque
 	cargo test --locked -p weir --test locks -- --ignored
 	WEIR_POWER_CUTS=100 cargo test --locked -p weir --test power
 	WEIR_KILL_ROUNDS=100 cargo test --locked -p weir --test kill
+	cargo test --locked -p weir --test points -- --ignored --nocapture
 	cargo test --locked -p weir --test coherence -- --ignored
 	cargo test --locked -p weir --test hostile -- --ignored --nocapture
 	cargo test --locked -p weir-store --test images -- --ignored --nocapture

@@ -6,6 +6,7 @@ use crate::data::{Fragment, Overlay, StripeRef, encode};
 use crate::inner::{Inner, layout_of};
 use crate::node::{Inline, Node, Sending, State};
 use crate::plan::{self, Occasion, SendAs, StripeFacts};
+use crate::points;
 use bytes::Bytes;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -82,6 +83,7 @@ impl Inner {
 
     async fn run_send(self: Arc<Self>, mut send: Send) {
         let result = self.send_until_not_fenced(&mut send).await;
+        self.env.tasks.pass(points::SENT);
         let Send { node, layout, stripe, parts, tenure, .. } = send;
         {
             let mut st = node.lock();
@@ -346,6 +348,7 @@ impl Inner {
         check_tenure(node, tenure)?;
         let clean = occasion == Occasion::Closing;
         let result = self.commit_now(node, clean, size, self.deadline()).await;
+        self.env.tasks.pass(points::FLUSHED);
         let mut st = node.lock();
         if let Err(e) = &result
             && st.tenure == tenure

@@ -8,6 +8,7 @@ use crate::data::Overlay;
 use crate::inner::{Inner, layout_of};
 use crate::node::{Inline, Node};
 use crate::plan::{Occasion, first_stripe_past};
+use crate::points;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, Weak};
@@ -91,6 +92,7 @@ impl Inner {
                 st.closing_lease = round + 1 == RECALL_ROUNDS;
                 continue;
             }
+            self.env.tasks.pass(points::WRITTEN_BACK);
             self.drop_under_lease(node, &mut st, keep);
             break;
         }

@@ -26,6 +26,7 @@ mod member;
 mod names;
 mod node;
 mod plan;
+pub mod points;
 mod prefetch;
 mod read;
 mod seek;

@@ -9,6 +9,8 @@ pub trait TaskRunner: Send + Sync + 'static {
     fn blocking(&self, work: Box<dyn FnOnce() + Send>) -> BoxFuture<'static, ()>;
     /// Whether a task may block for a moment: another thread then runs the others meanwhile.
     fn may_block(&self) -> bool;
+    /// Ends the node here if somebody has ordered it: see [`Tasks::pass`].
+    fn pass(&self, point: &'static str);
 }
 
 /// Aborts its task on [`TaskHandle::abort`], not on drop.
@@ -35,6 +37,11 @@ impl Tasks {
     /// to another thread and back. At most one task of a component may do so at a time.
     pub fn may_block(&self) -> bool {
         self.0.may_block()
+    }
+    /// A named point of the code: what comes before has been done, what comes behind has not. A test can have the process
+    /// (or the simulated node) die here, so that it is known to survive that. Otherwise nothing happens.
+    pub fn pass(&self, point: &'static str) {
+        self.0.pass(point);
     }
     /// Runs `work` where blocking is allowed and waits for its result. Not cancelled when the wait is dropped.
     pub async fn blocking<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {

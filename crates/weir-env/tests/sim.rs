@@ -191,6 +191,26 @@ fn a_killed_process_ends_its_tasks_and_connections_and_keeps_its_files() {
 }
 
 #[test]
+fn a_process_dies_at_the_point_it_was_told() {
+    let world = World::new(3, SimConfig::default());
+    world.run(async {
+        let env = world.node("server");
+        world.kill_at("server", "here", 2);
+        let file = env.disk.open(Path::new("/f"), OpenMode::WRITE).unwrap();
+        env.tasks.pass("here");
+        env.tasks.pass("elsewhere");
+        file.write_all_at(b"before", 0).unwrap();
+        env.tasks.pass("here");
+        assert!(!world.is_up("server"));
+        assert!(file.write_all_at(b"behind", 0).is_err());
+        let env = world.node("server");
+        assert_eq!(env.disk.read(Path::new("/f")).unwrap(), b"before");
+        env.tasks.pass("here");
+        assert!(world.is_up("server"), "the order was for the life before");
+    });
+}
+
+#[test]
 fn a_power_cut_takes_unsynced_bytes_and_names() {
     let mut outcomes = std::collections::BTreeSet::new();
     for seed in 0..60 {

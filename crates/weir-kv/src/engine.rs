@@ -10,6 +10,7 @@ use crate::base::{Folded, Tree};
 use crate::change::Delta;
 use crate::format::{SEGMENT_HEADER_BYTES, encode_record, record_len};
 use crate::journal::{Journal, Segment, Shelf, Tail, lock, record_len_max};
+use crate::points;
 use crate::recover::recover;
 use crate::state::{Body, State};
 use crate::{CommitSeq, Kv, Read, Txn};
@@ -247,8 +248,8 @@ impl Core {
             found.ended.iter().map(|e| Sealed { segment: e.segment.clone(), last: e.last }).collect();
         let deltas = found.ended.into_iter().map(|e| Arc::new(e.delta)).collect();
         Ok(Core {
-            env,
-            journal: Arc::new(Journal::new(&found.tail, found.last)?),
+            env: env.clone(),
+            journal: Arc::new(Journal::new(&found.tail, found.last, env.tasks.clone())?),
             shelf,
             cache_bytes: config.cache_bytes,
             writer: Mutex::new(found.tail),
@@ -291,6 +292,7 @@ impl Core {
         assert!(record.len() == len, "a record is as long as its reservation");
         tail.used += len as u64;
         self.state_mut().apply(seq, changes);
+        self.env.tasks.pass(points::COMMITTED);
         self.journal.push(seq, record);
         Ok(seq)
     }
@@ -324,6 +326,7 @@ impl Core {
             state.sealed.push(Arc::new(delta));
             lock(&self.sealed).push_back(Sealed { segment: ended.segment, last });
         }
+        self.env.tasks.pass(points::SEGMENT_ENDED);
         self.wake_folder.notify_one();
         Ok(())
     }
@@ -369,6 +372,7 @@ impl Core {
             lock(&self.sealed).drain(..segments.len());
             (std::mem::replace(&mut state.base, base), old)
         };
+        self.env.tasks.pass(points::FOLDED);
         drop((old_base, old_deltas, deltas)); // takes long: readers need not wait for it
         self.give_up(&segments)
     }

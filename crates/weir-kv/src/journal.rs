@@ -8,12 +8,13 @@
 
 use crate::CommitSeq;
 use crate::format::{RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES, encode_segment_header};
+use crate::points;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use tokio::sync::{Notify, oneshot};
-use weir_env::{BoxFuture, BufferPool, Disk, File, IO_ALIGN, OpenMode};
+use weir_env::{BoxFuture, BufferPool, Disk, File, IO_ALIGN, OpenMode, Tasks};
 use weir_proto::{Error, Result};
 
 /// Beyond this the one who commits flushes in place: memory stays bounded when nobody waits for durability.
@@ -131,16 +132,17 @@ struct Pen {
     /// What that block holds: it is written again with what follows.
     block: Vec<u8>,
     buffers: BufferPool,
+    tasks: Tasks,
 }
 
 impl Pen {
-    fn at(tail: &Tail) -> std::io::Result<Pen> {
+    fn at(tail: &Tail, tasks: Tasks) -> std::io::Result<Pen> {
         let in_block = tail.used % IO_ALIGN as u64;
         let block_offset = tail.used - in_block;
         let mut block = vec![0; in_block as usize];
         tail.segment.file.read_exact_at(&mut block, block_offset)?;
         let buffers = BufferPool::new(2 * WRITE_BYTES_MAX);
-        Ok(Pen { segment: tail.segment.clone(), block_offset, block, buffers })
+        Ok(Pen { segment: tail.segment.clone(), block_offset, block, buffers, tasks })
     }
 
     fn turn_to(&mut self, segment: &Arc<Segment>) {
@@ -161,7 +163,10 @@ impl Pen {
             rest = &rest[count..];
         }
         parts.clear();
-        self.segment.appender.sync_data()
+        self.tasks.pass(points::WRITTEN);
+        self.segment.appender.sync_data()?;
+        self.tasks.pass(points::SYNCED);
+        Ok(())
     }
 
     fn write_some(&mut self, parts: &[&[u8]], len: usize) -> std::io::Result<()> {
@@ -229,10 +234,10 @@ struct Waiters {
 }
 
 impl Journal {
-    pub(crate) fn new(tail: &Tail, durable: CommitSeq) -> Result<Journal> {
+    pub(crate) fn new(tail: &Tail, durable: CommitSeq, tasks: Tasks) -> Result<Journal> {
         let path = tail.segment.path.display();
-        let pen =
-            Pen::at(tail).map_err(|e| Error::from_io(format!("read the end of the journal {path}"), &e))?;
+        let pen = Pen::at(tail, tasks)
+            .map_err(|e| Error::from_io(format!("read the end of the journal {path}"), &e))?;
         Ok(Journal {
             queue: Mutex::default(),
             pen: Mutex::new(pen),

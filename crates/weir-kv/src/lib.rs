@@ -12,6 +12,7 @@ pub mod engine;
 mod format;
 mod journal;
 pub mod memory;
+pub mod points;
 mod recover;
 mod state;
 

@@ -10,6 +10,7 @@ use crate::lease::{ByInode, Conflict, LeaseTable};
 use crate::lock::LockTable;
 use crate::namespace::{Cx, Events, LayoutPolicy, Rules, View};
 use crate::ops::{Grants, Operation, Work};
+use crate::points;
 use crate::record::{Record, SlotRecord, slot_value};
 use crate::replies::Replies;
 use crate::session::{Session, Sessions};
@@ -250,6 +251,7 @@ impl Leader {
             })?;
             state.newest = state.newest.max(committed);
         }
+        self.env.tasks.pass(points::CHANGED);
         self.hear(state, &events);
         let first = op.is_none_or(|op| state.note_applied(op)) || !replayed;
         Ok((done.expect("the body ran"), first))
@@ -272,6 +274,7 @@ impl Leader {
             })?;
             state.newest = state.newest.max(committed);
         }
+        self.env.tasks.pass(points::HOUSEKEPT);
         self.hear(state, &events);
         Ok(())
     }

@@ -13,6 +13,7 @@ pub mod lock;
 mod locks;
 pub mod namespace;
 mod ops;
+pub mod points;
 pub mod record;
 mod replies;
 mod service;

@@ -8,6 +8,7 @@ use crate::keys::{self, Sequence};
 use crate::lease::{Conflict, Opens};
 use crate::namespace::{self, create::next_number};
 use crate::ops::Operation;
+use crate::points;
 use crate::record::{Record, SessionRecord};
 use crate::session::{self, Session};
 use std::collections::BTreeMap;
@@ -134,6 +135,7 @@ impl Meta {
         for conflict in conflicts.into_iter().filter(|c| c.ask) {
             if self.leader.lock().leases.begin_recall(conflict.session, conflict.ino) {
                 let leader = self.leader.clone();
+                leader.env.tasks.pass(points::RECALLING);
                 self.leader.env.tasks.spawn("lease recall", async move { recall(leader, conflict).await });
             }
         }

@@ -5,6 +5,7 @@
 
 use crate::executor::Leader;
 use crate::keys;
+use crate::points;
 use crate::record::{Garbage, Record};
 use std::sync::Arc;
 use std::time::Duration;
@@ -96,6 +97,7 @@ async fn sweep_some(leader: &Arc<Leader>, items: &[Item]) -> Result<Option<Error
             Err(_) => failure = Some(Error::unavailable("the drop of a file was abandoned")),
         }
     }
+    leader.env.tasks.pass(points::SWEPT);
     leader.kv.transact(&mut |txn| {
         done.iter().for_each(|key| txn.delete(key));
         Ok(())

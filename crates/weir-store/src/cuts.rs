@@ -10,6 +10,7 @@
 use crate::cells::{self, get};
 use crate::format::{self, *};
 use crate::lookup;
+use crate::points;
 use crate::service::{Acting, StorageNode, Target};
 use crate::store::{DROP_BATCH, Store};
 use std::collections::{BTreeMap, BTreeSet};
@@ -96,6 +97,7 @@ impl Store {
             epochs.iter().try_for_each(|at| cells::check_epoch(txn, at.group, at.epoch))?;
             remember(txn, file, from_stripe, fence)
         })?;
+        self.pass(points::FENCED);
         let mut after = None;
         loop {
             let mut batch = Vec::new();

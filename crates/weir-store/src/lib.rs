@@ -17,6 +17,7 @@ mod late;
 pub mod lookup;
 mod open;
 pub mod peers;
+pub mod points;
 pub mod read;
 pub mod repair;
 mod run;

@@ -11,6 +11,7 @@ use crate::alloc::Extent;
 use crate::cells::Scope;
 use crate::format::Overlay;
 use crate::peers::join_all;
+use crate::points;
 use crate::read::CELL_BYTES_MAX;
 use crate::service::{Acting, StorageNode, Target, sequencer};
 use crate::store::FragmentWrite;
@@ -244,6 +245,7 @@ impl StorageNode {
                 target.store.install(&scope, &write, rebuilt.cut, replace)
             })
             .await?;
+        self.env.tasks.pass(points::REBUILT);
         acting.target.store.durable(committed).await
     }
 
@@ -459,6 +461,7 @@ impl StorageNode {
             .tasks
             .blocking(move || target.store.install_overlays(&scope, cell, upto, copies, &stale))
             .await?;
+        self.env.tasks.pass(points::COPIED);
         acting.target.store.durable(committed).await?;
         Ok(drops)
     }

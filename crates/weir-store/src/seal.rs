@@ -10,6 +10,7 @@
 //! Whether and when to seal is [`judge`], a pure decision.
 use crate::cells::Scope;
 use crate::peers::join_all;
+use crate::points;
 use crate::service::{Acting, RecentStripe, StorageNode, Target};
 use crate::store::Store;
 use bytes::Bytes;
@@ -295,6 +296,7 @@ impl StorageNode {
         let version = Version((newest.0 + 1) | 1);
         let data = usize::from(scope.scheme.data);
         let sealed = self.fold(&acting, data, version, base, first).await;
+        self.env.tasks.pass(points::SEAL_FOLDED);
         let prepared = match sealed {
             Ok(cells) => self.prepare_parity(&acting, version, first, cells).await,
             Err(e) => Err(e),
@@ -303,6 +305,7 @@ impl StorageNode {
             self.drop_everywhere(&acting, version, first).await;
             return Err(e);
         }
+        self.env.tasks.pass(points::SEAL_PREPARED);
         self.commit_everywhere(&acting, version, file, stripe).await
     }
 
@@ -419,6 +422,7 @@ impl StorageNode {
                 Err(e) => drop(first_problem.get_or_insert(e)),
             }
         }
+        self.env.tasks.pass(points::SEAL_HALF);
         match first_problem {
             // One commit decides: who missed it holds it prepared and settles, or comes back behind and is repaired.
             Some(e) if !committed => Err(e),

@@ -8,6 +8,7 @@ use crate::alloc::Geometry;
 use crate::cells::{Appended, Numbering, Scope};
 use crate::cuts::Forgetting;
 use crate::peers::{PeerReply, PeerRequest, Peers, join_all};
+use crate::points;
 use crate::store::{FragmentWrite, INLINE_BYTES_MAX, OverlayWrite, Store};
 use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
@@ -372,6 +373,7 @@ impl StorageNode {
                 }
                 Err(e) => return Err(e),
             }
+            acting.target.store.pass(points::COMMITTED);
             Ok(Reply::new(&()))
         }))
     }

@@ -6,6 +6,7 @@
 use crate::alloc::{Extent, round_up};
 use crate::cells::get;
 use crate::format::*;
+use crate::points;
 use crate::read::inline_data;
 use crate::store::Store;
 use std::collections::VecDeque;
@@ -121,6 +122,7 @@ impl Store {
             }
             Ok(())
         })?;
+        self.pass(points::SPILLED);
         Ok(true)
     }
 }

@@ -9,6 +9,7 @@ use crate::alloc::{Extent, Geometry};
 use crate::cells::{self, Admission, Appended, Delta, Numbering, Scope, get};
 use crate::format::*;
 use crate::lookup;
+use crate::points;
 use crate::read::{BadBlock, CELL_BYTES_MAX, Plan, inline_data};
 use crate::slab::Slabs;
 use crate::spill::Spill;
@@ -172,6 +173,7 @@ impl Store {
                 }
             }
         })?;
+        self.pass(points::FRAGMENT_LOGGED);
         self.counters.fragment_bytes_written.fetch_add(write.data.len() as u64, Relaxed);
         let (cell, mode) = (write.cell, write.mode);
         tracing::trace!(on = %self.target, %cell, version = %write.version, epoch = %scope.epoch, ?mode, missing = write.missing, cuts = ?write.cuts, "fragment");
@@ -487,6 +489,10 @@ impl Store {
 
     // ---- helpers
 
+    /// See [`weir_env::Tasks::pass`].
+    pub(crate) fn pass(&self, point: &'static str) {
+        self.env.tasks.pass(point);
+    }
     pub(crate) fn kv(&self) -> &SharedKv {
         &self.kv
     }
@@ -494,7 +500,9 @@ impl Store {
         &self.env.buffers
     }
     pub(crate) fn store_bytes(&self, data: &[u8]) -> Result<Extent> {
-        self.slabs.store(data, self.kv.durable()).map_err(|e| self.judge(e))
+        let stored = self.slabs.store(data, self.kv.durable()).map_err(|e| self.judge(e));
+        self.pass(points::BYTES_WRITTEN);
+        stored
     }
     /// Commits a change that names `extent`; if the change is refused the extent is forgotten.
     pub(crate) fn commit_bytes(

@@ -45,6 +45,7 @@ fn main() -> ExitCode {
     let environment = roles::Environment {
         log: std::env::var("WEIR_LOG").ok(),
         frames: std::env::var_os("WEIR_FRAMES").map(Into::into),
+        kill_at: std::env::var("WEIR_KILL_AT").ok(),
     };
     ended(run(cli.command, &environment))
 }

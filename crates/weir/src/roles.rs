@@ -34,6 +34,8 @@ pub struct Environment {
     pub log: Option<String>,
     /// `WEIR_FRAMES`: directory of real detector frames.
     pub frames: Option<PathBuf>,
+    /// `WEIR_KILL_AT`, for tests: the point at which a role's process kills itself.
+    pub kill_at: Option<String>,
 }
 
 /// How long a role waits for a coordinator that starts at the same time.
@@ -159,6 +161,8 @@ fn run<F: Future<Output = Outcome<()>>>(
     if let Some(path) = &args.pid_file {
         PidFile::own(false)?.write(path)?;
     }
+    let kill_at = environment.kill_at.as_deref().map(str::parse).transpose();
+    let kill_at = kill_at.map_err(|e: String| Error::invalid(format!("WEIR_KILL_AT: {e}")))?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(config.node.threads)
         .thread_name("weir")
@@ -166,7 +170,7 @@ fn run<F: Future<Output = Outcome<()>>>(
         .build()
         .doing("start the runtime")?;
     let done = runtime.block_on(async {
-        let env = env_with(RealConfig { buffer_cache_bytes: buffers, ..RealConfig::default() });
+        let env = env_with(RealConfig { buffer_cache_bytes: buffers, kill_at, ..RealConfig::default() });
         role(Node { env, config, pid_file: args.pid_file.clone() }).await
     });
     // Work that hangs in a disk must not keep the process: everything acknowledged is durable.

@@ -16,25 +16,55 @@ use crate::{
 };
 use rustix::time::{ClockId, clock_gettime};
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    str::FromStr,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
     time::Duration,
 };
 use threads::ThreadPool;
 use tokio::runtime::Handle;
 
 /// What one process may choose about how it uses its machine.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub struct RealConfig {
     /// Threads that blocking work (disk calls) runs on at the same time. Started when needed.
     pub disk_threads: usize,
     /// Idle buffer memory that is kept for reuse.
     pub buffer_cache_bytes: usize,
+    pub kill_at: Option<KillAt>,
+}
+
+/// For tests: the process kills itself, as SIGKILL does, when it comes to a point for the n-th time. Written `POINT:N`.
+#[derive(Debug)]
+pub struct KillAt {
+    point: String,
+    left: AtomicU32,
+}
+
+impl FromStr for KillAt {
+    type Err = String;
+    fn from_str(text: &str) -> Result<KillAt, String> {
+        let parsed =
+            text.split_once(':').and_then(|(point, n)| Some((point, n.parse().ok().filter(|n| *n > 0)?)));
+        let (point, n) = parsed.ok_or_else(|| format!("{text:?} is not POINT:N, with N from 1 on"))?;
+        Ok(KillAt { point: point.into(), left: AtomicU32::new(n) })
+    }
+}
+
+impl KillAt {
+    fn pass(&self, point: &'static str) {
+        if self.point == point && self.left.fetch_sub(1, Ordering::Relaxed) == 1 {
+            let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+        }
+    }
 }
 
 impl Default for RealConfig {
     fn default() -> RealConfig {
         // 16 writers saturate one NVMe with positional direct writes (measured); twice that serves two targets.
-        RealConfig { disk_threads: 32, buffer_cache_bytes: 256 << 20 }
+        RealConfig { disk_threads: 32, buffer_cache_bytes: 256 << 20, kill_at: None }
     }
 }
 
@@ -51,7 +81,11 @@ pub fn env_with(config: RealConfig) -> Env {
         rng: Rng(Arc::new(KernelRng(Mutex::new(Vec::new())))),
         disk: Arc::new(disk::MachineDisk),
         net: Arc::new(net::MachineNet),
-        tasks: Tasks(Arc::new(MachineTasks { home, threads: ThreadPool::new(config.disk_threads) })),
+        tasks: Tasks(Arc::new(MachineTasks {
+            home,
+            threads: ThreadPool::new(config.disk_threads),
+            kill_at: config.kill_at,
+        })),
         buffers: BufferPool::new(config.buffer_cache_bytes),
     }
 }
@@ -119,6 +153,7 @@ fn fill_random(mut bytes: &mut [u8]) {
 struct MachineTasks {
     home: Home,
     threads: ThreadPool,
+    kill_at: Option<KillAt>,
 }
 
 impl TaskRunner for MachineTasks {
@@ -132,6 +167,9 @@ impl TaskRunner for MachineTasks {
     }
     fn may_block(&self) -> bool {
         self.home.0.as_ref().is_some_and(|home| home.metrics().num_workers() > 1)
+    }
+    fn pass(&self, point: &'static str) {
+        self.kill_at.iter().for_each(|order| order.pass(point));
     }
 }
 

@@ -186,30 +186,16 @@ impl World {
 
     fn end_life(&self, name: &str, powered: bool) -> usize {
         let index = self.index_or_add(name);
-        let mut state = self.0.lock();
-        let now_ns = state.now_ns;
-        let node = &mut state.nodes[index];
-        (node.up, node.powered) = (false, powered);
-        if !powered {
-            node.clock = node.clock.rebooted(now_ns);
-        }
-        let tasks = std::mem::take(&mut node.tasks);
-        let mut wakers: Vec<Waker> = std::mem::take(&mut node.held).into_values().collect();
-        node.paused = false;
-        let disk = node.disk.clone();
-        state.net.close_listeners(index);
-        if powered {
-            let at_ns = now_ns + self.0.config.latency.0.as_nanos() as u64;
-            wakers.extend(state.net.reset(index, None, at_ns));
-        }
-        state.trace(if powered { "kill" } else { "power cut" }, &[index as u64]);
-        drop(state);
-        disk.lock().unwrap_or_else(PoisonError::into_inner).unlock_all();
-        tasks.into_values().for_each(|task| task.abort());
-        wakers.into_iter().for_each(Waker::wake);
+        self.0.end_life(index, powered);
         index
     }
 
+    /// Ends the node's process when it passes a point (see [`Tasks::pass`]) for the `nth` time from now on, 1 being the
+    /// next time. Forgotten when the process ends otherwise.
+    pub fn kill_at(&self, name: &str, point: &'static str, nth: u32) {
+        let index = self.index_or_add(name);
+        self.0.lock().nodes[index].kill_at = Some((point, nth.saturating_sub(1)));
+    }
     /// Stops the node's process as SIGSTOP does: no task runs, its connections stay, its clock goes on.
     pub fn pause(&self, name: &str) {
         let index = self.index_or_add(name);
@@ -379,8 +365,35 @@ impl World {
             clock,
             paused: false,
             held: Default::default(),
+            kill_at: None,
         });
         index
+    }
+}
+
+impl Core {
+    fn end_life(&self, index: usize, powered: bool) {
+        let mut state = self.lock();
+        let now_ns = state.now_ns;
+        let node = &mut state.nodes[index];
+        (node.up, node.powered, node.kill_at) = (false, powered, None);
+        if !powered {
+            node.clock = node.clock.rebooted(now_ns);
+        }
+        let tasks = std::mem::take(&mut node.tasks);
+        let mut wakers: Vec<Waker> = std::mem::take(&mut node.held).into_values().collect();
+        node.paused = false;
+        let disk = node.disk.clone();
+        state.net.close_listeners(index);
+        if powered {
+            let at_ns = now_ns + self.config.latency.0.as_nanos() as u64;
+            wakers.extend(state.net.reset(index, None, at_ns));
+        }
+        state.trace(if powered { "kill" } else { "power cut" }, &[index as u64]);
+        drop(state);
+        disk.lock().unwrap_or_else(PoisonError::into_inner).unlock_all();
+        tasks.into_values().for_each(|task| task.abort());
+        wakers.into_iter().for_each(Waker::wake);
     }
 }
 

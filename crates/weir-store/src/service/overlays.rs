@@ -4,6 +4,7 @@
 use super::*;
 use crate::alloc::Extent;
 use crate::format::Overlay;
+use crate::points;
 
 /// How long a mirrored overlay waits for the numbers before it.
 const GAP_PATIENCE: Duration = Duration::from_secs(1);
@@ -37,6 +38,7 @@ impl StorageNode {
                     Box::pin(node.mirror(acting.clone(), &r, seq, payload.clone(), deadline));
                 let local: BoxFuture<'_, Result<()>> = Box::pin(store.durable_here(committed));
                 let done: Result<()> = join_all(vec![mirrors, local]).await.into_iter().collect();
+                store.pass(points::OVERLAY_DURABLE);
                 let Err(e) = done else { return Ok(Reply::new(&OverlayWritten { seq })) };
                 node.give_up(&acting, &r, seq).await;
                 // `Exists`: the number is void somewhere. Another one is not.
@@ -86,6 +88,7 @@ impl StorageNode {
         };
         match acting.target.store.append(&acting.scope, Numbering::Next, &write)? {
             (committed, Appended::At(seq)) => {
+                acting.target.store.pass(points::NUMBERED);
                 acting.logged(r.cell, r.len, self.env.clock.now());
                 Ok((seq, committed))
             }
@@ -301,6 +304,7 @@ impl StorageNode {
                 }
             }
             acting.target.store.durable_here(logged.0).await?;
+            acting.target.store.pass(points::MIRRORED);
             Ok(Reply::new(&()))
         }))
     }

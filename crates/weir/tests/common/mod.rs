@@ -9,8 +9,9 @@
 pub mod locker;
 
 use std::fs;
+use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -121,6 +122,37 @@ impl Drop for Stopped {
     }
 }
 
+/// Runs commands. Started before this process has files of a mount open: to start a program is to close them in that
+/// program, and a close saves, which waits for the very servers that the program may be to start.
+pub struct Shell {
+    child: Child,
+    output: BufReader<ChildStdout>,
+}
+
+impl Shell {
+    pub fn start() -> Shell {
+        let mut bash = Command::new("bash");
+        let mut child = bash.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        Shell { child, output }
+    }
+    /// Whether it succeeded.
+    pub fn run(&mut self, command: &str) -> bool {
+        let input = self.child.stdin.as_mut().unwrap();
+        writeln!(input, "{command} > /dev/null; echo status $?").unwrap();
+        let mut line = String::new();
+        self.output.read_line(&mut line).unwrap();
+        line.trim_end() == "status 0"
+    }
+}
+
+impl Drop for Shell {
+    fn drop(&mut self) {
+        drop(self.child.stdin.take());
+        let _ = self.child.wait();
+    }
+}
+
 /// A cluster in a temporary directory, with its mounts.
 pub struct Cluster {
     _root: TempDir,
@@ -170,13 +202,20 @@ impl Cluster {
     }
 
     pub fn try_up(&self) -> Output {
-        let mut words = self.launcher.iter().map(String::as_str).chain([env!("CARGO_BIN_EXE_weir")]);
-        let mut command = Command::new(words.next().unwrap());
-        command.args(words).arg("up").arg("--dir").arg(self.dir()).args(&self.options);
+        let words = self.words_of_up();
+        Command::new(&words[0]).args(&words[1..]).output().unwrap()
+    }
+
+    /// The command that starts what is missing; none of its words has to be quoted.
+    pub fn words_of_up(&self) -> Vec<String> {
+        let mut words = self.launcher.clone();
+        words.extend([env!("CARGO_BIN_EXE_weir"), "up", "--dir"].map(String::from));
+        words.push(self.dir.display().to_string());
+        words.extend(self.options.iter().cloned());
         for mount in &self.mounts {
-            command.arg("--mount").arg(mount);
+            words.extend(["--mount".into(), mount.display().to_string()]);
         }
-        command.output().unwrap()
+        words
     }
 
     pub fn status(&self) -> serde_json::Value {
