@@ -163,6 +163,20 @@ impl LeaseTable {
         if write || state.others(session).any(|(_, h)| h.opens.write > 0) { Need::Change } else { Need::Look }
     }
 
+    /// Whether a file is shared once `session` has opened it: two have it open, one of them for writing. Then the opener's
+    /// own lease goes first, too: what is opened under a lease is read through pages, which nothing protects later.
+    pub fn is_shared_by_open(&self, session: SessionId, ino: InodeId, write: bool) -> bool {
+        let Some(state) = self.states.get(&ino) else { return false };
+        let writes = write || state.get(session).is_some_and(|h| h.opens.write > 0);
+        state.others(session).any(|(_, h)| h.opens.write > 0 || (writes && h.is_open()))
+    }
+    /// Adds the session's own lease to what must be recalled.
+    pub fn own_conflict(&self, session: SessionId, ino: InodeId, out: &mut Vec<Conflict>) {
+        if self.held(session, ino) > LeaseKind::None {
+            out.push(Conflict { ino, session, keep: LeaseKind::None, ask: true });
+        }
+    }
+
     /// Grants Read where that recalls nobody and endangers nobody; else says what the session holds already.
     pub fn grant_read(&mut self, session: SessionId, ino: InodeId) -> LeaseKind {
         self.read_grant(session, ino, false)

@@ -71,6 +71,30 @@ fn a_shared_file_has_no_leases_until_one_is_left() {
 }
 
 #[test]
+fn who_opens_a_file_that_is_shared_then_has_no_lease_from_before() {
+    simulate(20, async |world| {
+        let _meta = start(&world).await;
+        let (a, b) = (Client::start(&world, "a").await, Client::start(&world, "b").await);
+        let ino = a.create(ROOT, "f").await.unwrap().entry.attr.ino;
+        // A look is under a lease; what is opened after it must not be read through pages.
+        assert_eq!(b.lookup(ROOT, "f").await.unwrap().entry.unwrap().lease.kind, LeaseKind::Read);
+        assert_eq!(b.open(ino, true, false).await.unwrap().entry.lease.kind, LeaseKind::None);
+        assert_eq!(b.recalled(), [(ino, LeaseKind::None)]);
+        assert_eq!(b.acquire(ino, LeaseKind::Read).await.unwrap().lease.kind, LeaseKind::None);
+        b.close(ino, false).await.unwrap();
+        a.close(ino, true).await.unwrap();
+        // Opened by nobody else, or only read: it stays.
+        assert_eq!(b.lookup(ROOT, "f").await.unwrap().entry.unwrap().lease.kind, LeaseKind::Read);
+        a.open(ino, true, false).await.unwrap();
+        assert_eq!(b.open(ino, true, false).await.unwrap().entry.lease.kind, LeaseKind::Read);
+        // Two readers, and one of them begins to write.
+        assert_eq!(a.open(ino, false, true).await.unwrap().entry.lease.kind, LeaseKind::None);
+        assert_eq!(b.recalled().len(), 2);
+        assert_eq!(a.recalled().last(), Some(&(ino, LeaseKind::None)));
+    });
+}
+
+#[test]
 fn nobody_else_waits_behind_a_parked_operation() {
     simulate(3, async |world| {
         let _meta = start(&world).await;

@@ -30,6 +30,10 @@ impl Cx<'_> {
         if truncate {
             self.need(ino, Need::Turn);
         }
+        let (leases, session) = (self.rules.leases, self.rules.session);
+        if leases.is_shared_by_open(session, ino, write) {
+            leases.own_conflict(session, ino, self.conflicts);
+        }
         self.clear()?;
         let mut changed = write && self.take_writer(ino, &mut inode);
         if truncate && inode.size > 0 {
