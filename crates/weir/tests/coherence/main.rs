@@ -18,10 +18,11 @@ use history::{
 };
 use rustix::fs::{CWD, FlockOperation, RenameFlags};
 use std::fs::{self, File, OpenOptions};
-use std::io::{ErrorKind, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 const MOUNTS: usize = 4;
@@ -223,6 +224,44 @@ fn what_four_mounts_do_at_once_is_linearizable() {
     }
 }
 
+/// Opened while nobody else wrote it, so read through the kernel's pages; then another mount writes.
+#[test]
+#[ignore = "measures what is known wrong"]
+fn a_file_held_open_since_before_it_was_shared_is_read_as_it_is() {
+    const WRITES: u64 = 3_000;
+    const READERS: usize = 2;
+    if !can_mount() {
+        return;
+    }
+    let cluster = Cluster::start(2);
+    let (here, there) = (cluster.mounts[0].join("f"), cluster.mounts[1].join("f"));
+    fs::write(&here, number(0)).unwrap();
+    let readers: Vec<File> = (0..READERS).map(|_| File::open(&here).unwrap()).collect();
+    readers.iter().for_each(|file| assert_eq!(read_number(file), 0));
+    let writer = OpenOptions::new().write(true).open(&there).unwrap();
+    let written = AtomicU64::new(0);
+    let counts: Vec<(u64, u64)> = std::thread::scope(|scope| {
+        let read = |file| {
+            let (mut reads, mut old) = (0, 0);
+            loop {
+                let before = written.load(Ordering::Acquire);
+                let seen = read_number(file);
+                (reads, old) = (reads + 1, old + u64::from(seen < before));
+                if before == WRITES {
+                    return (reads, old);
+                }
+            }
+        };
+        let spawned: Vec<_> = readers.iter().map(|file| scope.spawn(move || read(file))).collect();
+        for n in 1..=WRITES {
+            writer.write_all_at(&number(n), 0).unwrap();
+            written.store(n, Ordering::Release);
+        }
+        spawned.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert!(counts.iter().all(|(_, old)| *old == 0), "(reads, of them old): {counts:?}");
+}
+
 /// `WEIR_HISTORIES` at run time: runs of six histories each, 84 by default, so some 500 histories.
 #[test]
 #[ignore = "takes long: `make test-long`"]
@@ -233,17 +272,49 @@ fn what_four_mounts_do_at_once_is_linearizable_under_faults() {
     let runs = std::env::var("WEIR_HISTORIES").ok().and_then(|n| n.parse().ok()).unwrap_or(84);
     let cluster = Cluster::start(MOUNTS);
     let over = AtomicBool::new(false);
+    let mut breaker = Breaker::start();
     std::thread::scope(|scope| {
         let _over = common::OnPanic(|| over.store(true, Ordering::Release));
-        let faults = scope.spawn(|| break_things(&cluster, &over));
+        let faults = scope.spawn(|| break_things(&cluster, &mut breaker, &over));
         (1..=runs).for_each(|n| run(&cluster, n, STEPS_LONG));
         over.store(true, Ordering::Release);
         assert!(faults.join().unwrap() > 0, "no fault happened");
     });
 }
 
+/// Runs commands. Started before this process has files of the mounts open: to start a program is to close them in that
+/// program, and a close saves, which waits for the very servers that the program is to start.
+struct Breaker {
+    child: Child,
+    output: BufReader<ChildStdout>,
+}
+
+impl Breaker {
+    fn start() -> Breaker {
+        let mut bash = Command::new("bash");
+        let mut child = bash.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        Breaker { child, output }
+    }
+    /// Its exit status.
+    fn run(&mut self, command: &str) -> String {
+        let input = self.child.stdin.as_mut().unwrap();
+        writeln!(input, "{command} > /dev/null; echo status $?").unwrap();
+        let mut line = String::new();
+        self.output.read_line(&mut line).unwrap();
+        line.trim_end().into()
+    }
+}
+
+impl Drop for Breaker {
+    fn drop(&mut self) {
+        drop(self.child.stdin.take());
+        let _ = self.child.wait();
+    }
+}
+
 /// Kills one server after the other, and starts it again; how often.
-fn break_things(cluster: &Cluster, over: &AtomicBool) -> u64 {
+fn break_things(cluster: &Cluster, breaker: &mut Breaker, over: &AtomicBool) -> u64 {
     let names = cluster.names();
     let servers: Vec<&String> = names.iter().filter(|n| !n.starts_with("mount")).collect();
     let (mut dice, mut kills) = (Dice(1), 0);
@@ -256,8 +327,11 @@ fn break_things(cluster: &Cluster, over: &AtomicBool) -> u64 {
             std::thread::sleep(Duration::from_millis(50));
         }
         let victim = servers[dice.below(servers.len() as u64) as usize];
-        cluster.kill(victim);
-        cluster.up();
+        let pid = cluster.pid(victim).unwrap();
+        assert_eq!(breaker.run(&format!("kill -KILL {pid}")), "status 0");
+        common::wait_until("it is gone", Duration::from_secs(60), || cluster.pid(victim).is_none());
+        assert_eq!(breaker.run(&cluster.words_of_up().join(" ")), "status 0", "{}", cluster.logs());
+        eprintln!("{victim} was killed and is back");
         kills += 1;
     }
 }
