@@ -1,7 +1,115 @@
-//! Programs that share files between mounts as they are: git.
-use crate::common::{Cluster, can_mount, has, shell};
+//! Programs that share files between mounts as they are: h5py with SWMR, git.
+use crate::common::{Cluster, can_mount, ends, h5py, has, shell};
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
+const PATIENCE: Duration = Duration::from_secs(120);
 const ROUNDS: usize = 4;
+
+/// Appends frames for some seconds. Each frame is made of its number; `at` tells when it was there.
+const SWMR_WRITER: &str = r#"
+import h5py, numpy as np, sys, time
+with h5py.File(sys.argv[1], "w", libver="latest") as f:
+    frames = f.create_dataset("frames", shape=(0, 64, 64), maxshape=(None, 64, 64), chunks=(1, 64, 64), dtype="i4")
+    at = f.create_dataset("at", shape=(0,), maxshape=(None,), chunks=(128,), dtype="f8")
+    f.swmr_mode = True
+    print("open", flush=True)
+    begun, n = time.monotonic(), 0
+    while time.monotonic() < begun + float(sys.argv[2]):
+        frames.resize(n + 1, axis=0); frames[n] = n + 1; frames.flush()
+        at.resize(n + 1, axis=0); at[n] = time.monotonic(); at.flush()
+        n += 1
+        time.sleep(0.01)
+    frames.resize(n + 1, axis=0); frames[n] = -1; frames.flush()
+    at.resize(n + 1, axis=0); at[n] = -1; at.flush()
+    print(n, flush=True)
+"#;
+
+/// Follows the writer until its last frame. Whatever is seen is whole and as it was written.
+const SWMR_READER: &str = r#"
+import h5py, sys, time
+with h5py.File(sys.argv[1], "r", libver="latest", swmr=True) as f:
+    frames, at = f["frames"], f["at"]
+    seen, looks, lag, end = 0, 0, 0.0, time.monotonic() + float(sys.argv[2])
+    while True:
+        assert time.monotonic() < end, f"the last frame does not come, {seen} seen"
+        at.refresh(); frames.refresh()
+        times, count = at[seen:], frames.shape[0]
+        looks += 1
+        # A frame is written before its time.
+        assert count >= seen + len(times), (count, seen, len(times))
+        for n, t in enumerate(times, seen):
+            value = -1 if t == -1 else n + 1
+            assert t != 0 and (frames[n] == value).all(), (n, t, frames[n])
+            if t == -1:
+                print(seen, looks, round(lag, 3)); sys.exit()
+            lag = max(lag, time.monotonic() - t)
+            seen = n + 1
+        time.sleep(0.005)
+"#;
+
+fn python(python: &Path, code: &str, args: &[&str]) -> Child {
+    let mut command = Command::new(python);
+    command.args(["-u", "-c", code]).args(args).env_remove("HDF5_USE_FILE_LOCKING");
+    command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+fn said(what: &str, mut child: Child, patience: Duration) -> String {
+    let status = ends(what, &mut child, patience);
+    let (mut out, mut err) = (String::new(), String::new());
+    child.stdout.take().unwrap().read_to_string(&mut out).unwrap();
+    child.stderr.take().unwrap().read_to_string(&mut err).unwrap();
+    assert!(status.success(), "{what}: {status}\n{out}\n{err}");
+    out
+}
+
+fn swmr(seconds: u64) {
+    let Some(interpreter) = h5py() else { return };
+    if !can_mount() {
+        return;
+    }
+    let cluster = Cluster::start(3);
+    let file = |n: usize| cluster.mounts[n].join("frames.h5").display().to_string();
+    let patience = Duration::from_secs(seconds) + PATIENCE;
+    let mut writer = python(&interpreter, SWMR_WRITER, &[&file(0), &seconds.to_string()]);
+    let mut output = BufReader::new(writer.stdout.take().unwrap());
+    let mut line = String::new();
+    output.read_line(&mut line).unwrap();
+    if line != "open\n" {
+        let mut err = String::new();
+        writer.stderr.take().unwrap().read_to_string(&mut err).unwrap();
+        panic!("the writer: {line}{err}");
+    }
+    let limit = patience.as_secs().to_string();
+    let readers = [1, 2].map(|n| python(&interpreter, SWMR_READER, &[&file(n), &limit]));
+    let mut written = String::new();
+    output.read_line(&mut written).unwrap();
+    let status = ends("the writer", &mut writer, patience);
+    let mut err = String::new();
+    writer.stderr.take().unwrap().read_to_string(&mut err).unwrap();
+    assert!(status.success(), "the writer: {status}\n{err}");
+    let written: u64 = written.trim().parse().unwrap();
+    assert!(written >= seconds, "only {written} frames in {seconds} s");
+    for reader in readers {
+        let told = said("a reader", reader, patience);
+        let [seen, looks, lag] = told.split_whitespace().collect::<Vec<_>>()[..] else { panic!("{told}") };
+        eprintln!("{written} frames written, {seen} seen in {looks} looks, at most {lag} s late");
+        assert_eq!(seen.parse(), Ok(written));
+    }
+}
+
+#[test]
+fn an_hdf5_file_is_followed_from_two_mounts_while_it_is_written() {
+    swmr(10);
+}
+
+#[test]
+#[ignore = "takes long: `make test-long`"]
+fn an_hdf5_file_is_followed_from_two_mounts_for_ten_minutes() {
+    swmr(600);
+}
 
 #[test]
 fn a_git_repository_is_used_from_two_mounts_in_turn() {
