@@ -224,11 +224,11 @@ fn what_four_mounts_do_at_once_is_linearizable() {
     }
 }
 
-/// Opened while nobody else wrote it, so read through the kernel's pages; then another mount writes.
+/// Opened while nobody else wrote it, so read through the kernel's pages; then another mount writes. What is read is of a
+/// moment ago now and then (told with `--nocapture`), and right when the writer pauses.
 #[test]
-#[ignore = "measures what is known wrong"]
-fn a_file_held_open_since_before_it_was_shared_is_read_as_it_is() {
-    const WRITES: u64 = 3_000;
+fn a_file_held_open_since_before_it_was_shared_is_right_a_moment_later() {
+    const WRITES: u64 = 500;
     const READERS: usize = 2;
     if !can_mount() {
         return;
@@ -259,7 +259,11 @@ fn a_file_held_open_since_before_it_was_shared_is_read_as_it_is() {
         }
         spawned.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
-    assert!(counts.iter().all(|(_, old)| *old == 0), "(reads, of them old): {counts:?}");
+    eprintln!("(reads, of them old): {counts:?}");
+    for file in &readers {
+        let is_new = || read_number(file) == WRITES;
+        common::wait_until("it is read as it was written last", Duration::from_secs(20), is_new);
+    }
 }
 
 /// `WEIR_HISTORIES` at run time: runs of six histories each, 84 by default, so some 500 histories.
