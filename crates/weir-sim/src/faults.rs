@@ -189,7 +189,9 @@ impl Faults {
         let kind = self.options.faults[if first { 0 } else { some }];
         let all: Vec<String> = (0..self.options.storage_nodes).map(storage_name).collect();
         let (victims, others) = match kind {
-            KillMeta | PowerCutMeta | PauseMeta | SyncErrorsMeta => (vec![META.into()], vec![]),
+            KillMeta | PowerCutMeta | PauseMeta | SyncErrorsMeta | KillMetaAtPoint => {
+                (vec![META.into()], vec![])
+            }
             KillCoordinator | PowerCutCoordinator => (vec![COORDINATOR.into()], vec![]),
             PowerCutAllStorage => (all, vec![]),
             LoseHost => {
@@ -232,9 +234,8 @@ impl Faults {
                 (vec![storage_name(n)], vec![])
             }
             DiskFull if first => (vec![FULL_FROM_BIRTH.into()], vec![]),
-            KillStorage | PowerCutStorage | PauseStorage | SlowDisk | ReadErrors | DiskFull => {
-                (vec![self.some_storage()], vec![])
-            }
+            KillStorage | KillStorageAtPoint | PowerCutStorage | PauseStorage | SlowDisk | ReadErrors
+            | DiskFull => (vec![self.some_storage()], vec![]),
         };
         Fault { kind, victims, others, lasts, hits_before: AtomicU64::new(0) }
     }
@@ -277,6 +278,8 @@ impl Faults {
         let often = MILLION / 1000 * (20 + self.rng.below(100) as u32);
         match fault.kind {
             KillStorage | KillMeta | KillCoordinator => world.kill(victim),
+            KillStorageAtPoint => self.kill_at_some(victim, &weir_store::points::ALL),
+            KillMetaAtPoint => self.kill_at_some(victim, &weir_meta::points::ALL),
             PowerCutStorage | PowerCutAllStorage | PowerCutMeta | PowerCutCoordinator | LoseHost => {
                 fault.victims.iter().for_each(|v| world.power_cut(v));
             }
@@ -350,6 +353,10 @@ impl Faults {
             | KillCoordinator | PowerCutCoordinator | LoseHost | ReplaceDisk => {
                 fault.victims.iter().for_each(|v| self.cluster.start(v));
             }
+            KillStorageAtPoint | KillMetaAtPoint => {
+                world.spare(victim);
+                self.cluster.start(victim);
+            }
             KillClient => {}
             PauseClient | PauseStorage | PauseMeta => world.resume(victim),
             PartitionFromClient
@@ -384,6 +391,13 @@ impl Faults {
             }
         }
         self.work.marks.fault_ends(fault.kind);
+    }
+
+    /// It dies when it next comes to one of these points, or of its index or journal, or soon after that.
+    fn kill_at_some(&self, victim: &str, points: &[&'static str]) {
+        let all: Vec<&'static str> = points.iter().copied().chain(weir_kv::points::ALL).collect();
+        let point = all[self.rng.below(all.len() as u64) as usize];
+        self.world.kill_at(victim, point, 1 + self.rng.below(20) as u32);
     }
 
     /// A disk that failed a write or a sync is never trusted again.

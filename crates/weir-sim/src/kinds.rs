@@ -35,6 +35,8 @@ pub enum FaultKind {
     LostWrites,
     MisdirectedWrites,
     ReplaceDisk,
+    KillStorageAtPoint,
+    KillMetaAtPoint,
 }
 
 use FaultKind::*;
@@ -52,7 +54,7 @@ pub enum Toll {
 }
 
 impl FaultKind {
-    pub const ALL: [FaultKind; 32] = [
+    pub const ALL: [FaultKind; 34] = [
         KillStorage,
         PowerCutStorage,
         PowerCutAllStorage,
@@ -85,12 +87,16 @@ impl FaultKind {
         LostWrites,
         MisdirectedWrites,
         ReplaceDisk,
+        KillStorageAtPoint,
+        KillMetaAtPoint,
     ];
 
     /// Those that may come with any others. Damage that lasts does not pass every seed beside others yet: see
-    /// `docs/test-results.md`.
+    /// `docs/test-results.md`. Deaths at points are deaths like others, at places that are chosen.
     pub fn mixable() -> Vec<FaultKind> {
-        FaultKind::ALL.into_iter().filter(|k| k.toll() != Toll::Lasting).collect()
+        let apart =
+            |k: &FaultKind| k.toll() == Toll::Lasting || matches!(k, KillStorageAtPoint | KillMetaAtPoint);
+        FaultKind::ALL.into_iter().filter(|k| !apart(k)).collect()
     }
 
     /// As written on the command line.
@@ -128,6 +134,8 @@ impl FaultKind {
             LostWrites => "lost-writes",
             MisdirectedWrites => "misdirected-writes",
             ReplaceDisk => "replace-disk",
+            KillStorageAtPoint => "kill-storage-at-point",
+            KillMetaAtPoint => "kill-meta-at-point",
         }
     }
 
@@ -148,14 +156,15 @@ impl FaultKind {
             | PartitionFromCoordinator
             | PartitionPartly
             | SlowDisk
-            | ReadErrors => Toll::Passing,
+            | ReadErrors
+            | KillStorageAtPoint => Toll::Passing,
             // A full disk refuses new bytes; what it has it gives.
             DiskFull => Toll::Passing,
             FlipBits | LostWrites | MisdirectedWrites => Toll::Silent,
             WriteErrors | SyncErrors | ReplaceDisk => Toll::Lasting,
             KillMeta | PowerCutMeta | PauseMeta | KillCoordinator | PowerCutCoordinator | KillClient
             | PauseClient | PartitionFromMeta | ResetConnections | LateRequests | SlowLink | ClockJump
-            | ClockDrift | SyncErrorsMeta => Toll::None,
+            | ClockDrift | SyncErrorsMeta | KillMetaAtPoint => Toll::None,
         }
     }
 }

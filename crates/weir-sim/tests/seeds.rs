@@ -87,6 +87,7 @@ macro_rules! survives {
 survives! {
     without_faults_every_byte_and_name_is_right: 0..12, [];
     survives_kills_of_storage: 600..612, [KillStorage, PowerCutStorage];
+    survives_deaths_at_any_point: 40_000..40_012, [KillStorageAtPoint, KillMetaAtPoint];
     survives_a_power_cut_of_all_storage: 3000..3008, [PowerCutAllStorage];
     survives_paused_servers: 3100..3108, [PauseStorage, PauseMeta];
     survives_kills_of_the_metadata_leader: 100..108, [KillMeta, PowerCutMeta];

@@ -196,6 +196,12 @@ impl World {
         let index = self.index_or_add(name);
         self.0.lock().nodes[index].kill_at = Some((point, nth.saturating_sub(1)));
     }
+    /// Takes the order of [`World::kill_at`] back, if it has not been followed.
+    pub fn spare(&self, name: &str) {
+        let index = self.index_or_add(name);
+        self.0.lock().nodes[index].kill_at = None;
+    }
+
     /// Stops the node's process as SIGSTOP does: no task runs, its connections stay, its clock goes on.
     pub fn pause(&self, name: &str) {
         let index = self.index_or_add(name);
