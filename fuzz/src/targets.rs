@@ -329,6 +329,7 @@ fn namespace_seeds() -> Vec<Vec<u8>> {
         dirty: true,
         recover: false,
         data_end: 8,
+        shared_at: None,
     };
     let tally = record::Tally {
         mtime: time,
@@ -349,6 +350,7 @@ fn namespace_seeds() -> Vec<Vec<u8>> {
         record::Link { ino, kind, cookie: 3 }.to_value(),
         record::Listed { ino, kind, name: b"name"[..].into() }.to_value(),
         inode.to_value(),
+        record::Inode { shared_at: Some(9), ..inode }.to_value(),
         record::SessionRecord { client: "node".into(), opened: time, process: "host/7".into() }.to_value(),
         record::SlotRecord { seq: 5, method: 130, reply: b"reply"[..].into() }.to_value(),
         record::Garbage { first_pg: PgId(0), pg_count: 8 }.to_value(),

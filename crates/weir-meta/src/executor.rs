@@ -6,8 +6,10 @@
 //!
 //! Knows nothing of the wire but the messages' types.
 
+use crate::keys::Sequence;
 use crate::lease::{ByInode, Conflict, LeaseTable};
 use crate::lock::LockTable;
+use crate::namespace::create::next_number;
 use crate::namespace::{Cx, Events, LayoutPolicy, Rules, View};
 use crate::ops::{Grants, Operation, Work};
 use crate::points;
@@ -69,6 +71,8 @@ pub(crate) struct State {
     pub grace_until: Option<Instant>,
     /// The newest commit of this leader; what anybody was shown is not newer.
     pub newest: CommitSeq,
+    /// Sessions that have ended while they may have been writing.
+    deaths: u64,
     grace_over: Arc<Notify>,
     /// Operations wait here for leases on an inode. An entry exists while one does.
     waiters: ByInode<Arc<Notify>>,
@@ -95,9 +99,10 @@ impl Leader {
             }
             Ok(())
         })?;
-        let mut sessions = Sessions::new();
+        let (mut sessions, mut deaths) = (Sessions::new(), 0);
         kv.read(&mut |read| {
             sessions = session::load(read, now)?;
+            deaths = session::deaths(read)?;
             Ok(())
         })?;
         let term = Duration::from_millis(config.lease_ms.into());
@@ -107,6 +112,7 @@ impl Leader {
             grace_until: (!sessions.is_empty()).then(|| now + term),
             sessions,
             newest,
+            deaths,
             grace_over: Arc::default(),
             waiters: ByInode::default(),
             contended: ByInode::default(),
@@ -285,7 +291,8 @@ impl Leader {
         session: SessionId,
         live: &'a dyn Fn(SessionId) -> bool,
     ) -> Rules<'a> {
-        Rules { session, now: self.wall(), leases: &state.leases, live, layout: &*self.config.layout }
+        let (now, deaths, layout) = (self.wall(), state.deaths, &*self.config.layout);
+        Rules { session, now, leases: &state.leases, live, deaths, layout }
     }
 
     fn hear(&self, state: &mut State, events: &Events) {
@@ -315,11 +322,21 @@ impl Leader {
         let freed = state.locks.drop_session(id, self.env.clock.now());
         crate::locks::hint(self, state, freed);
         tracing::info!(session = %id, client = session.client, "session ends: {why}");
+        // What one had open that has not come back since a restart is not known.
+        let may_write = |ino: &InodeId| state.leases.opens_of(id, *ino).write > 0;
+        let was_writing = !session.resumed || state.leases.inodes_of(id).iter().any(may_write);
         for ino in state.leases.drop_session(id) {
             state.wake(ino);
         }
         session.moved.notify_waiters();
-        let done = self.housekeep(state, id, &mut |cx| session::forget(cx, id));
+        let mut deaths = state.deaths;
+        let done = self.housekeep(state, id, &mut |cx| {
+            if was_writing {
+                deaths = next_number(cx.txn, Sequence::Death)?;
+            }
+            session::forget(cx, id)
+        });
+        state.deaths = deaths;
         state.end_grace_if_complete();
         done
     }

@@ -36,6 +36,8 @@ pub enum Counter {
 pub enum Sequence {
     DirectorySerial = b'd' as isize,
     Session = b's' as isize,
+    /// Sessions that ended while they may have been writing.
+    Death = b'x' as isize,
 }
 
 /// A letter and a number: most keys.

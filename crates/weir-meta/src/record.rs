@@ -106,12 +106,34 @@ pub struct Inode {
     /// A writer died and its data is not recovered yet.
     pub recover: bool,
     pub data_end: u64,
+    /// Others than `writer` may have left something on targets, too: how many sessions had died in the volume when that
+    /// began. (Not which sessions: there may be thousands.)
+    pub shared_at: Option<u64>,
 }
-wire_struct!(Inode {
+
+macro_rules! inode_wire {
+    ($($field:ident: $ty:ty),*) => {
+        impl Wire for Inode {
+            fn encode(&self, w: &mut Writer) {
+                $(self.$field.encode(w);)*
+                if let Some(deaths) = self.shared_at {
+                    deaths.encode(w);
+                }
+            }
+            /// `shared_at` came later: records without it are read, too, and are what is written for most files.
+            fn decode(r: &mut Reader<'_>) -> Result<Inode> {
+                $(let $field = <$ty>::decode(r)?;)*
+                let shared_at = if r.remaining() == 0 { None } else { Some(u64::decode(r)?) };
+                Ok(Inode { $($field,)* shared_at })
+            }
+        }
+    };
+}
+inode_wire!(
     kind: FileKind, mode: u32, uid: u32, gid: u32, nlink: u32, rdev: u32, size: u64, allocated: u64, atime: Time,
     mtime: Time, ctime: Time, btime: Time, data_version: u64, layout: Option<Layout>, parent: InodeId,
-    token_epoch: u32, writer: SessionId, dirty: bool, recover: bool, data_end: u64,
-});
+    token_epoch: u32, writer: SessionId, dirty: bool, recover: bool, data_end: u64
+);
 
 /// `S/`: a client's registration.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -293,10 +315,15 @@ mod tests {
             dirty: true,
             recover: false,
             data_end: 8,
+            shared_at: None,
         };
         let value = inode.to_value();
         assert_eq!(value.len(), 1 + 1 + 5 * 4 + 2 * 8 + 4 * 8 + 8 + 1 + 8 + 4 + 8 + 2 + 8);
         assert_eq!(Inode::from_value(&value, String::new).unwrap(), inode);
+        let shared = Inode { shared_at: Some(0x0102), ..inode.clone() };
+        let (longer, later) = (shared.to_value(), [2, 1, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(longer, [&value[..], &later].concat());
+        assert_eq!(Inode::from_value(&longer, String::new).unwrap(), shared);
         let slot = SlotRecord { seq: 5, method: 130, reply: Bytes::from(inode.to_bytes()) };
         assert_eq!(slot_value(5, 130, &inode), slot.to_value());
     }

@@ -98,6 +98,12 @@ pub fn load(read: &dyn Read, now: Instant) -> Result<Sessions> {
     bad.map_or(Ok(sessions), Err)
 }
 
+/// How many sessions have ended while they may have been writing.
+pub fn deaths(read: &dyn Read) -> Result<u64> {
+    let next = read.get(&keys::sequence(keys::Sequence::Death))?.and_then(|v| <[u8; 8]>::try_from(v).ok());
+    Ok(next.map_or(0, |next| u64::from_le_bytes(next).saturating_sub(1)))
+}
+
 /// Nameless files that a session keeps, in order.
 pub fn held_by(read: &dyn Read, session: SessionId) -> Result<Vec<weir_proto::InodeId>> {
     let mut held = Vec::new();

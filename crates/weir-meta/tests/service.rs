@@ -316,6 +316,52 @@ fn a_session_that_does_not_come_back_after_a_restart_leaves_its_files_to_be_reco
 }
 
 #[test]
+fn what_somebody_wrote_beside_the_last_writer_is_recovered_after_its_death() {
+    for (seed, restarts) in [(23, false), (24, true)] {
+        simulate(seed, async |world| {
+            let mut node = start(&world).await;
+            let (a, mut b) = (Client::start(&world, "a").await, Client::start(&world, "b").await);
+            let ino = a.create(ROOT, "f").await.unwrap().entry.attr.ino;
+            let own = b.create(ROOT, "own").await.unwrap().entry.attr.ino;
+            b.open(ino, true, true).await.unwrap();
+            b.acquire(ino, LeaseKind::Write).await.unwrap();
+            world.kill("a");
+            if restarts {
+                world.kill("meta");
+                drop(node);
+                node = start(&world).await;
+                b.reconnect("b").await;
+                let held = |ino| HeldLease {
+                    ino,
+                    kind: LeaseKind::None,
+                    token_epoch: 2,
+                    open_read: 1,
+                    open_write: 1,
+                    turn: false,
+                };
+                b.resume(vec![held(ino), held(own)]).await.unwrap();
+            } else {
+                world.clock().sleep(Duration::from_millis(u64::from(LEASE_MS) * 2)).await;
+            }
+            assert!(b.getattr(ino).await.unwrap().lease.recover, "a may have left something");
+            assert!(!b.getattr(own).await.unwrap().lease.recover, "a has never written this");
+            let clean = b.commit(ino, 2, 5, true).await.unwrap().lease;
+            assert!(clean.recover, "b says that all is told, but it does not speak for a");
+            let taken = b.acquire(ino, LeaseKind::Write).await.unwrap().lease;
+            assert_eq!((taken.kind, taken.recover), (LeaseKind::Write, true));
+            b.call(&Recovered { op: b.op(), ino, token_epoch: taken.token_epoch }).await.unwrap();
+            // Whoever dies from now on has nothing to do with it.
+            let c = Client::start(&world, "c").await;
+            c.create(ROOT, "another").await.unwrap();
+            world.kill("c");
+            world.clock().sleep(Duration::from_millis(u64::from(LEASE_MS) * 2)).await;
+            assert!(!b.getattr(ino).await.unwrap().lease.recover);
+            drop(node);
+        });
+    }
+}
+
+#[test]
 fn the_session_of_a_process_that_is_gone_for_certain_ends_at_once() {
     simulate(18, async |world| {
         let node = start(&world).await;

@@ -158,6 +158,7 @@ impl Cx<'_> {
             dirty: false,
             recover: false,
             data_end: 0,
+            shared_at: None,
         }
     }
 
@@ -185,6 +186,12 @@ impl Cx<'_> {
     pub(super) fn take_writer(&mut self, ino: InodeId, inode: &mut Inode) -> bool {
         let before = inode.clone();
         let recover = self.rules.must_recover(inode);
+        // Who still has it open may have something of its own under way.
+        let beside =
+            inode.writer != self.rules.session && self.rules.leases.opens_of(inode.writer, ino).write > 0;
+        if beside && inode.dirty && !recover {
+            inode.shared_at = inode.shared_at.or(Some(self.rules.deaths));
+        }
         if recover {
             inode.token_epoch = super::open::next_cut(inode.token_epoch);
             inode.writer = self.rules.session;

@@ -17,8 +17,10 @@ pub fn commit(cx: &mut Cx<'_>, r: &Commit) -> Result<Entry> {
     let alone = r.turn || cx.rules.leases.held(cx.rules.session, r.ino) == LeaseKind::Write;
     let known = if alone { 0 } else { inode.data_end };
     inode.data_end = known.max(if has_inline { r.data_end } else { r.data_end.max(inode.size) });
-    if r.clean && !cx.rules.leases.written_by_others(cx.rules.session, r.ino) {
+    let others_write = cx.rules.leases.written_by_others(cx.rules.session, r.ino);
+    if r.clean && !others_write && !cx.rules.must_recover(&inode) {
         inode.dirty = false;
+        inode.shared_at = None;
     }
     cx.put_inode(r.ino, &inode);
     if r.close_writes > 0 {

@@ -45,6 +45,8 @@ pub struct Rules<'a> {
     pub leases: &'a LeaseTable,
     /// Whether a session still exists.
     pub live: &'a dyn Fn(SessionId) -> bool,
+    /// How many sessions of the volume have ended while they may have been writing.
+    pub deaths: u64,
     /// `None`: no placement group exists yet.
     pub layout: &'a dyn Fn() -> Option<LayoutPolicy>,
 }
@@ -130,7 +132,10 @@ impl Rules<'_> {
     }
     /// Whether a writer died with data of this file possibly on its way.
     pub fn must_recover(&self, inode: &Inode) -> bool {
-        inode.recover || (inode.dirty && inode.writer != self.session && !(self.live)(inode.writer))
+        let writer_died = || inode.writer != self.session && !(self.live)(inode.writer);
+        // One of those who wrote beside it may be among the dead.
+        let other_died = || inode.shared_at.is_some_and(|deaths| deaths < self.deaths);
+        inode.recover || (inode.dirty && (writer_died() || other_died()))
     }
     fn entry(&self, ino: InodeId, inode: &Inode) -> Entry {
         Entry { attr: inode.attr(ino), lease: inode.lease(self.must_recover(inode)) }

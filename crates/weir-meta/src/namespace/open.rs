@@ -145,6 +145,7 @@ impl Cx<'_> {
             && !self.rules.must_recover(&inode)
         {
             inode.dirty = false;
+            inode.shared_at = None;
             self.put_inode(ino, &inode);
         }
         Ok(())
@@ -160,6 +161,8 @@ pub fn recovered(cx: &mut Cx<'_>, r: &meta::Recovered) -> Result<Entry> {
         )));
     }
     inode.recover = false;
+    let shared = cx.rules.leases.written_by_others(r.op.session, r.ino);
+    inode.shared_at = shared.then_some(cx.rules.deaths);
     // Whoever says this has cut what was past the size; since then nobody else had the right to write.
     inode.data_end = inode.size;
     cx.put_inode(r.ino, &inode);

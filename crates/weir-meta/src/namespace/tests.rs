@@ -39,6 +39,7 @@ impl World {
             now: Time { nanos: self.now },
             leases: &self.leases,
             live: &|_| true,
+            deaths: 0,
             layout: &layout,
         };
         let (mut out, mut conflicts, mut events) = (None, Vec::new(), Events::default());
@@ -56,6 +57,7 @@ impl World {
             now: Time { nanos: self.now },
             leases: &self.leases,
             live: &|_| true,
+            deaths: 0,
             layout: &|| None,
         };
         let (mut out, mut conflicts) = (None, Vec::new());
