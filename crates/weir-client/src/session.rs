@@ -344,7 +344,8 @@ impl Session {
     ) -> Result<(R::Reply, u32)> {
         let mut tries = 0;
         let mut taken = self.take_slot().await;
-        let mut sent = None;
+        // Under which session it was sent, and whether it may have happened.
+        let (mut sent, mut in_doubt) = (None, false);
         let mut pause = RETRY_PAUSE;
         loop {
             let result = match self.ready(deadline).await {
@@ -367,8 +368,9 @@ impl Session {
                 Err(e) => e,
             };
             let refused = e.kind == ErrorKind::Stale;
+            in_doubt |= !refused && sent.is_some();
             self.again_or(e, deadline, &mut pause).await.map_err(|e| e.doing(R::NAME))?;
-            if refused {
+            if refused && !in_doubt {
                 sent = None; // the leader did not know the session: it did nothing
             }
         }
