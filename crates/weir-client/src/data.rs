@@ -398,7 +398,7 @@ impl Data {
                     let took = watch.answered(self.env.clock.now());
                     self.note_pace(Pacing::Write, took);
                 }
-                Some((_, Err(e))) if e.kind == ErrorKind::Stale => stale = Some(e),
+                Some((index, Err(e))) if e.kind == ErrorKind::Stale => stale = Some((index, e)),
                 Some((index, Err(e))) if is_unreachable(&e) => {
                     self.report(view.place(index), &e).await;
                     unreachable = Some((index, e));
@@ -410,16 +410,27 @@ impl Data {
         if let Some(e) = refused {
             return Err(e);
         }
-        if let Some(e) = stale {
+        if let Some((index, e)) = stale {
             self.wait_newer(view.map_version(), MAP_PATIENCE.min(self.left(s.deadline))).await;
-            // The same epoch refused again is a fence: this client's right to write has ended.
-            return if self.view(s)?.group().epoch > epoch { Ok(Round::MapChanged) } else { Err(e) };
+            return match self.view(s)?.group().epoch > epoch {
+                true => Ok(Round::MapChanged),
+                // A fence: this client's right to write has ended.
+                false if self.knows_no_newer(s, view, index).await => Err(e),
+                false => Ok(Round::Again(e)),
+            };
         }
         Ok(match unreachable {
             None => Round::Done,
             Some(_) if self.view(s)?.group().epoch > epoch => Round::MapChanged,
             Some((index, e)) => Round::Again(e.doing(format!("{} of {s}", view.place(index).target))),
         })
+    }
+
+    /// Whether a member that refused a write as stale takes other requests under the view's epoch. Then it was the write
+    /// that it refused, and no newer map will help. Otherwise one is on its way, which takes as long as this client is
+    /// cut off from the coordinator.
+    async fn knows_no_newer(&self, s: &StripeRef, view: &GroupView, at: usize) -> bool {
+        self.stat_cell(s, view, at, at).await.is_ok()
     }
 
     /// Returns when the map is newer than `version`; never before the deadline otherwise.
@@ -474,7 +485,7 @@ impl Data {
             if self.view(&s)?.group().epoch == view.group().epoch {
                 self.wait_newer(view.map_version(), MAP_PATIENCE.min(self.left(s.deadline))).await;
                 let same = self.view(&s)?.group().epoch == view.group().epoch;
-                if same && e.kind == ErrorKind::Stale {
+                if same && e.kind == ErrorKind::Stale && self.knows_no_newer(&s, &view, through).await {
                     return Err(e);
                 }
             }

@@ -19,8 +19,9 @@ use weir_proto::map::MemberState;
 use weir_proto::{Error, ErrorKind, Result, Seq, Version};
 use weir_rpc::Answered;
 
-/// A seal or a commit may move the version under a reader; each try reads the newest.
-const TRIES_MAX: u32 = 8;
+/// A seal or a commit may move the version under a reader; each try reads the newest. After so many in a row it takes its
+/// time: what refuses it may be the epoch, and the newer map does not come.
+const QUICK_TRIES_MAX: u32 = 8;
 const MAP_PATIENCE: Duration = Duration::from_millis(500);
 /// A read that needs a member under repair waits this long for it: most groups are repaired in well under a second.
 const REPAIR_PATIENCE: Duration = Duration::from_secs(10);
@@ -52,30 +53,30 @@ enum Decoded {
 impl Data {
     /// The bytes of a part of a data cell as it is now; fewer than `len`: the rest is zeros.
     pub async fn read_cell(&self, s: StripeRef, range: CellRange) -> Result<Bytes> {
-        let mut last = None;
         let repaired_by = self.env.clock.now() + REPAIR_PATIENCE;
-        let mut tries = 0;
-        while tries < TRIES_MAX {
-            tries += 1;
+        let mut moves = 0;
+        let last = loop {
             let view = self.view(&s)?;
             let (direct, decoded) = self.read_hedged(&s, &view, range).await?;
-            let around = match direct {
-                Direct::Bytes(bytes) => return Ok(bytes),
-                Direct::Around(e) => e,
-                Direct::Again(e) => {
-                    last = Some(e);
-                    self.wait_newer(view.map_version(), MAP_PATIENCE.min(self.left(s.deadline))).await;
-                    continue;
+            let decoded = match (direct, decoded) {
+                (Direct::Bytes(bytes), _) => return Ok(bytes),
+                (Direct::Again(e), _) => {
+                    moves = QUICK_TRIES_MAX;
+                    Ok(Decoded::Moved(e))
                 }
+                (Direct::Around(_), Some(decoded)) => decoded,
+                (Direct::Around(why), None) => self.read_around(&s, range, &why).await,
             };
-            let decoded = match decoded {
-                Some(decoded) => decoded,
-                None => self.read_around(&s, range, &around).await,
-            };
-            match decoded {
+            let e = match decoded {
                 Ok(Decoded::Bytes(bytes)) => return Ok(bytes),
-                Ok(Decoded::Moved(e)) => last = Some(e),
-                // Too few for now: who is down may return, who is behind is being repaired. These waits are no tries.
+                Ok(Decoded::Moved(e)) => {
+                    moves += 1;
+                    if moves > QUICK_TRIES_MAX {
+                        self.wait_newer(view.map_version(), MAP_PATIENCE.min(self.left(s.deadline))).await;
+                    }
+                    e
+                }
+                // Too few for now: who is down may return, who is behind is being repaired.
                 Err(e) => {
                     let now = self.view(&s)?;
                     let lost_until = self.lost_until(&now);
@@ -84,17 +85,15 @@ impl Data {
                     if now.group().current_count() == s.layout.scheme.width() || left.is_zero() {
                         return Err(e);
                     }
-                    last = Some(e);
-                    tries -= 1;
                     self.wait_newer(now.map_version(), LOSS_PAUSE.min(left)).await;
+                    e
                 }
-            }
+            };
             if self.left(s.deadline).is_zero() {
-                break;
+                break e;
             }
-        }
-        let why = last.map_or_else(String::new, |e| format!(": {e}"));
-        Err(Error::deadline(format!("read {s}: not done after {TRIES_MAX} tries{why}")))
+        };
+        Err(Error::deadline(format!("read {s}: not done by the deadline: {last}")))
     }
 
     /// Asks the cell's own target; if its answer is late also decodes from the others, and takes what comes first.
@@ -162,9 +161,17 @@ impl Data {
     async fn judge_hole(&self, s: &StripeRef, view: &GroupView, range: CellRange) -> Result<Direct> {
         let scheme = s.layout.scheme;
         let parity = usize::from(scheme.data)..scheme.width();
-        let mut asked = 0;
+        let (mut asked, mut silent) = (0, None);
         for at in parity.filter(|i| view.state(*i) == MemberState::Current) {
-            let Ok(stat) = self.stat_cell(s, view, at, at).await else { continue };
+            let stat = match self.stat_cell(s, view, at, at).await {
+                Ok(stat) => stat,
+                // The target may not know that it is behind either.
+                Err(e) if e.kind == ErrorKind::Stale => return Ok(Direct::Again(e)),
+                Err(e) => {
+                    silent = Some(e);
+                    continue;
+                }
+            };
             asked += 1;
             let overlays = stat.overlay_seqs.get(range.index).copied().unwrap_or_default();
             if stat.known && (stat.base != Version(0) || overlays != Seq(0)) {
@@ -172,6 +179,11 @@ impl Data {
                 return Ok(Direct::Around(Error::damaged(what)));
             }
             break;
+        }
+        if asked == 0
+            && let Some(e) = silent
+        {
+            return Ok(Direct::Around(e.doing("ask whether a hole is one")));
         }
         if asked == 0 && scheme.parity > 0 && view.group().current_count() < usize::from(scheme.data) {
             return Ok(Direct::Around(too_few(s, view.group().current_count())));

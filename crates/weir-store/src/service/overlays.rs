@@ -364,12 +364,13 @@ impl StorageNode {
 }
 
 /// What was numbered under an older map may be gone: this target was taken for dead, came back, and repair gave it the
-/// log of those who went on, with other overlays under the same numbers. To mirror it now would replace theirs.
+/// log of those who went on, with other overlays under the same numbers. To mirror it now would replace theirs. The writer
+/// has lost no right (that would be `Stale`): it tries again, and gets another number.
 fn check_still_held(acting: &Acting, r: &WriteOverlay, seq: Seq) -> Result<()> {
     if acting.target.store.holds_overlay(r.cell, seq, &numbered(r))? {
         return Ok(());
     }
-    Err(Error::stale(format!(
+    Err(Error::unavailable(format!(
         "overlay {seq} of cell {}: its number went to another one while this target was away, write again",
         r.cell
     )))
