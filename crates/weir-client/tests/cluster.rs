@@ -461,6 +461,110 @@ fn a_dead_writers_file_that_two_have_open_is_recovered_by_one_of_them() {
 }
 
 #[test]
+fn a_session_that_many_find_gone_is_replaced_once() {
+    for seed in 40..52 {
+        Lab::new(seed).run(6, |lab| async move {
+            let (a, b) = (lab.client("a").await, lab.client("b").await);
+            let names = ["f0", "f1", "f2", "f3", "f4", "f5"];
+            let mut handles = Vec::new();
+            for name in names {
+                let h = create(&a, name).await;
+                write(&a, h, 0, b"before").await;
+                a.fsync(h).await.unwrap();
+                handles.push(h);
+            }
+            lab.world().pause("a");
+            lab.world().clock().sleep(Duration::from_secs(6)).await;
+            lab.world().resume("a");
+            // All of them find the session gone, at slightly different times, and take what they need under the next.
+            let change = async |n: u64| {
+                lab.world().clock().sleep(Duration::from_micros((seed - 40) * 30 * n)).await;
+                let h = handles[n as usize];
+                same(&a.read(h, 0, 100).await.unwrap().concat(), b"before");
+                write(&a, h, 6, b", after").await;
+            };
+            tokio::join!(change(0), change(1), change(2), change(3), change(4), change(5));
+            for name in names {
+                same(&content(&b, name).await, b"before, after");
+            }
+        });
+    }
+}
+
+#[test]
+fn what_a_dead_writer_left_past_the_end_of_a_shared_file_stays_away() {
+    Lab::new(34).run(6, |lab| async move {
+        let (b, far) = (lab.client("b").await, 300_000);
+        let mut cut_off_in_time = 0;
+        for (n, microseconds) in (100..2500).step_by(100).enumerate() {
+            let (file, dies) = (format!("f{n}"), format!("a{n}"));
+            let hb = create(&b, &file).await;
+            write(&b, hb, 0, b"first").await;
+            let a = lab.client(&dies).await;
+            let ha = open(&a, &file, OpenMode::BOTH).await;
+            let writer = a.clone();
+            let left = async move { writer.write(ha, 100_000, Bytes::from_static(b"left behind")).await };
+            lab.env(&dies).tasks.spawn("a write that never ends", async move { drop(left.await) });
+            lab.world().clock().sleep(Duration::from_micros(microseconds)).await;
+            // Its bytes may get to the targets, but the leader does not hear of it; and it is not the last writer.
+            lab.world().partition(&dies, "meta");
+            write(&b, hb, 0, b"FIRST").await;
+            lab.world().kill(&dies);
+            lab.world().clock().sleep(Duration::from_secs(5)).await;
+            let before = b.read(hb, 0, far).await.unwrap().concat();
+            cut_off_in_time += usize::from(before.len() == 5);
+            write(&b, hb, far, b"far").await;
+            let mut expected = before;
+            expected.resize(far, 0);
+            same(&b.read(hb, 0, far).await.unwrap().concat(), &expected);
+            close(&b, hb).await;
+        }
+        assert!(cut_off_in_time > 5, "{cut_off_in_time}");
+    });
+}
+
+#[test]
+fn a_client_that_cannot_ask_for_the_map_waits_for_it() {
+    Lab::new(35).run(6, |lab| async move {
+        let a = lab.client("a").await;
+        let mut data = pattern(1, 0, 3 * STRIPE);
+        let h = create(&a, "f").await;
+        write(&a, h, 0, &data).await;
+        a.fsync(h).await.unwrap();
+        let (reader, hr) = (lab.client("r").await, open(&a, "f", OpenMode::READ).await);
+        let hr2 = open(&reader, "f", OpenMode::READ).await;
+        a.release(hr).await.unwrap();
+        for name in ["a", "r"] {
+            lab.world().partition(name, "coord");
+        }
+        lab.kill_storage(2);
+        lab.world().clock().sleep(Duration::from_secs(2)).await; // the others know, and go by a new epoch
+        let healing = lab.clone();
+        lab.env("observer").tasks.spawn("heal", async move {
+            healing.world().clock().sleep(Duration::from_secs(6)).await;
+            ["a", "r"].iter().for_each(|name| healing.world().heal(name, "coord"));
+        });
+        same(&reader.read(hr2, 0, 3 * STRIPE).await.unwrap().concat(), &data);
+        reader.release(hr2).await.unwrap();
+        lab.world().partition("a", "coord");
+        lab.kill_storage(4);
+        lab.world().clock().sleep(Duration::from_secs(2)).await;
+        let healing = lab.clone();
+        lab.env("observer").tasks.spawn("heal", async move {
+            healing.world().clock().sleep(Duration::from_secs(6)).await;
+            healing.world().heal("a", "coord");
+        });
+        for (at, len) in [(1000, 3 * CELL), (STRIPE, STRIPE), (2 * STRIPE + 5, 17)] {
+            let patch = pattern(9, at, len);
+            write(&a, h, at, &patch).await;
+            data[at..at + len].copy_from_slice(&patch);
+        }
+        a.fsync(h).await.unwrap();
+        same(&content(&reader, "f").await, &data);
+    });
+}
+
+#[test]
 fn a_clock_that_is_set_back_hides_no_change() {
     Lab::new(33).run(6, |lab| async move {
         let (a, b) = (lab.client("a").await, lab.client("b").await);

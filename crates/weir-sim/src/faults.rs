@@ -18,7 +18,7 @@ use std::{
     time::Duration,
 };
 use weir_env::{
-    Disk, Rng,
+    Disk, Instant, Rng,
     sim::{DiskFaults, World},
 };
 
@@ -32,6 +32,11 @@ const BETWEEN_MS_MAX: u64 = 500;
 const FORGIVEN: Duration = Duration::from_millis(2_500);
 /// A failed write or sync must have failed its target by then.
 const VERDICT_PATIENCE: Duration = Duration::from_secs(20);
+/// A leader that starts answers nobody until the clients of before are back, at most for a lease term: see `Settings`.
+const LEADER_GRACE: Duration = Duration::from_millis(5_500);
+/// A leader may die again before it answers, and that twice is within an operation's patience. More often it is more than
+/// the cluster promises to survive (section 8 of the promises): the next round comes when it answers.
+const EARLY_DEATHS_MAX: u32 = 2;
 const MILLION: u32 = 1_000_000;
 const DISK_BYTES: u64 = 16 << 30;
 /// The node whose disk is full until the first fault ends, if that is [`DiskFull`]: later ones come when it has all the
@@ -67,6 +72,9 @@ struct State {
     disk_hits: BTreeMap<&'static str, u64>,
     /// Storage nodes that lost bytes for the rest of the run.
     spent: BTreeSet<String>,
+    /// When the leader started last, and how often in a row it had not answered before.
+    leader_began: Instant,
+    early_deaths: u32,
 }
 
 /// One fault and whom it hits.
@@ -159,6 +167,24 @@ impl Faults {
         if let Err(e) = self.cluster.wait_whole(REPAIR_PATIENCE).await {
             panic!("redundancy is not back {REPAIR_PATIENCE:?} after {under_way:?}: {e}");
         }
+        if self.state().early_deaths >= EARLY_DEATHS_MAX {
+            let answers_at = self.state().leader_began + LEADER_GRACE;
+            self.world.sleep(answers_at.since(self.world.now())).await;
+        }
+    }
+
+    fn start(&self, name: &str) {
+        if name == META && !self.world.is_up(META) {
+            self.leader_begins();
+        }
+        self.cluster.start(name);
+    }
+
+    fn leader_begins(&self) {
+        let (now, mut state) = (self.world.now(), self.state());
+        let answered = now.since(state.leader_began) > LEADER_GRACE;
+        state.early_deaths = if answered { 1 } else { state.early_deaths + 1 };
+        state.leader_began = now;
     }
 
     /// Whether the next fault is one that a shrunk run leaves out.
@@ -351,7 +377,7 @@ impl Faults {
         match fault.kind {
             KillStorage | PowerCutStorage | PowerCutAllStorage | KillMeta | PowerCutMeta
             | KillCoordinator | PowerCutCoordinator | LoseHost | ReplaceDisk => {
-                fault.victims.iter().for_each(|v| self.cluster.start(v));
+                fault.victims.iter().for_each(|v| self.start(v));
             }
             KillStorageAtPoint | KillMetaAtPoint => {
                 world.spare(victim);
@@ -375,7 +401,7 @@ impl Faults {
             WriteErrors | SyncErrors => self.judge_disk(victim).await,
             SyncErrorsMeta => {
                 world.set_disk_faults(victim, DiskFaults::default());
-                self.cluster.start(victim); // if its journal failed, it ended
+                self.start(victim); // if its journal failed, it ended
             }
             DiskFull => {
                 self.work.seats.no_space();
