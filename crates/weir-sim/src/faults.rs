@@ -381,7 +381,7 @@ impl Faults {
             }
             KillStorageAtPoint | KillMetaAtPoint => {
                 world.spare(victim);
-                self.cluster.start(victim);
+                self.start(victim);
             }
             KillClient => {}
             PauseClient | PauseStorage | PauseMeta => world.resume(victim),
