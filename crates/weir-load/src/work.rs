@@ -148,8 +148,8 @@ impl Work {
             Work::RecordsWrite(records) => records.write(gate),
             Work::RecordsRead(records) => records.read(gate),
             Work::Create(names) => each(names, "create", gate, |path, _, _| create_new(path).map(drop)),
-            // `stat(2)`, as programs in C use it: the standard library asks for the birth time too, which the kernel
-            // keeps for nobody, so each would be two requests.
+            // `stat(2)`, as programs in C use it: the standard library asks for the birth time too, which a lookup does
+            // not bring, so each would be two requests.
             Work::Stat(names) => each(names, "stat", gate, |path, _, _| {
                 rustix::fs::stat(path)?;
                 Ok(())
