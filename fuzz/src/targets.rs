@@ -17,8 +17,8 @@ use weir_proto::frame::{FrameKind, HEADER_BYTES, Header, Hello, verify};
 use weir_proto::map::{Layout, Role, Scheme};
 use weir_proto::meta::{FileKind, Time};
 use weir_proto::{
-    CellId, ClusterId, DiskUuid, Epoch, Error, FileId, InodeId, PgId, Seq, SessionId, TargetId, Version,
-    VolumeId, Wire,
+    CellId, ClusterId, DiskUuid, Epoch, Error, FileId, InodeId, NamespaceId, PgId, Seq, SessionId, TargetId,
+    Version, Wire,
 };
 use weir_proto::{coord, data, frame, lock, map, meta};
 use weir_store::format::{self as index, Record as _};
@@ -179,7 +179,7 @@ fn index_seeds() -> Vec<Vec<u8>> {
     values.iter().enumerate().map(|(which, value)| [&[which as u8], &value[..]].concat()).collect()
 }
 fn cell() -> CellId {
-    CellId { file: FileId { volume: VolumeId(1), inode: InodeId(0x0200_0003) }, stripe: 4, index: 5 }
+    CellId { file: FileId { namespace: NamespaceId(1), inode: InodeId(0x0200_0003) }, stripe: 4, index: 5 }
 }
 
 fn index_key(key: &[u8]) {

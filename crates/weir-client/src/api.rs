@@ -10,7 +10,7 @@ use weir_proto::meta::{Attr, Time};
 #[derive(Clone, Debug)]
 pub struct ClientConfig {
     pub coordinators: Vec<Addr>,
-    pub volume: String,
+    pub namespace: String,
     /// Shown to administrators: unique among the clients of a host, such as the mount point.
     pub name: String,
     /// Host identity: with targets of the same host, Unix sockets are used.
@@ -28,11 +28,11 @@ impl ClientConfig {
     pub const MEMORY_BYTES: u64 = 512 << 20;
     pub const PATIENCE: Duration = Duration::from_secs(30);
 
-    /// The root volume with default limits.
+    /// The root namespace with default limits.
     pub fn new(coordinators: Vec<Addr>, name: &str, host: &str) -> ClientConfig {
         ClientConfig {
             coordinators,
-            volume: "root".into(),
+            namespace: "root".into(),
             name: name.into(),
             host: host.into(),
             process: String::new(),

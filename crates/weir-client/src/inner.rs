@@ -20,7 +20,7 @@ use weir_env::{Env, Instant};
 use weir_proto::lock::HeldLock;
 use weir_proto::map::Layout;
 use weir_proto::meta::{Attr, Entry, HeldLease, Lease, LeaseKind, Time};
-use weir_proto::{Error, FileId, InodeId, Result, VolumeId};
+use weir_proto::{Error, FileId, InodeId, NamespaceId, Result};
 
 /// Stripes on their way to targets at once: enough to keep a dozen targets busy, few enough to bound the parity buffers.
 const STRIPES_IN_FLIGHT_MAX: usize = 12;
@@ -31,7 +31,7 @@ pub struct Inner {
     pub kernel: Arc<dyn KernelCache>,
     pub session: Session,
     pub data: Data,
-    pub volume: VolumeId,
+    pub namespace: NamespaceId,
     pub counters: Arc<Counters>,
     pub budget: Budget,
     pub cache: Mutex<Cache>,
@@ -92,7 +92,7 @@ impl Inner {
         env: Env,
         config: ClientConfig,
         kernel: Arc<dyn KernelCache>,
-        volume: VolumeId,
+        namespace: NamespaceId,
         data: Data,
         session: Session,
     ) -> Arc<Inner> {
@@ -103,7 +103,7 @@ impl Inner {
             kernel,
             session,
             data,
-            volume,
+            namespace,
             counters,
             budget,
             cache: Mutex::default(),
@@ -237,7 +237,7 @@ impl Inner {
     }
 
     pub fn file_id(&self, ino: InodeId) -> FileId {
-        FileId { volume: self.volume, inode: ino }
+        FileId { namespace: self.namespace, inode: ino }
     }
     pub fn stripe_ref(&self, ino: InodeId, layout: Layout, stripe: u64, deadline: Instant) -> StripeRef {
         StripeRef { file: self.file_id(ino), layout, stripe, deadline }

@@ -59,10 +59,10 @@ use weir_proto::{InodeId, Result};
 
 /// How often changed data that nobody syncs is looked at.
 const WRITE_BACK_PERIOD: Duration = Duration::from_secs(1);
-/// Pause between tries to find the volume's leader.
+/// Pause between tries to find the namespace's leader.
 const LEADER_PAUSE: Duration = Duration::from_millis(50);
 
-/// One client of a volume: one per mount or library user. Cheap to clone; its tasks end with the last clone.
+/// One client of a namespace: one per mount or library user. Cheap to clone; its tasks end with the last clone.
 #[derive(Clone)]
 pub struct Client {
     inner: Arc<Inner>,
@@ -78,7 +78,7 @@ impl Drop for Background {
 
 /// Names and attributes.
 impl Client {
-    /// Finds the cluster and opens a session at the volume's metadata leader.
+    /// Finds the cluster and opens a session at the namespace's metadata leader.
     pub async fn connect(env: Env, config: ClientConfig, kernel: Arc<dyn KernelCache>) -> Result<Client> {
         let who = Observer {
             coordinators: config.coordinators.clone(),
@@ -90,21 +90,21 @@ impl Client {
         let deadline = env.clock.now() + config.patience;
         let cluster = Cluster::observe(&env, who, config.patience).await?;
         let callbacks = Arc::new(Callbacks::default());
-        let (channel, volume) = loop {
-            let found = cluster.meta_leader(&config.volume, callbacks.clone());
+        let (channel, namespace) = loop {
+            let found = cluster.meta_leader(&config.namespace, callbacks.clone());
             let map = cluster.map();
-            let volume = map.volumes.iter().find(|v| v.name == config.volume).map(|v| v.id);
-            match (found, volume) {
-                (Ok(channel), Some(volume)) => break (channel, volume),
+            let namespace = map.namespaces.iter().find(|v| v.name == config.namespace).map(|v| v.id);
+            match (found, namespace) {
+                (Ok(channel), Some(namespace)) => break (channel, namespace),
                 (Err(e), _) if env.clock.now() >= deadline => return Err(e.doing("connect")),
                 _ => env.clock.sleep(LEADER_PAUSE).await,
             }
         };
         let title = format!("{} on {}", config.name, config.host);
-        let session = Session::new(env.clone(), channel, volume, title, config.process.clone());
+        let session = Session::new(env.clone(), channel, namespace, title, config.process.clone());
         let counters = Arc::default();
         let data = Data::new(env.clone(), cluster, counters);
-        let inner = Inner::new(env.clone(), config, kernel, volume, data, session);
+        let inner = Inner::new(env.clone(), config, kernel, namespace, data, session);
         callbacks.set(inner.weak());
         let holder: Weak<dyn Holder> = inner.weak();
         inner.session.set_holder(holder);

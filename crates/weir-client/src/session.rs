@@ -1,4 +1,4 @@
-//! The session at the volume's metadata leader: opened once, resumed on each new connection, kept alive.
+//! The session at the namespace's metadata leader: opened once, resumed on each new connection, kept alive.
 //!
 //! Invariants: no request goes over a connection on which the session was not taken up with its locks and leases; a change
 //! is sent again with the same (session, slot, seq) until it is answered; leases count only while the leader was heard
@@ -14,7 +14,7 @@ use weir_proto::meta::{
     HELD_MAX, HeldLease, KeepAlive, Op, SLOTS, SessionClose, SessionOpen, SessionOpened, SessionResume,
     SessionResumed,
 };
-use weir_proto::{Error, ErrorKind, InodeId, Request, Result, SessionId, VolumeId};
+use weir_proto::{Error, ErrorKind, InodeId, NamespaceId, Request, Result, SessionId};
 use weir_rpc::{Channel, Connection};
 
 /// First pause before a leader that did not answer is asked again.
@@ -42,7 +42,7 @@ pub trait Holder: Send + Sync + 'static {
 pub struct Session {
     env: Env,
     channel: Channel,
-    volume: VolumeId,
+    namespace: NamespaceId,
     client: String,
     process: String,
     holder: Mutex<Option<Weak<dyn Holder>>>,
@@ -97,11 +97,17 @@ impl Drop for TakenSlot<'_> {
 
 impl Session {
     /// `client`: for people. `process`: for a leader on the same machine; empty: not told.
-    pub fn new(env: Env, channel: Channel, volume: VolumeId, client: String, process: String) -> Session {
+    pub fn new(
+        env: Env,
+        channel: Channel,
+        namespace: NamespaceId,
+        client: String,
+        process: String,
+    ) -> Session {
         Session {
             env,
             channel,
-            volume,
+            namespace,
             client,
             process,
             holder: Mutex::new(None),
@@ -188,8 +194,11 @@ impl Session {
                 Err(e) => return Err(e.doing("resume the session")),
             }
         }
-        let request =
-            SessionOpen { volume: self.volume, client: self.client.clone(), process: self.process.clone() };
+        let request = SessionOpen {
+            namespace: self.namespace,
+            client: self.client.clone(),
+            process: self.process.clone(),
+        };
         let (opened, _) = connection
             .call(&request, vec![], self.left(deadline))
             .await

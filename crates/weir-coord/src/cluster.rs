@@ -10,7 +10,7 @@ use std::time::Duration;
 use weir_env::watch;
 use weir_env::{Addr, Env, TaskHandle};
 use weir_proto::coord::{
-    CaughtUp, ClearTarget, ClusterStatus, Doubt, GetMap, GetStatus, Joined, LeadReply, LeadVolume, Leave,
+    CaughtUp, ClearTarget, ClusterStatus, Doubt, GetMap, GetStatus, Joined, LeadNamespace, LeadReply, Leave,
     MapReply, ReportTarget,
 };
 use weir_proto::map::{ClusterMap, Node, Role};
@@ -216,11 +216,12 @@ impl Cluster {
         Ok(reply)
     }
 
-    /// Takes the lead of a volume for this node; made if new. `Exists`: another node that is up leads it.
-    pub async fn lead_volume(&self, volume: &str) -> Result<LeadReply> {
-        let node =
-            self.node().ok_or_else(|| Error::stale("join the cluster before leading a volume".to_owned()))?;
-        let reply = self.ask(&LeadVolume { node, volume: volume.to_owned() }).await?;
+    /// Takes the lead of a namespace for this node; made if new. `Exists`: another node that is up leads it.
+    pub async fn lead_namespace(&self, namespace: &str) -> Result<LeadReply> {
+        let node = self
+            .node()
+            .ok_or_else(|| Error::stale("join the cluster before leading a namespace".to_owned()))?;
+        let reply = self.ask(&LeadNamespace { node, namespace: namespace.to_owned() }).await?;
         self.shared().offer(reply.map.clone());
         Ok(reply)
     }
@@ -246,14 +247,15 @@ impl Cluster {
         self.shared().channel_to(node)
     }
 
-    /// A channel of its own to the node that leads a volume; calls back go to `callbacks`. Ask again when it fails:
+    /// A channel of its own to the node that leads a namespace; calls back go to `callbacks`. Ask again when it fails:
     /// the leader may have changed.
-    pub fn meta_leader(&self, volume: &str, callbacks: Arc<dyn Service>) -> Result<Channel> {
+    pub fn meta_leader(&self, namespace: &str, callbacks: Arc<dyn Service>) -> Result<Channel> {
         let map = self.map();
-        let entry = map.volumes.iter().find(|v| v.name == volume);
-        let entry = entry.ok_or_else(|| Error::unavailable(format!("no volume {volume:?} yet")))?;
+        let entry = map.namespaces.iter().find(|v| v.name == namespace);
+        let entry = entry.ok_or_else(|| Error::unavailable(format!("no namespace {namespace:?} yet")))?;
         let leader = entry.leader.and_then(|l| map.node(l));
-        let leader = leader.ok_or_else(|| Error::unavailable(format!("nobody leads volume {volume:?}")))?;
+        let leader =
+            leader.ok_or_else(|| Error::unavailable(format!("nobody leads namespace {namespace:?}")))?;
         let addrs = addrs_in_order(&leader.addrs, leader.host == self.who().host);
         Ok(Channel::new(&self.shared().env, addrs, self.identity(), callbacks))
     }

@@ -20,7 +20,7 @@ fn empty_map() -> ClusterMap {
         nodes: vec![],
         targets: vec![],
         groups: vec![],
-        volumes: vec![],
+        namespaces: vec![],
     }
 }
 fn join(name: &str, instance: u64, disks: &[u8]) -> Join {

@@ -14,11 +14,11 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use weir_env::{Env, Instant, watch};
 use weir_proto::coord::{
-    CaughtUp, ClusterStatus, Doubt, Heartbeat, HeartbeatAck, Join, Joined, LeadReply, LeadVolume, MapReply,
-    ReportTarget, TargetReport,
+    CaughtUp, ClusterStatus, Doubt, Heartbeat, HeartbeatAck, Join, Joined, LeadNamespace, LeadReply,
+    MapReply, ReportTarget, TargetReport,
 };
-use weir_proto::map::{ClusterMap, MemberState, Node, Role, TargetState, VolumeEntry};
-use weir_proto::{Epoch, Error, NodeId, Result, TargetId, VolumeId, Wire};
+use weir_proto::map::{ClusterMap, MemberState, NamespaceEntry, Node, Role, TargetState};
+use weir_proto::{Epoch, Error, NamespaceId, NodeId, Result, TargetId, Wire};
 
 /// The key of the map in the store.
 pub const MAP_KEY: &str = "map";
@@ -41,7 +41,7 @@ pub enum Event {
     CaughtUp { said: CaughtUp, answer: Answer<MapReply> },
     Clear { target: TargetId, answer: Answer<MapReply> },
     Leave { node: NodeId, connection: u64, answer: Answer<()> },
-    Lead { lead: LeadVolume, connection: u64, answer: Answer<LeadReply> },
+    Lead { lead: LeadNamespace, connection: u64, answer: Answer<LeadReply> },
     Status { answer: Answer<ClusterStatus> },
     Disconnected { connection: u64 },
 }
@@ -198,8 +198,8 @@ impl Owner {
                 let member = self.members.member_on(lead.node, connection).map(drop);
                 match member.and_then(|()| take_lead(&mut batch.draft, &lead)) {
                     Err(e) => refuse(answer, e),
-                    Ok((volume, leader_epoch)) => batch.after(answer, move |map| LeadReply {
-                        volume,
+                    Ok((namespace, leader_epoch)) => batch.after(answer, move |map| LeadReply {
+                        namespace,
                         leader_epoch,
                         map: ClusterMap::clone(map),
                     }),
@@ -354,31 +354,34 @@ fn newest(map: &Arc<ClusterMap>) -> MapReply {
     MapReply { map: Some(ClusterMap::clone(map)) }
 }
 
-/// Gives a volume's lead to a node, under a new epoch.
-fn take_lead(map: &mut ClusterMap, lead: &LeadVolume) -> Result<(VolumeId, Epoch)> {
-    let name = &lead.volume;
+/// Gives a namespace's lead to a node, under a new epoch.
+fn take_lead(map: &mut ClusterMap, lead: &LeadNamespace) -> Result<(NamespaceId, Epoch)> {
+    let name = &lead.namespace;
     if name.is_empty() || name.len() > 64 || name.chars().any(|c| c.is_control() || c == '/') {
         return Err(Error::invalid(format!(
-            "volume name {name:?}: expected 1 to 64 printable bytes without '/'"
+            "namespace name {name:?}: expected 1 to 64 printable bytes without '/'"
         )));
     }
     let node = map.node(lead.node).filter(|n| n.role == Role::Meta);
     let node = node.ok_or_else(|| Error::denied(format!("{} is no metadata role", lead.node)))?.id;
-    let next_id = VolumeId(1 + map.volumes.iter().map(|v| v.id.0).max().unwrap_or(0));
+    let next_id = NamespaceId(1 + map.namespaces.iter().map(|v| v.id.0).max().unwrap_or(0));
     let leader_of =
-        |v: &VolumeEntry| v.leader.and_then(|l| map.node(l)).filter(|n| n.up && n.id != node).cloned();
-    if let Some(other) = map.volumes.iter().find(|v| v.name == *name).and_then(leader_of) {
-        return Err(Error::exists(format!("volume {name:?} is led by node {:?}, which is up", other.name)));
+        |v: &NamespaceEntry| v.leader.and_then(|l| map.node(l)).filter(|n| n.up && n.id != node).cloned();
+    if let Some(other) = map.namespaces.iter().find(|v| v.name == *name).and_then(leader_of) {
+        return Err(Error::exists(format!(
+            "namespace {name:?} is led by node {:?}, which is up",
+            other.name
+        )));
     }
-    if !map.volumes.iter().any(|v| v.name == *name) {
-        map.volumes.push(VolumeEntry {
+    if !map.namespaces.iter().any(|v| v.name == *name) {
+        map.namespaces.push(NamespaceEntry {
             id: next_id,
             name: name.clone(),
             leader: None,
             leader_epoch: Epoch(0),
         });
     }
-    let entry = map.volumes.iter_mut().find(|v| v.name == *name).expect("found or made above");
+    let entry = map.namespaces.iter_mut().find(|v| v.name == *name).expect("found or made above");
     entry.leader = Some(node);
     entry.leader_epoch = Epoch(entry.leader_epoch.0 + 1);
     Ok((entry.id, entry.leader_epoch))

@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use weir_env::{BoxFuture, Env, watch};
 use weir_proto::coord::{
-    CaughtUp, ClearTarget, GetMap, GetStatus, Heartbeat, Join, LeadVolume, Leave, MapReply, ReportTarget,
+    CaughtUp, ClearTarget, GetMap, GetStatus, Heartbeat, Join, LeadNamespace, Leave, MapReply, ReportTarget,
 };
 use weir_proto::map::{ClusterMap, Settings};
 use weir_proto::{ClusterId, Error, Request, Result, Wire};
@@ -151,9 +151,9 @@ impl Coordinator {
                 let Leave { node } = call.decode::<Leave>()?;
                 self.ask::<Leave>(|answer| Event::Leave { node, connection, answer })
             }
-            LeadVolume::METHOD => {
-                let lead = call.decode::<LeadVolume>()?;
-                self.ask::<LeadVolume>(|answer| Event::Lead { lead, connection, answer })
+            LeadNamespace::METHOD => {
+                let lead = call.decode::<LeadNamespace>()?;
+                self.ask::<LeadNamespace>(|answer| Event::Lead { lead, connection, answer })
             }
             GetStatus::METHOD => {
                 call.decode::<GetStatus>()?;
@@ -188,7 +188,7 @@ async fn found(env: &Env, store: &dyn Store, config: &CoordConfig) -> Result<(Cl
         nodes: vec![],
         targets: vec![],
         groups: vec![],
-        volumes: vec![],
+        namespaces: vec![],
     };
     match store.compare_and_swap(MAP_KEY, Revision(0), map.to_bytes()).await? {
         Swap::Done(revision) => Ok((map, revision)),

@@ -248,7 +248,7 @@ fn a_report_is_checked_by_asking_the_target() {
 }
 
 #[test]
-fn a_volume_has_one_leader_and_each_lead_a_higher_epoch() {
+fn a_namespace_has_one_leader_and_each_lead_a_higher_epoch() {
     let lab = Lab::new(6);
     lab.world.run(async {
         let _c = lab.coordinator().await;
@@ -259,18 +259,18 @@ fn a_volume_has_one_leader_and_each_lead_a_higher_epoch() {
             cluster
         };
         let (one, two) = (meta("meta1").await, meta("meta2").await);
-        let led = one.lead_volume("root").await.unwrap();
-        let refused = two.lead_volume("root").await.unwrap_err();
+        let led = one.lead_namespace("root").await.unwrap();
+        let refused = two.lead_namespace("root").await.unwrap_err();
         assert_eq!(refused.kind, ErrorKind::Exists, "{refused:?}");
         lab.world.kill("meta1");
         two.wait_for(PATIENCE, |m| m.nodes.iter().any(|n| n.name == "meta1" && !n.up)).await.unwrap();
-        let taken = two.lead_volume("root").await.unwrap();
-        assert_eq!(taken.volume, led.volume);
+        let taken = two.lead_namespace("root").await.unwrap();
+        assert_eq!(taken.namespace, led.namespace);
         assert!(taken.leader_epoch > led.leader_epoch);
         let client = lab.client("m1").await;
         assert!(client.meta_leader("root", Arc::new(weir_rpc::NoService)).is_ok());
         assert!(client.meta_leader("other", Arc::new(weir_rpc::NoService)).is_err());
-        assert_eq!(client.lead_volume("root").await.unwrap_err().kind, ErrorKind::Stale);
+        assert_eq!(client.lead_namespace("root").await.unwrap_err().kind, ErrorKind::Stale);
     });
 }
 

@@ -11,7 +11,7 @@ use weir_kv::{Engine, EngineConfig};
 use weir_meta::{LayoutPolicy, Meta, MetaConfig, NoTargets};
 use weir_proto::map::{Role, Scheme};
 use weir_proto::meta::*;
-use weir_proto::{ClusterId, InodeId, PgId, Result, SessionId, VolumeId};
+use weir_proto::{ClusterId, InodeId, NamespaceId, PgId, Result, SessionId};
 use weir_rpc::{Connection, Identity, NoService};
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -56,9 +56,9 @@ impl Bench {
             let scheme = Scheme { data: 4, parity: 2 };
             Some(LayoutPolicy { scheme, cell_shift: 20, first_pg: PgId(0), pg_count: 24 })
         };
-        let volume = VolumeId(1);
+        let namespace = NamespaceId(1);
         let config = MetaConfig {
-            volume,
+            namespace,
             lease_ms: 10_000,
             layout: Arc::new(layout),
             purge: Arc::new(NoTargets),
@@ -78,7 +78,7 @@ impl Bench {
         .await?;
         let me = Identity::new(env, "bench", Role::Mount, cluster);
         let connection = weir_rpc::connect(env, &addr, &me, Arc::new(NoService)).await?;
-        let open = SessionOpen { volume, client: "bench".into(), process: String::new() };
+        let open = SessionOpen { namespace, client: "bench".into(), process: String::new() };
         let session = connection.call(&open, vec![], PATIENCE).await?.0.session;
         Ok(Bench { env: env.clone(), connection, session, in_flight, _server: server })
     }

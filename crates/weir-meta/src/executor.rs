@@ -25,7 +25,7 @@ use tokio::sync::futures::OwnedNotified;
 use weir_env::{Env, Instant};
 use weir_kv::{CommitSeq, SharedKv, Txn};
 use weir_proto::meta::{LeaseKind, Op, SLOTS, Time};
-use weir_proto::{Error, ErrorKind, InodeId, Result, SessionId, VolumeId, Wire, Writer};
+use weir_proto::{Error, ErrorKind, InodeId, NamespaceId, Result, SessionId, Wire, Writer};
 
 /// Room for most replies.
 const REPLY_BYTES: usize = 384;
@@ -38,7 +38,7 @@ const CONTENDED_MAX: usize = 4096;
 /// What a leader is told when it starts.
 #[derive(Clone)]
 pub struct MetaConfig {
-    pub volume: VolumeId,
+    pub namespace: NamespaceId,
     /// A client that is silent this long loses its leases, ms.
     pub lease_ms: u32,
     /// Where new files go now, from the cluster map.
@@ -50,7 +50,7 @@ pub struct MetaConfig {
     pub gone: Arc<dyn Fn(&str) -> bool + Send + Sync>,
 }
 
-/// The leader of one volume.
+/// The leader of one namespace.
 pub(crate) struct Leader {
     pub env: Env,
     pub kv: SharedKv,

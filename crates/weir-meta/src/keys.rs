@@ -14,7 +14,7 @@
 //! U/<session>/<slot>      the last change of a slot and its reply               SlotRecord
 //! G/<time>/<ino>          deleted: its cells are to be dropped from all targets Garbage
 //! R/<dir>/<counter>       recursive usage below a directory                     i64
-//! V/<counter>             the volume's next numbers                             u64
+//! V/<counter>             the namespace's next numbers                             u64
 //! ```
 //!
 //! Numbers in keys are big-endian, so keys sort as the numbers do. Values are laid out in `record.rs`.
@@ -31,7 +31,7 @@ pub enum Counter {
     Directories = b'd' as isize,
 }
 
-/// The volume's sequences.
+/// The namespace's sequences.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sequence {
     DirectorySerial = b'd' as isize,

@@ -106,7 +106,7 @@ pub struct Inode {
     /// A writer died and its data is not recovered yet.
     pub recover: bool,
     pub data_end: u64,
-    /// Others than `writer` may have left something on targets, too: how many sessions had died in the volume when that
+    /// Others than `writer` may have left something on targets, too: how many sessions had died in the namespace when that
     /// began. (Not which sessions: there may be thousands.)
     pub shared_at: Option<u64>,
 }

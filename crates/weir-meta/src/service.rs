@@ -35,7 +35,7 @@ const TICKS_PER_TERM: u32 = 4;
 /// Files and directories that a resume may name in all its parts.
 const HELD_IN_ALL_MAX: usize = 1 << 20;
 
-/// The leader of one volume's metadata. Cheap to clone.
+/// The leader of one namespace's metadata. Cheap to clone.
 #[derive(Clone)]
 pub struct Meta {
     leader: Arc<Leader>,
@@ -280,10 +280,10 @@ fn given_back(leader: &Leader, conflict: Conflict) {
 impl Meta {
     fn session_open(&self, r: &SessionOpen, connection: &Connection) -> Result<(SessionOpened, CommitSeq)> {
         let leader = &self.leader;
-        if r.volume != leader.config.volume {
+        if r.namespace != leader.config.namespace {
             return Err(Error::not_found(format!(
-                "volume {} is not led here but {}",
-                r.volume, leader.config.volume
+                "namespace {} is not led here but {}",
+                r.namespace, leader.config.namespace
             )));
         }
         let now = leader.env.clock.now();

@@ -107,7 +107,7 @@ async fn sweep_some(leader: &Arc<Leader>, items: &[Item]) -> Result<Option<Error
 
 fn spawn_drop(leader: &Arc<Leader>, item: &Item) -> tokio::sync::oneshot::Receiver<Result<()>> {
     let (tx, rx) = tokio::sync::oneshot::channel();
-    let file = FileId { volume: leader.config.volume, inode: item.ino };
+    let file = FileId { namespace: leader.config.namespace, inode: item.ino };
     let drop_file = leader.config.purge.drop_file(file, item.garbage.first_pg, item.garbage.pg_count);
     leader.env.tasks.spawn("drop file", async move {
         let _ = tx.send(drop_file.await); // the sweeper was ended

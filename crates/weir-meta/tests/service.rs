@@ -531,7 +531,7 @@ fn hostile_requests_are_refused() {
         let stranger = Op { session: weir_proto::SessionId(999), slot: 0, seq: 1 };
         assert_eq!(a.call(&mkdir(stranger, "x")).await.unwrap_err().kind, ErrorKind::Stale);
         let open =
-            SessionOpen { volume: weir_proto::VolumeId(9), client: "x".into(), process: String::new() };
+            SessionOpen { namespace: weir_proto::NamespaceId(9), client: "x".into(), process: String::new() };
         assert_eq!(a.call(&open).await.unwrap_err().kind, ErrorKind::NotFound);
         let e = a.open(ROOT, true, false).await.unwrap_err();
         assert_eq!(e.kind, ErrorKind::Name(NameRule::IsDirectory));

@@ -77,12 +77,12 @@ message!(
 );
 message!(ClusterStatus { map: ClusterMap, targets: Vec<TargetReport>, uptime_ms: u64 });
 message!(
-    /// A metadata role takes the lead of a volume (created if new); the epoch fences the leader before it.
-    LeadVolume = 8 -> LeadReply { node: NodeId, volume: String }
+    /// A metadata role takes the lead of a namespace (created if new); the epoch fences the leader before it.
+    LeadNamespace = 8 -> LeadReply { node: NodeId, namespace: String }
 );
 message!(
     /// A failed target may be used again: an administrator has seen to its disk. It comes back behind, when its
     /// process serves it. `Invalid`: it has not failed, or its running process still says that it has.
     ClearTarget = 9 -> MapReply { target: TargetId }
 );
-message!(LeadReply { volume: crate::VolumeId, leader_epoch: Epoch, map: ClusterMap });
+message!(LeadReply { namespace: crate::NamespaceId, leader_epoch: Epoch, map: ClusterMap });

@@ -39,7 +39,7 @@ id!(/** A machine's process set, numbered by the coordinator. */ NodeId(u32));
 id!(/** A target, numbered by the coordinator, never reused. */ TargetId(u32));
 id!(/** A placement group. */ PgId(u32));
 id!(/** Grows by one with each change of the map entry it belongs to. */ Epoch(u64));
-id!(VolumeId(u32));
+id!(NamespaceId(u32));
 id!(/** `(directory serial << 24) | n`: born in its directory's range, never reused. */ InodeId(u64));
 id!(/** A client's registration at a metadata server. */ SessionId(u64));
 id!(/** Overlay sequence number, contiguous per cell from 1; 0 is "none yet". */ Seq(u64));
@@ -49,7 +49,7 @@ show!(NodeId, "n{}");
 show!(TargetId, "t{}");
 show!(PgId, "pg{}");
 show!(Epoch, "e{}");
-show!(VolumeId, "v{}");
+show!(NamespaceId, "ns{}");
 show!(InodeId, "i{:x}");
 show!(SessionId, "s{:x}");
 show!(Seq, "q{}");
@@ -86,7 +86,7 @@ show_hex!(ClusterId);
 show_hex!(DiskUuid);
 
 impl InodeId {
-    /// The root directory of every volume. Directory serial 1, n 1.
+    /// The root directory of every namespace. Directory serial 1, n 1.
     pub const ROOT: InodeId = InodeId((1 << 24) | 1);
 }
 
@@ -115,12 +115,12 @@ impl fmt::Debug for Version {
 /// A file's data, cluster-wide.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct FileId {
-    pub volume: VolumeId,
+    pub namespace: NamespaceId,
     pub inode: InodeId,
 }
 impl fmt::Display for FileId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.volume, self.inode)
+        write!(f, "{}/{}", self.namespace, self.inode)
     }
 }
 impl fmt::Debug for FileId {
@@ -146,5 +146,5 @@ impl fmt::Debug for CellId {
         write!(f, "{self}")
     }
 }
-crate::wire_struct!(FileId { volume: VolumeId, inode: InodeId });
+crate::wire_struct!(FileId { namespace: NamespaceId, inode: InodeId });
 crate::wire_struct!(CellId { file: FileId, stripe: u64, index: u8 });

@@ -1,7 +1,7 @@
-//! The cluster map: who is a member, where targets are, which placement groups exist and who leads a volume.
+//! The cluster map: who is a member, where targets are, which placement groups exist and who leads a namespace.
 //! Small, versioned, the same for everybody who holds the same version.
 use crate::data::GroupAt;
-use crate::{ClusterId, DiskUuid, Epoch, NodeId, PgId, TargetId, VolumeId};
+use crate::{ClusterId, DiskUuid, Epoch, NamespaceId, NodeId, PgId, TargetId};
 use crate::{Reader, Wire, Writer};
 use crate::{message, wire_enum};
 use std::collections::BTreeMap;
@@ -177,8 +177,8 @@ message!(
     Group { id: PgId, pool: String, scheme: Scheme, epoch: Epoch, members: Vec<Member> }
 );
 message!(
-    /// Who leads a volume's metadata.
-    VolumeEntry { id: VolumeId, name: String, leader: Option<NodeId>, leader_epoch: Epoch }
+    /// Who leads a namespace's metadata.
+    NamespaceEntry { id: NamespaceId, name: String, leader: Option<NodeId>, leader_epoch: Epoch }
 );
 message!(
     /// What every node must agree on and an administrator may choose.
@@ -199,7 +199,7 @@ message!(ClusterMap {
     nodes: Vec<Node>,
     targets: Vec<Target>,
     groups: Vec<Group>,
-    volumes: Vec<VolumeEntry>,
+    namespaces: Vec<NamespaceEntry>,
 });
 
 impl Group {
@@ -225,8 +225,8 @@ impl ClusterMap {
     pub fn node(&self, id: NodeId) -> Option<&Node> {
         self.nodes.iter().find(|n| n.id == id)
     }
-    pub fn volume(&self, id: VolumeId) -> Option<&VolumeEntry> {
-        self.volumes.iter().find(|v| v.id == id)
+    pub fn namespace(&self, id: NamespaceId) -> Option<&NamespaceEntry> {
+        self.namespaces.iter().find(|v| v.id == id)
     }
     /// Who must be told that a file on `groups` is cut: every live member, under the epochs of its groups. An error while
     /// a group has fewer than k current members: one that returns then would be taken for one that missed nothing.

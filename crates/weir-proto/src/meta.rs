@@ -1,9 +1,9 @@
-//! Messages between a client and a volume's metadata leader (methods 100–199, calls back to the client 300–399).
+//! Messages between a client and a namespace's metadata leader (methods 100–199, calls back to the client 300–399).
 //!
 //! Every change of the namespace carries an [`Op`]: a retry with the same (session, slot, seq) gets the reply
 //! of the first try. Replies mean: durable.
 use crate::map::Layout;
-use crate::{InodeId, SessionId, VolumeId, message, wire_enum};
+use crate::{InodeId, NamespaceId, SessionId, message, wire_enum};
 use bytes::Bytes;
 
 /// Bytes of a file kept in its inode.
@@ -95,7 +95,7 @@ message!(Entry { attr: Attr, lease: Lease });
 // ---- sessions
 message!(
     SessionOpen = 100 -> SessionOpened {
-        volume: VolumeId,
+        namespace: NamespaceId,
         /// Shown to administrators: host name and mount point.
         client: String,
         /// Which process it is, for a leader on the same machine: it can see that the process is gone. Empty: not told.

@@ -253,10 +253,10 @@ async fn run_meta(env: Env) -> Result<()> {
     let listen = ["tcp:10.0.0.2:7000".parse::<Addr>().expect("an address")];
     let server = weir_rpc::serve(&env, &listen, cluster.identity(), gate.clone()).await?;
     cluster.join(Membership { addrs: server.addrs().to_vec(), targets: Vec::new() }, no_reports()).await?;
-    let lead = cluster.lead_volume("root").await?;
+    let lead = cluster.lead_namespace("root").await?;
     let policy = cluster.clone();
     let config = MetaConfig {
-        volume: lead.volume,
+        namespace: lead.namespace,
         lease_ms: lead.map.settings.lease_ms,
         layout: Arc::new(move || layout_policy(&policy)),
         purge: Arc::new(ClusterPurge(cluster.clone())),

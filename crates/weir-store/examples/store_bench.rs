@@ -40,7 +40,7 @@ async fn main() {
 }
 
 fn cell(file: u64, stripe: u64) -> CellId {
-    CellId { file: FileId { volume: VolumeId(1), inode: InodeId(file) }, stripe, index: 1 }
+    CellId { file: FileId { namespace: NamespaceId(1), inode: InodeId(file) }, stripe, index: 1 }
 }
 
 /// As the node's background work does.

@@ -7,7 +7,7 @@ use weir_proto::checksum::crc32c;
 use weir_proto::data::OverlayKind;
 use weir_proto::map::Scheme;
 use weir_proto::{
-    CellId, Epoch, Error, FileId, InodeId, PgId, Reader, Result, Seq, Version, VolumeId, Wire, Writer,
+    CellId, Epoch, Error, FileId, InodeId, NamespaceId, PgId, Reader, Result, Seq, Version, Wire, Writer,
 };
 
 /// Layout version of values; a value of another one is refused by number.
@@ -24,7 +24,7 @@ pub const GROUP: u8 = b'g';
 pub const LISTED: u8 = b'l';
 pub const CUT: u8 = b'x';
 pub const CUT_FILE: u8 = b'y';
-/// Bytes of a cell in a key: volume 4, inode 8, stripe 8, index 1.
+/// Bytes of a cell in a key: namespace 4, inode 8, stripe 8, index 1.
 const CELL_KEY_BYTES: usize = 21;
 
 pub const META: &[u8] = b"mtarget";
@@ -33,7 +33,7 @@ pub const REPAIRED_COUNT: &[u8] = b"nrepaired";
 pub const CUT_COUNT: &[u8] = b"ncuts";
 
 fn push_file(key: &mut Vec<u8>, file: FileId) {
-    key.extend_from_slice(&file.volume.0.to_be_bytes());
+    key.extend_from_slice(&file.namespace.0.to_be_bytes());
     key.extend_from_slice(&file.inode.0.to_be_bytes());
 }
 fn push_cell(key: &mut Vec<u8>, cell: CellId) {
@@ -45,7 +45,7 @@ fn cell_from(bytes: &[u8]) -> Option<CellId> {
     let bytes: &[u8; CELL_KEY_BYTES] = bytes.try_into().ok()?;
     Some(CellId {
         file: FileId {
-            volume: VolumeId(u32::from_be_bytes(bytes[0..4].try_into().ok()?)),
+            namespace: NamespaceId(u32::from_be_bytes(bytes[0..4].try_into().ok()?)),
             inode: InodeId(u64::from_be_bytes(bytes[4..12].try_into().ok()?)),
         },
         stripe: u64::from_be_bytes(bytes[12..20].try_into().ok()?),
@@ -334,7 +334,11 @@ mod tests {
     use super::*;
 
     fn cell() -> CellId {
-        CellId { file: FileId { volume: VolumeId(1), inode: InodeId(0x0200_0003) }, stripe: 4, index: 5 }
+        CellId {
+            file: FileId { namespace: NamespaceId(1), inode: InodeId(0x0200_0003) },
+            stripe: 4,
+            index: 5,
+        }
     }
     fn hex(bytes: &[u8]) -> String {
         bytes.iter().map(|b| format!("{b:02x}")).collect()

@@ -26,7 +26,7 @@ fn dir() -> &'static Path {
     Path::new("/t0")
 }
 fn cell(n: usize) -> CellId {
-    CellId { file: FileId { volume: VolumeId(1), inode: InodeId(n as u64 + 1) }, stripe: 5, index: 1 }
+    CellId { file: FileId { namespace: NamespaceId(1), inode: InodeId(n as u64 + 1) }, stripe: 5, index: 1 }
 }
 fn bytes_of(seed: u64, len: usize) -> Vec<u8> {
     (0..len as u64).map(|i| (i * 13 + seed * 31 + (i >> 9)) as u8).collect()

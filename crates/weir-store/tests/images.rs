@@ -87,7 +87,7 @@ fn id(position: usize) -> TargetId {
     TargetId(position as u32)
 }
 fn cell(stripe: u64, index: usize) -> CellId {
-    CellId { file: FileId { volume: VolumeId(1), inode: InodeId(9) }, stripe, index: index as u8 }
+    CellId { file: FileId { namespace: NamespaceId(1), inode: InodeId(9) }, stripe, index: index as u8 }
 }
 fn pattern(seed: u64, len: usize) -> Vec<u8> {
     (0..len as u64).map(|i| ((i * 0x9E37_79B9 + seed * 77) >> 5) as u8).collect()
@@ -121,7 +121,7 @@ impl Lab {
             nodes: vec![],
             targets: vec![],
             groups: vec![group],
-            volumes: vec![],
+            namespaces: vec![],
         };
         let lab = Arc::new(Lab {
             world: world.clone(),
@@ -688,7 +688,7 @@ fn an_epoch_that_nobody_gave_is_not_believed() {
         let lab = Lab::new(&w).await;
         lab.fill().await;
         let epochs = vec![GroupAt { group: PgId(0), epoch: Epoch(1 << 40) }];
-        let file = FileId { volume: VolumeId(3), inode: InodeId(77) };
+        let file = FileId { namespace: NamespaceId(3), inode: InodeId(77) };
         for position in 0..WIDTH {
             let target = id(position);
             let drop = DropFile { target, file, from_stripe: 0, fence: 9, epochs: epochs.clone() };

@@ -20,7 +20,7 @@ const SCOPE: Scope =
     Scope { group: PgId(3), epoch: Epoch(5), scheme: Scheme { data: 2, parity: 1 }, current: 0 };
 
 fn cell(file: u64, stripe: u64) -> CellId {
-    CellId { file: FileId { volume: VolumeId(1), inode: InodeId(file) }, stripe, index: 1 }
+    CellId { file: FileId { namespace: NamespaceId(1), inode: InodeId(file) }, stripe, index: 1 }
 }
 fn place() -> Place {
     Place { target: TargetId(7), group: SCOPE.group, epoch: SCOPE.epoch }

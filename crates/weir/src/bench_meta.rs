@@ -62,11 +62,11 @@ pub fn run(options: &Options) -> Outcome<ExitCode> {
     let rates = runtime.block_on(async {
         let env = weir_env::real::env();
         let cluster = observe::observe(&env, &coordinators, "weir bench meta").await?;
-        let volume = cluster.map().volumes.first().cloned();
-        let volume = volume.ok_or_else(|| Error::unavailable("the cluster has no volume yet"))?;
-        let channel = cluster.meta_leader(&volume.name, Arc::new(NoService))?;
+        let namespace = cluster.map().namespaces.first().cloned();
+        let namespace = namespace.ok_or_else(|| Error::unavailable("the cluster has no namespace yet"))?;
+        let channel = cluster.meta_leader(&namespace.name, Arc::new(NoService))?;
         let open =
-            SessionOpen { volume: volume.id, client: "weir bench meta".into(), process: own_process() };
+            SessionOpen { namespace: namespace.id, client: "weir bench meta".into(), process: own_process() };
         let (SessionOpened { session, .. }, _) = channel.call(&open, Vec::new(), PATIENCE).await?;
         let alive =
             env.tasks.spawn("keep the session alive", keep_alive(env.clone(), channel.clone(), session));

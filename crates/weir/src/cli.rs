@@ -242,9 +242,9 @@ pub struct MetaRole {
     /// Directory of the namespace
     #[arg(long, value_hint = ValueHint::DirPath)]
     pub dir: Option<PathBuf>,
-    /// The volume to lead
+    /// The namespace to lead
     #[arg(long)]
-    pub volume: Option<String>,
+    pub namespace: Option<String>,
 }
 
 #[derive(Args)]
@@ -269,9 +269,9 @@ pub struct MountRole {
     /// The cluster of this directory (of `weir up`), instead of --config or --coordinator
     #[arg(long, value_hint = ValueHint::DirPath)]
     pub dir: Option<PathBuf>,
-    /// The volume to show
+    /// The namespace to show
     #[arg(long)]
-    pub volume: Option<String>,
+    pub namespace: Option<String>,
     /// Memory for data on its way and cached, in MiB
     #[arg(long)]
     pub memory_mib: Option<u64>,

@@ -99,8 +99,8 @@ sections! {
     [meta] Meta {
         /// Directory of the namespace.
         dir: PathBuf = PathBuf::new(), shown "required";
-        /// The volume it leads.
-        volume: String = "root".into(), shown "\"root\"";
+        /// The namespace it leads.
+        namespace: String = "root".into(), shown "\"root\"";
         /// Memory for the namespace's cache, in MiB.
         cache_mib: u64 = 128, shown "128";
     }
@@ -118,8 +118,8 @@ sections! {
     [mount] Mount {
         /// Where the file system appears.
         path: PathBuf = PathBuf::new(), shown "required";
-        /// The volume to show there.
-        volume: String = "root".into(), shown "\"root\"";
+        /// The namespace to show there.
+        namespace: String = "root".into(), shown "\"root\"";
         /// Memory for data on its way and cached, in MiB. Writers wait when it is used up.
         memory_mib: u64 = 512, shown "512";
         /// Threads that take requests from the kernel.

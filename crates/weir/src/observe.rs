@@ -63,9 +63,9 @@ pub struct Health {
     pub groups_full: usize,
     /// Groups that take data.
     pub groups_writable: usize,
-    /// Volumes whose leader is up, of all.
-    pub volumes_led: usize,
-    pub volumes: usize,
+    /// Namespaces whose leader is up, of all.
+    pub namespaces_led: usize,
+    pub namespaces: usize,
     /// Cells that lack redundancy.
     pub debt_cells: u64,
     pub damaged_blocks: u64,
@@ -82,8 +82,8 @@ impl Health {
             groups: used().count(),
             groups_full: used().filter(|g| g.current_count() == g.members.len()).count(),
             groups_writable: used().filter(|g| g.is_writable()).count(),
-            volumes_led: map.volumes.iter().filter(|v| is_led(map, v)).count(),
-            volumes: map.volumes.len(),
+            namespaces_led: map.namespaces.iter().filter(|v| is_led(map, v)).count(),
+            namespaces: map.namespaces.len(),
             debt_cells: status.targets.iter().map(|t| t.debt_cells).sum(),
             damaged_blocks: status.targets.iter().map(|t| t.damaged_blocks).sum(),
             repaired_blocks: status.targets.iter().map(|t| t.repaired_blocks).sum(),
@@ -93,8 +93,8 @@ impl Health {
     pub fn serves(&self) -> bool {
         self.groups > 0
             && self.groups_writable == self.groups
-            && self.volumes > 0
-            && self.volumes_led == self.volumes
+            && self.namespaces > 0
+            && self.namespaces_led == self.namespaces
     }
     /// Nothing is missing, nothing is waiting for repair.
     pub fn is_full(&self) -> bool {
@@ -118,7 +118,7 @@ impl fmt::Display for Health {
         if self.groups_writable < self.groups {
             write!(f, ", {} without enough members", self.groups - self.groups_writable)?;
         }
-        if self.volumes_led < self.volumes || self.volumes == 0 {
+        if self.namespaces_led < self.namespaces || self.namespaces == 0 {
             write!(f, ", the metadata role is not there")?;
         }
         if self.debt_cells > 0 {
@@ -140,8 +140,8 @@ fn used_groups(map: &ClusterMap) -> impl Iterator<Item = &Group> {
     map.groups.iter().filter(|g| g.scheme == map.settings.scheme)
 }
 
-fn is_led(map: &ClusterMap, volume: &weir_proto::map::VolumeEntry) -> bool {
-    volume.leader.and_then(|node| map.node(node)).is_some_and(|node| node.up)
+fn is_led(map: &ClusterMap, namespace: &weir_proto::map::NamespaceEntry) -> bool {
+    namespace.leader.and_then(|node| map.node(node)).is_some_and(|node| node.up)
 }
 
 /// Waits until the cluster takes and gives data with all its targets, as long as `check` finds nothing wrong.
@@ -232,8 +232,8 @@ pub fn troubles(status: &ClusterStatus) -> Vec<String> {
             ));
         }
     }
-    for volume in map.volumes.iter().filter(|v| !is_led(map, v)) {
-        lines.push(format!("nobody leads volume {:?}: names cannot be reached", volume.name));
+    for namespace in map.namespaces.iter().filter(|v| !is_led(map, v)) {
+        lines.push(format!("nobody leads namespace {:?}: names cannot be reached", namespace.name));
     }
     lines
 }
@@ -254,8 +254,8 @@ mod tests {
             targets_up: 5,
             groups: 24,
             groups_writable: 24,
-            volumes: 1,
-            volumes_led: 1,
+            namespaces: 1,
+            namespaces_led: 1,
             debt_cells: 3,
             ..Health::default()
         };

@@ -256,8 +256,8 @@ pub fn meta(args: &MetaRole, environment: &Environment) -> Outcome<()> {
     if let Some(dir) = &args.dir {
         config.meta.dir.clone_from(dir);
     }
-    if let Some(volume) = &args.volume {
-        config.meta.volume.clone_from(volume);
+    if let Some(namespace) = &args.namespace {
+        config.meta.namespace.clone_from(namespace);
     }
     run(&args.role, config, environment, SERVER_BUFFERS_BYTES, run_meta)
 }
@@ -274,9 +274,9 @@ async fn run_meta(node: Node) -> Outcome<()> {
     let server = node.serve(cluster.identity(), gate.clone()).await?;
     let membership = Membership { addrs: server.addrs().to_vec(), targets: Vec::new() };
     cluster.join(membership, no_reports()).await?;
-    let lead = cluster.lead_volume(&meta.volume).await?;
+    let lead = cluster.lead_namespace(&meta.namespace).await?;
     let config = MetaConfig {
-        volume: lead.volume,
+        namespace: lead.namespace,
         lease_ms: lead.map.settings.lease_ms,
         layout: Arc::new(layout_policy(cluster.clone())),
         purge: Arc::new(ClusterPurge(cluster.clone())),
@@ -288,7 +288,7 @@ async fn run_meta(node: Node) -> Outcome<()> {
     let ended = tokio::select! {
         biased;
         stop = stop_signal() => stop,
-        failed = meta.run() => Err(failed.doing("lead the volume").into()),
+        failed = meta.run() => Err(failed.doing("lead the namespace").into()),
     };
     leave(&node, &cluster).await;
     server.stop();
@@ -470,8 +470,8 @@ pub fn mount(args: &MountRole, environment: &Environment) -> Outcome<()> {
     if let Some(path) = &args.path {
         config.mount.path.clone_from(path);
     }
-    if let Some(volume) = &args.volume {
-        config.mount.volume.clone_from(volume);
+    if let Some(namespace) = &args.namespace {
+        config.mount.namespace.clone_from(namespace);
     }
     if let Some(mib) = args.memory_mib {
         config.mount.memory_mib = mib;
@@ -492,7 +492,7 @@ async fn run_mount(node: Node, recover: bool) -> Outcome<()> {
     fuse::preflight(&path)?;
     let config = ClientConfig {
         coordinators: node.coordinators()?,
-        volume: mount.volume.clone(),
+        namespace: mount.namespace.clone(),
         name: format!("{}:{}", node.config.node.name, path.display()),
         host: node.config.node.host.clone(),
         process: own_process(),

@@ -192,8 +192,8 @@ fn as_json(status: &ClusterStatus, mounts: &[MountState]) -> Value {
             })
         })
         .collect();
-    let volumes: Vec<Value> = map
-        .volumes
+    let namespaces: Vec<Value> = map
+        .namespaces
         .iter()
         .map(|v| json!({ "id": v.id.0, "name": v.name, "leader": v.leader.map(|n| n.0), "epoch": v.leader_epoch.0 }))
         .collect();
@@ -201,6 +201,6 @@ fn as_json(status: &ClusterStatus, mounts: &[MountState]) -> Value {
         "cluster": map.cluster.to_string(), "map_version": map.version, "uptime_ms": status.uptime_ms,
         "healthy": health.is_full(), "serving": health.serves(), "health": health,
         "troubles": troubles, "mounts": mounts,
-        "nodes": nodes, "targets": targets, "groups": groups, "volumes": volumes,
+        "nodes": nodes, "targets": targets, "groups": groups, "namespaces": namespaces,
     })
 }

@@ -206,7 +206,7 @@ impl Lab {
         let server = serve(&env, &[Lab::addr(101)], cluster.identity(), gate.clone()).await.unwrap();
         let membership = Membership { addrs: server.addrs().to_vec(), targets: vec![] };
         cluster.join(membership, no_reports()).await.unwrap();
-        let lead = cluster.lead_volume("root").await.unwrap();
+        let lead = cluster.lead_namespace("root").await.unwrap();
         let of = cluster.clone();
         let layout = move || {
             let layout = weir_coord::layout_for_new_file(&of.map(), 0).ok()?;
@@ -218,7 +218,7 @@ impl Lab {
             })
         };
         let config = MetaConfig {
-            volume: lead.volume,
+            namespace: lead.namespace,
             lease_ms: self.0.lease_ms,
             layout: Arc::new(layout),
             purge: Arc::new(ClusterPurge(cluster.clone())),

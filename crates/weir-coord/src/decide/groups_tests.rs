@@ -35,7 +35,7 @@ pub fn cluster(targets: u32, scheme: &str) -> ClusterMap {
             })
             .collect(),
         groups: vec![],
-        volumes: vec![],
+        namespaces: vec![],
     }
 }
 fn with_groups(targets: u32, scheme: &str) -> ClusterMap {

@@ -13,7 +13,7 @@ const ROOT_N: u32 = 1;
 /// Hard links to one file.
 const LINKS_MAX: u32 = 1 << 20;
 
-/// A volume's first transaction: the root directory, owned by the administrator, open to all as `/tmp` is not.
+/// A namespace's first transaction: the root directory, owned by the administrator, open to all as `/tmp` is not.
 pub fn make_root(txn: &mut dyn Txn, now: Time) {
     let access = Access { mode: 0o755, uid: 0, gid: 0, parent: InodeId::ROOT, atime: now, btime: now };
     let tally = Tally {
@@ -30,7 +30,7 @@ pub fn make_root(txn: &mut dyn Txn, now: Time) {
     txn.max(&keys::sequence(Sequence::DirectorySerial), 2);
 }
 
-/// Takes the next number of a sequence of the volume; the first is 1.
+/// Takes the next number of a sequence of the namespace; the first is 1.
 pub fn next_number(txn: &mut dyn Txn, sequence: Sequence) -> Result<u64> {
     let key = keys::sequence(sequence);
     let value = txn.get(&key)?.and_then(|v| <[u8; 8]>::try_from(v).ok());

@@ -45,7 +45,7 @@ pub struct Rules<'a> {
     pub leases: &'a LeaseTable,
     /// Whether a session still exists.
     pub live: &'a dyn Fn(SessionId) -> bool,
-    /// How many sessions of the volume have ended while they may have been writing.
+    /// How many sessions of the namespace have ended while they may have been writing.
     pub deaths: u64,
     /// `None`: no placement group exists yet.
     pub layout: &'a dyn Fn() -> Option<LayoutPolicy>,

@@ -101,7 +101,7 @@ pub fn usage_of(read: &dyn Read, dir: InodeId) -> Result<Usage> {
     })
 }
 
-/// The volume's totals; the root counts as a directory.
+/// The namespace's totals; the root counts as a directory.
 pub fn totals(read: &dyn Read) -> Result<FsStat> {
     let all = usage_of(read, InodeId::ROOT)?;
     Ok(FsStat { files: all.files, directories: all.directories + 1, bytes: all.bytes })

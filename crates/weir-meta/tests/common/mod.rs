@@ -10,7 +10,7 @@ use weir_kv::engine::{Engine, EngineConfig};
 use weir_meta::{LayoutPolicy, Meta, MetaConfig, Purge};
 use weir_proto::map::{Role, Scheme};
 use weir_proto::meta::*;
-use weir_proto::{ClusterId, Error, FileId, InodeId, PgId, Request, Result, SessionId, VolumeId};
+use weir_proto::{ClusterId, Error, FileId, InodeId, NamespaceId, PgId, Request, Result, SessionId};
 use weir_rpc::{Call, Connection, Handled, Identity, Reply, Server, Service};
 
 pub const LEASE_MS: u32 = 4000;
@@ -70,7 +70,7 @@ pub async fn start(world: &World) -> Node {
         Some(LayoutPolicy { scheme, cell_shift: 20, first_pg: PgId(0), pg_count: 24 })
     };
     let config = MetaConfig {
-        volume: VolumeId(1),
+        namespace: NamespaceId(1),
         lease_ms: LEASE_MS,
         layout: Arc::new(layout),
         purge: targets.clone(),
@@ -122,7 +122,7 @@ impl Client {
         let env = world.node(name);
         let recalls = Arc::new(Recalls::default());
         let connection = dial(&env, name, &recalls).await;
-        let open = SessionOpen { volume: VolumeId(1), client: name.into(), process: process_of(name) };
+        let open = SessionOpen { namespace: NamespaceId(1), client: name.into(), process: process_of(name) };
         let opened = connection.call(&open, vec![], PATIENCE).await.unwrap().0;
         assert_eq!(opened.lease_ms, LEASE_MS);
         let client = Client { env, connection, recalls, session: opened.session, next: 1.into() };

@@ -8,7 +8,7 @@ macro_rules! for_every_message {
     ($check:ident) => {
         for_every_message!($check:
             coord::{TargetOffer, Join, Joined, TargetReport, Heartbeat, HeartbeatAck, GetMap, MapReply, ReportTarget,
-                CaughtUp, Leave, ClearTarget, GetStatus, ClusterStatus, LeadVolume, LeadReply}
+                CaughtUp, Leave, ClearTarget, GetStatus, ClusterStatus, LeadNamespace, LeadReply}
             data::{Place, WriteFragment, CommitStripe, DropPrepared, WriteOverlay, OverlayWritten, MirrorOverlay,
                 ReadCell, CellRead, ReadOverlays, OverlayExtent, OverlaysRead, StatCell, CellStat, MarkMissing,
                 DropFile, GroupAt, ListCuts, CutList, Cut, DropFileReply, PreparedCell, SealCell, SealedCell, ListCells, CellList, CellSummary,
@@ -21,7 +21,7 @@ macro_rules! for_every_message {
                 SetXattr, RemoveXattr, CreateNameless, NoteAccess, AccessTime, Recall}
             lock::{LockOwner, LockEntry, SetLock, LockAnswer, TestLock, CancelLock, LockCancelled, ListLocks,
                 LockList, HeldLock, ReclaimLocks, Reclaimed, LockFree}
-            map::{Node, Target, Member, Group, VolumeEntry, Settings, ClusterMap}
+            map::{Node, Target, Member, Group, NamespaceEntry, Settings, ClusterMap}
             frame::{Hello}
         )
     };

@@ -61,7 +61,7 @@ impl World {
             nodes: vec![],
             targets: vec![],
             groups: vec![group],
-            volumes: vec![],
+            namespaces: vec![],
         };
         let disks = (0..width)
             .map(|i| (dir.path().join(format!("t{i}")), Arc::new(MemoryKv::new()) as SharedKv))
@@ -480,7 +480,11 @@ impl Peers for Links {
 }
 
 pub fn cell(stripe: u64, index: usize) -> CellId {
-    CellId { file: FileId { volume: VolumeId(1), inode: InodeId(0x1000001) }, stripe, index: index as u8 }
+    CellId {
+        file: FileId { namespace: NamespaceId(1), inode: InodeId(0x1000001) },
+        stripe,
+        index: index as u8,
+    }
 }
 pub fn bytes_of(seed: usize, len: usize) -> Vec<u8> {
     (0..len).map(|i| (i * 7 + seed * 131 + (i >> 8)) as u8).collect()

@@ -152,7 +152,7 @@ impl Rules {
                 epoch: Epoch(1),
                 members: ids.map(member).collect(),
             }],
-            volumes: vec![],
+            namespaces: vec![],
         }
     }
 }

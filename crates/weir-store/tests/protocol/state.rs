@@ -7,13 +7,13 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use weir_kv::{Read, Scan, Txn};
 use weir_proto::map::{ClusterMap, Group, MemberState};
-use weir_proto::{CellId, Epoch, FileId, InodeId, PgId, Result, Seq, TargetId, Version, VolumeId};
+use weir_proto::{CellId, Epoch, FileId, InodeId, NamespaceId, PgId, Result, Seq, TargetId, Version};
 use weir_store::alloc::Extent;
 use weir_store::cells::{self, Delta, Scope};
 use weir_store::format::{self, Fragment, Header, base_key, header_key};
 use weir_store::repair::StripeView;
 
-pub const FILE: FileId = FileId { volume: VolumeId(1), inode: InodeId(7) };
+pub const FILE: FileId = FileId { namespace: NamespaceId(1), inode: InodeId(7) };
 pub const GROUP: PgId = PgId(0);
 /// What a cell holds.
 pub type Content = [u8; 2];
