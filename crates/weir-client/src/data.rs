@@ -146,6 +146,7 @@ pub fn is_unreachable(e: &Error) -> bool {
         | ErrorKind::Denied
         | ErrorKind::Name(_)
         | ErrorKind::NoSpace
+        | ErrorKind::OverQuota
         | ErrorKind::Stale
         | ErrorKind::Damaged
         | ErrorKind::Unsupported => false,

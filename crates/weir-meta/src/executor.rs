@@ -25,7 +25,7 @@ use tokio::sync::futures::OwnedNotified;
 use weir_env::{Env, Instant};
 use weir_kv::{CommitSeq, SharedKv, Txn};
 use weir_proto::meta::{LeaseKind, Op, SLOTS, Time};
-use weir_proto::{Error, ErrorKind, InodeId, NamespaceId, Result, SessionId, Wire, Writer};
+use weir_proto::{Error, ErrorKind, InodeId, NamespaceId, Result, SessionId, VolumeId, Wire, Writer};
 
 /// Room for most replies.
 const REPLY_BYTES: usize = 384;
@@ -96,6 +96,8 @@ impl Leader {
         let newest = kv.transact(&mut |txn| {
             if txn.get(&keys::access(InodeId::ROOT))?.is_none() {
                 namespace::create::make_root(txn, wall);
+            } else if txn.get(&keys::volume(VolumeId::ROOT))?.is_none() {
+                namespace::volume::make_root(txn, wall);
             }
             Ok(())
         })?;

@@ -15,13 +15,16 @@
 //! G/<time>/<ino>          deleted: its cells are to be dropped from all targets Garbage
 //! R/<dir>/<counter>       recursive usage below a directory                     i64
 //! V/<counter>             the namespace's next numbers                             u64
+//! v/<volume>              a volume                                              VolumeRecord
+//! n/<name>                the volume of that name                               u32
+//! Q/<volume>/<counter>    a volume's own usage; 0: of all but the root volume   i64
 //! ```
 //!
 //! Numbers in keys are big-endian, so keys sort as the numbers do. Values are laid out in `record.rs`.
 //! Knows nothing of what the records mean.
 
 use weir_proto::meta::Time;
-use weir_proto::{InodeId, SessionId};
+use weir_proto::{InodeId, SessionId, VolumeId};
 
 /// What a directory's recursive usage counts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -38,6 +41,7 @@ pub enum Sequence {
     Session = b's' as isize,
     /// Sessions that ended while they may have been writing.
     Death = b'x' as isize,
+    Volume = b'v' as isize,
 }
 
 /// A letter and a number: most keys.
@@ -134,6 +138,20 @@ pub fn usage(dir: InodeId, counter: Counter) -> [u8; 10] {
     key[..9].copy_from_slice(&key9(b'R', dir.0));
     key
 }
+pub fn volume(volume: VolumeId) -> [u8; 5] {
+    let mut key = [b'v'; 5];
+    key[1..].copy_from_slice(&volume.0.to_be_bytes());
+    key
+}
+pub fn volume_name(name: &str) -> Vec<u8> {
+    [b"n", name.as_bytes()].concat()
+}
+pub fn volume_usage(volume: VolumeId, counter: Counter) -> [u8; 6] {
+    let mut key = [counter as u8; 6];
+    key[0] = b'Q';
+    key[1..5].copy_from_slice(&volume.0.to_be_bytes());
+    key
+}
 pub fn sequence(sequence: Sequence) -> [u8; 2] {
     [b'V', sequence as u8]
 }
@@ -186,5 +204,7 @@ mod tests {
         assert_eq!(held_pair(&held(ino, session)), Some((ino, session)));
         assert_eq!(cookie_of(&listed(dir, 77)), Some(77));
         assert_eq!(session_of(b"S"), None);
+        assert_eq!(volume(VolumeId(0x0102)), *b"v\0\0\x01\x02");
+        assert_eq!(volume_usage(VolumeId(3), Counter::Files), *b"Q\0\0\0\x03f");
     }
 }

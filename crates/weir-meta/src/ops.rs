@@ -4,9 +4,12 @@
 
 use crate::lease::{ByInode, LeaseTable};
 use crate::namespace::create::meta_open;
-use crate::namespace::{Cx, View, attr, create, data, list, open, remove, rename, totals, usage_of, xattr};
+use crate::namespace::{
+    Cx, View, attr, create, data, list, open, remove, rename, totals, usage_of, volume, xattr,
+};
 use weir_env::Instant;
 use weir_proto::meta::*;
+use weir_proto::volume::*;
 use weir_proto::{InodeId, Request, Result, SessionId};
 
 /// How an operation does its work.
@@ -221,3 +224,10 @@ change!(Commit, data::commit, (r, reply, g) {
     }
     g.entry(reply);
 });
+
+operation!(VolumeList, Show volume::list, (r, reply, g) { let _ = reply; });
+operation!(VolumeGet, Show |view, r| volume::get(view, &r.name), (r, reply, g) { let _ = reply; });
+operation!(VolumeAt, Show |view, r| volume::at(view, r.ino), (r, reply, g) { let _ = reply; });
+change!(VolumeCreate, volume::create, (r, reply, g) { let _ = reply; });
+change!(VolumeChange, volume::change, (r, reply, g) { let _ = reply; });
+change!(VolumeDelete, volume::delete, (r, reply, g) { let _ = reply; });

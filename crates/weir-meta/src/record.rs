@@ -6,8 +6,9 @@
 
 use bytes::Bytes;
 use weir_proto::map::Layout;
-use weir_proto::meta::{Attr, FileKind, Lease, LeaseKind, Time};
-use weir_proto::{Error, InodeId, PgId, Reader, Result, SessionId, Wire, Writer, wire_struct};
+use weir_proto::meta::{Attr, FileKind, Lease, LeaseKind, Time, Usage};
+use weir_proto::volume::{Policy, Quota, Volume};
+use weir_proto::{Error, InodeId, PgId, Reader, Result, SessionId, VolumeId, Wire, Writer, wire_struct};
 
 /// In `mode` of `Access` and `Inode`: there is an access control list (of a directory: of either kind) under `X/`.
 pub const HAS_ACL: u32 = 1 << 31;
@@ -31,8 +32,26 @@ pub struct Access {
     pub parent: InodeId,
     pub atime: Time,
     pub btime: Time,
+    /// Given at birth, for ever: a directory never leaves its volume.
+    pub volume: VolumeId,
 }
-wire_struct!(Access { mode: u32, uid: u32, gid: u32, parent: InodeId, atime: Time, btime: Time });
+impl Wire for Access {
+    fn encode(&self, w: &mut Writer) {
+        (self.mode, self.uid).encode(w);
+        (self.gid, self.parent).encode(w);
+        (self.atime, self.btime).encode(w);
+        if self.volume != VolumeId::ROOT {
+            self.volume.encode(w);
+        }
+    }
+    /// The volume came later: what has none is in the root volume.
+    fn decode(r: &mut Reader<'_>) -> Result<Access> {
+        let (mode, uid, gid) = (u32::decode(r)?, u32::decode(r)?, u32::decode(r)?);
+        let (parent, atime, btime) = (InodeId::decode(r)?, Time::decode(r)?, Time::decode(r)?);
+        let volume = if r.remaining() == 0 { VolumeId::ROOT } else { VolumeId::decode(r)? };
+        Ok(Access { mode, uid, gid, parent, atime, btime, volume })
+    }
+}
 
 /// `T/`: what each change of a directory's names touches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -189,6 +208,61 @@ pub struct Garbage {
 }
 wire_struct!(Garbage { first_pg: PgId, pg_count: u32 });
 
+/// `v/`: a volume.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct VolumeRecord {
+    pub name: String,
+    /// Its topmost directory.
+    pub root: InodeId,
+    /// The name of that in the directory above.
+    pub entry: Bytes,
+    pub path: Bytes,
+    pub owner: u32,
+    pub admins: Vec<u32>,
+    pub quota: Quota,
+    pub bytes_over_since: Option<Time>,
+    pub inodes_over_since: Option<Time>,
+    pub policy: Policy,
+    pub created: Time,
+    /// Its names are gone and what was in it goes, too.
+    pub deleting: bool,
+}
+wire_struct!(VolumeRecord {
+    name: String,
+    root: InodeId,
+    entry: Bytes,
+    path: Bytes,
+    owner: u32,
+    admins: Vec<u32>,
+    quota: Quota,
+    bytes_over_since: Option<Time>,
+    inodes_over_since: Option<Time>,
+    policy: Policy,
+    created: Time,
+    deleting: bool,
+});
+
+impl VolumeRecord {
+    /// As it is shown.
+    pub fn show(self, id: VolumeId, usage: Usage) -> Volume {
+        Volume {
+            id,
+            name: self.name,
+            root: self.root,
+            path: self.path,
+            owner: self.owner,
+            admins: self.admins,
+            quota: self.quota,
+            bytes_over_since: self.bytes_over_since,
+            inodes_over_since: self.inodes_over_since,
+            policy: self.policy,
+            created: self.created,
+            deleting: self.deleting,
+            usage,
+        }
+    }
+}
+
 /// A value with its version byte.
 pub trait Record: Wire {
     fn to_value(&self) -> Vec<u8> {
@@ -211,6 +285,7 @@ impl Record for Inode {}
 impl Record for SessionRecord {}
 impl Record for SlotRecord {}
 impl Record for Garbage {}
+impl Record for VolumeRecord {}
 
 fn decode_versioned<T: Wire>(value: &[u8]) -> Result<T> {
     let mut r = Reader::new(value);
@@ -326,6 +401,19 @@ mod tests {
         assert_eq!(Inode::from_value(&longer, String::new).unwrap(), shared);
         let slot = SlotRecord { seq: 5, method: 130, reply: Bytes::from(inode.to_bytes()) };
         assert_eq!(slot_value(5, 130, &inode), slot.to_value());
+    }
+
+    #[test]
+    fn a_directory_without_a_volume_is_in_the_root_volume() {
+        let time = Time { nanos: 7 };
+        let (uid, gid, parent) = (1, 2, InodeId::ROOT);
+        let old = Access { mode: 0o755, uid, gid, parent, atime: time, btime: time, volume: VolumeId::ROOT };
+        let value = old.to_value();
+        assert_eq!(value.len(), 1 + 3 * 4 + 3 * 8);
+        assert_eq!(Access::from_value(&value, String::new).unwrap(), old);
+        let new = Access { volume: VolumeId(0x0102), ..old };
+        assert_eq!(new.to_value(), [&value[..], &[2, 1, 0, 0]].concat());
+        assert_eq!(Access::from_value(&new.to_value(), String::new).unwrap(), new);
     }
 
     #[test]

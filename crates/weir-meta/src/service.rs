@@ -18,6 +18,7 @@ use weir_env::{BoxFuture, Env, Instant};
 use weir_kv::{CommitSeq, SharedKv};
 use weir_proto::lock::{CancelLock, ListLocks, ReclaimLocks, SetLock, TestLock};
 use weir_proto::meta::*;
+use weir_proto::volume::*;
 use weir_proto::{Error, ErrorKind, InodeId, Request, Result, SessionId, Wire};
 use weir_rpc::{Call, Connection, Defer, Handled, Payload, Reply, Service};
 
@@ -545,6 +546,18 @@ impl Meta {
             Recovered::METHOD => self.operate::<Recovered>(call),
             CreateNameless::METHOD => self.operate::<CreateNameless>(call),
             NoteAccess::METHOD => self.operate::<NoteAccess>(call),
+            _ => self.handle_volume(call),
+        }
+    }
+
+    fn handle_volume(&self, call: &Call) -> Outcome {
+        match call.method {
+            VolumeCreate::METHOD => self.operate::<VolumeCreate>(call),
+            VolumeList::METHOD => self.operate::<VolumeList>(call),
+            VolumeGet::METHOD => self.operate::<VolumeGet>(call),
+            VolumeAt::METHOD => self.operate::<VolumeAt>(call),
+            VolumeChange::METHOD => self.operate::<VolumeChange>(call),
+            VolumeDelete::METHOD => self.operate::<VolumeDelete>(call),
             _ => self.handle_session(call),
         }
     }

@@ -42,7 +42,7 @@ pub enum ErrorKind {
     Denied,
     /// POSIX refuses the name operation.
     Name(NameRule),
-    /// No space, or over quota.
+    /// No space.
     NoSpace,
     /// An epoch, token, session or handle is out of date: refresh what it came from, then try again.
     Stale,
@@ -56,6 +56,8 @@ pub enum ErrorKind {
     Unsupported,
     /// A disk or the operating system failed.
     Io,
+    /// A volume's limit: remove something there, or have the limit raised.
+    OverQuota,
 }
 
 const NAME_RULES: [NameRule; 12] = [
@@ -72,7 +74,7 @@ const NAME_RULES: [NameRule; 12] = [
     NameRule::Busy,
     NameRule::NotOwner,
 ];
-const KINDS: [ErrorKind; 11] = [
+const KINDS: [ErrorKind; 12] = [
     ErrorKind::NotFound,
     ErrorKind::Exists,
     ErrorKind::Invalid,
@@ -84,8 +86,9 @@ const KINDS: [ErrorKind; 11] = [
     ErrorKind::Damaged,
     ErrorKind::Unsupported,
     ErrorKind::Io,
+    ErrorKind::OverQuota,
 ];
-/// Wire number of the first name rule; kinds are 1 to 11.
+/// Wire number of the first name rule; kinds are 1 to 12.
 const NAME_RULE_BASE: u8 = 32;
 
 impl ErrorKind {
@@ -119,6 +122,7 @@ impl ErrorKind {
             ErrorKind::Damaged => 5,
             ErrorKind::Unsupported => 95,
             ErrorKind::Io => 5,
+            ErrorKind::OverQuota => 122,
             ErrorKind::Name(rule) => match rule {
                 NameRule::NotDirectory => 20,
                 NameRule::IsDirectory => 21,
@@ -142,7 +146,7 @@ impl ErrorKind {
             ErrorKind::Exists => 409,
             ErrorKind::Invalid | ErrorKind::Name(_) => 400,
             ErrorKind::Denied => 403,
-            ErrorKind::NoSpace => 507,
+            ErrorKind::NoSpace | ErrorKind::OverQuota => 507,
             ErrorKind::Stale => 409,
             ErrorKind::Unavailable => 503,
             ErrorKind::Deadline => 504,
@@ -164,6 +168,7 @@ impl ErrorKind {
             ErrorKind::Damaged => 10,
             ErrorKind::Unsupported => 11,
             ErrorKind::Io => 12,
+            ErrorKind::OverQuota => 13,
         }
     }
 }
@@ -178,7 +183,7 @@ macro_rules! constructors {
 impl Error {
     constructors!(not_found => NotFound, exists => Exists, invalid => Invalid, denied => Denied,
         no_space => NoSpace, stale => Stale, unavailable => Unavailable, deadline => Deadline,
-        damaged => Damaged, unsupported => Unsupported, io => Io);
+        damaged => Damaged, unsupported => Unsupported, io => Io, over_quota => OverQuota);
     pub fn name(rule: NameRule, context: impl Into<String>) -> Error {
         Error { kind: ErrorKind::Name(rule), context: context.into() }
     }

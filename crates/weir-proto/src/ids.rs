@@ -41,6 +41,7 @@ id!(/** A placement group. */ PgId(u32));
 id!(/** Grows by one with each change of the map entry it belongs to. */ Epoch(u64));
 id!(NamespaceId(u32));
 id!(/** `(directory serial << 24) | n`: born in its directory's range, never reused. */ InodeId(u64));
+id!(/** A named subtree of a namespace, numbered by its leader, never reused. */ VolumeId(u32));
 id!(/** A client's registration at a metadata server. */ SessionId(u64));
 id!(/** Overlay sequence number, contiguous per cell from 1; 0 is "none yet". */ Seq(u64));
 id!(/** Version of a stripe's base: token epoch in the upper 32 bits, a counter in the lower; 0 is "never written" (zeros). */ Version(u64));
@@ -52,6 +53,7 @@ show!(Epoch, "e{}");
 show!(NamespaceId, "ns{}");
 show!(InodeId, "i{:x}");
 show!(SessionId, "s{:x}");
+show!(VolumeId, "v{}");
 show!(Seq, "q{}");
 
 macro_rules! show_hex {
@@ -88,6 +90,11 @@ show_hex!(DiskUuid);
 impl InodeId {
     /// The root directory of every namespace. Directory serial 1, n 1.
     pub const ROOT: InodeId = InodeId((1 << 24) | 1);
+}
+
+impl VolumeId {
+    /// What belongs to no other volume of the namespace.
+    pub const ROOT: VolumeId = VolumeId(1);
 }
 
 impl Version {

@@ -16,12 +16,13 @@ pub mod layout;
 pub mod lock;
 pub mod map;
 pub mod meta;
+pub mod volume;
 pub mod wire;
 
 pub use error::{Error, ErrorKind, NameRule, Result};
 pub use ids::{
     CellId, ClusterId, DiskUuid, Epoch, FileId, InodeId, NamespaceId, NodeId, PgId, Seq, SessionId, TargetId,
-    Version,
+    Version, VolumeId,
 };
 pub use wire::{Reader, Wire, Writer};
 

@@ -15,7 +15,8 @@ const LINKS_MAX: u32 = 1 << 20;
 
 /// A namespace's first transaction: the root directory, owned by the administrator, open to all as `/tmp` is not.
 pub fn make_root(txn: &mut dyn Txn, now: Time) {
-    let access = Access { mode: 0o755, uid: 0, gid: 0, parent: InodeId::ROOT, atime: now, btime: now };
+    let (parent, volume) = (InodeId::ROOT, VolumeId::ROOT);
+    let access = Access { mode: 0o755, uid: 0, gid: 0, parent, atime: now, btime: now, volume };
     let tally = Tally {
         mtime: now,
         ctime: now,
@@ -28,6 +29,7 @@ pub fn make_root(txn: &mut dyn Txn, now: Time) {
     txn.put(&keys::access(InodeId::ROOT), &access.to_value());
     txn.put(&keys::tally(InodeId::ROOT), &tally.to_value());
     txn.max(&keys::sequence(Sequence::DirectorySerial), 2);
+    volume::make_root(txn, now);
 }
 
 /// Takes the next number of a sequence of the namespace; the first is 1.
@@ -312,6 +314,7 @@ pub fn mkdir(cx: &mut Cx<'_>, r: &meta::Mkdir) -> Result<Made> {
         parent: r.parent,
         atime: now,
         btime: now,
+        volume: birth.access.volume,
     };
     let tally = Tally {
         mtime: now,
@@ -388,6 +391,9 @@ pub fn link(cx: &mut Cx<'_>, r: &meta::Link) -> Result<Made> {
     }
     cx.need(r.ino, Need::Change);
     let mut birth = cx.prepare_birth(&r.cred, r.parent, &r.name)?;
+    if !first {
+        volume::require_same(cx.volume_of(inode.parent)?, birth.access.volume)?;
+    }
     inode.nlink += 1;
     inode.ctime = cx.rules.after(inode.ctime);
     cx.insert_name(r.parent, &mut birth.tally, &r.name, r.ino, inode.kind);

@@ -15,10 +15,11 @@ pub mod open;
 pub mod remove;
 pub mod rename;
 mod usage;
+pub mod volume;
 pub mod xattr;
 
 pub use remove::release_orphan;
-pub use usage::{totals, usage_of};
+pub use usage::{totals, usage_of, volume_usage};
 
 use crate::keys;
 use crate::lease::{Conflict, LeaseTable, Need};
@@ -27,7 +28,7 @@ use acl::Acl;
 use weir_kv::{Read, Txn};
 use weir_proto::map::Scheme;
 use weir_proto::meta::{Attr, Cred, Entry, FileKind, Lease, NAME_MAX, Time};
-use weir_proto::{Error, InodeId, NameRule, PgId, Result, SessionId};
+use weir_proto::{Error, InodeId, NameRule, PgId, Result, SessionId, VolumeId};
 
 /// Where new files go, as the cluster map says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -153,6 +153,7 @@ pub fn rmdir(cx: &mut Cx<'_>, r: &meta::Rmdir) -> Result<Removed> {
         FileKind::Directory => Ok(()),
         _ => Err(Error::name(NameRule::NotDirectory, format!("{:?} is not a directory", show(&r.name)))),
     })?;
+    volume::require_no_root(cx.read(), access.volume, link.ino)?;
     require_empty(cx.read(), link.ino)?;
     let mut tally = load_tally(cx.read(), r.parent)?;
     cx.remove_name(r.parent, &mut tally, &r.name, &link);

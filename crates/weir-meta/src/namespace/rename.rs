@@ -22,6 +22,7 @@ pub fn rename(cx: &mut Cx<'_>, r: &meta::Rename) -> Result<Renamed> {
     check_mode(r, target.as_ref())?;
     require(cx.read(), &r.cred, &from_dir, r.parent, WRITE | SEARCH)?;
     require(cx.read(), &r.cred, &to_dir, r.new_parent, WRITE | SEARCH)?;
+    volume::require_same(from_dir.volume, to_dir.volume)?;
     let replaced = target.filter(|t| t.ino != moved.ino);
     if target.is_none() || replaced.is_some() {
         check_move(cx.read(), r, &from_dir, &moved)?;
@@ -91,7 +92,10 @@ fn check_target(
         return Ok(());
     }
     match (moved.kind == FileKind::Directory, other.kind == FileKind::Directory) {
-        (true, true) => require_empty(read, other.ino),
+        (true, true) => {
+            volume::require_no_root(read, to_dir.volume, other.ino)?;
+            require_empty(read, other.ino)
+        }
         (true, false) => {
             Err(Error::name(NameRule::NotDirectory, format!("{:?} is not a directory", show(&r.new_name))))
         }
@@ -152,6 +156,7 @@ fn relocate_directory(cx: &mut Cx<'_>, dir: InodeId, from: End<'_>, to: End<'_>)
     let mut tally = load_tally(cx.read(), dir)?;
     tally.ctime = cx.rules.after(tally.ctime);
     cx.put_tally(dir, &tally);
+    cx.note_root_moved(dir, (to.dir, to.name), from.dir == to.dir)?;
     if from.dir == to.dir {
         return Ok(());
     }

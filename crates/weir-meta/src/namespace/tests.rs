@@ -10,6 +10,8 @@ use weir_proto::ErrorKind;
 use weir_proto::map::Scheme;
 use weir_proto::meta::{self, *};
 
+mod volumes;
+
 const ME: SessionId = SessionId(1);
 
 pub struct World {

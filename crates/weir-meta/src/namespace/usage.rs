@@ -1,14 +1,18 @@
 //! Recursive usage: bytes, files and directories below every directory, exact with each commit.
 //!
-//! A file is charged to the directory of its first link and to all above. Counters are added to, never read, on the way.
+//! A file is charged to the directory of its first link and to all above, and to the volume of that directory. Counters
+//! are added to, never read, on the way.
 use super::{Cx, load_access};
 use crate::keys::{self, Counter};
 use weir_kv::Read;
 use weir_proto::meta::{FsStat, Usage};
-use weir_proto::{Error, InodeId, Result};
+use weir_proto::{Error, InodeId, Result, VolumeId};
 
 /// A walk towards the root that is longer meets a loop: `rename` lets no directory be below itself.
 const DEPTH_MAX: usize = 1 << 16;
+
+/// Not a volume: what all of them but the root volume use, together.
+const ALL_BUT_ROOT: VolumeId = VolumeId(0);
 
 /// What is added to a directory and everything above it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -32,6 +36,15 @@ impl Charge {
             directories: inside.directories as i64 + 1,
         }
     }
+    /// The counters that change, and by how much.
+    fn parts(self) -> impl Iterator<Item = (Counter, i64)> {
+        let parts = [
+            (Counter::Bytes, self.bytes),
+            (Counter::Files, self.files),
+            (Counter::Directories, self.directories),
+        ];
+        parts.into_iter().filter(|(_, delta)| *delta != 0)
+    }
     pub fn back(self) -> Charge {
         Charge {
             bytes: self.bytes.wrapping_neg(),
@@ -49,21 +62,30 @@ impl Cx<'_> {
         }
         let mut at = dir;
         for _ in 0..DEPTH_MAX {
-            for (counter, delta) in [
-                (Counter::Bytes, charge.bytes),
-                (Counter::Files, charge.files),
-                (Counter::Directories, charge.directories),
-            ] {
-                if delta != 0 {
-                    self.txn.add(&keys::usage(at, counter), delta);
-                }
+            for (counter, delta) in charge.parts() {
+                self.txn.add(&keys::usage(at, counter), delta);
             }
             if at == InodeId::ROOT {
                 return Ok(());
             }
-            at = load_access(self.read(), at)?.parent;
+            let access = load_access(self.read(), at)?;
+            if at == dir {
+                self.charge_volume(access.volume, charge);
+            }
+            at = access.parent;
         }
         Err(looping(dir))
+    }
+
+    /// The root volume has what the others have not: most changes cost nothing more.
+    fn charge_volume(&mut self, volume: VolumeId, charge: Charge) {
+        if volume == VolumeId::ROOT {
+            return;
+        }
+        for (counter, delta) in charge.parts() {
+            self.txn.add(&keys::volume_usage(volume, counter), delta);
+            self.txn.add(&keys::volume_usage(ALL_BUT_ROOT, counter), delta);
+        }
     }
 }
 
@@ -89,11 +111,26 @@ fn looping(dir: InodeId) -> Error {
 /// Usage below a directory, itself not counted.
 pub fn usage_of(read: &dyn Read, dir: InodeId) -> Result<Usage> {
     load_access(read, dir)?;
-    let count = |counter| -> Result<u64> {
-        let value = read.get(&keys::usage(dir, counter))?;
-        let bytes = value.and_then(|v| <[u8; 8]>::try_from(v).ok()).unwrap_or_default();
-        Ok(i64::from_le_bytes(bytes).max(0) as u64)
-    };
+    counts(|counter| count(read, &keys::usage(dir, counter)))
+}
+
+/// A volume's own usage; its topmost directory belongs to what is around it.
+pub fn volume_usage(read: &dyn Read, volume: VolumeId) -> Result<Usage> {
+    if volume != VolumeId::ROOT {
+        return counts(|counter| count(read, &keys::volume_usage(volume, counter)));
+    }
+    counts(|counter| {
+        let others = count(read, &keys::volume_usage(ALL_BUT_ROOT, counter))?;
+        Ok(count(read, &keys::usage(InodeId::ROOT, counter))?.wrapping_sub(others))
+    })
+}
+
+fn count(read: &dyn Read, key: &[u8]) -> Result<i64> {
+    let bytes = read.get(key)?.and_then(|v| <[u8; 8]>::try_from(v).ok()).unwrap_or_default();
+    Ok(i64::from_le_bytes(bytes))
+}
+fn counts(count: impl Fn(Counter) -> Result<i64>) -> Result<Usage> {
+    let count = |counter| Ok(count(counter)?.max(0) as u64);
     Ok(Usage {
         bytes: count(Counter::Bytes)?,
         files: count(Counter::Files)?,

@@ -1,0 +1,381 @@
+//! Volumes: named subtrees with an owner, limits and a policy.
+//!
+//! Invariants: every directory's record names its volume, given at its birth, and no name leads from one volume into
+//! another but that of a volume's topmost directory. That directory goes with its volume only. The volume of a file is that
+//! of the directory it is charged to.
+//!
+//! Knows nothing of relations and of how limits are kept.
+use super::create::next_number;
+use super::usage::{is_within, volume_usage};
+use super::*;
+use crate::keys::Sequence;
+use crate::record::{NEVER_NAMED, VolumeRecord};
+use bytes::Bytes;
+use weir_kv::Scan;
+use weir_proto::meta::{Mkdir, Usage};
+use weir_proto::volume::{self, ADMINS_MAX, GRACE_S, Policy, Quota, VOLUME_NAME_MAX, VOLUME_PATH_MAX};
+use weir_proto::volume::{VOLUMES_MAX, Volume, VolumePage};
+
+/// What belongs to no other volume.
+const ROOT_NAME: &str = "root";
+
+/// The volume that everything is in from the start.
+pub fn make_root(txn: &mut dyn Txn, now: Time) {
+    let record = VolumeRecord {
+        name: ROOT_NAME.to_owned(),
+        root: InodeId::ROOT,
+        entry: Bytes::new(),
+        path: Bytes::from_static(b"/"),
+        owner: 0,
+        admins: Vec::new(),
+        quota: NO_QUOTA,
+        bytes_over_since: None,
+        inodes_over_since: None,
+        policy: Policy { scheme: None, pool: None },
+        created: now,
+        deleting: false,
+    };
+    txn.put(&keys::volume(VolumeId::ROOT), &record.to_value());
+    txn.put(&keys::volume_name(ROOT_NAME), &VolumeId::ROOT.0.to_le_bytes());
+    txn.max(&keys::sequence(Sequence::Volume), u64::from(VolumeId::ROOT.0) + 1);
+}
+
+/// No limits.
+pub const NO_QUOTA: Quota =
+    Quota { bytes_hard: 0, bytes_soft: 0, inodes_hard: 0, inodes_soft: 0, grace_s: GRACE_S };
+
+// ---- what other operations ask
+
+impl Cx<'_> {
+    /// The volume of a directory.
+    pub fn volume_of(&self, dir: InodeId) -> Result<VolumeId> {
+        volume_of(self.read(), dir)
+    }
+
+    /// A directory got another name, or another directory above it: if it is a volume's, the volume knows.
+    pub(super) fn note_root_moved(&mut self, dir: InodeId, to: (InodeId, &[u8]), same: bool) -> Result<()> {
+        let volume = self.volume_of(dir)?;
+        if volume == self.volume_of(to.0)? {
+            return Ok(());
+        }
+        let mut record = load(self.read(), volume)?;
+        record.entry = Bytes::copy_from_slice(to.1);
+        record.path = moved_path(&record.path, to.1, same);
+        self.put_volume(volume, &record);
+        Ok(())
+    }
+
+    fn put_volume(&mut self, id: VolumeId, record: &VolumeRecord) {
+        self.txn.put(&keys::volume(id), &record.to_value());
+    }
+}
+
+/// The volume of a directory.
+pub fn volume_of(read: &dyn Read, dir: InodeId) -> Result<VolumeId> {
+    if dir == InodeId::ROOT {
+        return Ok(VolumeId::ROOT);
+    }
+    load_access(read, dir).map(|access| access.volume)
+}
+
+/// No name leads from one volume into another.
+pub(super) fn require_same(from: VolumeId, to: VolumeId) -> Result<()> {
+    if from == to {
+        return Ok(());
+    }
+    Err(Error::name(
+        NameRule::CrossVolume,
+        format!("from volume {from} into volume {to}: only a copy goes from one volume into another"),
+    ))
+}
+
+/// A volume's topmost directory goes with its volume only.
+pub(super) fn require_no_root(read: &dyn Read, around: VolumeId, dir: InodeId) -> Result<()> {
+    let volume = volume_of(read, dir)?;
+    if volume == around {
+        return Ok(());
+    }
+    let name = load(read, volume)?.name;
+    Err(Error::name(
+        NameRule::Busy,
+        format!("directory {dir} is volume {name:?}: `weir volume delete {name}` removes it"),
+    ))
+}
+
+pub fn find(read: &dyn Read, id: VolumeId) -> Result<Option<VolumeRecord>> {
+    let value = read.get(&keys::volume(id))?;
+    value.map(|v| VolumeRecord::from_value(&v, || format!("volume {id}"))).transpose()
+}
+pub fn load(read: &dyn Read, id: VolumeId) -> Result<VolumeRecord> {
+    find(read, id)?.ok_or_else(|| Error::not_found(format!("volume {id} does not exist (any more)")))
+}
+fn find_name(read: &dyn Read, name: &str) -> Result<Option<VolumeId>> {
+    let Some(value) = read.get(&keys::volume_name(name))? else { return Ok(None) };
+    let number = <[u8; 4]>::try_from(value)
+        .map_err(|_| Error::damaged(format!("the record of the volume name {name:?} is damaged")))?;
+    Ok(Some(VolumeId(u32::from_le_bytes(number))))
+}
+
+/// Its last component is now `name`; `same`: in the same directory, whose path is known.
+fn moved_path(path: &[u8], name: &[u8], same: bool) -> Bytes {
+    let above = path.iter().rposition(|b| *b == b'/').filter(|_| same).map(|at| &path[..at]);
+    let path = [above.unwrap_or(b"..."), b"/", name].concat();
+    if path.len() > VOLUME_PATH_MAX { Bytes::copy_from_slice(name) } else { Bytes::from(path) }
+}
+
+// ---- showing
+
+fn shown(read: &dyn Read, id: VolumeId, record: VolumeRecord) -> Result<Volume> {
+    let usage = volume_usage(read, id)?;
+    Ok(record.show(id, usage))
+}
+
+pub fn get(view: &mut View<'_>, name: &str) -> Result<Volume> {
+    let id = find_name(view.read, name)?
+        .ok_or_else(|| Error::not_found(format!("no volume has the name {name:?}")))?;
+    shown(view.read, id, load(view.read, id)?)
+}
+
+pub fn at(view: &mut View<'_>, ino: InodeId) -> Result<Volume> {
+    let dir = match find_inode(view.read, ino)? {
+        // Nobody is charged for it yet.
+        Some(inode) if inode.parent == NEVER_NAMED => InodeId::ROOT,
+        Some(inode) => inode.parent,
+        None => ino,
+    };
+    let id = volume_of(view.read, dir)?;
+    shown(view.read, id, load(view.read, id)?)
+}
+
+pub fn list(view: &mut View<'_>, r: &volume::VolumeList) -> Result<VolumePage> {
+    let limit = (r.limit as usize).clamp(1, VOLUMES_MAX);
+    let Some(first) = r.after.0.checked_add(1) else {
+        return Ok(VolumePage { volumes: Vec::new(), end: true });
+    };
+    let (mut records, mut end, mut bad) = (Vec::new(), true, None);
+    let mut bytes = 0;
+    view.read.scan(&keys::volume(VolumeId(first)), &keys::range_of_letter(b'v').1, &mut |key, value| {
+        if records.len() == limit || bytes > PAGE_BYTES_MAX {
+            end = false;
+            return Scan::Stop;
+        }
+        let id = key.get(1..).and_then(|k| k.try_into().ok()).map(u32::from_be_bytes);
+        match (id, VolumeRecord::from_value(value, || "a volume".to_owned())) {
+            (Some(id), Ok(record)) => records.push((VolumeId(id), record)),
+            (_, Err(e)) => bad = Some(e),
+            (None, _) => bad = Some(Error::damaged("a volume's key is damaged")),
+        }
+        bytes += SHOWN_BYTES + value.len();
+        if bad.is_none() { Scan::More } else { Scan::Stop }
+    })?;
+    if let Some(e) = bad {
+        return Err(e);
+    }
+    let volumes = records.into_iter().map(|(id, record)| shown(view.read, id, record));
+    Ok(VolumePage { volumes: volumes.collect::<Result<_>>()?, end })
+}
+
+/// Half of what a message body may have.
+const PAGE_BYTES_MAX: usize = 512 * 1024;
+/// A volume as shown, beside what its record has.
+const SHOWN_BYTES: usize = 32;
+
+// ---- changing
+
+fn require_superuser(cred: &Cred, doing: &str) -> Result<()> {
+    if cred.uid == 0 {
+        return Ok(());
+    }
+    Err(Error::denied(format!("user {} may not {doing}: only the superuser may", cred.uid)))
+}
+fn require_admin(cred: &Cred, record: &VolumeRecord) -> Result<()> {
+    if cred.uid == 0 || cred.uid == record.owner || record.admins.contains(&cred.uid) {
+        return Ok(());
+    }
+    Err(Error::denied(format!(
+        "user {} neither owns nor administers volume {:?}: user {} does",
+        cred.uid, record.name, record.owner
+    )))
+}
+
+/// A name that needs no quotes anywhere, and is not taken for an option or a path.
+pub fn check_volume_name(name: &str) -> Result<()> {
+    let fits = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    let starts = name.starts_with(|c: char| c.is_ascii_alphanumeric());
+    if starts && name.len() <= VOLUME_NAME_MAX && name.chars().all(fits) {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "{name:?} cannot be a volume's name: it has 1 to {VOLUME_NAME_MAX} letters, digits, dots, dashes or underscores \
+         and begins with a letter or a digit"
+    )))
+}
+fn check_free(read: &dyn Read, name: &str) -> Result<()> {
+    check_volume_name(name)?;
+    match find_name(read, name)? {
+        None => Ok(()),
+        Some(id) => Err(Error::exists(format!("volume {id} has the name {name:?} already"))),
+    }
+}
+fn check_admins(admins: &[u32]) -> Result<()> {
+    match admins.len() {
+        0..=ADMINS_MAX => Ok(()),
+        n => Err(Error::invalid(format!("{n} administrators: a volume has at most {ADMINS_MAX}"))),
+    }
+}
+fn check_quota(quota: &Quota) -> Result<()> {
+    for (what, soft, hard) in
+        [("bytes", quota.bytes_soft, quota.bytes_hard), ("inodes", quota.inodes_soft, quota.inodes_hard)]
+    {
+        if hard != 0 && soft > hard {
+            return Err(Error::invalid(format!(
+                "a soft limit of {soft} {what} is above the hard one, {hard}"
+            )));
+        }
+        if soft.max(hard) > i64::MAX as u64 {
+            return Err(Error::invalid(format!("a limit of {} {what} is no limit", soft.max(hard))));
+        }
+    }
+    Ok(())
+}
+
+pub fn create(cx: &mut Cx<'_>, r: &volume::VolumeCreate) -> Result<Volume> {
+    require_superuser(&r.cred, "make a volume")?;
+    check_free(cx.read(), &r.name)?;
+    check_admins(&r.admins)?;
+    check_quota(&r.quota)?;
+    if r.path.len() > VOLUME_PATH_MAX {
+        return Err(Error::invalid(format!("a path of {} bytes", r.path.len())));
+    }
+    let root = cx.make_root_directory(r)?;
+    let id = VolumeId(
+        u32::try_from(next_number(cx.txn, Sequence::Volume)?)
+            .map_err(|_| Error::no_space("all numbers of volumes have been given"))?,
+    );
+    let mut access = load_access(cx.read(), root)?;
+    (access.volume, access.uid, access.gid) = (id, r.owner, r.group);
+    cx.put_access(root, &access);
+    let record = VolumeRecord {
+        name: r.name.clone(),
+        root,
+        entry: r.entry.clone(),
+        path: r.path.clone(),
+        owner: r.owner,
+        admins: r.admins.clone(),
+        quota: r.quota,
+        bytes_over_since: None,
+        inodes_over_since: None,
+        policy: r.policy.clone(),
+        created: cx.rules.now,
+        deleting: false,
+    };
+    cx.put_volume(id, &record);
+    cx.txn.put(&keys::volume_name(&r.name), &id.0.to_le_bytes());
+    shown(cx.read(), id, record)
+}
+
+impl Cx<'_> {
+    fn make_root_directory(&mut self, r: &volume::VolumeCreate) -> Result<InodeId> {
+        let (op, cred, name) = (r.op.clone(), r.cred.clone(), r.entry.clone());
+        let mkdir = Mkdir { op, cred, parent: r.parent, name, mode: r.mode & 0o7777, umask: 0 };
+        super::create::mkdir(self, &mkdir).map(|made| made.entry.attr.ino)
+    }
+}
+
+pub fn change(cx: &mut Cx<'_>, r: &volume::VolumeChange) -> Result<Volume> {
+    let mut record = load_live(cx.read(), r.volume)?;
+    require_admin(&r.cred, &record)?;
+    if let Some(owner) = r.owner.filter(|owner| *owner != record.owner) {
+        require_superuser(&r.cred, "give a volume to another owner")?;
+        record.owner = owner;
+    }
+    if let Some(admins) = &r.admins {
+        check_admins(admins)?;
+        record.admins.clone_from(admins);
+    }
+    if let Some(quota) = r.quota {
+        check_quota(&quota)?;
+        if (quota.bytes_hard, quota.inodes_hard) != (record.quota.bytes_hard, record.quota.inodes_hard) {
+            require_superuser(&r.cred, "set a volume's hard limits")?;
+        }
+        record.quota = quota;
+    }
+    if let Some(policy) = &r.policy {
+        record.policy = policy.clone();
+    }
+    if let Some(name) = r.name.as_ref().filter(|name| **name != record.name) {
+        check_free(cx.read(), name)?;
+        cx.txn.delete(&keys::volume_name(&record.name));
+        cx.txn.put(&keys::volume_name(name), &r.volume.0.to_le_bytes());
+        record.name.clone_from(name);
+    }
+    cx.put_volume(r.volume, &record);
+    shown(cx.read(), r.volume, record)
+}
+
+fn load_live(read: &dyn Read, id: VolumeId) -> Result<VolumeRecord> {
+    let record = load(read, id)?;
+    if record.deleting {
+        return Err(Error::not_found(format!("volume {:?} is being removed", record.name)));
+    }
+    Ok(record)
+}
+
+pub fn delete(cx: &mut Cx<'_>, r: &volume::VolumeDelete) -> Result<Volume> {
+    require_superuser(&r.cred, "delete a volume")?;
+    let record = load_live(cx.read(), r.volume)?;
+    if r.volume == VolumeId::ROOT {
+        return Err(Error::invalid("the root volume is the namespace itself: it cannot be deleted"));
+    }
+    let inside = volume_inside(cx.read(), r.volume, record.root)?;
+    if let Some(inside) = inside {
+        return Err(Error::name(
+            NameRule::NotEmpty,
+            format!("volume {inside:?} lies in volume {:?}: delete that first", record.name),
+        ));
+    }
+    let access = load_access(cx.read(), record.root)?;
+    cx.need(access.parent, Need::Change);
+    cx.need(record.root, Need::Change);
+    cx.clear()?;
+    super::remove::require_empty(cx.read(), record.root)?;
+    let link = load_link(cx.read(), access.parent, &record.entry)?;
+    let mut tally = load_tally(cx.read(), access.parent)?;
+    cx.remove_name(access.parent, &mut tally, &record.entry, &link);
+    cx.put_tally(access.parent, &tally);
+    cx.destroy_directory(access.parent, record.root)?;
+    cx.txn.delete(&keys::volume_name(&record.name));
+    cx.forget_volume(r.volume)?;
+    Ok(record.show(r.volume, Usage { bytes: 0, files: 0, directories: 0 }))
+}
+
+impl Cx<'_> {
+    fn forget_volume(&mut self, id: VolumeId) -> Result<()> {
+        self.txn.delete(&keys::volume(id));
+        let start = [&b"Q"[..], &id.0.to_be_bytes()].concat();
+        let end = keys::after(&start);
+        self.delete_range((start, end))
+    }
+}
+
+/// The name of a volume whose topmost directory lies below `dir`.
+fn volume_inside(read: &dyn Read, outer: VolumeId, dir: InodeId) -> Result<Option<String>> {
+    let mut others = Vec::new();
+    let (start, end) = keys::range_of_letter(b'v');
+    read.scan(&start, &end, &mut |key, value| {
+        if key != keys::volume(outer)
+            && let Ok(record) = VolumeRecord::from_value(value, String::new)
+            && record.root != InodeId::ROOT
+            && !record.deleting
+        {
+            others.push((record.root, record.name));
+        }
+        Scan::More
+    })?;
+    for (root, name) in others {
+        if is_within(read, root, dir)? {
+            return Ok(Some(name));
+        }
+    }
+    Ok(None)
+}

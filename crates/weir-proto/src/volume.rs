@@ -1,0 +1,101 @@
+//! Messages about volumes, to a namespace's metadata leader (methods 155–159 and 190–199).
+//!
+//! A volume is a named subtree with an owner, limits and a policy of its own. Who is asked for: the superuser makes and
+//! deletes volumes, gives them to an owner and sets hard limits; the owner and the administrators do the rest.
+use crate::map::Scheme;
+use crate::message;
+use crate::meta::{Cred, Op, Time, Usage};
+use crate::{InodeId, SessionId, VolumeId};
+use bytes::Bytes;
+
+/// Longest name of a volume, in bytes.
+pub const VOLUME_NAME_MAX: usize = 64;
+/// Longest path that is remembered of where a volume was made, in bytes.
+pub const VOLUME_PATH_MAX: usize = 4096;
+/// Administrators of one volume.
+pub const ADMINS_MAX: usize = 64;
+/// Volumes in one `VolumePage`.
+pub const VOLUMES_MAX: usize = 1024;
+/// Seconds between going over a soft limit and its becoming a hard one, unless it is set.
+pub const GRACE_S: u32 = 7 * 24 * 3600;
+
+message!(
+    /// Limits; 0: none. Bytes are those that files take without redundancy, inodes are files and directories.
+    Quota { bytes_hard: u64, bytes_soft: u64, inodes_hard: u64, inodes_soft: u64, grace_s: u32 }
+);
+impl Copy for Quota {}
+message!(
+    /// What new files of the volume get; absent: what the cluster's settings say.
+    Policy { scheme: Option<Scheme>, pool: Option<String> }
+);
+message!(
+    /// Everything about a volume.
+    Volume {
+        id: VolumeId,
+        name: String,
+        /// Its topmost directory.
+        root: InodeId,
+        /// Where that was made; the directory may have been renamed since.
+        path: Bytes,
+        owner: u32,
+        /// Users who may do what the owner may.
+        admins: Vec<u32>,
+        quota: Quota,
+        /// Since when it is over a soft limit.
+        bytes_over_since: Option<Time>,
+        inodes_over_since: Option<Time>,
+        policy: Policy,
+        created: Time,
+        /// It is being removed.
+        deleting: bool,
+        /// Its own: what is in volumes inside it is theirs.
+        usage: Usage,
+    }
+);
+
+message!(
+    /// Makes a volume and its topmost directory, empty.
+    VolumeCreate = 155 -> Volume {
+        op: Op,
+        cred: Cred,
+        name: String,
+        /// Where the directory is made.
+        parent: InodeId,
+        entry: Bytes,
+        /// The path of it, to be shown.
+        path: Bytes,
+        owner: u32,
+        group: u32,
+        mode: u32,
+        admins: Vec<u32>,
+        quota: Quota,
+        policy: Policy,
+    }
+);
+message!(
+    /// Volumes after `after` (0: from the start) in the order in which they were made, at most `VOLUMES_MAX`.
+    VolumeList = 156 -> VolumePage { session: SessionId, after: VolumeId, limit: u32 }
+);
+message!(VolumePage { volumes: Vec<Volume>, end: bool });
+message!(VolumeGet = 157 -> Volume { session: SessionId, name: String });
+message!(
+    /// Changes what is named; the rest stays.
+    VolumeChange = 158 -> Volume {
+        op: Op,
+        cred: Cred,
+        volume: VolumeId,
+        name: Option<String>,
+        owner: Option<u32>,
+        admins: Option<Vec<u32>>,
+        quota: Option<Quota>,
+        policy: Option<Policy>,
+    }
+);
+message!(
+    /// Takes a volume away. `force`: also if something is in it.
+    VolumeDelete = 159 -> Volume { op: Op, cred: Cred, volume: VolumeId, force: bool }
+);
+message!(
+    /// The volume that a directory or a file is in.
+    VolumeAt = 190 -> Volume { session: SessionId, ino: InodeId }
+);
