@@ -18,7 +18,7 @@ use weir_proto::map::{Layout, Role, Scheme};
 use weir_proto::meta::{FileKind, Time};
 use weir_proto::{
     CellId, ClusterId, DiskUuid, Epoch, Error, FileId, InodeId, NamespaceId, PgId, Seq, SessionId, TargetId,
-    Version, Wire,
+    Version, VolumeId, Wire,
 };
 use weir_proto::{coord, data, frame, lock, map, meta, volume};
 use weir_store::format::{self as index, Record as _};
@@ -278,7 +278,7 @@ fn access_list(value: &[u8]) {
         let _ = (acl.mode(), acl.is_mode());
     }
 }
-const NAMESPACE: [Check; 9] = [
+const NAMESPACE: [Check; 10] = [
     versioned::<record::Access>,
     versioned::<record::Tally>,
     versioned::<record::Link>,
@@ -287,6 +287,7 @@ const NAMESPACE: [Check; 9] = [
     versioned::<record::SessionRecord>,
     versioned::<record::SlotRecord>,
     versioned::<record::Garbage>,
+    versioned::<record::VolumeRecord>,
     access_list,
 ];
 
@@ -340,23 +341,45 @@ fn namespace_seeds() -> Vec<Vec<u8>> {
         next_n: 4,
         next_cookie: 5,
     };
+    let parent = InodeId::ROOT;
+    let root = VolumeId::ROOT;
     let access =
-        record::Access { mode: 0o755, uid: 1, gid: 2, parent: InodeId::ROOT, atime: time, btime: time };
+        record::Access { mode: 0o755, uid: 1, gid: 2, parent, atime: time, btime: time, volume: VolumeId(3) };
+    let volume = record::VolumeRecord {
+        name: "data".into(),
+        root: ino,
+        entry: b"name"[..].into(),
+        path: b"/name"[..].into(),
+        owner: 1,
+        admins: vec![2, 3],
+        quota: volume::Quota { bytes_hard: 5, bytes_soft: 4, inodes_hard: 3, inodes_soft: 2, grace_s: 1 },
+        bytes_over_since: Some(time),
+        inodes_over_since: None,
+        policy: volume::Policy { scheme: None, pool: Some("disk".into()) },
+        created: time,
+        deleting: false,
+    };
     let list = b"\x02\0\0\0\x01\0\x07\0\xff\xff\xff\xff\x02\0\x05\0\x0a\0\0\0\x04\0\x05\0\xff\xff\xff\xff\
         \x10\0\x05\0\xff\xff\xff\xff\x20\0\x04\0\xff\xff\xff\xff";
     let values = [
-        access.to_value(),
-        tally.to_value(),
-        record::Link { ino, kind, cookie: 3 }.to_value(),
-        record::Listed { ino, kind, name: b"name"[..].into() }.to_value(),
-        inode.to_value(),
-        record::Inode { shared_at: Some(9), ..inode }.to_value(),
-        record::SessionRecord { client: "node".into(), opened: time, process: "host/7".into() }.to_value(),
-        record::SlotRecord { seq: 5, method: 130, reply: b"reply"[..].into() }.to_value(),
-        record::Garbage { first_pg: PgId(0), pg_count: 8 }.to_value(),
-        list.to_vec(),
+        (0, access.to_value()),
+        (0, record::Access { volume: root, ..access }.to_value()),
+        (1, tally.to_value()),
+        (2, record::Link { ino, kind, cookie: 3 }.to_value()),
+        (3, record::Listed { ino, kind, name: b"name"[..].into() }.to_value()),
+        (4, inode.to_value()),
+        (4, record::Inode { shared_at: Some(9), ..inode }.to_value()),
+        (
+            5,
+            record::SessionRecord { client: "node".into(), opened: time, process: "host/7".into() }
+                .to_value(),
+        ),
+        (6, record::SlotRecord { seq: 5, method: 130, reply: b"reply"[..].into() }.to_value()),
+        (7, record::Garbage { first_pg: PgId(0), pg_count: 8 }.to_value()),
+        (8, volume.to_value()),
+        (9, list.to_vec()),
     ];
-    values.iter().enumerate().map(|(which, value)| [&[which as u8], &value[..]].concat()).collect()
+    values.iter().map(|(which, value)| [&[*which], &value[..]].concat()).collect()
 }
 
 // ---- small files
