@@ -638,7 +638,8 @@ impl Data {
             Box::pin(async move {
                 let at = epochs.first().cloned().unwrap_or(GroupAt { group: PgId(0), epoch: Epoch(0) });
                 let place = Place { target, group: at.group, epoch: at.epoch };
-                let request = DropFile { target, file, from_stripe, fence, epochs };
+                let to_stripe = u64::MAX;
+                let request = DropFile { target, file, from_stripe, to_stripe, fence, epochs };
                 let down = |m: &Member| m.target == target && m.state == MemberState::Down;
                 let is_down =
                     |map: &ClusterMap| map.group(at.group).is_some_and(|g| g.members.iter().any(down));

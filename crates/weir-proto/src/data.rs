@@ -34,7 +34,14 @@ wire_enum!(WriteMode {
     Prepare = 2,
     /// `Prepare` by the leader of a seal: the leader itself resolves it after a crash.
     PrepareSeal = 3,
+    /// Bytes that were evicted come back: the base at once, in place of what was written with a lower token epoch. `Stale`
+    /// where something was written with this one or a higher one. Its version has the counter `FILL_COUNTER`, which
+    /// neither writers nor seals take.
+    Fill = 4,
 });
+
+/// The counter of versions that `WriteMode::Fill` writes: below all others under the same token epoch.
+pub const FILL_COUNTER: u32 = 1;
 
 message!(
     /// Writes one fragment of a stripe as a new base version. The payload is the fragment (0 to cell_bytes).
@@ -168,14 +175,16 @@ message!(
 /// The fence of a deleted file: nobody ever writes it again.
 pub const FENCE_GONE: u32 = u32::MAX;
 message!(
-    /// Cuts a file on this target: what was written to stripes ≥ `from_stripe` with a token epoch below `fence` is void
-    /// and goes, and from now on every write to the file with a lower one is refused. The target remembers it for
+    /// Cuts a file on this target: what was written to the stripes from `from_stripe` to before `to_stripe` with a token
+    /// epoch below `fence` is void and goes, and from now on every write to the file with a lower one is refused. The target remembers it for
     /// members that are away. `epochs`: the file's groups that the target is a member of, as the sender's map has them;
     /// a higher one that the target knows is `Stale`: somebody may be back who would not be told.
     DropFile = 231 -> DropFileReply {
         target: TargetId,
         file: FileId,
         from_stripe: u64,
+        /// `u64::MAX`: to the end of the file, however long it is.
+        to_stripe: u64,
         fence: u32,
         epochs: Vec<GroupAt>,
     }
@@ -213,8 +222,9 @@ message!(
 );
 message!(CutList { cuts: Vec<Cut>, more: bool });
 message!(
-    /// Stripes ≥ `from_stripe` hold nothing that was written with a token epoch below `token_epoch`.
-    Cut { number: u64, file: FileId, from_stripe: u64, token_epoch: u32 }
+    /// Stripes from `from_stripe` to before `to_stripe` hold nothing that was written with a token epoch below
+    /// `token_epoch`.
+    Cut { number: u64, file: FileId, from_stripe: u64, to_stripe: u64, token_epoch: u32 }
 );
 message!(
     /// What a listing tells of a cell (at a parity target also of the data cells whose overlays it mirrors).

@@ -8,7 +8,7 @@ use crate::cuts::void_below;
 use crate::format::*;
 use std::collections::BTreeMap;
 use weir_kv::{Read, Scan, Txn};
-use weir_proto::data::{MissingMask, OverlayKind};
+use weir_proto::data::{FILL_COUNTER, MissingMask, OverlayKind};
 use weir_proto::map::{Group, MemberState, Scheme};
 use weir_proto::{CellId, Epoch, Error, FileId, PgId, Result, Seq, Version};
 
@@ -239,6 +239,39 @@ pub fn admit(read: &dyn Read, cell: CellId, version: Version, block_crcs: &[u32]
         )));
     }
     Ok(Admission::Write)
+}
+
+/// Whether evicted bytes may come back to `cell`: what is there has a lower token epoch, so it is void or the work of a mover
+/// that has lost the recall.
+pub fn admit_fill(
+    read: &dyn Read,
+    scope: &Scope,
+    cell: CellId,
+    version: Version,
+    block_crcs: &[u32],
+) -> Result<Admission> {
+    let token_epoch = version.token_epoch();
+    check_fence(read, cell.file, token_epoch)?;
+    if version.counter() != FILL_COUNTER {
+        return Err(Error::invalid(format!("cell {cell}: {version} is not the version of a recall")));
+    }
+    let base = get::<Fragment>(read, &base_key(cell))?;
+    if base.as_ref().is_some_and(|b| b.version == version && b.block_crcs == block_crcs) {
+        return Ok(Admission::Present);
+    }
+    let mut newest = base.map(|b| b.version.token_epoch());
+    newest = newest.max(prepared(read, cell)?.iter().map(|p| p.version.token_epoch()).max());
+    let logs = if scope.is_data(cell) { cell.index..cell.index + 1 } else { 0..scope.scheme.data };
+    for index in logs {
+        let logged = overlays(read, CellId { index, ..cell }, Seq(0), Seq(u64::MAX))?;
+        newest = newest.max(logged.iter().map(|(_, o)| o.token_epoch).max());
+    }
+    match newest {
+        Some(newest) if newest >= token_epoch => Err(Error::stale(format!(
+            "cell {cell}: recalled as {version}, but something was written with token epoch {newest}"
+        ))),
+        _ => Ok(Admission::Write),
+    }
 }
 
 /// A fragment beyond the committed end of its file: the base at once; whatever was there before goes.

@@ -1,6 +1,7 @@
-//! Cuts: what of a file is void because it was truncated, recovered or deleted.
+//! Cuts: what of a file is void because it was truncated, recovered, deleted or evicted.
 //!
-//! A cut is (file, first stripe, token epoch): what was written there with a lower token epoch does not count any more.
+//! A cut is (file, stripes, token epoch): what was written there with a lower token epoch does not count any more. Most go to
+//! the end of the file; those of evicted bytes end somewhere.
 //! Every live member is told (`DropFile`), drops it, refuses such writes from then on, and remembers the cut for members
 //! that are away: whoever comes back asks for the cuts before it takes anything from others, so it never brings old bytes
 //! back, nor takes its old cell for a part of what was written there since. See decision record 4.
@@ -31,12 +32,7 @@ pub const CUT_AGE: Duration = Duration::from_secs(3600);
 /// What was written to the cell with a lower token epoch is void.
 pub fn void_below(read: &dyn Read, cell: CellId) -> Result<u32> {
     let cuts = of_file(read, cell.file)?;
-    Ok(cuts
-        .iter()
-        .filter(|(_, c)| c.from_stripe <= cell.stripe)
-        .map(|(_, c)| c.token_epoch)
-        .max()
-        .unwrap_or(0))
+    Ok(cuts.iter().filter(|(_, c)| c.holds(cell.stripe)).map(|(_, c)| c.token_epoch).max().unwrap_or(0))
 }
 
 fn of_file(read: &dyn Read, file: FileId) -> Result<Vec<(u64, format::Cut)>> {
@@ -47,24 +43,23 @@ fn of_file(read: &dyn Read, file: FileId) -> Result<Vec<(u64, format::Cut)>> {
 }
 
 /// Raises the file's fence and remembers the cut, unless an earlier one says as much.
-pub fn remember(txn: &mut dyn Txn, file: FileId, from_stripe: u64, token_epoch: u32) -> Result<()> {
+pub fn remember(txn: &mut dyn Txn, file: FileId, cut: format::Cut) -> Result<()> {
+    let token_epoch = cut.token_epoch;
     let fence = get::<Fence>(txn, &fence_key(file))?.map_or(0, |f| f.token_epoch);
     if token_epoch > fence {
         txn.put(&fence_key(file), &Fence { token_epoch }.to_value());
     }
     let earlier = of_file(txn, file)?;
-    if earlier.iter().any(|(_, c)| c.from_stripe <= from_stripe && c.token_epoch >= token_epoch) {
+    if earlier.iter().any(|(_, c)| c.covers(&cut)) {
         return Ok(());
     }
-    for (number, _) in
-        earlier.iter().filter(|(_, c)| c.from_stripe >= from_stripe && c.token_epoch <= token_epoch)
-    {
+    for (number, _) in earlier.iter().filter(|(_, c)| cut.covers(c)) {
         txn.delete(&cut_key(file, *number));
         txn.delete(&cut_file_key(*number));
     }
     let number = 1 + newest(txn)?;
     txn.put(CUT_COUNT, &number.to_le_bytes());
-    txn.put(&cut_key(file, number), &format::Cut { from_stripe, token_epoch }.to_value());
+    txn.put(&cut_key(file, number), &cut.to_value());
     txn.put(&cut_file_key(number), &CutFile { file }.to_value());
     Ok(())
 }
@@ -84,18 +79,23 @@ impl Store {
     pub fn drop_file(
         &self,
         file: FileId,
-        from_stripe: u64,
-        fence: u32,
+        cut: format::Cut,
         epochs: &[GroupAt],
     ) -> Result<(CommitSeq, DropFileReply)> {
         self.usable()?;
-        if fence == 0 {
+        let format::Cut { from_stripe, to_stripe, token_epoch } = cut;
+        if token_epoch == 0 {
             return Err(Error::invalid(format!("cut of file {file}: no token epoch is below 0")));
         }
-        tracing::trace!(on = %self.target, %file, from_stripe, fence, "cut");
+        if from_stripe >= to_stripe {
+            return Err(Error::invalid(format!(
+                "cut of file {file}: no stripe is from {from_stripe} to before {to_stripe}"
+            )));
+        }
+        tracing::trace!(on = %self.target, %file, ?cut, "cut");
         let mut last = self.change(&mut |txn, _| {
             epochs.iter().try_for_each(|at| cells::check_epoch(txn, at.group, at.epoch))?;
-            remember(txn, file, from_stripe, fence)
+            remember(txn, file, cut)
         })?;
         self.pass(points::FENCED);
         let mut after = None;
@@ -103,8 +103,8 @@ impl Store {
             let mut batch = Vec::new();
             last = self
                 .change(&mut |txn, delta| {
-                    batch = lookup::file_cells(txn, file, from_stripe, after, DROP_BATCH)?;
-                    batch.iter().try_for_each(|cell| cells::drop_void(txn, *cell, fence, delta))
+                    batch = lookup::file_cells(txn, file, (from_stripe, to_stripe), after, DROP_BATCH)?;
+                    batch.iter().try_for_each(|cell| cells::drop_void(txn, *cell, token_epoch, delta))
                 })?
                 .max(last);
             match batch.last() {
@@ -147,8 +147,8 @@ impl Store {
                 if list.cuts.len() == limit {
                     list.more = true;
                 } else if let Some(cut) = get::<format::Cut>(r, &cut_key(file, number))? {
-                    let (from_stripe, token_epoch) = (cut.from_stripe, cut.token_epoch);
-                    list.cuts.push(Cut { number, file, from_stripe, token_epoch });
+                    let format::Cut { from_stripe, to_stripe, token_epoch } = cut;
+                    list.cuts.push(Cut { number, file, from_stripe, to_stripe, token_epoch });
                 }
             }
             Ok(())
@@ -262,7 +262,9 @@ impl StorageNode {
                 .blocking(move || {
                     let mut applied = CommitSeq(0);
                     for cut in list.cuts {
-                        let (seq, _) = store.drop_file(cut.file, cut.from_stripe, cut.token_epoch, &[])?;
+                        let Cut { file, from_stripe, to_stripe, token_epoch, .. } = cut;
+                        let cut = format::Cut { from_stripe, to_stripe, token_epoch };
+                        let (seq, _) = store.drop_file(file, cut, &[])?;
                         applied = applied.max(seq);
                     }
                     Ok::<_, Error>(applied)

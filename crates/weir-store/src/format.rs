@@ -86,6 +86,15 @@ pub fn numbered_range(letter: u8, cell: CellId, from: u64, to: u64) -> (Vec<u8>,
     end.push(0); // the least key above
     (numbered(letter, cell, from), end)
 }
+/// Half-open range of all keys of a letter for the file's cells with stripes in `from_stripe..to_stripe` (`u64::MAX`: all
+/// from there on).
+pub fn stripes_range(letter: u8, file: FileId, from_stripe: u64, to_stripe: u64) -> (Vec<u8>, Vec<u8>) {
+    let (start, end) = file_range(letter, file, from_stripe);
+    match to_stripe {
+        u64::MAX => (start, end),
+        stripe => (start, cell_key(letter, CellId { file, stripe, index: 0 })),
+    }
+}
 /// Half-open range of all keys of a letter for the file's cells with stripe ≥ `from_stripe`.
 pub fn file_range(letter: u8, file: FileId, from_stripe: u64) -> (Vec<u8>, Vec<u8>) {
     let start = cell_key(letter, CellId { file, stripe: from_stripe, index: 0 });
@@ -316,10 +325,46 @@ record!(
     /// Writes to the file with a lower token epoch are refused.
     Fence { token_epoch: u32 }
 );
-record!(
-    /// What was written to stripes from here on with a lower token epoch is void.
-    Cut { from_stripe: u64, token_epoch: u32 }
-);
+/// What was written to these stripes with a lower token epoch is void.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Cut {
+    pub from_stripe: u64,
+    /// Exclusive; `u64::MAX`: to the end of the file.
+    pub to_stripe: u64,
+    pub token_epoch: u32,
+}
+impl Cut {
+    pub fn to_end(from_stripe: u64, token_epoch: u32) -> Cut {
+        Cut { from_stripe, to_stripe: u64::MAX, token_epoch }
+    }
+    pub fn holds(&self, stripe: u64) -> bool {
+        self.from_stripe <= stripe && (stripe < self.to_stripe || self.to_stripe == u64::MAX)
+    }
+    /// Says all that `other` says.
+    pub fn covers(&self, other: &Cut) -> bool {
+        self.from_stripe <= other.from_stripe
+            && self.to_stripe >= other.to_stripe
+            && self.token_epoch >= other.token_epoch
+    }
+}
+impl Record for Cut {
+    fn fields(&self, w: &mut Writer) {
+        self.from_stripe.encode(w);
+        self.token_epoch.encode(w);
+        if self.to_stripe != u64::MAX {
+            self.to_stripe.encode(w);
+        }
+    }
+    /// The end came later: records without it are cuts to the end of the file, as most are.
+    fn parse(r: &mut Reader<'_>) -> Result<Cut> {
+        let (from_stripe, token_epoch) = (u64::decode(r)?, u32::decode(r)?);
+        let to_stripe = if r.remaining() == 0 { u64::MAX } else { u64::decode(r)? };
+        Ok(Cut { from_stripe, to_stripe, token_epoch })
+    }
+    fn name() -> &'static str {
+        "Cut"
+    }
+}
 record!(
     /// Whose cut has this number.
     CutFile { file: FileId }
@@ -375,7 +420,8 @@ mod tests {
             token_epoch: 6,
             extent: Extent::default(),
         };
-        let cut = Cut { from_stripe: 3, token_epoch: 8 };
+        let cut = Cut::to_end(3, 8);
+        let part = Cut { to_stripe: 5, ..cut };
         let golden = [
             ("cut_key", cut_key(cell().file, 9), include_str!("../tests/golden/cut_key")),
             ("cut", cut.to_value(), include_str!("../tests/golden/cut")),
@@ -398,6 +444,19 @@ mod tests {
         assert_eq!(Header::from_value(&header.to_value()).unwrap(), header);
         assert_eq!(Fragment::from_value(&fragment.to_value()).unwrap(), fragment);
         assert_eq!(Overlay::from_value(&overlay.to_value()).unwrap(), overlay);
+        assert_eq!(Cut::from_value(&cut.to_value()).unwrap(), cut);
+        assert_eq!(Cut::from_value(&part.to_value()).unwrap(), part);
+        assert_eq!(part.to_value()[4..], [&cut.to_value()[4..], &5u64.to_le_bytes()[..]].concat());
+    }
+
+    #[test]
+    fn a_cut_holds_its_stripes_and_covers_what_says_less() {
+        let (part, tail) = (Cut { from_stripe: 3, to_stripe: 5, token_epoch: 8 }, Cut::to_end(4, 8));
+        assert_eq!([2, 3, 4, 5, u64::MAX].map(|s| part.holds(s)), [false, true, true, false, false]);
+        assert!(tail.holds(u64::MAX) && !tail.holds(3));
+        assert!(!part.covers(&tail) && !tail.covers(&part));
+        assert!(Cut::to_end(3, 8).covers(&part) && !Cut::to_end(3, 7).covers(&part));
+        assert!(part.covers(&Cut { to_stripe: 4, token_epoch: 7, ..part }));
     }
 
     #[test]

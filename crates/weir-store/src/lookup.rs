@@ -49,15 +49,15 @@ pub fn summary(r: &dyn Read, cell: CellId) -> Result<Option<CellSummary>> {
     }))
 }
 
-/// The next cells of a file's stripes from `from_stripe` on, in order.
+/// The next cells of a file's stripes in `from..to` (`u64::MAX`: all from there on), in order.
 pub fn file_cells(
     r: &dyn Read,
     file: FileId,
-    from_stripe: u64,
+    (from_stripe, to_stripe): (u64, u64),
     after: Option<CellId>,
     limit: usize,
 ) -> Result<Vec<CellId>> {
-    let (mut start, end) = file_range(HEADER, file, from_stripe);
+    let (mut start, end) = stripes_range(HEADER, file, from_stripe, to_stripe);
     if let Some(cell) = after {
         start = header_key(cell);
         start.push(0);

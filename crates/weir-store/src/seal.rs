@@ -285,7 +285,7 @@ impl StorageNode {
         let scope = acting.scope;
         let first = CellId { file, stripe, index: 0 };
         let stats = self.stat_all(&acting, file, stripe).await;
-        let mut newest = Version::new(token_epoch(target, &scope, file, stripe)?, 0);
+        let mut newest = Version::new(token_epoch(target, &scope, file, stripe)?, FILL_COUNTER);
         let mut base = Version(0);
         for stat in participants(acting.group()).into_iter().zip(stats).map(|(_, stat)| stat) {
             let stat = stat?;

@@ -7,6 +7,7 @@
 use crate::alloc::Geometry;
 use crate::cells::{Appended, Numbering, Scope};
 use crate::cuts::Forgetting;
+use crate::format;
 use crate::peers::{PeerReply, PeerRequest, Peers, join_all};
 use crate::points;
 use crate::store::{FragmentWrite, INLINE_BYTES_MAX, OverlayWrite, Store};
@@ -446,11 +447,10 @@ impl StorageNode {
             let store = node.target(r.target)?.store.clone();
             node.check_announced(&r.epochs).await?;
             let worker = store.clone();
-            let (seq, reply) = node
-                .env
-                .tasks
-                .blocking(move || worker.drop_file(r.file, r.from_stripe, r.fence, &r.epochs))
-                .await?;
+            let cut =
+                format::Cut { from_stripe: r.from_stripe, to_stripe: r.to_stripe, token_epoch: r.fence };
+            let (seq, reply) =
+                node.env.tasks.blocking(move || worker.drop_file(r.file, cut, &r.epochs)).await?;
             store.durable(seq).await?;
             Ok(Reply::new(&reply))
         }))

@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use weir_env::{BufferPool, Env, File, OpenMode};
-use weir_kv::{CommitSeq, Scan, SharedKv, Txn};
+use weir_kv::{CommitSeq, Read, Scan, SharedKv, Txn};
 use weir_proto::checksum::{block_crcs, crc32c};
 use weir_proto::coord::TargetReport;
 use weir_proto::data::*;
@@ -141,7 +141,7 @@ impl Store {
             if scope.epoch < known {
                 return Err(cells::lower_epoch(scope.group, scope.epoch, known));
             }
-            admission = cells::admit(r, write.cell, write.version, write.block_crcs)?;
+            admission = admit(r, scope, write)?;
             Ok(())
         })?;
         if admission == Admission::Present {
@@ -162,12 +162,14 @@ impl Store {
         };
         let committed = self.commit_bytes(extent, &mut |txn, delta| {
             cells::check_epoch(txn, scope.group, scope.epoch)?;
-            if cells::admit(txn, write.cell, write.version, write.block_crcs)? == Admission::Present {
+            if admit(txn, scope, write)? == Admission::Present {
                 delta.dropped.push(extent);
                 return Ok(());
             }
             match write.mode {
-                WriteMode::Fresh => cells::fresh(txn, scope, write.cell, fragment.clone(), delta),
+                WriteMode::Fresh | WriteMode::Fill => {
+                    cells::fresh(txn, scope, write.cell, fragment.clone(), delta)
+                }
                 WriteMode::Prepare | WriteMode::PrepareSeal => {
                     cells::prepare(txn, scope, write.cell, &fragment, delta)
                 }
@@ -590,6 +592,15 @@ impl Store {
 
 fn count(counter: &AtomicI64) -> u64 {
     u64::try_from(counter.load(Relaxed)).unwrap_or(0)
+}
+
+fn admit(read: &dyn Read, scope: &Scope, write: &FragmentWrite<'_>) -> Result<Admission> {
+    match write.mode {
+        WriteMode::Fill => cells::admit_fill(read, scope, write.cell, write.version, write.block_crcs),
+        WriteMode::Fresh | WriteMode::Prepare | WriteMode::PrepareSeal => {
+            cells::admit(read, write.cell, write.version, write.block_crcs)
+        }
+    }
 }
 
 fn cut_of(scope: &Scope, cell: CellId, cuts: &[Seq]) -> Seq {

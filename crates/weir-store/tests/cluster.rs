@@ -97,7 +97,14 @@ async fn a_fenced_file_is_sealed() {
     model.overlay(&world, 0, 1, 100, &bytes_of(1, 5000)).await;
     for position in 0..6 {
         let target = world.place(position).target;
-        let request = DropFile { target, file: cell(0, 0).file, from_stripe: 1, fence: 9, epochs: vec![] };
+        let request = DropFile {
+            target,
+            file: cell(0, 0).file,
+            from_stripe: 1,
+            to_stripe: u64::MAX,
+            fence: 9,
+            epochs: vec![],
+        };
         world.call(position, request, &[]).await.unwrap();
     }
     assert_eq!(world.overlay(cell(0, 1), 0, b"late").await.unwrap_err().kind, ErrorKind::Stale);
@@ -105,7 +112,7 @@ async fn a_fenced_file_is_sealed() {
     world.call(4, request, &[]).await.unwrap();
     world.check(0, &model.0, "fenced and sealed").await;
     let request = StatCell { place: world.place(5), cell: cell(0, 5) };
-    assert_eq!(world.call(5, request, &[]).await.unwrap().0.base, Version::new(9, 1));
+    assert_eq!(world.call(5, request, &[]).await.unwrap().0.base, Version::new(9, 3));
 }
 
 /// The leader's process ends after each number of calls; all targets that are not lost start again and settle.
@@ -300,6 +307,58 @@ async fn a_target_that_was_away_brings_no_cut_bytes_back() {
     }
 }
 
+/// Stripes are evicted while a target is away, and it was current when they were written. It brings them back to nobody, and
+/// rebuilds nothing of them; what is filled in since, it gets.
+#[tokio::test]
+async fn a_target_that_was_away_brings_no_evicted_bytes_back() {
+    for victim in [0, 2, 4, 5].map(TargetId) {
+        let world = World::new(EC).await;
+        let mut models: Vec<Model> = (0..5).map(|_| Model::new()).collect();
+        for (stripe, model) in models.iter_mut().enumerate() {
+            model.fresh(&world, stripe as u64, 1 + stripe).await;
+            model.overlay(&world, stripe as u64, 1, 300, b"and changed since").await;
+        }
+        world.lose(victim).await;
+        world.cut_out(1, 4).await;
+        let token_epoch = *world.token_epoch.lock().unwrap();
+        let home = [bytes_of(2, CELL), bytes_of(3, CELL), bytes_of(4, CELL), bytes_of(5, 777)];
+        for (position, bytes) in world.encode(&home).iter().enumerate() {
+            if world.place(position).target == victim {
+                continue;
+            }
+            let request = WriteFragment {
+                place: world.place(position),
+                cell: cell(2, position),
+                version: Version::new(token_epoch, FILL_COUNTER),
+                mode: WriteMode::Fill,
+                missing: weir_store::service::down_mask(&world.map().groups[0]),
+                cuts: vec![],
+                block_crcs: block_crcs(bytes, CHECKSUM_BLOCK as usize),
+            };
+            world.call(position, request, bytes).await.unwrap();
+        }
+        models[2].0 = home.to_vec();
+        models[2].0.iter_mut().for_each(|cell| cell.resize(CELL, 0));
+        for evicted in [1, 3] {
+            models[evicted] = Model::new();
+        }
+        world.bring_back(victim).await;
+        world.rounds(0..6).await;
+        world.rounds(0..6).await;
+        assert!(world.map().groups[0].members.iter().all(|m| m.state == MemberState::Current));
+        for (stripe, model) in models.iter().enumerate() {
+            world.check(stripe as u64, &model.0, &format!("{victim} is back, stripe {stripe}")).await;
+        }
+        for position in 0..6 {
+            for stripe in [1, 3] {
+                let request = StatCell { place: world.place(position), cell: cell(stripe, position) };
+                let stat = world.call(position, request, &[]).await.unwrap().0;
+                assert!(!stat.known, "stripe {stripe} at {position}: {stat:?}");
+            }
+        }
+    }
+}
+
 /// Whoever acts under a map in which a member is away learns that it is back: it would not be told of the cut.
 #[tokio::test]
 async fn a_cut_under_an_old_map_is_refused() {
@@ -311,7 +370,8 @@ async fn a_cut_under_an_old_map_is_refused() {
     world.bring_back(TargetId(3)).await;
     world.rounds(3..4).await;
     for (target, epochs) in old.told_of_cuts(|_| true).unwrap() {
-        let request = DropFile { target, file: cell(0, 0).file, from_stripe: 0, fence: 2, epochs };
+        let request =
+            DropFile { target, file: cell(0, 0).file, from_stripe: 0, to_stripe: u64::MAX, fence: 2, epochs };
         assert_eq!(world.dispatch(target, request, vec![]).await.unwrap_err().kind, ErrorKind::Stale);
     }
     for lost in [0, 1, 2] {

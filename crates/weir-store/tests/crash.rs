@@ -13,6 +13,7 @@ use weir_proto::map::Scheme;
 use weir_proto::*;
 use weir_store::Geometry;
 use weir_store::cells::{Numbering, Scope};
+use weir_store::format;
 use weir_store::inspect::{Finding, InspectOptions, inspect};
 use weir_store::open_index;
 use weir_store::store::{FragmentWrite, OverlayWrite, Store};
@@ -135,7 +136,7 @@ async fn writer(env: Env, store: Arc<Store>, n: usize, seed: u64, model: Model) 
                     work.seal_cell(&SCOPE, cell(n), version)?;
                     work.commit_stripe(&SCOPE, cell(n), version)
                 }
-                _ => Ok(work.drop_file(cell(n).file, 0, token, &[])?.0),
+                _ => Ok(work.drop_file(cell(n).file, format::Cut::to_end(0, token), &[])?.0),
             })
             .await
             .unwrap();
@@ -232,7 +233,7 @@ fn a_full_disk_refuses_writes_and_serves_reads_and_deletes() {
             assert!(read(&store, n).unwrap() == data);
         }
         for n in 0..written {
-            let (seq, _) = store.drop_file(cell(n).file, 0, 2, &[]).unwrap();
+            let (seq, _) = store.drop_file(cell(n).file, format::Cut::to_end(0, 2), &[]).unwrap();
             store.durable(seq).await.unwrap();
         }
         store.reclaim().unwrap();

@@ -691,7 +691,14 @@ fn an_epoch_that_nobody_gave_is_not_believed() {
         let file = FileId { namespace: NamespaceId(3), inode: InodeId(77) };
         for position in 0..WIDTH {
             let target = id(position);
-            let drop = DropFile { target, file, from_stripe: 0, fence: 9, epochs: epochs.clone() };
+            let drop = DropFile {
+                target,
+                file,
+                from_stripe: 0,
+                to_stripe: u64::MAX,
+                fence: 9,
+                epochs: epochs.clone(),
+            };
             let list = ListCuts { target, after: 0, epochs: epochs.clone(), limit: 10 };
             let cells = ListCells {
                 target,

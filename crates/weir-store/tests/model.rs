@@ -13,6 +13,7 @@ use weir_proto::map::Scheme;
 use weir_proto::*;
 use weir_store::alloc::Geometry;
 use weir_store::cells::{Appended, Numbering, Scope};
+use weir_store::format;
 use weir_store::store::{FragmentWrite, OverlayWrite, Store};
 
 const CELL_BYTES: u32 = 128 << 10;
@@ -99,7 +100,7 @@ enum Op {
     Overlay { cell: u8, offset: u32, len: u32 },
     Zero { cell: u8, offset: u32, len: u32 },
     Seal { cell: u8, commit: bool },
-    DropFile { cell: u8 },
+    DropFile { cell: u8, to_stripe: u64 },
     Read { cell: u8, block: u32, blocks: u32 },
     Reopen,
     Spill,
@@ -115,7 +116,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         6 => (cell.clone(), extent.clone()).prop_map(|(cell, (offset, len))| Op::Overlay { cell, offset, len }),
         1 => (cell.clone(), extent).prop_map(|(cell, (offset, len))| Op::Zero { cell, offset, len }),
         3 => (cell.clone(), any::<bool>()).prop_map(|(cell, commit)| Op::Seal { cell, commit }),
-        1 => cell.clone().prop_map(|cell| Op::DropFile { cell }),
+        1 => (cell.clone(), 1u64..9).prop_map(|(cell, to_stripe)| Op::DropFile { cell, to_stripe }),
         6 => (cell, 0u32..8, 1u32..9).prop_map(|(cell, block, blocks)| Op::Read { cell, block, blocks }),
         2 => Just(Op::Reopen),
         2 => Just(Op::Spill),
@@ -188,11 +189,15 @@ proptest! {
                         prop_assert_eq!(store.header(id(c)).unwrap().unwrap().overlay_count, 0);
                     }
                 }
-                Op::DropFile { cell: c } => {
+                Op::DropFile { cell: c, to_stripe } => {
                     token += 1;
-                    store.drop_file(id(c).file, 0, token, &[]).unwrap();
-                    model[c as usize].clear();
-                    last[c as usize] = Seq(0);
+                    let to_stripe = if to_stripe == 8 { u64::MAX } else { to_stripe };
+                    let cut = format::Cut { from_stripe: 0, to_stripe, token_epoch: token };
+                    store.drop_file(id(c).file, cut, &[]).unwrap();
+                    if to_stripe > id(c).stripe {
+                        model[c as usize].clear();
+                        last[c as usize] = Seq(0);
+                    }
                 }
                 Op::Read { cell: c, block, blocks } => {
                     let (answer, bytes) = read(&store, id(c), block * CHECKSUM_BLOCK, blocks * CHECKSUM_BLOCK);
@@ -217,7 +222,7 @@ proptest! {
         for c in 0..3u64 {
             let (_, bytes) = read(&store, cell(c + 1, 5), 0, CELL_BYTES);
             prop_assert!(bytes == model[c as usize]);
-            store.drop_file(cell(c + 1, 5).file, 0, token + 1, &[]).unwrap();
+            store.drop_file(cell(c + 1, 5).file, format::Cut::to_end(0, token + 1), &[]).unwrap();
         }
         store.reclaim().unwrap();
         let stat = store.stat();
@@ -287,7 +292,7 @@ fn lower_epochs_tokens_and_versions_are_stale() {
         assert_eq!(write(&store, id, 5, WriteMode::Prepare, &[], b"y").unwrap_err().kind, ErrorKind::Stale);
         let old = Scope { epoch: Epoch(4), ..SCOPE };
         assert_eq!(store.commit_stripe(&old, id, Version::new(1, 5)).unwrap_err().kind, ErrorKind::Stale);
-        store.drop_file(id.file, 1, 2, &[]).unwrap();
+        store.drop_file(id.file, format::Cut::to_end(1, 2), &[]).unwrap();
         assert_eq!(write(&store, id, 6, WriteMode::Fresh, &[], b"y").unwrap_err().kind, ErrorKind::Stale);
         assert_eq!(overlay(&store, id, 0, b"y").unwrap_err().kind, ErrorKind::Stale);
         assert_eq!(read(&store, id, 0, CELL_BYTES).1, b"x");
@@ -345,7 +350,7 @@ fn a_cut_drops_what_is_older_and_is_remembered() {
             overlay(&store, id, 0, b"before").unwrap();
         }
         overlay_as(&store, new, 3, 60_000, b"after").unwrap();
-        store.drop_file(old.file, 5, 3, &[]).unwrap();
+        store.drop_file(old.file, format::Cut::to_end(5, 3), &[]).unwrap();
         assert_eq!(&read(&store, old, 0, CELL_BYTES).1[..6], b"before");
         let mut after = vec![0; 60_000];
         after.extend_from_slice(b"after");
@@ -363,19 +368,106 @@ fn a_cut_drops_what_is_older_and_is_remembered() {
 
         let told = |after| store.list_cuts(after, &[], 10).unwrap().1.cuts;
         let of = |cuts: Vec<Cut>| cuts.iter().map(|c| (c.from_stripe, c.token_epoch)).collect::<Vec<_>>();
-        store.drop_file(old.file, 9, 3, &[]).unwrap();
+        store.drop_file(old.file, format::Cut::to_end(9, 3), &[]).unwrap();
         assert_eq!(of(told(0)), [(5, 3)], "an earlier one says as much");
-        store.drop_file(old.file, 9, 4, &[]).unwrap();
+        store.drop_file(old.file, format::Cut::to_end(9, 4), &[]).unwrap();
         assert_eq!(of(told(0)), [(5, 3), (9, 4)]);
-        store.drop_file(old.file, 0, FENCE_GONE, &[]).unwrap();
+        store.drop_file(old.file, format::Cut::to_end(0, FENCE_GONE), &[]).unwrap();
         assert_eq!(of(told(0)), [(0, FENCE_GONE)], "one that covers others takes their place");
         assert_eq!(told(store.newest_cut().unwrap()), []);
         let higher = GroupAt { group: SCOPE.group, epoch: Epoch(6) };
         store.list_cuts(0, &[higher], 10).unwrap();
         let lower = GroupAt { group: SCOPE.group, epoch: Epoch(5) };
-        assert_eq!(store.drop_file(old.file, 0, FENCE_GONE, &[lower]).unwrap_err().kind, ErrorKind::Stale);
+        assert_eq!(
+            store.drop_file(old.file, format::Cut::to_end(0, FENCE_GONE), &[lower]).unwrap_err().kind,
+            ErrorKind::Stale
+        );
         store.forget_cuts(store.newest_cut().unwrap()).unwrap();
         assert_eq!(told(0), []);
         assert_eq!(store.newest_cut().unwrap(), 3, "numbers only grow");
+    });
+}
+
+/// A cut with an end leaves what lies before and behind it, and says no more than its stripes.
+#[test]
+fn a_cut_with_an_end_leaves_what_lies_behind_it() {
+    with_store(|_, _, store| {
+        let file = cell(1, 0).file;
+        for stripe in 0..4 {
+            write(&store, cell(1, stripe), 1, WriteMode::Fresh, &[], &bytes_of(stripe as u8, 50_000))
+                .unwrap();
+            overlay(&store, cell(1, stripe), 0, b"over").unwrap();
+        }
+        let cut = |from_stripe, to_stripe, token_epoch| format::Cut { from_stripe, to_stripe, token_epoch };
+        assert_eq!(store.drop_file(file, cut(2, 2, 3), &[]).unwrap_err().kind, ErrorKind::Invalid);
+        store.drop_file(file, cut(1, 3, 3), &[]).unwrap();
+        let lengths = |store: &Store| [0, 1, 2, 3].map(|s| read(store, cell(1, s), 0, CELL_BYTES).1.len());
+        assert_eq!(lengths(&store), [50_000, 0, 0, 50_000]);
+        // The fence is the file's.
+        assert_eq!(overlay_as(&store, cell(1, 3), 2, 0, b"late").unwrap_err().kind, ErrorKind::Stale);
+        // What an uninformed peer gives back is taken where nothing was cut.
+        let (data, version) = (bytes_of(7, 60_000), Version::new(2, 9));
+        let crcs = block_crcs(&data, CHECKSUM_BLOCK as usize);
+        let taken = [0, 1, 2, 3].map(|stripe| {
+            let (mode, cuts, block_crcs) = (WriteMode::Fresh, &[][..], &crcs[..]);
+            let cell = cell(1, stripe);
+            let write = FragmentWrite { cell, version, mode, missing: 0, cuts, block_crcs, data: &data };
+            store.install(&SCOPE, &write, Seq(0), false).unwrap().1
+        });
+        assert_eq!(taken, [true, false, false, true]);
+
+        let told = |store: &Store| {
+            let cuts = store.list_cuts(0, &[], 10).unwrap().1.cuts;
+            cuts.iter().map(|c| (c.from_stripe, c.to_stripe, c.token_epoch)).collect::<Vec<_>>()
+        };
+        store.drop_file(file, cut(2, 3, 3), &[]).unwrap();
+        store.drop_file(file, cut(3, 4, 3), &[]).unwrap();
+        assert_eq!(told(&store), [(1, 3, 3), (3, 4, 3)], "neither says what the other does");
+    });
+}
+
+/// Evicted bytes come back only to where nothing newer is, whichever of several movers is late.
+#[test]
+fn a_fill_replaces_what_is_older_and_nothing_else() {
+    with_store(|_, _, store| {
+        let id = cell(1, 5);
+        let fill = |token: u32, seed: u8| {
+            write_as(
+                &store,
+                id,
+                Version::new(token, FILL_COUNTER),
+                WriteMode::Fill,
+                &[],
+                &bytes_of(seed, 9_000),
+            )
+        };
+        let stale = |done: Result<()>| assert_eq!(done.unwrap_err().kind, ErrorKind::Stale);
+        write(&store, id, 7, WriteMode::Fresh, &[], &bytes_of(1, 50_000)).unwrap();
+        overlay_as(&store, id, 2, 0, b"before the eviction").unwrap();
+        // The drop at the targets may come after the first fill.
+        fill(3, 1).unwrap();
+        store.drop_file(id.file, format::Cut { from_stripe: 5, to_stripe: 6, token_epoch: 3 }, &[]).unwrap();
+        assert_eq!(read(&store, id, 0, CELL_BYTES).1, bytes_of(1, 9_000));
+        fill(3, 1).unwrap();
+        stale(fill(3, 2));
+        stale(fill(2, 2));
+        // Handed to another mover under a higher token epoch: the first one is late.
+        fill(4, 3).unwrap();
+        stale(fill(3, 1));
+        assert_eq!(read(&store, id, 0, CELL_BYTES).1, bytes_of(3, 9_000));
+        // Now somebody writes.
+        overlay_as(&store, id, 4, 0, b"new").unwrap();
+        fill(4, 3).unwrap();
+        assert_eq!(&read(&store, id, 0, CELL_BYTES).1[..3], b"new", "sent again, and taken for what it is");
+        overlay_as(&store, id, 6, 3, b"er").unwrap();
+        stale(fill(5, 4));
+        stale(fill(6, 4));
+        assert_eq!(&read(&store, id, 0, CELL_BYTES).1[..5], b"newer");
+        let writers = write_as(&store, id, Version::new(9, 2), WriteMode::Fill, &[], b"x");
+        assert_eq!(writers.unwrap_err().kind, ErrorKind::Invalid);
+        let aside = cell(1, 6);
+        write_as(&store, aside, Version::new(6, 2), WriteMode::Prepare, &[], b"a writer's").unwrap();
+        let late = write_as(&store, aside, Version::new(5, FILL_COUNTER), WriteMode::Fill, &[], b"late");
+        assert_eq!(late.unwrap_err().kind, ErrorKind::Stale);
     });
 }

@@ -68,7 +68,8 @@ impl weir_meta::Purge for ClusterPurge {
         Box::pin(async move {
             let told = cluster.map().told_of_cuts(|g| g.0 >= first_pg.0 && g.0 - first_pg.0 < pg_count)?;
             let calls = told.into_iter().map(|(target, epochs)| {
-                let drop = DropFile { target, file, from_stripe: 0, fence: FENCE_GONE, epochs };
+                let drop =
+                    DropFile { target, file, from_stripe: 0, to_stripe: u64::MAX, fence: FENCE_GONE, epochs };
                 call(&cluster, target, drop, Vec::new(), DROP_PATIENCE)
             });
             for answer in weir_store::peers::join_all(calls.collect()).await {

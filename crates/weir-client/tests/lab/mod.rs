@@ -88,7 +88,8 @@ impl Purge for ClusterPurge {
         Box::pin(async move {
             let told = cluster.map().told_of_cuts(|g| g.0 >= first_pg.0 && g.0 - first_pg.0 < pg_count)?;
             for (target, epochs) in told {
-                let drop = DropFile { target, file, from_stripe: 0, fence: FENCE_GONE, epochs };
+                let drop =
+                    DropFile { target, file, from_stripe: 0, to_stripe: u64::MAX, fence: FENCE_GONE, epochs };
                 call(&cluster, target, drop, Vec::new(), Duration::from_secs(5)).await?;
             }
             Ok(())

@@ -258,13 +258,17 @@ impl World {
     }
     /// Cuts the file before stripe `from`, under a new token epoch, at every live target.
     pub async fn cut(self: &Arc<World>, from_stripe: u64) {
+        self.cut_out(from_stripe, u64::MAX).await;
+    }
+    /// Makes these stripes void, under a new token epoch, at every live target.
+    pub async fn cut_out(self: &Arc<World>, from_stripe: u64, to_stripe: u64) {
         let fence = {
             let mut token_epoch = self.token_epoch.lock().unwrap();
             *token_epoch += 1;
             *token_epoch
         };
         for (target, epochs) in self.map().told_of_cuts(|_| true).unwrap() {
-            let request = DropFile { target, file: cell(0, 0).file, from_stripe, fence, epochs };
+            let request = DropFile { target, file: cell(0, 0).file, from_stripe, to_stripe, fence, epochs };
             self.dispatch(target, request, vec![]).await.unwrap();
         }
     }

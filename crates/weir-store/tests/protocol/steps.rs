@@ -14,7 +14,7 @@ use weir_proto::map::MemberState;
 use weir_proto::{Epoch, Seq, Version};
 use weir_store::alloc::Extent;
 use weir_store::cells::{self, Appended, Numbering};
-use weir_store::format::{OVERLAY_DATA, Overlay, cell_key, header_key, overlay_data_key};
+use weir_store::format::{Cut, OVERLAY_DATA, Overlay, cell_key, header_key, overlay_data_key};
 use weir_store::repair::{StripeView, plan};
 use weir_store::service::{down_mask, sequencer};
 use weir_store::{cuts, lookup};
@@ -610,7 +610,7 @@ fn tell_cut(rules: &Rules, s: &mut State, to: usize) -> Option<()> {
 fn cut_at(rules: &Rules, s: &mut State, at: usize, token_epoch: u32, epoch: Option<Epoch>) -> Option<()> {
     let made = s.targets[at].change(|txn, delta| {
         epoch.map_or(Ok(()), |epoch| cells::check_epoch(txn, GROUP, epoch))?;
-        cuts::remember(txn, FILE, 0, token_epoch)?;
+        cuts::remember(txn, FILE, Cut { from_stripe: 0, to_stripe: 1, token_epoch })?;
         (0..rules.width()).try_for_each(|index| cells::drop_void(txn, cell(index), token_epoch, delta))
     });
     made.then_some(())
