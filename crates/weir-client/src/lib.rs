@@ -33,6 +33,7 @@ mod seek;
 mod session;
 mod status;
 mod turn;
+mod volumes;
 mod write;
 
 pub use api::{
@@ -40,6 +41,7 @@ pub use api::{
     Opened, SetAttrs, SetTime, Space, Stat,
 };
 pub use locks::{InTheWay, LockWish, Locked};
+pub use volumes::{NewVolume, VolumeEdit};
 
 use bytes::Bytes;
 use data::Data;

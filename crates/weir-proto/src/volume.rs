@@ -5,7 +5,7 @@
 use crate::map::Scheme;
 use crate::message;
 use crate::meta::{Cred, Op, Time, Usage};
-use crate::{InodeId, SessionId, VolumeId};
+use crate::{Error, InodeId, Result, SessionId, VolumeId};
 use bytes::Bytes;
 
 /// Longest name of a volume, in bytes.
@@ -18,6 +18,19 @@ pub const ADMINS_MAX: usize = 64;
 pub const VOLUMES_MAX: usize = 1024;
 /// Seconds between going over a soft limit and its becoming a hard one, unless it is set.
 pub const GRACE_S: u32 = 7 * 24 * 3600;
+
+/// A name that needs no quotes anywhere, and is not taken for an option or a path.
+pub fn check_volume_name(name: &str) -> Result<()> {
+    let fits = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    let starts = name.starts_with(|c: char| c.is_ascii_alphanumeric());
+    if starts && name.len() <= VOLUME_NAME_MAX && name.chars().all(fits) {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "{name:?} cannot be a volume's name: it has 1 to {VOLUME_NAME_MAX} letters, digits, dots, dashes or underscores \
+         and begins with a letter or a digit"
+    )))
+}
 
 message!(
     /// Limits; 0: none. Bytes are those that files take without redundancy, inodes are files and directories.

@@ -32,6 +32,9 @@ pub enum Command {
     /// Tell the coordinator about a target
     #[command(subcommand)]
     Target(TargetCommand),
+    /// Subtrees with an owner, limits and a policy of their own
+    #[command(subcommand)]
+    Volume(crate::volume::VolumeCommand),
     /// Decode a target's directory offline
     Inspect(Inspect),
     /// Measure with workloads that verify what they read

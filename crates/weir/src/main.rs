@@ -25,6 +25,7 @@ mod roles;
 mod status;
 mod table;
 mod up;
+mod volume;
 mod wiring;
 
 use clap::Parser;
@@ -82,6 +83,7 @@ fn run(command: cli::Command, environment: &roles::Environment) -> Outcome<ExitC
         Command::File(FileCommand::Layout(args)) => file::layout(&args),
         Command::Target(TargetCommand::Clear(args)) => status::clear_target(&args),
         Command::File(FileCommand::Locks(args)) => file::locks(&args),
+        Command::Volume(command) => volume::run(&command),
         Command::Inspect(args) => return inspect::inspect(&args),
         Command::Bench(bench) => return bench::run(bench, environment),
         Command::Demo(args) => return demo::demo(&args, environment),

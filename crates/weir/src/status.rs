@@ -11,7 +11,7 @@ use weir_proto::coord::ClusterStatus;
 use weir_proto::map::{Group, MemberState, Role, TargetState};
 use weir_proto::{Error, TargetId};
 
-fn coordinators(args: &cli::Status) -> Outcome<Vec<Addr>> {
+pub fn coordinators(args: &cli::Status) -> Outcome<Vec<Addr>> {
     match &args.dir {
         Some(dir) => Ok(Place::open(dir)?.coordinators()),
         None => Ok(args.coordinator.clone()),

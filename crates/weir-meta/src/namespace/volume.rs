@@ -13,8 +13,8 @@ use crate::record::{NEVER_NAMED, VolumeRecord};
 use bytes::Bytes;
 use weir_kv::Scan;
 use weir_proto::meta::{Mkdir, Usage};
-use weir_proto::volume::{self, ADMINS_MAX, GRACE_S, Policy, Quota, VOLUME_NAME_MAX, VOLUME_PATH_MAX};
-use weir_proto::volume::{VOLUMES_MAX, Volume, VolumePage};
+use weir_proto::volume::{self, ADMINS_MAX, GRACE_S, Policy, Quota, VOLUME_PATH_MAX, VOLUMES_MAX};
+use weir_proto::volume::{Volume, VolumePage, check_volume_name};
 
 /// What belongs to no other volume.
 const ROOT_NAME: &str = "root";
@@ -198,18 +198,6 @@ fn require_admin(cred: &Cred, record: &VolumeRecord) -> Result<()> {
     )))
 }
 
-/// A name that needs no quotes anywhere, and is not taken for an option or a path.
-pub fn check_volume_name(name: &str) -> Result<()> {
-    let fits = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
-    let starts = name.starts_with(|c: char| c.is_ascii_alphanumeric());
-    if starts && name.len() <= VOLUME_NAME_MAX && name.chars().all(fits) {
-        return Ok(());
-    }
-    Err(Error::invalid(format!(
-        "{name:?} cannot be a volume's name: it has 1 to {VOLUME_NAME_MAX} letters, digits, dots, dashes or underscores \
-         and begins with a letter or a digit"
-    )))
-}
 fn check_free(read: &dyn Read, name: &str) -> Result<()> {
     check_volume_name(name)?;
     match find_name(read, name)? {

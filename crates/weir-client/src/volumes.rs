@@ -1,0 +1,138 @@
+//! Volumes as an administrator sees them: asked of the leader each time, nothing is kept.
+use crate::Client;
+use crate::api::Stat;
+use bytes::Bytes;
+use weir_proto::meta::{Cred, FileKind};
+use weir_proto::volume::{
+    Policy, Quota, VOLUMES_MAX, Volume, VolumeAt, VolumeChange, VolumeCreate, VolumeDelete, VolumeGet,
+    VolumeList, check_volume_name,
+};
+use weir_proto::{Error, InodeId, NameRule, Result, VolumeId};
+
+/// A volume to be made.
+#[derive(Clone, Debug)]
+pub struct NewVolume {
+    pub name: String,
+    /// Where its topmost directory is made, from the root of the namespace.
+    pub path: Bytes,
+    pub owner: u32,
+    pub group: u32,
+    pub mode: u32,
+    pub admins: Vec<u32>,
+    pub quota: Quota,
+    pub policy: Policy,
+}
+
+/// What is to be changed of a volume; the rest stays.
+#[derive(Clone, Debug, Default)]
+pub struct VolumeEdit {
+    pub name: Option<String>,
+    pub owner: Option<u32>,
+    pub admins: Option<Vec<u32>>,
+    pub quota: Option<Quota>,
+    pub policy: Option<Policy>,
+}
+
+impl Client {
+    pub async fn create_volume(&self, cred: &Cred, new: &NewVolume) -> Result<Volume> {
+        check_volume_name(&new.name)?;
+        let (above, entry) = split(&new.path)?;
+        let parent = self.find_path(cred, above).await?.attr.ino;
+        let make = |op| VolumeCreate {
+            op,
+            cred: cred.clone(),
+            name: new.name.clone(),
+            parent,
+            entry: Bytes::copy_from_slice(entry),
+            path: new.path.clone(),
+            owner: new.owner,
+            group: new.group,
+            mode: new.mode,
+            admins: new.admins.clone(),
+            quota: new.quota,
+            policy: new.policy.clone(),
+        };
+        self.inner.session.change(self.inner.deadline(), make).await
+    }
+
+    pub async fn volume(&self, name: &str) -> Result<Volume> {
+        let ask = |session| VolumeGet { session, name: name.to_owned() };
+        self.inner.session.ask(self.inner.deadline(), ask).await
+    }
+    /// The volume that a file or directory is in.
+    pub async fn volume_at(&self, ino: InodeId) -> Result<Volume> {
+        self.inner.session.ask(self.inner.deadline(), |session| VolumeAt { session, ino }).await
+    }
+    /// Volumes after `after` (0: from the start) in the order in which they were made; whether those are all.
+    pub async fn volumes(&self, after: VolumeId) -> Result<(Vec<Volume>, bool)> {
+        let ask = |session| VolumeList { session, after, limit: VOLUMES_MAX as u32 };
+        let page = self.inner.session.ask(self.inner.deadline(), ask).await?;
+        Ok((page.volumes, page.end))
+    }
+
+    pub async fn change_volume(&self, cred: &Cred, volume: VolumeId, edit: &VolumeEdit) -> Result<Volume> {
+        let make = |op| VolumeChange {
+            op,
+            cred: cred.clone(),
+            volume,
+            name: edit.name.clone(),
+            owner: edit.owner,
+            admins: edit.admins.clone(),
+            quota: edit.quota,
+            policy: edit.policy.clone(),
+        };
+        self.inner.session.change(self.inner.deadline(), make).await
+    }
+
+    /// `force`: also if something is in it. What is in it is removed in the background.
+    pub async fn delete_volume(&self, cred: &Cred, volume: VolumeId, force: bool) -> Result<Volume> {
+        let make = |op| VolumeDelete { op, cred: cred.clone(), volume, force };
+        self.inner.session.change(self.inner.deadline(), make).await
+    }
+
+    /// What a path from the root of the namespace leads to; symbolic links in it are not followed.
+    pub async fn find_path(&self, cred: &Cred, path: &[u8]) -> Result<Stat> {
+        let mut at = self.getattr(InodeId::ROOT).await?;
+        for name in path.split(|b| *b == b'/').filter(|name| !name.is_empty()) {
+            if at.attr.kind != FileKind::Directory {
+                let what = format!("{:?}: what is above {:?} is not a directory", show(path), show(name));
+                return Err(Error::name(NameRule::NotDirectory, what));
+            }
+            at = self
+                .lookup(cred, at.attr.ino, name)
+                .await?
+                .ok_or_else(|| Error::not_found(format!("{:?}: there is no {:?}", show(path), show(name))))?;
+        }
+        Ok(at)
+    }
+}
+
+fn show(path: &[u8]) -> String {
+    String::from_utf8_lossy(path).into_owned()
+}
+
+/// A path's directory and last name.
+fn split(path: &[u8]) -> Result<(&[u8], &[u8])> {
+    let end = path.iter().rposition(|b| *b != b'/').map_or(0, |at| at + 1);
+    let start = path[..end].iter().rposition(|b| *b == b'/');
+    match (start, &path[..end]) {
+        (Some(at), path) if path.starts_with(b"/") && at + 1 < path.len() => {
+            Ok((&path[..at], &path[at + 1..]))
+        }
+        _ => Err(Error::invalid(format!("{:?} is no path like /DIR/NAME", show(path)))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_is_a_directory_and_a_name() {
+        assert_eq!(split(b"/a").unwrap(), (&b""[..], &b"a"[..]));
+        assert_eq!(split(b"/a/b//").unwrap(), (&b"/a"[..], &b"b"[..]));
+        for bad in ["", "/", "//", "a", "a/b"] {
+            assert!(split(bad.as_bytes()).is_err(), "{bad:?}");
+        }
+    }
+}

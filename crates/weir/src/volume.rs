@@ -1,0 +1,564 @@
+//! `weir volume`: asks the metadata leader as a client does, without a mount.
+use crate::cli;
+use crate::failure::{Failure, Outcome};
+use crate::observe;
+use crate::process::own_process;
+use crate::status::coordinators;
+use crate::table;
+use clap::{Args, Subcommand, ValueHint};
+use serde_json::{Value, json};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use weir_client::{Client, ClientConfig, NewVolume, NoKernel, VolumeEdit};
+use weir_proto::map::Scheme;
+use weir_proto::meta::{Cred, Time};
+use weir_proto::volume::{GRACE_S, Policy, Quota, Volume};
+use weir_proto::{Error, ErrorKind, MIB, VolumeId};
+
+/// It caches nothing that counts.
+const MEMORY_BYTES: u64 = MIB;
+const PATIENCE: Duration = Duration::from_secs(20);
+
+#[derive(Subcommand)]
+pub enum VolumeCommand {
+    /// Make a volume: an empty directory that is a volume of its own
+    Create(Create),
+    /// Show all volumes
+    List(Cluster),
+    /// Show one volume
+    Show(One),
+    /// Give a volume another name; its directory stays where it is
+    Rename(Rename),
+    /// Take a volume away
+    Delete(Delete),
+    /// Set limits; what is not named stays
+    Quota(SetQuota),
+    /// Say how new files of the volume are kept
+    Policy(SetPolicy),
+    /// Say who owns and who administers the volume
+    Admin(Admin),
+}
+
+/// Where the cluster is.
+#[derive(Args)]
+pub struct Cluster {
+    #[command(flatten)]
+    pub cluster: cli::Status,
+    /// The namespace
+    #[arg(long, default_value = "root")]
+    pub namespace: String,
+}
+
+#[derive(Args)]
+pub struct One {
+    /// The volume
+    pub name: String,
+    #[command(flatten)]
+    pub at: Cluster,
+}
+
+#[derive(Args)]
+pub struct Limits {
+    /// Most bytes that its files may take, like 10GB or 10GiB; none: no limit
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub bytes: Option<u64>,
+    /// Bytes above which it may stay for the grace period
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub soft_bytes: Option<u64>,
+    /// Most files and directories; none: no limit
+    #[arg(long, value_name = "COUNT", value_parser = parse_count)]
+    pub inodes: Option<u64>,
+    /// Files and directories above which it may stay for the grace period
+    #[arg(long, value_name = "COUNT", value_parser = parse_count)]
+    pub soft_inodes: Option<u64>,
+    /// How long it may be above a soft limit, like 7d, 12h, 30m or 60s [default: 7d]
+    #[arg(long, value_name = "TIME", value_parser = parse_seconds)]
+    pub grace: Option<u32>,
+}
+
+#[derive(Args)]
+pub struct Policies {
+    /// How new files are protected: ec:K+M, replica:N or single; the files that are there stay as they are
+    #[arg(long)]
+    pub scheme: Option<Scheme>,
+    /// The pool of targets that new files go to
+    #[arg(long)]
+    pub pool: Option<String>,
+}
+
+#[derive(Args)]
+pub struct Create {
+    /// Its name: letters, digits, dots, dashes and underscores
+    pub name: String,
+    /// Where its directory is made, from the root of the file system [default: /NAME]
+    #[arg(value_hint = ValueHint::Other)]
+    pub path: Option<PathBuf>,
+    /// The user (a number) who owns it
+    #[arg(long, default_value_t = 0)]
+    pub owner: u32,
+    /// The group (a number) of its directory [default: the owner's number]
+    #[arg(long)]
+    pub group: Option<u32>,
+    /// Mode of its directory, octal
+    #[arg(long, default_value = "755", value_parser = parse_mode)]
+    pub mode: u32,
+    /// A user (a number) who administers it, too; may be given several times
+    #[arg(long, value_name = "USER")]
+    pub admin: Vec<u32>,
+    #[command(flatten)]
+    pub limits: Limits,
+    #[command(flatten)]
+    pub policies: Policies,
+    #[command(flatten)]
+    pub at: Cluster,
+}
+
+#[derive(Args)]
+pub struct Rename {
+    /// The volume
+    pub name: String,
+    /// Its new name
+    pub new_name: String,
+    #[command(flatten)]
+    pub at: Cluster,
+}
+
+#[derive(Args)]
+pub struct Delete {
+    /// The volume
+    pub name: String,
+    /// Also if something is in it: all of it is removed
+    #[arg(long)]
+    pub force: bool,
+    #[command(flatten)]
+    pub at: Cluster,
+}
+
+#[derive(Args)]
+pub struct SetQuota {
+    /// The volume
+    pub name: String,
+    #[command(flatten)]
+    pub limits: Limits,
+    #[command(flatten)]
+    pub at: Cluster,
+}
+
+#[derive(Args)]
+pub struct SetPolicy {
+    /// The volume
+    pub name: String,
+    #[command(flatten)]
+    pub policies: Policies,
+    /// Go back to what the cluster's settings say
+    #[arg(long, conflicts_with_all = ["scheme", "pool"])]
+    pub default: bool,
+    #[command(flatten)]
+    pub at: Cluster,
+}
+
+#[derive(Args)]
+pub struct Admin {
+    /// The volume
+    pub name: String,
+    /// Give it to this user (a number)
+    #[arg(long, value_name = "USER")]
+    pub owner: Option<u32>,
+    /// This user (a number) administers it from now on
+    #[arg(long, value_name = "USER")]
+    pub add: Vec<u32>,
+    /// This user does not any more
+    #[arg(long, value_name = "USER")]
+    pub remove: Vec<u32>,
+    #[command(flatten)]
+    pub at: Cluster,
+}
+
+pub fn run(command: &VolumeCommand) -> Outcome<()> {
+    let at = match command {
+        VolumeCommand::List(at) => at,
+        VolumeCommand::Create(args) => &args.at,
+        VolumeCommand::Show(args) => &args.at,
+        VolumeCommand::Rename(args) => &args.at,
+        VolumeCommand::Delete(args) => &args.at,
+        VolumeCommand::Quota(args) => &args.at,
+        VolumeCommand::Policy(args) => &args.at,
+        VolumeCommand::Admin(args) => &args.at,
+    };
+    let coordinators = coordinators(&at.cluster)?;
+    let told = observe::block_on(async {
+        let client = connect(coordinators, &at.namespace).await?;
+        let told = carry_out(&client, command).await;
+        client.shutdown().await?;
+        told
+    })?;
+    told.print(at.cluster.json);
+    Ok(())
+}
+
+/// A client for one conversation.
+pub async fn connect(coordinators: Vec<weir_env::Addr>, namespace: &str) -> Outcome<Client> {
+    let env = weir_env::real::env();
+    // An error that says where the coordinator was looked for.
+    observe::observe(&env, &coordinators, "weir").await?;
+    let config = ClientConfig {
+        coordinators,
+        namespace: namespace.to_owned(),
+        name: "weir command".into(),
+        host: observe::host_id(),
+        process: own_process(),
+        memory_bytes: MEMORY_BYTES,
+        patience: PATIENCE,
+    };
+    Client::connect(env, config, Arc::new(NoKernel)).await.map_err(|e| match e.kind {
+        ErrorKind::Unavailable | ErrorKind::Deadline | ErrorKind::NotFound => Failure::new(
+            e.doing(format_args!("reach the metadata leader of namespace {namespace:?}")),
+            "`weir status` tells which nodes are up",
+        ),
+        _ => e.into(),
+    })
+}
+
+/// As this process runs.
+pub fn own_cred() -> Cred {
+    let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    let groups = rustix::process::getgroups().unwrap_or_default();
+    let mut groups: Vec<u32> = groups.into_iter().map(|g| g.as_raw()).collect();
+    groups.push(gid);
+    groups.sort_unstable();
+    groups.dedup();
+    Cred { uid, gid, groups }
+}
+
+/// What a command has to say.
+enum Told {
+    All(Vec<Volume>),
+    One(Volume),
+    Done(&'static str, Volume),
+}
+
+async fn carry_out(client: &Client, command: &VolumeCommand) -> Outcome<Told> {
+    let cred = own_cred();
+    Ok(match command {
+        VolumeCommand::List(_) => Told::All(all(client).await?),
+        VolumeCommand::Show(args) => Told::One(named(client, &args.name).await?),
+        VolumeCommand::Create(args) => {
+            Told::Done("made", client.create_volume(&cred, &new_volume(args)).await.map_err(explain)?)
+        }
+        VolumeCommand::Delete(args) => {
+            let volume = named(client, &args.name).await?;
+            let gone = client.delete_volume(&cred, volume.id, args.force).await;
+            Told::Done("deleted", gone.map_err(explain_delete)?)
+        }
+        VolumeCommand::Rename(args) => {
+            let edit = VolumeEdit { name: Some(args.new_name.clone()), ..VolumeEdit::default() };
+            Told::Done("renamed", change(client, &cred, &args.name, |_| edit).await?)
+        }
+        VolumeCommand::Quota(args) => {
+            let edit = |volume: &Volume| VolumeEdit {
+                quota: Some(limits(&args.limits, volume.quota)),
+                ..VolumeEdit::default()
+            };
+            Told::Done("changed", change(client, &cred, &args.name, edit).await?)
+        }
+        VolumeCommand::Policy(args) => {
+            let edit = |volume: &Volume| VolumeEdit {
+                policy: Some(if args.default { NO_POLICY } else { policy(&args.policies, &volume.policy) }),
+                ..VolumeEdit::default()
+            };
+            Told::Done("changed", change(client, &cred, &args.name, edit).await?)
+        }
+        VolumeCommand::Admin(args) => {
+            let edit = |volume: &Volume| {
+                let mut admins = volume.admins.clone();
+                admins.extend(&args.add);
+                admins.retain(|user| !args.remove.contains(user));
+                admins.sort_unstable();
+                admins.dedup();
+                VolumeEdit { owner: args.owner, admins: Some(admins), ..VolumeEdit::default() }
+            };
+            Told::Done("changed", change(client, &cred, &args.name, edit).await?)
+        }
+    })
+}
+
+const NO_POLICY: Policy = Policy { scheme: None, pool: None };
+
+async fn all(client: &Client) -> Outcome<Vec<Volume>> {
+    let (mut all, mut after) = (Vec::new(), VolumeId(0));
+    loop {
+        let (volumes, end) = client.volumes(after).await?;
+        after = volumes.last().map_or(after, |v| v.id);
+        all.extend(volumes);
+        if end {
+            return Ok(all);
+        }
+    }
+}
+
+pub async fn named(client: &Client, name: &str) -> Outcome<Volume> {
+    client.volume(name).await.map_err(|e| match e.kind {
+        ErrorKind::NotFound => Failure::new(e, "`weir volume list` shows all volumes"),
+        _ => e.into(),
+    })
+}
+
+async fn change(
+    client: &Client,
+    cred: &Cred,
+    name: &str,
+    edit: impl FnOnce(&Volume) -> VolumeEdit,
+) -> Outcome<Volume> {
+    let volume = named(client, name).await?;
+    client.change_volume(cred, volume.id, &edit(&volume)).await.map_err(explain)
+}
+
+fn explain(e: Error) -> Failure {
+    match e.kind {
+        ErrorKind::Denied => Failure::new(
+            e,
+            "the superuser makes and deletes volumes and sets hard limits; a volume's owner and administrators do the rest",
+        ),
+        ErrorKind::Exists => {
+            Failure::new(e, "choose another name; `weir volume list` shows those that are taken")
+        }
+        ErrorKind::NotFound => {
+            Failure::new(e, "the path is one from the root of the file system; make what is missing first")
+        }
+        _ => e.into(),
+    }
+}
+fn explain_delete(e: Error) -> Failure {
+    match e.kind {
+        ErrorKind::Name(weir_proto::NameRule::NotEmpty) if !e.context.contains("lies in") => {
+            Failure::new(e, "--force removes what is in it, too")
+        }
+        _ => explain(e),
+    }
+}
+
+fn new_volume(args: &Create) -> NewVolume {
+    let path = args.path.clone().unwrap_or_else(|| PathBuf::from("/").join(&args.name));
+    NewVolume {
+        name: args.name.clone(),
+        path: bytes::Bytes::copy_from_slice(path.as_os_str().as_bytes()),
+        owner: args.owner,
+        group: args.group.unwrap_or(args.owner),
+        mode: args.mode,
+        admins: args.admin.clone(),
+        quota: limits(
+            &args.limits,
+            Quota { bytes_hard: 0, bytes_soft: 0, inodes_hard: 0, inodes_soft: 0, grace_s: GRACE_S },
+        ),
+        policy: policy(&args.policies, &NO_POLICY),
+    }
+}
+fn limits(args: &Limits, before: Quota) -> Quota {
+    Quota {
+        bytes_hard: args.bytes.unwrap_or(before.bytes_hard),
+        bytes_soft: args.soft_bytes.unwrap_or(before.bytes_soft),
+        inodes_hard: args.inodes.unwrap_or(before.inodes_hard),
+        inodes_soft: args.soft_inodes.unwrap_or(before.inodes_soft),
+        grace_s: args.grace.unwrap_or(before.grace_s),
+    }
+}
+fn policy(args: &Policies, before: &Policy) -> Policy {
+    Policy { scheme: args.scheme.or(before.scheme), pool: args.pool.clone().or_else(|| before.pool.clone()) }
+}
+
+// ---- what people write
+
+/// `10GB` is 10^10 bytes, `10GiB` and `10G` are 10 × 2^30; `none` is no limit.
+fn parse_size(text: &str) -> Result<u64, String> {
+    let bad =
+        || format!("{text:?} is no size: expected a number with B, kB, MB, GB, TB, PB or KiB … PiB, or none");
+    if text.eq_ignore_ascii_case("none") {
+        return Ok(0);
+    }
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = (text[..digits].parse::<f64>().map_err(|_| bad())?, text[digits..].trim());
+    let power = |letter: char| "kmgtpe".find(letter.to_ascii_lowercase()).map(|at| at as i32 + 1);
+    let mut letters = unit.chars();
+    let factor = match (letters.next(), letters.as_str()) {
+        (None, _) | (Some('B' | 'b'), "") => 1.0,
+        (Some(letter), "B" | "b") => 1000f64.powi(power(letter).ok_or_else(bad)?),
+        (Some(letter), "" | "iB" | "ib" | "i") => 1024f64.powi(power(letter).ok_or_else(bad)?),
+        _ => return Err(bad()),
+    };
+    let bytes = number * factor;
+    // Half of all numbers is more than anybody has.
+    (bytes.is_finite() && bytes < i64::MAX as f64).then_some(bytes as u64).ok_or_else(bad)
+}
+fn parse_count(text: &str) -> Result<u64, String> {
+    let bad = || format!("{text:?} is no number of files: expected one like 100000, 100k or 10M, or none");
+    if text.eq_ignore_ascii_case("none") {
+        return Ok(0);
+    }
+    let (digits, factor) = match text.char_indices().last() {
+        Some((at, 'k' | 'K')) => (&text[..at], 1000),
+        Some((at, 'm' | 'M')) => (&text[..at], 1_000_000),
+        _ => (text, 1),
+    };
+    let count: u64 = digits.parse().map_err(|_| bad())?;
+    count.checked_mul(factor).ok_or_else(bad)
+}
+fn parse_seconds(text: &str) -> Result<u32, String> {
+    let bad = || format!("{text:?} is no time: expected one like 7d, 12h, 30m or 60s");
+    let (digits, factor) = match text.char_indices().last() {
+        Some((at, 'd')) => (&text[..at], 86400),
+        Some((at, 'h')) => (&text[..at], 3600),
+        Some((at, 'm')) => (&text[..at], 60),
+        Some((at, 's')) => (&text[..at], 1),
+        _ => (text, 1),
+    };
+    let count: u32 = digits.parse().map_err(|_| bad())?;
+    count.checked_mul(factor).ok_or_else(bad)
+}
+fn parse_mode(text: &str) -> Result<u32, String> {
+    let bad = || format!("{text:?} is no mode: expected octal digits like 2770");
+    u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o7777).ok_or_else(bad)
+}
+
+// ---- what they read
+
+impl Told {
+    fn print(&self, json: bool) {
+        match (self, json) {
+            (Told::All(all), true) => println!("{:#}", Value::Array(all.iter().map(as_json).collect())),
+            (Told::All(all), false) => print!("{}", as_table(all)),
+            (Told::One(one) | Told::Done(_, one), true) => println!("{:#}", as_json(one)),
+            (Told::One(one), false) => print!("{}", as_text(one)),
+            (Told::Done(what, one), false) => println!("volume {} {what}{}", one.name, more(one)),
+        }
+    }
+}
+
+fn more(volume: &Volume) -> &'static str {
+    if volume.deleting { "; what was in it is being removed" } else { "" }
+}
+
+fn as_table(all: &[Volume]) -> String {
+    let rows: Vec<Vec<String>> = all
+        .iter()
+        .map(|v| {
+            vec![
+                v.name.clone(),
+                shown_path(v),
+                v.owner.to_string(),
+                table::bytes(v.usage.bytes),
+                limit(v.quota.bytes_hard, v.quota.bytes_soft, table::bytes),
+                inodes(v).to_string(),
+                limit(v.quota.inodes_hard, v.quota.inodes_soft, |n| n.to_string()),
+                state(v).into(),
+            ]
+        })
+        .collect();
+    let header = ["VOLUME", "PATH", "OWNER", "USED", "LIMIT", "FILES AND DIRECTORIES", "LIMIT", "STATE"];
+    table::render(&header, &rows)
+}
+
+fn as_text(v: &Volume) -> String {
+    let quota = &v.quota;
+    let mut rows = vec![
+        ("volume", v.name.clone()),
+        ("number", v.id.to_string()),
+        ("path", shown_path(v)),
+        ("owner", v.owner.to_string()),
+        ("administrators", v.admins.iter().map(u32::to_string).collect::<Vec<_>>().join(" ")),
+        ("used", table::bytes(v.usage.bytes)),
+        ("files", v.usage.files.to_string()),
+        ("directories", v.usage.directories.to_string()),
+        ("limit of bytes", limit(quota.bytes_hard, quota.bytes_soft, table::bytes)),
+        ("limit of files and directories", limit(quota.inodes_hard, quota.inodes_soft, |n| n.to_string())),
+        ("scheme", v.policy.scheme.map_or_else(|| "as the cluster".into(), |s| s.to_string())),
+        ("pool", v.policy.pool.clone().unwrap_or_else(|| "as the cluster".into())),
+        ("state", state(v).into()),
+    ];
+    if quota.bytes_soft + quota.inodes_soft > 0 {
+        rows.push(("grace period", format!("{} s", quota.grace_s)));
+    }
+    let rows: Vec<Vec<String>> =
+        rows.into_iter().map(|(key, value)| vec![format!("  {key}"), value]).collect();
+    table::render(&["", ""], &rows).trim_start_matches('\n').to_owned()
+}
+
+fn limit(hard: u64, soft: u64, show: impl Fn(u64) -> String) -> String {
+    match (hard, soft) {
+        (0, 0) => "none".into(),
+        (hard, 0) => show(hard),
+        (0, soft) => format!("soft {}", show(soft)),
+        (hard, soft) => format!("{} (soft {})", show(hard), show(soft)),
+    }
+}
+fn inodes(v: &Volume) -> u64 {
+    v.usage.files + v.usage.directories
+}
+fn shown_path(v: &Volume) -> String {
+    String::from_utf8_lossy(&v.path).into_owned()
+}
+fn is_over(hard: u64, used: u64) -> bool {
+    hard > 0 && used >= hard
+}
+fn state(v: &Volume) -> &'static str {
+    let full = is_over(v.quota.bytes_hard, v.usage.bytes) || is_over(v.quota.inodes_hard, inodes(v));
+    match () {
+        () if v.deleting => "being removed",
+        () if full => "full",
+        () if v.bytes_over_since.or(v.inodes_over_since).is_some() => "over its soft limit",
+        () => "ok",
+    }
+}
+
+pub fn as_json(v: &Volume) -> Value {
+    let none_if_0 = |n: u64| (n > 0).then_some(n);
+    let seconds = |t: Option<Time>| t.map(|t| t.nanos / 1_000_000_000);
+    json!({
+        "name": v.name, "id": v.id.0, "path": shown_path(v), "root_inode": v.root.0, "owner": v.owner,
+        "administrators": v.admins, "state": state(v), "deleting": v.deleting,
+        "created": seconds(Some(v.created)),
+        "used_bytes": v.usage.bytes, "files": v.usage.files, "directories": v.usage.directories,
+        "bytes_hard": none_if_0(v.quota.bytes_hard), "bytes_soft": none_if_0(v.quota.bytes_soft),
+        "inodes_hard": none_if_0(v.quota.inodes_hard), "inodes_soft": none_if_0(v.quota.inodes_soft),
+        "grace_seconds": v.quota.grace_s, "bytes_over_since": seconds(v.bytes_over_since),
+        "inodes_over_since": seconds(v.inodes_over_since),
+        "scheme": v.policy.scheme.map(|s| s.to_string()), "pool": v.policy.pool,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_as_people_write_them() {
+        for (text, bytes) in [
+            ("0", 0),
+            ("none", 0),
+            ("512", 512),
+            ("10GB", 10_000_000_000),
+            ("10GiB", 10 << 30),
+            ("10G", 10 << 30),
+            ("1.5kB", 1500),
+            ("1 MiB", 1 << 20),
+            ("2TB", 2_000_000_000_000),
+        ] {
+            assert_eq!(parse_size(text), Ok(bytes), "{text:?}");
+        }
+        for text in ["", "x", "10XB", "-1", "10GBB", "1e30", "9999999EB", "B"] {
+            assert!(parse_size(text).is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn counts_times_and_modes_are_read() {
+        assert_eq!((parse_count("100k"), parse_count("none")), (Ok(100_000), Ok(0)));
+        assert_eq!((parse_seconds("7d"), parse_seconds("90")), (Ok(GRACE_S), Ok(90)));
+        assert_eq!(parse_mode("2770"), Ok(0o2770));
+        for text in ["", "k", "-1", "1.5", "99999999999999999999"] {
+            assert!(parse_count(text).is_err() && parse_seconds(text).is_err(), "{text:?}");
+        }
+        assert!(parse_mode("99").is_err() && parse_mode("17777").is_err());
+    }
+}
