@@ -19,7 +19,7 @@ pub use buffer::{Buf, BufferPool, IO_ALIGN};
 pub use clock::{Clock, ClockSource, Instant, Rng, RngSource, TimedOut, WallTime};
 pub use disk::{DirEntry, Disk, File, OpenMode, Space};
 pub use net::{Addr, BoxReader, BoxStream, BoxWriter, Listener, Net, Stream, split_shared};
-pub use tasks::{TaskHandle, Tasks};
+pub use tasks::{Lane, TaskHandle, Tasks};
 
 /// A boxed future, for object-safe async seams.
 pub type BoxFuture<'a, T> = std::pin::Pin<Box<dyn Future<Output = T> + Send + 'a>>;

@@ -7,10 +7,30 @@ pub trait TaskRunner: Send + Sync + 'static {
     fn spawn(&self, name: &'static str, work: BoxFuture<'static, ()>) -> TaskHandle;
     /// Runs `work` where it may block: on a thread pool, or in place in the simulator (after simulated disk time).
     fn blocking(&self, work: Box<dyn FnOnce() + Send>) -> BoxFuture<'static, ()>;
+    /// Threads of their own for blocking work: see [`Tasks::lane`].
+    fn lane(&self, threads_max: usize) -> Lane;
     /// Whether a task may block for a moment: another thread then runs the others meanwhile.
     fn may_block(&self) -> bool;
     /// Ends the node here if somebody has ordered it: see [`Tasks::pass`].
     fn pass(&self, point: &'static str);
+}
+
+/// Starts blocking work on the threads of one lane; implemented by the machine and by the simulator.
+pub trait LaneRunner: Send + Sync + 'static {
+    fn blocking(&self, work: Box<dyn FnOnce() + Send>) -> BoxFuture<'static, ()>;
+}
+
+/// A bounded number of threads for one thing that may hang (a foreign file system): when all of them hang, only what
+/// was given to this lane waits. Cheap to clone; idle threads end with the last clone, one that hangs when it goes on.
+#[derive(Clone)]
+pub struct Lane(pub Arc<dyn LaneRunner>);
+
+impl Lane {
+    /// Starts `work`; the future tells that it has ended, or merely that it was handed over: `work` itself must say
+    /// what came of it. It is begun as soon as a thread is free, in order, whether anybody waits or not.
+    pub fn run(&self, work: impl FnOnce() + Send + 'static) -> BoxFuture<'static, ()> {
+        self.0.blocking(Box::new(work))
+    }
 }
 
 /// Aborts its task on [`TaskHandle::abort`], not on drop.
@@ -42,6 +62,10 @@ impl Tasks {
     /// (or the simulated node) die here, so that it is known to survive that. Otherwise nothing happens.
     pub fn pass(&self, point: &'static str) {
         self.0.pass(point);
+    }
+    /// A lane of at most `threads_max` threads, started when needed.
+    pub fn lane(&self, threads_max: usize) -> Lane {
+        self.0.lane(threads_max)
     }
     /// Runs `work` where blocking is allowed and waits for its result. Not cancelled when the wait is dropped.
     pub async fn blocking<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {

@@ -72,6 +72,7 @@ contract!(
     tasks_abort_ends_a_task,
     tasks_blocking_returns_its_result,
     tasks_blocking_runs_on_when_nobody_waits,
+    a_lane_runs_what_it_is_given_once,
 );
 
 async fn disk_reads_what_was_written(env: Env, dir: PathBuf) {
@@ -469,6 +470,22 @@ async fn tasks_blocking_returns_its_result(env: Env, _: PathBuf) {
     for (n, rx) in running {
         assert_eq!(rx.await.unwrap(), n * n);
     }
+}
+
+async fn a_lane_runs_what_it_is_given_once(env: Env, _: PathBuf) {
+    let lane = env.tasks.lane(2);
+    let (tx, mut rx) = tokio::sync::mpsc::unbounded_channel();
+    for n in 0..20u64 {
+        let tx = tx.clone();
+        lane.run(move || tx.send(n).unwrap()).await;
+    }
+    drop((tx, lane)); // what was given is still done
+    let mut done = Vec::new();
+    while let Some(n) = rx.recv().await {
+        done.push(n);
+    }
+    done.sort_unstable();
+    assert_eq!(done, (0..20).collect::<Vec<_>>());
 }
 
 async fn tasks_blocking_runs_on_when_nobody_waits(env: Env, _: PathBuf) {

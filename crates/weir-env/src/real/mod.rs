@@ -12,7 +12,7 @@ mod threads;
 
 use crate::{
     BoxFuture, BufferPool, Clock, ClockSource, Env, Instant, Rng, RngSource, TaskHandle, Tasks, WallTime,
-    tasks::TaskRunner,
+    tasks::{Lane, LaneRunner, TaskRunner},
 };
 use rustix::time::{ClockId, clock_gettime};
 use std::{
@@ -165,11 +165,23 @@ impl TaskRunner for MachineTasks {
         self.threads.run(work);
         Box::pin(std::future::ready(()))
     }
+    fn lane(&self, threads_max: usize) -> Lane {
+        Lane(Arc::new(MachineLane(ThreadPool::new(threads_max))))
+    }
     fn may_block(&self) -> bool {
         self.home.0.as_ref().is_some_and(|home| home.metrics().num_workers() > 1)
     }
     fn pass(&self, point: &'static str) {
         self.kill_at.iter().for_each(|order| order.pass(point));
+    }
+}
+
+struct MachineLane(ThreadPool);
+
+impl LaneRunner for MachineLane {
+    fn blocking(&self, work: Box<dyn FnOnce() + Send>) -> BoxFuture<'static, ()> {
+        self.0.run(work);
+        Box::pin(std::future::ready(()))
     }
 }
 

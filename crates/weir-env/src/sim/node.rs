@@ -8,7 +8,8 @@ use super::{
     disk::DiskState,
 };
 use crate::{
-    BoxFuture, BufferPool, ClockSource, Instant, RngSource, TaskHandle, WallTime, tasks::TaskRunner,
+    BoxFuture, BufferPool, ClockSource, Instant, RngSource, TaskHandle, WallTime,
+    tasks::{Lane, LaneRunner, TaskRunner},
 };
 use std::{
     collections::BTreeMap,
@@ -137,6 +138,12 @@ impl ClockSource for Here {
     }
 }
 
+impl LaneRunner for Here {
+    fn blocking(&self, work: Box<dyn FnOnce() + Send>) -> BoxFuture<'static, ()> {
+        TaskRunner::blocking(self, work)
+    }
+}
+
 /// A seeded stream of one life of one node.
 pub(super) struct NodeRng(pub(super) Mutex<SplitMix>);
 
@@ -184,6 +191,11 @@ impl TaskRunner for Here {
                 std::future::pending::<()>().await // killed: whoever waits is dead too, or must not learn anything
             }
         })
+    }
+
+    /// Nothing hangs here that would need threads of its own.
+    fn lane(&self, _threads_max: usize) -> Lane {
+        Lane(Arc::new(self.clone()))
     }
 
     /// In every other life of a node, so that both ways are run.
