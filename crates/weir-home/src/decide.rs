@@ -1,0 +1,240 @@
+//! What a change of names means, given what is found at home: pure, the same for every home.
+//!
+//! Each says *done* where it recognizes the result of an earlier try, and refuses where home is not as we left it.
+use crate::{Attrs, Expect, Found, Make, Stamp};
+use weir_proto::meta::FileKind;
+
+/// What to do about what was found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Step {
+    /// As asked.
+    Act,
+    /// It is done already.
+    Done,
+    /// Home is not as we left it: change nothing.
+    Refuse,
+}
+
+/// What to do to make something where `found` is. `Done`: it is there, ours, and gets its attributes (again).
+pub fn make(what: &Make, attrs: &Attrs, found: Option<&Found>, is_empty_dir: bool) -> Step {
+    let Some(found) = found else { return Step::Act };
+    let ours = match what {
+        Make::Directory => {
+            let of = &found.attrs;
+            let same = (of.mode, of.uid, of.gid) == (attrs.mode, attrs.uid, attrs.gid);
+            found.stamp.kind == FileKind::Directory && (is_empty_dir || same)
+        }
+        // Of a file with several names the other ones may be somebody's.
+        Make::File => found.stamp.kind == FileKind::Regular && found.stamp.size == 0 && found.nlink <= 1,
+        Make::Symlink { target } => found.stamp.kind == FileKind::Symlink && found.target == target,
+        Make::Special { kind, rdev } => {
+            let is_device = matches!(kind, FileKind::CharDevice | FileKind::BlockDevice);
+            found.stamp.kind == *kind && (!is_device || found.rdev == *rdev)
+        }
+    };
+    if ours { Step::Done } else { Step::Refuse }
+}
+
+/// What to do to give `existing` another name.
+pub fn link(existing: Option<&Stamp>, expect: &Expect, at_new: Option<&Stamp>) -> Step {
+    match (existing, at_new) {
+        (Some(existing), None) if expect.admits(existing) => Step::Act,
+        (Some(existing), Some(new)) if expect.admits(existing) && existing.id == new.id => Step::Done,
+        _ => Step::Refuse,
+    }
+}
+
+pub fn remove(found: Option<&Stamp>, expect: &Expect) -> Step {
+    match found {
+        None => Step::Done,
+        Some(found) if expect.admits(found) => Step::Act,
+        Some(_) => Step::Refuse,
+    }
+}
+
+/// What to do to move a name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RenameStep {
+    /// Nothing is at the new name, and nothing may come there.
+    Move,
+    /// What is at the new name goes.
+    Replace,
+    /// Both names lead to the one file: the old one goes.
+    DropOld,
+    Done,
+    /// What is at the old name is not ours.
+    RefuseFrom,
+    /// What is at the new name is in the way.
+    RefuseTo,
+}
+
+pub fn rename(
+    from: Option<&Stamp>,
+    expect: &Expect,
+    to: Option<&Stamp>,
+    replaces: Option<&Expect>,
+) -> RenameStep {
+    let moved = to.is_some_and(|to| Expect::Ours(expect.stamp().clone()).admits(to));
+    match (from.filter(|from| expect.admits(from)), to) {
+        (Some(_), None) => RenameStep::Move,
+        (Some(from), Some(to)) if from.id == to.id && from.kind == FileKind::Regular => RenameStep::DropOld,
+        (Some(_), Some(to)) if replaces.is_some_and(|expect| expect.admits(to)) => RenameStep::Replace,
+        (Some(_), Some(_)) => RenameStep::RefuseTo,
+        (None, _) if moved => RenameStep::Done,
+        (None, _) => RenameStep::RefuseFrom,
+    }
+}
+
+/// What to do to exchange two names, where home can do that in one step.
+pub fn exchange(a: Option<&Stamp>, expect_a: &Expect, b: Option<&Stamp>, expect_b: &Expect) -> Step {
+    let (Some(a), Some(b)) = (a, b) else { return Step::Refuse };
+    let ours = |expect: &Expect, found: &Stamp| Expect::Ours(expect.stamp().clone()).admits(found);
+    match () {
+        () if expect_a.admits(a) && expect_b.admits(b) => Step::Act,
+        () if ours(expect_a, b) && ours(expect_b, a) => Step::Done,
+        () => Step::Refuse,
+    }
+}
+
+/// `Done` is never said: attributes are set again, which costs little.
+pub fn set_attrs(found: Option<&Stamp>, expect: &Expect, attrs: &Attrs) -> Step {
+    match found {
+        Some(found) if expect.admits(found) => Step::Act,
+        // An earlier try came as far as the times.
+        Some(found) if expect.admits(&Stamp { mtime: expect.stamp().mtime, ..found.clone() }) => {
+            if found.mtime == attrs.mtime { Step::Act } else { Step::Refuse }
+        }
+        _ => Step::Refuse,
+    }
+}
+
+pub fn resize(found: Option<&Stamp>, expect: &Expect, size: u64) -> Step {
+    match found {
+        Some(found) if expect.admits(found) && found.size == size => Step::Done,
+        Some(found) if expect.admits(found) => Step::Act,
+        // An earlier try: the size is the one wished, and was not before.
+        Some(found) if found.size == size && size != expect.stamp().size => {
+            if Expect::Ours(expect.stamp().clone()).admits(found) { Step::Done } else { Step::Refuse }
+        }
+        _ => Step::Refuse,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bytes::Bytes;
+    use weir_proto::meta::Time;
+
+    fn stamp(id: u8, size: u64, mtime: i64) -> Stamp {
+        Stamp { kind: FileKind::Regular, id: Bytes::from(vec![id]), size, mtime: Time { nanos: mtime } }
+    }
+    fn attrs(mode: u32, mtime: i64) -> Attrs {
+        let time = Time { nanos: mtime };
+        Attrs { mode, uid: 1, gid: 2, atime: time, mtime: time, xattrs: vec![] }
+    }
+    fn found(kind: FileKind, size: u64) -> Found {
+        let stamp = Stamp { kind, ..stamp(1, size, 0) };
+        Found {
+            stamp,
+            attrs: attrs(0o750, 0),
+            nlink: 1,
+            target: Bytes::from_static(b"t"),
+            rdev: 9,
+            allocated: 0,
+        }
+    }
+
+    #[test]
+    fn make_by_table() {
+        use FileKind::*;
+        let link = |target: &'static [u8]| Make::Symlink { target: Bytes::from_static(target) };
+        let device = |kind, rdev| Make::Special { kind, rdev };
+        let many = Found { nlink: 2, ..found(Regular, 0) };
+        for (what, mode, there, is_empty, step) in [
+            (Make::File, 0, None, false, Step::Act),
+            (Make::File, 0, Some(found(Regular, 0)), false, Step::Done),
+            (Make::File, 0, Some(found(Regular, 1)), false, Step::Refuse),
+            (Make::File, 0, Some(many), false, Step::Refuse),
+            (Make::File, 0, Some(found(Directory, 0)), true, Step::Refuse),
+            (Make::Directory, 0, Some(found(Directory, 0)), true, Step::Done),
+            (Make::Directory, 0, Some(found(Directory, 0)), false, Step::Refuse),
+            (Make::Directory, 0o750, Some(found(Directory, 0)), false, Step::Done),
+            (Make::Directory, 0o750, Some(found(Regular, 0)), false, Step::Refuse),
+            (link(b"t"), 0, Some(found(Symlink, 1)), false, Step::Done),
+            (link(b"u"), 0, Some(found(Symlink, 1)), false, Step::Refuse),
+            (device(CharDevice, 9), 0, Some(found(CharDevice, 0)), false, Step::Done),
+            (device(CharDevice, 8), 0, Some(found(CharDevice, 0)), false, Step::Refuse),
+            (device(BlockDevice, 9), 0, Some(found(CharDevice, 0)), false, Step::Refuse),
+            (device(Fifo, 0), 0, Some(found(Fifo, 0)), false, Step::Done),
+        ] {
+            assert_eq!(
+                make(&what, &attrs(mode, 0), there.as_ref(), is_empty),
+                step,
+                "{what:?} over {there:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn rename_by_table() {
+        let (mine, changed, other) = (stamp(1, 5, 5), stamp(1, 6, 6), stamp(2, 5, 5));
+        let (exact, ours) = (Expect::Unchanged(mine.clone()), Expect::Ours(mine.clone()));
+        let over = Expect::Unchanged(other.clone());
+        for (from, expect, to, replaces, step) in [
+            (Some(&mine), &exact, None, None, RenameStep::Move),
+            (Some(&changed), &exact, None, None, RenameStep::RefuseFrom),
+            (Some(&changed), &ours, None, None, RenameStep::Move),
+            (Some(&mine), &exact, Some(&other), None, RenameStep::RefuseTo),
+            (Some(&mine), &exact, Some(&other), Some(&over), RenameStep::Replace),
+            (Some(&mine), &exact, Some(&stamp(2, 6, 5)), Some(&over), RenameStep::RefuseTo),
+            (Some(&mine), &exact, Some(&mine), None, RenameStep::DropOld),
+            (None, &exact, Some(&mine), None, RenameStep::Done),
+            (None, &exact, Some(&changed), None, RenameStep::Done),
+            (Some(&other), &exact, Some(&mine), None, RenameStep::Done),
+            (None, &exact, Some(&other), Some(&over), RenameStep::RefuseFrom),
+            (None, &exact, None, None, RenameStep::RefuseFrom),
+        ] {
+            assert_eq!(rename(from, expect, to, replaces), step, "{from:?} {expect:?} {to:?} {replaces:?}");
+        }
+    }
+
+    #[test]
+    fn the_others_by_table() {
+        let (mine, changed, other) = (stamp(1, 5, 5), stamp(1, 6, 6), stamp(2, 5, 5));
+        let (exact, ours) = (Expect::Unchanged(mine.clone()), Expect::Ours(mine.clone()));
+        let other_exact = Expect::Unchanged(other.clone());
+        assert_eq!(remove(None, &exact), Step::Done);
+        assert_eq!(remove(Some(&mine), &exact), Step::Act);
+        assert_eq!(remove(Some(&changed), &exact), Step::Refuse);
+        assert_eq!(remove(Some(&changed), &ours), Step::Act);
+
+        assert_eq!(link(Some(&mine), &exact, None), Step::Act);
+        assert_eq!(link(Some(&mine), &exact, Some(&mine)), Step::Done);
+        assert_eq!(link(Some(&mine), &exact, Some(&other)), Step::Refuse);
+        assert_eq!(link(Some(&changed), &exact, None), Step::Refuse);
+        assert_eq!(link(None, &exact, Some(&mine)), Step::Refuse);
+
+        assert_eq!(exchange(Some(&mine), &exact, Some(&other), &other_exact), Step::Act);
+        assert_eq!(exchange(Some(&other), &exact, Some(&changed), &other_exact), Step::Done);
+        assert_eq!(exchange(Some(&changed), &exact, Some(&other), &other_exact), Step::Refuse);
+        assert_eq!(exchange(None, &exact, Some(&mine), &other_exact), Step::Refuse);
+
+        assert_eq!(set_attrs(Some(&mine), &exact, &attrs(0, 9)), Step::Act);
+        assert_eq!(
+            set_attrs(Some(&stamp(1, 5, 9)), &exact, &attrs(0, 9)),
+            Step::Act,
+            "the times were set already"
+        );
+        assert_eq!(set_attrs(Some(&stamp(1, 5, 8)), &exact, &attrs(0, 9)), Step::Refuse);
+        assert_eq!(set_attrs(Some(&stamp(1, 6, 9)), &exact, &attrs(0, 9)), Step::Refuse);
+        assert_eq!(set_attrs(None, &ours, &attrs(0, 9)), Step::Refuse);
+
+        assert_eq!(resize(Some(&mine), &exact, 3), Step::Act);
+        assert_eq!(resize(Some(&mine), &exact, 5), Step::Done);
+        assert_eq!(resize(Some(&stamp(1, 3, 7)), &exact, 3), Step::Done, "cut already");
+        assert_eq!(resize(Some(&stamp(1, 5, 7)), &exact, 5), Step::Refuse, "written by somebody");
+        assert_eq!(resize(Some(&stamp(1, 4, 7)), &exact, 3), Step::Refuse);
+        assert_eq!(resize(Some(&stamp(2, 3, 7)), &exact, 3), Step::Refuse);
+    }
+}

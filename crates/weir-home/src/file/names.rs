@@ -1,0 +1,369 @@
+//! Changes of names and attributes in a home directory, as blocking calls: look, decide (`decide.rs`), act.
+//!
+//! Between the look and the act somebody may change home by microseconds; a change that replaces nothing is asked of the
+//! kernel as such (`O_EXCL`, `RENAME_NOREPLACE`), so that even then nothing is lost by a make or a rename.
+use super::{
+    Shared, fault,
+    place::{Place, device_of, stamp_of, statx},
+    root::Root,
+};
+use crate::{
+    Attrs, Expect, Fault, Found, HomePath, ListEntry, Listing, Make, Outcome, RESERVED, Stamp,
+    decide::{self, RenameStep, Step},
+};
+use rustix::{
+    fs::{AtFlags, Dir, FileType, Mode, OFlags, RenameFlags},
+    io::Errno,
+};
+use std::collections::BTreeSet;
+use weir_proto::meta::FileKind;
+
+impl Shared {
+    pub(super) fn make(&self, path: &HomePath, what: &Make, attrs: &Attrs) -> Outcome<Stamp> {
+        let root = self.root()?;
+        let attrs = self.config.ids.to_home(attrs);
+        let failed = |e| fault("make", path, e);
+        if path.is_root() {
+            return Err(failed(Errno::EXIST));
+        }
+        let place = root.place(path).map_err(failed)?;
+        let mut found = place.look(&root.keeps).map_err(failed)?;
+        // It may come between the look and the act: then once more.
+        if found.is_none() {
+            match create(&place, what) {
+                Ok(()) | Err(Errno::EXIST) => found = place.look(&root.keeps).map_err(failed)?,
+                Err(e) => return Err(failed(e)),
+            }
+        }
+        let is_empty_dir = match (&found, what) {
+            (Some(there), Make::Directory) if there.stamp.kind == FileKind::Directory => {
+                first_name(&place).map_err(failed)?.is_none()
+            }
+            _ => false,
+        };
+        match (decide::make(what, &attrs, found.as_ref(), is_empty_dir), found) {
+            (Step::Done, Some(there)) => place.set(&there, &attrs, &root.keeps).map_err(failed)?,
+            (_, found) => return Err(Fault::diverged(path, None, found.as_ref().map(|found| &found.stamp))),
+        }
+        self.touch(path);
+        self.touch_parent(path);
+        stamp_now(&place, path)
+    }
+
+    pub(super) fn link(&self, existing: &HomePath, expect: &Expect, path: &HomePath) -> Outcome<Stamp> {
+        let root = self.root()?;
+        let failed = |e| fault("link", path, e);
+        let from = self.place_of(&root, existing, expect)?;
+        let to = root.place(path).map_err(failed)?;
+        let (found, at_new) = (from.stamp().map_err(failed)?, to.stamp().map_err(failed)?);
+        match decide::link(found.as_ref(), expect, at_new.as_ref()) {
+            Step::Done => {}
+            Step::Act => {
+                rustix::fs::linkat(&from.dir, &from.name[..], &to.dir, &to.name[..], AtFlags::empty())
+                    .map_err(failed)?
+            }
+            Step::Refuse if at_new.is_some() && found.as_ref().is_some_and(|found| expect.admits(found)) => {
+                return Err(Fault::diverged(path, None, at_new.as_ref()));
+            }
+            Step::Refuse => return Err(Fault::diverged(existing, Some(expect.stamp()), found.as_ref())),
+        }
+        self.touch_parent(path);
+        stamp_now(&to, path)
+    }
+
+    pub(super) fn remove(&self, path: &HomePath, expect: &Expect) -> Outcome<()> {
+        let root = self.root()?;
+        let failed = |e| fault("remove", path, e);
+        if path.is_root() {
+            return Err(failed(Errno::INVAL));
+        }
+        let place = match root.place(path) {
+            Err(Errno::NOENT) => return Ok(()), // with what it was in
+            place => place.map_err(failed)?,
+        };
+        let found = place.stamp().map_err(failed)?;
+        match decide::remove(found.as_ref(), expect) {
+            Step::Done => {}
+            Step::Refuse => return Err(Fault::diverged(path, Some(expect.stamp()), found.as_ref())),
+            Step::Act if expect.stamp().kind == FileKind::Directory => {
+                match rustix::fs::unlinkat(&place.dir, &place.name[..], AtFlags::REMOVEDIR) {
+                    Err(Errno::NOTEMPTY | Errno::EXIST) => return Err(not_empty(&place, path)),
+                    done => done.map_err(failed)?,
+                }
+            }
+            Step::Act => {
+                rustix::fs::unlinkat(&place.dir, &place.name[..], AtFlags::empty()).map_err(failed)?
+            }
+        }
+        self.touch_parent(path);
+        Ok(())
+    }
+
+    pub(super) fn rename(
+        &self,
+        from: &HomePath,
+        expect: &Expect,
+        to: &HomePath,
+        replaces: Option<&Expect>,
+    ) -> Outcome<Stamp> {
+        let root = self.root()?;
+        let failed = |e| fault("rename to", to, e);
+        let old = match root.place(from) {
+            Err(Errno::NOENT) => None,
+            place => Some(place.map_err(|e| fault("rename", from, e))?),
+        };
+        let new = root.place(to).map_err(failed)?;
+        let at_old = old.as_ref().map(Place::stamp).transpose().map_err(failed)?.flatten();
+        let at_new = new.stamp().map_err(failed)?;
+        match (decide::rename(at_old.as_ref(), expect, at_new.as_ref(), replaces), &old) {
+            (RenameStep::Move, Some(old)) => move_over_nothing(old, &new).map_err(failed)?,
+            (RenameStep::Replace, Some(old)) => {
+                match rustix::fs::renameat(&old.dir, &old.name[..], &new.dir, &new.name[..]) {
+                    Err(Errno::NOTEMPTY | Errno::EXIST) => return Err(not_empty(&new, to)),
+                    done => done.map_err(failed)?,
+                }
+            }
+            (RenameStep::DropOld, Some(old)) => {
+                rustix::fs::unlinkat(&old.dir, &old.name[..], AtFlags::empty()).map_err(failed)?;
+            }
+            (RenameStep::Done, _) => {}
+            (RenameStep::RefuseTo, _) => {
+                return Err(Fault::diverged(to, replaces.map(Expect::stamp), at_new.as_ref()));
+            }
+            _ => return Err(Fault::diverged(from, Some(expect.stamp()), at_old.as_ref())),
+        }
+        self.touch_parent(from);
+        self.touch_parent(to);
+        stamp_now(&new, to)
+    }
+
+    pub(super) fn exchange(
+        &self,
+        a: &HomePath,
+        expect_a: &Expect,
+        b: &HomePath,
+        expect_b: &Expect,
+    ) -> Outcome<(Stamp, Stamp)> {
+        let root = self.root()?;
+        let failed = |e| fault("exchange", a, e);
+        let (at_a, at_b) = (self.place_of(&root, a, expect_a)?, self.place_of(&root, b, expect_b)?);
+        let stamps = |p: &Place| p.stamp().map_err(failed);
+        let (found_a, found_b) = (stamps(&at_a)?, stamps(&at_b)?);
+        match decide::exchange(found_a.as_ref(), expect_a, found_b.as_ref(), expect_b) {
+            Step::Done => {}
+            Step::Act => {
+                let (from, to) = (&at_a, &at_b);
+                let names = (&from.name[..], &to.name[..]);
+                match rustix::fs::renameat_with(&from.dir, names.0, &to.dir, names.1, RenameFlags::EXCHANGE) {
+                    Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
+                        in_three_steps(&at_a, expect_a, &at_b)?
+                    }
+                    done => done.map_err(failed)?,
+                }
+            }
+            Step::Refuse if is_between(&at_a, expect_a).map_err(failed)? => {
+                in_three_steps(&at_a, expect_a, &at_b)?
+            }
+            Step::Refuse => {
+                let a_is_ours = found_a.as_ref().is_some_and(|found| expect_a.admits(found));
+                let (path, expect, found) =
+                    if a_is_ours { (b, expect_b, found_b) } else { (a, expect_a, found_a) };
+                return Err(Fault::diverged(path, Some(expect.stamp()), found.as_ref()));
+            }
+        }
+        self.touch_parent(a);
+        self.touch_parent(b);
+        Ok((stamp_now(&at_a, a)?, stamp_now(&at_b, b)?))
+    }
+
+    pub(super) fn set_attrs(&self, path: &HomePath, expect: &Expect, attrs: &Attrs) -> Outcome<Stamp> {
+        let root = self.root()?;
+        let attrs = self.config.ids.to_home(attrs);
+        let failed = |e| fault("set the attributes of", path, e);
+        let place = self.place_of(&root, path, expect)?;
+        let found = place.look(&root.keeps).map_err(failed)?;
+        let stamp = found.as_ref().map(|found| &found.stamp);
+        match (decide::set_attrs(stamp, expect, &attrs), &found) {
+            (Step::Act | Step::Done, Some(found)) => place.set(found, &attrs, &root.keeps).map_err(failed)?,
+            _ => return Err(Fault::diverged(path, Some(expect.stamp()), stamp)),
+        }
+        self.touch(path);
+        stamp_now(&place, path)
+    }
+
+    pub(super) fn resize(&self, path: &HomePath, expect: &Expect, size: u64) -> Outcome<Stamp> {
+        let root = self.root()?;
+        let failed = |e| fault("resize", path, e);
+        let place = self.place_of(&root, path, expect)?;
+        let found = place.stamp().map_err(failed)?;
+        match decide::resize(found.as_ref(), expect, size) {
+            Step::Done => {}
+            Step::Act if expect.stamp().kind == FileKind::Regular => {
+                let file = place.open(OFlags::WRONLY).map_err(failed)?;
+                rustix::fs::ftruncate(&file, size).map_err(failed)?;
+            }
+            _ => return Err(Fault::diverged(path, Some(expect.stamp()), found.as_ref())),
+        }
+        self.touch(path);
+        stamp_now(&place, path)
+    }
+
+    pub(super) fn stat(&self, path: &HomePath) -> Outcome<Option<Found>> {
+        let root = self.root()?;
+        let failed = |e| fault("look at", path, e);
+        let found = match root.place(path) {
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => None,
+            place => place.and_then(|place| place.look(&root.keeps)).map_err(failed)?,
+        };
+        Ok(found.map(|found| self.to_here(found)))
+    }
+
+    /// A directory is read once per page and only the page is kept in memory, however large it is.
+    pub(super) fn list(&self, dir: &HomePath, after: Option<&[u8]>, limit: usize) -> Outcome<Listing> {
+        let root = self.root()?;
+        let failed = |e| fault("list", dir, e);
+        let fd = root.dir(dir.names()).map_err(failed)?;
+        let listed =
+            Place { dir: rustix::io::fcntl_dupfd_cloexec(&fd, 0).map_err(failed)?, name: b".".to_vec() };
+        let listed = listed.open(OFlags::RDONLY | OFlags::DIRECTORY).map_err(failed)?;
+        let mut page: BTreeSet<Vec<u8>> = BTreeSet::new();
+        let mut end = true;
+        for entry in Dir::new(listed).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            let name = entry.file_name().to_bytes();
+            if name == b"."
+                || name == b".."
+                || name.starts_with(RESERVED)
+                || after.is_some_and(|after| name <= after)
+            {
+                continue;
+            }
+            let is_full = page.len() >= limit.max(1);
+            if is_full && page.last().is_some_and(|last| name > &last[..]) {
+                end = false;
+                continue;
+            }
+            page.insert(name.to_vec());
+            if page.len() > limit.max(1) {
+                page.pop_last();
+                end = false;
+            }
+        }
+        let mut entries = Vec::with_capacity(page.len());
+        for name in page {
+            let place = Place { dir: rustix::io::fcntl_dupfd_cloexec(&fd, 0).map_err(failed)?, name };
+            // Gone since it was read: as if it had never been there.
+            if let Some(found) = place.look(&root.keeps).map_err(failed)? {
+                entries.push(ListEntry { name: place.name.into(), found: self.to_here(found) });
+            }
+        }
+        Ok(Listing { entries, end })
+    }
+
+    fn to_here(&self, found: Found) -> Found {
+        Found { attrs: self.config.ids.to_here(&found.attrs), ..found }
+    }
+
+    /// Where something of ours should be; a missing directory above means that it is gone.
+    pub(super) fn place_of(&self, root: &Root, path: &HomePath, expect: &Expect) -> Outcome<Place> {
+        match root.place(path) {
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {
+                Err(Fault::diverged(path, Some(expect.stamp()), None))
+            }
+            place => place.map_err(|e| fault("find", path, e)),
+        }
+    }
+}
+
+fn create(place: &Place, what: &Make) -> rustix::io::Result<()> {
+    let (dir, name) = (&place.dir, &place.name[..]);
+    let nobody_else = Mode::RUSR | Mode::WUSR;
+    match what {
+        Make::Directory => rustix::fs::mkdirat(dir, name, Mode::RWXU),
+        Make::File => {
+            let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            rustix::fs::openat(dir, name, flags, nobody_else).map(drop)
+        }
+        Make::Symlink { target } => rustix::fs::symlinkat(&target[..], dir, name),
+        Make::Special { kind, rdev } => {
+            let kind = match kind {
+                FileKind::Fifo => FileType::Fifo,
+                FileKind::Socket => FileType::Socket,
+                FileKind::CharDevice => FileType::CharacterDevice,
+                FileKind::BlockDevice => FileType::BlockDevice,
+                FileKind::Regular | FileKind::Directory | FileKind::Symlink => return Err(Errno::INVAL),
+            };
+            rustix::fs::mknodat(dir, name, kind, nobody_else, device_of(*rdev))
+        }
+    }
+}
+
+fn move_over_nothing(old: &Place, new: &Place) -> rustix::io::Result<()> {
+    let names = (&old.name[..], &new.name[..]);
+    match rustix::fs::renameat_with(&old.dir, names.0, &new.dir, names.1, RenameFlags::NOREPLACE) {
+        // NFS knows no such flag; we have looked.
+        Err(Errno::INVAL | Errno::NOSYS) => rustix::fs::renameat(&old.dir, names.0, &new.dir, names.1),
+        done => done,
+    }
+}
+
+/// Where `a` waits while `b` takes its place, on file systems that cannot exchange.
+fn waiting_place(a: &Place, expect_a: &Expect) -> rustix::io::Result<Place> {
+    let mut name = [RESERVED, b"-exchange-"].concat();
+    name.extend(expect_a.stamp().id.iter().flat_map(|b| format!("{b:02x}").into_bytes()));
+    Ok(Place { dir: rustix::io::fcntl_dupfd_cloexec(&a.dir, 0)?, name })
+}
+
+/// Whether an exchange in three steps was begun and not ended.
+fn is_between(a: &Place, expect_a: &Expect) -> rustix::io::Result<bool> {
+    let waiting = waiting_place(a, expect_a)?.stamp()?;
+    Ok(waiting.is_some_and(|found| expect_a.admits(&found)))
+}
+
+/// Each step is made if it was not: the name that waits tells how far an earlier try came.
+fn in_three_steps(a: &Place, expect_a: &Expect, b: &Place) -> Outcome<()> {
+    let steps = || {
+        let waiting = waiting_place(a, expect_a)?;
+        if waiting.stamp()?.is_none() {
+            move_over_nothing(a, &waiting)?;
+        }
+        if a.stamp()?.is_none() {
+            move_over_nothing(b, a)?;
+        }
+        move_over_nothing(&waiting, b)
+    };
+    steps().map_err(|e| fault("exchange", &HomePath::root(), e))
+}
+
+fn first_name(place: &Place) -> rustix::io::Result<Option<Vec<u8>>> {
+    let dir = place.open(OFlags::RDONLY | OFlags::DIRECTORY)?;
+    for entry in Dir::new(dir)? {
+        let entry = entry?;
+        let name = entry.file_name().to_bytes();
+        if name != b"." && name != b".." {
+            return Ok(Some(name.to_vec()));
+        }
+    }
+    Ok(None)
+}
+
+/// Names one that is in the way.
+fn not_empty(place: &Place, path: &HomePath) -> Fault {
+    let look = || {
+        let name = first_name(place)?.ok_or(Errno::NOTEMPTY)?;
+        let inside = [&place.name[..], b"/", &name[..]].concat();
+        Ok((name, stamp_of(&statx(&place.dir, &inside)?)))
+    };
+    match look() {
+        Ok((name, stamp)) => path.join(&name).map_or_else(
+            |_| fault("remove", path, Errno::NOTEMPTY), // a mark of ours
+            |inside| Fault::diverged(&inside, None, stamp.as_ref()),
+        ),
+        Err(e) => fault("remove", path, e),
+    }
+}
+
+fn stamp_now(place: &Place, path: &HomePath) -> Outcome<Stamp> {
+    let stamp = place.stamp().map_err(|e| fault("look at", path, e))?;
+    stamp.ok_or_else(|| fault("look at", path, Errno::NOENT))
+}

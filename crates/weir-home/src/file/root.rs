@@ -1,0 +1,204 @@
+//! The root of a home directory: is it the right one, what its file system keeps, and the way to a place below it.
+//!
+//! Always holds: every way begins at the opened root and follows no link, so nothing outside can be reached; the root has
+//! our mark with this relation's name and the root's own inode, so a mount point without its mount, or a copy, is not
+//! taken for home.
+use super::{FileHomeConfig, fault, place::Place};
+use crate::{Fault, HomePath, Outcome, RESERVED, Traits};
+use rustix::{
+    fd::{AsFd, AsRawFd, OwnedFd},
+    fs::{Mode, OFlags, ResolveFlags, XattrFlags},
+    io::Errno,
+};
+use weir_proto::Error;
+
+/// File systems of this machine's own disks (`linux/magic.h`): ext4, XFS, Btrfs, tmpfs, ZFS. Times that are set there
+/// stay, also if data is written back later.
+const LOCAL_FS: [u64; 5] = [0xEF53, 0x5846_5342, 0x9123_683E, 0x0102_1994, 0x2FC1_2FC1];
+/// Below PATH_MAX, with room for a longest name: longer ways are walked in steps.
+const STEP_BYTES_MAX: usize = 3800;
+const MARK_BYTES_MAX: usize = 4096;
+
+/// What is kept by this file system for this process.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Keeps {
+    pub(super) owners: bool,
+    pub(super) xattrs: bool,
+    pub(super) acls: bool,
+}
+
+impl Keeps {
+    /// Whether an extended attribute is ours to set and take away.
+    pub(super) fn xattr(&self, name: &[u8]) -> bool {
+        match name {
+            b"system.posix_acl_access" | b"system.posix_acl_default" => self.acls,
+            b"security.capability" => self.xattrs && self.owners,
+            _ => self.xattrs && (name.starts_with(b"user.") || self.owners && name.starts_with(b"trusted.")),
+        }
+    }
+}
+
+pub(super) struct Root {
+    fd: OwnedFd,
+    pub(super) keeps: Keeps,
+    /// On a disk of this machine.
+    pub(super) is_local: bool,
+}
+
+impl Root {
+    pub(super) fn open(config: &FileHomeConfig) -> Outcome<Root> {
+        let path = HomePath::root();
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let fd = rustix::fs::open(&config.path, flags, Mode::empty()).map_err(|e| {
+            Fault::Unreachable(Error::unavailable(format!(
+                "the home directory {} cannot be opened ({e}): mount it, or make it",
+                config.path.display()
+            )))
+        })?;
+        check_mark(&fd, config)?;
+        let failed = |e| fault("look at", &path, e);
+        let owners = rustix::process::geteuid().is_root();
+        let keeps = Keeps { owners, xattrs: keeps_xattrs(&fd), acls: keeps_acls(&fd) };
+        let is_local = LOCAL_FS.contains(&(rustix::fs::fstatfs(&fd).map_err(failed)?.f_type as u64));
+        Ok(Root { fd, keeps, is_local })
+    }
+
+    pub(super) fn traits(&self) -> Traits {
+        Traits {
+            owners: self.keeps.owners,
+            exact_times: true,
+            xattrs: self.keeps.xattrs,
+            acls: self.keeps.acls,
+            hard_links: true,
+            special_files: self.keeps.owners,
+            growing_prefix: true,
+            parallel_writers: true,
+            in_place: true,
+            holes: true,
+            cheap_rename: true,
+            strong_stamps: false,
+        }
+    }
+
+    pub(super) fn fd(&self) -> &OwnedFd {
+        &self.fd
+    }
+
+    /// Opens a directory as a place to go on from.
+    pub(super) fn dir(&self, names: &[bytes::Bytes]) -> rustix::io::Result<OwnedFd> {
+        let resolve = ResolveFlags::BENEATH
+            | ResolveFlags::NO_SYMLINKS
+            | ResolveFlags::NO_MAGICLINKS
+            | ResolveFlags::NO_XDEV;
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let mut at: Option<OwnedFd> = None;
+        let mut rest = names;
+        loop {
+            let (step, left) = rest.split_at(step_len(rest));
+            let way = if step.is_empty() { b".".to_vec() } else { step.join(&b'/') };
+            let from = at.as_ref().map_or(self.fd.as_fd(), |fd| fd.as_fd());
+            let next = loop {
+                match rustix::fs::openat2(from, &way[..], flags, Mode::empty(), resolve) {
+                    Err(Errno::AGAIN | Errno::INTR) => {} // a rename above at this moment
+                    opened => break opened?,
+                }
+            };
+            if left.is_empty() {
+                return Ok(next);
+            }
+            (at, rest) = (Some(next), left);
+        }
+    }
+
+    /// Where `path` is or would be.
+    pub(super) fn place(&self, path: &HomePath) -> rustix::io::Result<Place> {
+        match path.names().split_last() {
+            Some((name, above)) => Ok(Place { dir: self.dir(above)?, name: name.to_vec() }),
+            None => Ok(Place { dir: self.dir(&[])?, name: b".".to_vec() }),
+        }
+    }
+}
+
+/// How many names make one step of the way.
+fn step_len(names: &[bytes::Bytes]) -> usize {
+    let mut bytes = 0;
+    let fits = names.iter().take_while(|name| {
+        bytes += name.len() + 1;
+        bytes <= STEP_BYTES_MAX
+    });
+    fits.count()
+}
+
+fn keeps_xattrs(root: &OwnedFd) -> bool {
+    let name = c"user.weir.probe";
+    let set = rustix::fs::fsetxattr(root, name, b"1", XattrFlags::empty()).is_ok();
+    set && rustix::fs::fremovexattr(root, name).is_ok()
+}
+
+fn keeps_acls(root: &OwnedFd) -> bool {
+    let found = rustix::fs::fgetxattr_query(root, c"system.posix_acl_access");
+    !matches!(found, Err(Errno::OPNOTSUPP | Errno::NOSYS))
+}
+
+/// Reads the mark, or leaves it where there is none and this home is new.
+fn check_mark(root: &OwnedFd, config: &FileHomeConfig) -> Outcome<()> {
+    let path = HomePath::root();
+    let failed = |doing| move |e| fault(doing, &HomePath::root(), e);
+    let ino = rustix::fs::fstat(root).map_err(failed("look at"))?.st_ino;
+    let wished = mark_text(&config.relation, ino);
+    let shown = config.path.display();
+    match read_mark(root).map_err(failed("read the mark in"))? {
+        Some(text) if text == wished.as_bytes() => Ok(()),
+        Some(text) => {
+            let text = String::from_utf8_lossy(&text);
+            let error = Error::stale(format!(
+                "{shown} is marked as another home (its .weir-home says {:?}, expected {:?}): it belongs to another \
+                 relation or is a copy; give the right directory, or remove .weir-home there if it is to be ours",
+                text.trim_end(),
+                wished.trim_end()
+            ));
+            Err(Fault::new(crate::FaultKind::Diverged, &path, error))
+        }
+        None if config.is_new => write_mark(root, wished.as_bytes()).map_err(failed("leave the mark in")),
+        None => Err(Fault::Unreachable(Error::unavailable(format!(
+            "{shown} has no mark .weir-home: probably nothing is mounted there; mount home, nothing is written before"
+        )))),
+    }
+}
+
+fn mark_text(relation: &str, ino: u64) -> String {
+    format!("weir home 1\nrelation {relation}\nroot {ino}\n")
+}
+
+fn read_mark(root: &OwnedFd) -> rustix::io::Result<Option<Vec<u8>>> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let file = match rustix::fs::openat(root, RESERVED, flags, Mode::empty()) {
+        Ok(file) => file,
+        Err(Errno::NOENT) => return Ok(None),
+        Err(e) => return Err(e),
+    };
+    let mut text = vec![0; MARK_BYTES_MAX];
+    let n = rustix::io::pread(&file, &mut text[..], 0)?;
+    text.truncate(n);
+    Ok(Some(text))
+}
+
+/// Under another name first: a mark is there with all its text or not at all.
+fn write_mark(root: &OwnedFd, text: &[u8]) -> rustix::io::Result<()> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let temporary = [RESERVED, b"-mark"].concat();
+    let file = rustix::fs::openat(root, &temporary[..], flags, Mode::from_raw_mode(0o644))?;
+    if rustix::io::pwrite(&file, text, 0)? != text.len() {
+        return Err(Errno::NOSPC);
+    }
+    rustix::fs::fsync(&file)?;
+    rustix::fs::renameat(root, &temporary[..], root, RESERVED)?;
+    rustix::fs::fsync(root)
+}
+
+/// For messages about file descriptors in tests.
+impl std::fmt::Debug for Root {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Root(fd {}, {:?})", self.fd.as_raw_fd(), self.keeps)
+    }
+}

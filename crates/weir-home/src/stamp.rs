@@ -1,0 +1,181 @@
+//! How a thing at home is known again: what it is, which one, how long, as of when. And its attributes.
+//!
+//! Plain data; the leader keeps stamps, so they have a wire layout. The comparison is the one decision made here.
+use bytes::Bytes;
+use std::fmt;
+use weir_proto::{
+    Error, Reader, Result, Wire, Writer, message,
+    meta::{FileKind, Time},
+    wire_struct,
+};
+
+/// Longest identity that a home gives, in bytes: S3's state of an unfinished upload, far below in practice.
+pub const STAMP_ID_BYTES_MAX: usize = 1024;
+
+/// What we left at home. Equal stamps: the same thing, not written since.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Stamp {
+    pub kind: FileKind,
+    /// Which one it is, in the words of that home (inode number and birth, ETag): only to be compared.
+    pub id: Bytes,
+    /// Of files and links; 0 of everything else.
+    pub size: u64,
+    /// Of files and links; 0 of everything else: the time of a directory changes with what is in it.
+    pub mtime: Time,
+}
+
+impl Wire for Stamp {
+    fn encode(&self, w: &mut Writer) {
+        self.kind.encode(w);
+        self.id.encode(w);
+        self.size.encode(w);
+        self.mtime.encode(w);
+    }
+    fn decode(r: &mut Reader<'_>) -> Result<Stamp> {
+        let stamp = Stamp {
+            kind: Wire::decode(r)?,
+            id: Wire::decode(r)?,
+            size: Wire::decode(r)?,
+            mtime: Wire::decode(r)?,
+        };
+        match stamp.id.len() {
+            0..=STAMP_ID_BYTES_MAX => Ok(stamp),
+            n => Err(Error::invalid(format!("malformed message: a stamp names its thing with {n} bytes"))),
+        }
+    }
+}
+
+impl fmt::Display for Stamp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let what = match self.kind {
+            FileKind::Regular => "a file",
+            FileKind::Directory => "a directory",
+            FileKind::Symlink => "a symbolic link",
+            FileKind::Fifo => "a pipe",
+            FileKind::Socket => "a socket",
+            FileKind::CharDevice | FileKind::BlockDevice => "a device",
+        };
+        write!(f, "{what}")?;
+        if self.kind == FileKind::Regular {
+            let (s, ns) =
+                (self.mtime.nanos.div_euclid(1_000_000_000), self.mtime.nanos.rem_euclid(1_000_000_000));
+            write!(f, " of {} bytes written at {s}.{ns:09}", self.size)?;
+        }
+        f.write_str(" (")?;
+        self.id.iter().take(24).try_for_each(|b| write!(f, "{b:02x}"))?;
+        f.write_str(")")
+    }
+}
+impl fmt::Debug for Stamp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+/// What must be there for a call to go on.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Expect {
+    /// The very thing, not written since.
+    Unchanged(Stamp),
+    /// The very thing; we may have written to it since the stamp was given.
+    Ours(Stamp),
+}
+
+impl Expect {
+    pub fn stamp(&self) -> &Stamp {
+        match self {
+            Expect::Unchanged(stamp) | Expect::Ours(stamp) => stamp,
+        }
+    }
+    /// Whether what was found is what is expected.
+    pub fn admits(&self, found: &Stamp) -> bool {
+        let expected = self.stamp();
+        let same = expected.kind == found.kind && expected.id == found.id;
+        match self {
+            Expect::Unchanged(_) => same && expected.size == found.size && expected.mtime == found.mtime,
+            Expect::Ours(_) => same,
+        }
+    }
+}
+wire_struct!(ExpectOnWire { unchanged: bool, stamp: Stamp });
+struct ExpectOnWire {
+    unchanged: bool,
+    stamp: Stamp,
+}
+impl Wire for Expect {
+    fn encode(&self, w: &mut Writer) {
+        matches!(self, Expect::Unchanged(_)).encode(w);
+        self.stamp().encode(w);
+    }
+    fn decode(r: &mut Reader<'_>) -> Result<Expect> {
+        let ExpectOnWire { unchanged, stamp } = Wire::decode(r)?;
+        Ok(if unchanged { Expect::Unchanged(stamp) } else { Expect::Ours(stamp) })
+    }
+}
+
+message!(
+    /// An extended attribute.
+    Xattr { name: Bytes, value: Bytes }
+);
+message!(
+    /// Attributes as home should show them. A link has owners and times only.
+    Attrs {
+        /// Permission bits with set-uid, set-gid and sticky (07777).
+        mode: u32,
+        uid: u32,
+        gid: u32,
+        atime: Time,
+        mtime: Time,
+        /// Sorted by name, with the access control lists as `system.posix_acl_access` and `…_default`.
+        xattrs: Vec<Xattr>,
+    }
+);
+
+/// What to make.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Make {
+    Directory,
+    /// An empty one.
+    File,
+    Symlink {
+        target: Bytes,
+    },
+    /// A pipe, socket or device; the number is `stat`'s.
+    Special {
+        kind: FileKind,
+        rdev: u32,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stamp() -> Stamp {
+        Stamp { kind: FileKind::Regular, id: Bytes::from_static(b"7"), size: 10, mtime: Time { nanos: 5 } }
+    }
+
+    #[test]
+    fn expectations_by_table() {
+        let found = stamp();
+        for (changed, unchanged, ours) in [
+            (stamp(), true, true),
+            (Stamp { size: 11, ..stamp() }, false, true),
+            (Stamp { mtime: Time { nanos: 6 }, ..stamp() }, false, true),
+            (Stamp { id: Bytes::from_static(b"8"), ..stamp() }, false, false),
+            (Stamp { kind: FileKind::Directory, ..stamp() }, false, false),
+        ] {
+            assert_eq!(Expect::Unchanged(changed.clone()).admits(&found), unchanged, "{changed}");
+            assert_eq!(Expect::Ours(changed.clone()).admits(&found), ours, "{changed}");
+        }
+    }
+
+    #[test]
+    fn stamps_survive_the_wire_and_long_ones_are_refused() {
+        for expect in [Expect::Ours(stamp()), Expect::Unchanged(stamp())] {
+            assert_eq!(Expect::from_bytes(&expect.to_bytes()).unwrap(), expect);
+        }
+        let long = Stamp { id: Bytes::from(vec![0; STAMP_ID_BYTES_MAX + 1]), ..stamp() };
+        assert!(Stamp::from_bytes(&long.to_bytes()).is_err());
+    }
+}

@@ -1,0 +1,131 @@
+//! What only a home in a directory promises, seen with the system's own eyes.
+use crate::{
+    cases::{assert_diverged, attrs, ours, path, put, unchanged},
+    env, file_config, open_file,
+};
+use std::{
+    os::unix::fs::{MetadataExt, symlink},
+    path::Path,
+    sync::Arc,
+};
+use weir_home::{Fault, FileHome, Home, IdMap, IdRange, Make};
+
+async fn fresh() -> (tempfile::TempDir, Arc<dyn Home>) {
+    let dir = tempfile::tempdir().unwrap();
+    let home = open_file(dir.path(), true).await;
+    (dir, Arc::new(home))
+}
+
+#[tokio::test]
+async fn a_link_at_home_never_leads_outside() {
+    let (dir, home) = fresh().await;
+    let outside = tempfile::tempdir().unwrap();
+    std::fs::write(outside.path().join("secret"), "not ours").unwrap();
+    let d = home.make(&path("d"), &Make::Directory, &attrs(0o755)).await.unwrap();
+    let f = put(&home, &path("d/secret"), b"ours", &attrs(0o644)).await;
+    // Somebody puts links where our directory and file were.
+    std::fs::remove_dir_all(dir.path().join("d")).unwrap();
+    symlink(outside.path(), dir.path().join("d")).unwrap();
+    symlink(outside.path().join("secret"), dir.path().join("l")).unwrap();
+    let (inside, x) = (path("d/secret"), ours(&f));
+    assert_diverged(home.open_write(&inside, &x).await.map(drop), &inside);
+    assert_diverged(home.open_read(&inside, &x).await.map(drop), &inside);
+    assert_diverged(home.resize(&inside, &x, 0).await, &inside);
+    assert_diverged(home.set_attrs(&inside, &x, &attrs(0o777)).await, &inside);
+    assert_diverged(home.open_write(&path("l"), &x).await.map(drop), &path("l"));
+    assert_diverged(home.set_attrs(&path("l"), &x, &attrs(0o777)).await, &path("l"));
+    assert_diverged(home.remove(&path("d"), &ours(&d)).await, &path("d"));
+    for refused in [
+        home.make(&path("d/new"), &Make::File, &attrs(0o644)).await.map(drop),
+        home.make(&path("d/new"), &Make::Directory, &attrs(0o644)).await.map(drop),
+        home.rename(&path("l"), &x, &path("d/new"), None).await.map(drop),
+        home.remove(&inside, &x).await,
+        home.list(&path("d"), None, 10).await.map(drop),
+    ] {
+        assert!(matches!(refused, Err(Fault::Diverged(_))), "{refused:?}");
+    }
+    assert_eq!(home.stat(&inside).await.unwrap(), None);
+    let left: Vec<_> = std::fs::read_dir(outside.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(left, ["secret"]);
+    assert_eq!(std::fs::read(outside.path().join("secret")).unwrap(), b"not ours");
+    assert_eq!(std::fs::metadata(outside.path().join("secret")).unwrap().mode() & 0o777, 0o644);
+}
+
+#[tokio::test]
+async fn a_mount_point_without_its_mount_is_not_filled() {
+    let (dir, home) = fresh().await;
+    drop(home);
+    let mark = dir.path().join(".weir-home");
+    assert!(std::fs::read_to_string(&mark).unwrap().contains("relation test"));
+    let refused = |config| async { FileHome::open(&env(), config).await.map(drop).unwrap_err() };
+    // Another relation's home, also where it is new to this one.
+    for is_new in [false, true] {
+        let mut config = file_config(dir.path(), is_new);
+        config.relation = "other".into();
+        assert!(matches!(refused(config).await, Fault::Diverged(_)));
+    }
+    // A copy of it.
+    let copy = tempfile::tempdir().unwrap();
+    std::fs::copy(&mark, copy.path().join(".weir-home")).unwrap();
+    assert!(matches!(refused(file_config(copy.path(), false)).await, Fault::Diverged(_)));
+    // Nothing mounted: an empty directory, or none.
+    let empty = tempfile::tempdir().unwrap();
+    let fault = refused(file_config(empty.path(), false)).await;
+    assert!(matches!(&fault, Fault::Unreachable(e) if e.context.contains("mount")), "{fault}");
+    assert_eq!(std::fs::read_dir(empty.path()).unwrap().count(), 0);
+    assert!(matches!(refused(file_config(&empty.path().join("no"), true)).await, Fault::Unreachable(_)));
+    open_file(dir.path(), true).await;
+}
+
+#[tokio::test]
+async fn owners_have_other_numbers_at_home() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let range = |here, there| vec![IdRange { here, there, count: 10 }];
+    let ids = IdMap::new(range(1230, 55_000), range(2340, 66_000)).unwrap();
+    let config = weir_home::FileHomeConfig { ids, ..file_config(dir.path(), true) };
+    let home: Arc<dyn Home> = Arc::new(FileHome::open(&env(), config).await.unwrap());
+    let stamp = put(&home, &path("f"), b"x", &attrs(0o644)).await;
+    let meta = |name: &str| std::fs::symlink_metadata(dir.path().join(name)).unwrap();
+    assert_eq!((meta("f").uid(), meta("f").gid()), (55_004, 66_005));
+    let found = home.stat(&path("f")).await.unwrap().unwrap();
+    assert_eq!(found.attrs, attrs(0o644), "as they are here");
+    home.set_attrs(&path("f"), &unchanged(&stamp), &attrs(0o600)).await.unwrap();
+    assert_eq!((meta("f").uid(), meta("f").mode() & 0o7777), (55_004, 0o600));
+    home.make(&path("d"), &Make::Directory, &attrs(0o755)).await.unwrap();
+    assert_eq!(meta("d").uid(), 55_004);
+}
+
+#[tokio::test]
+async fn what_the_system_shows_is_what_was_asked_for() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let (dir, home) = fresh().await;
+    home.make(&path("d"), &Make::Directory, &attrs(0o2750)).await.unwrap();
+    put(&home, &path("d/f"), b"bytes", &attrs(0o4751)).await;
+    let shown = |at: &Path| {
+        let m = std::fs::symlink_metadata(at).unwrap();
+        (m.mode() & 0o7777, m.uid(), m.gid(), m.mtime(), m.mtime_nsec())
+    };
+    let f = dir.path().join("d/f");
+    assert_eq!(shown(&f), (0o4751, 1234, 2345, 1_500_000_000, 123_456_789));
+    assert_eq!(
+        (std::fs::metadata(&f).unwrap().atime(), std::fs::read(&f).unwrap()),
+        (1_600_000_000, b"bytes".to_vec())
+    );
+    assert_eq!(shown(&dir.path().join("d")).0, 0o2750);
+}
+
+#[tokio::test]
+async fn a_name_kept_for_marks_is_not_touched_and_not_shown() {
+    let (dir, home) = fresh().await;
+    std::fs::write(dir.path().join(".weir-home-x"), "a mark").unwrap();
+    assert!(home.list(&path("/"), None, 10).await.unwrap().entries.is_empty());
+    assert!(weir_home::HomePath::parse(".weir-home").is_err());
+    let d = home.make(&path("d"), &Make::Directory, &attrs(0o755)).await.unwrap();
+    std::fs::write(dir.path().join("d/.weir-home-x"), "a mark").unwrap();
+    assert!(home.remove(&path("d"), &unchanged(&d)).await.is_err());
+}
