@@ -12,6 +12,7 @@ mod file;
 mod home;
 mod idmap;
 mod lane;
+pub mod order;
 mod path;
 mod stamp;
 
