@@ -47,6 +47,9 @@ impl Inner {
         let ino = stat.attr.ino;
         self.end_name_change(change, Some(ino), &created.parent_attr, &created.parent_lease, stamp);
         let node = self.node(ino);
+        if open.write {
+            node.lock().limited = created.entry.lease.limited;
+        }
         if created.created {
             // Attributes of the inode number's past do not exist: numbers are never used again.
             let mut st = node.lock();
@@ -131,6 +134,9 @@ impl Inner {
             self.cut(&node, 0, sent_end, true);
         }
         let stat = self.apply(&answer.entry, stamp);
+        if open.write {
+            node.lock().limited = answer.entry.lease.limited;
+        }
         self.learn_inline(&node, answer.inline);
         self.opened(node.clone(), open, stat)
     }

@@ -64,8 +64,6 @@ impl Inner {
             occasion,
         });
         let end = start + u64::from(buf.end());
-        let fresh_bytes = end.saturating_sub(start.max(st.committed_size()));
-        st.allocated += fresh_bytes.min(u64::from(buf.covered_bytes()));
         let parts = buf.freeze();
         st.send_count += 1;
         let id = st.send_count;
@@ -419,6 +417,8 @@ impl Inner {
             (commit, content, local, st.tenure)
         };
         let stamp = self.stamp();
+        let limited = node.lock().limited;
+        let committing = self.rooms.committing(limited).await;
         let entry = self.commit_in(node, tenure, &commit, deadline).await.inspect_err(|e| {
             let mut st = node.lock();
             if st.tenure == tenure {
@@ -426,8 +426,11 @@ impl Inner {
             }
         })?;
         let mut st = node.lock();
+        self.note_committed(&mut st, &entry);
+        drop(committing);
         if st.tenure != tenure {
             st.apply(&entry, stamp);
+            self.settle_room(&mut st);
             return Ok(true);
         }
         if st.local.is_some_and(|l| l.change == local.change) {
@@ -439,6 +442,7 @@ impl Inner {
         st.inline = Inline::Yes(content);
         st.drop_inline = false;
         st.apply(&entry, stamp);
+        self.settle_room(&mut st);
         let done = !st.is_dirty();
         drop(st);
         if done {
@@ -498,6 +502,8 @@ impl Inner {
             (self.commit_request(&st, node.ino, size, clean, None), st.local, st.tenure)
         };
         let stamp = self.stamp();
+        let limited = node.lock().limited;
+        let committing = self.rooms.committing(limited).await;
         let entry = match self.commit_in(node, tenure, &commit, deadline).await {
             Ok(entry) => entry,
             Err(e) => {
@@ -506,8 +512,11 @@ impl Inner {
             }
         };
         let mut st = node.lock();
+        self.note_committed(&mut st, &entry);
+        drop(committing);
         if st.tenure != tenure {
             st.apply(&entry, stamp);
+            self.settle_room(&mut st);
             return Ok(());
         }
         let newest = st.local.map(|l| l.change) == local.map(|l| l.change);
@@ -520,6 +529,7 @@ impl Inner {
             st.leaving = Bytes::new();
         }
         st.apply(&entry, stamp);
+        self.settle_room(&mut st);
         if let Ok(layout) = layout_of(&st, node.ino) {
             let first = layout.stripe_of(st.committed_size());
             st.touched = st.touched.split_off(&first);

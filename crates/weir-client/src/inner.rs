@@ -10,6 +10,7 @@ use crate::closes::Closes;
 use crate::data::{Data, StripeRef};
 use crate::locks::Locks;
 use crate::node::{Node, State};
+use crate::rooms::Rooms;
 use crate::session::{Holder, Session};
 use crate::status::Counters;
 use std::collections::{BTreeSet, HashMap, VecDeque};
@@ -20,7 +21,8 @@ use weir_env::{Env, Instant};
 use weir_proto::lock::HeldLock;
 use weir_proto::map::Layout;
 use weir_proto::meta::{Attr, Entry, HeldLease, Lease, LeaseKind, Time};
-use weir_proto::{Error, FileId, InodeId, NamespaceId, Result};
+use weir_proto::volume::HeldRoom;
+use weir_proto::{Error, FileId, InodeId, NamespaceId, Result, VolumeId};
 
 /// Stripes on their way to targets at once: enough to keep a dozen targets busy, few enough to bound the parity buffers.
 const STRIPES_IN_FLIGHT_MAX: usize = 12;
@@ -51,6 +53,8 @@ pub struct Inner {
     pub closes: Closes,
     /// Reads whose time the leader does not know of yet.
     pub accesses: Accesses,
+    /// Room in volumes with a limit of bytes.
+    pub rooms: Rooms,
     pub stripes_in_flight: Semaphore,
     pub relieving: AtomicBool,
     pub closed: AtomicBool,
@@ -116,6 +120,7 @@ impl Inner {
             dirty: Mutex::default(),
             closes: Closes::default(),
             accesses: Accesses::default(),
+            rooms: Rooms::default(),
             stripes_in_flight: Semaphore::new(STRIPES_IN_FLIGHT_MAX),
             relieving: AtomicBool::new(false),
             closed: AtomicBool::new(false),
@@ -198,8 +203,13 @@ impl Inner {
         let Some(node) = self.known_node(attr.ino) else { return };
         let mut st = node.lock();
         if st.lease != LeaseKind::None {
-            let lease =
-                Lease { kind: LeaseKind::None, token_epoch: 0, recover: st.recover, data_end: st.data_end };
+            let lease = Lease {
+                kind: LeaseKind::None,
+                token_epoch: 0,
+                recover: st.recover,
+                data_end: st.data_end,
+                limited: VolumeId(0),
+            };
             st.apply(&Entry { attr: attr.clone(), lease }, stamp);
         }
     }
@@ -326,7 +336,11 @@ impl Holder for Inner {
     fn taken_up(&self) {
         self.locks.wake_all();
     }
+    fn held_room(&self) -> Vec<HeldRoom> {
+        self.rooms.held()
+    }
     fn expired(&self) {
+        self.rooms.expired();
         self.lose_all_locks();
         for node in self.all_nodes() {
             self.lose_lease(&node, "the session expired");
@@ -352,6 +366,7 @@ impl Inner {
         st.dirty_since = None;
         st.accessed = None;
         st.lower_lease(LeaseKind::None);
+        self.settle_room(&mut st);
         self.cache().remove_inode(node.ino);
         drop(st);
         self.dirty().remove(&node.ino);

@@ -121,6 +121,7 @@ impl Inner {
         }
         st.closing_lease = false;
         st.lower_lease(keep);
+        self.settle_room(st);
         if keep == LeaseKind::None {
             self.cache().remove_inode(node.ino);
         }
@@ -165,6 +166,9 @@ impl Inner {
         let ask = |session| AcquireLease { session, ino, kind, renew };
         let entry = self.session.ask(self.deadline(), ask).await?;
         self.apply(&entry, stamp);
+        if kind == LeaseKind::Write {
+            node.lock().limited = entry.lease.limited;
+        }
         Ok(entry)
     }
 

@@ -29,6 +29,7 @@ mod plan;
 pub mod points;
 mod prefetch;
 mod read;
+mod rooms;
 mod seek;
 mod session;
 mod status;
@@ -381,6 +382,7 @@ async fn write_back(inner: Weak<Inner>) {
         let Some(inner) = inner.upgrade() else { return };
         inner.write_back_aged().await;
         inner.tell_accesses().await;
+        inner.give_back_room().await;
         inner.give_back_forgotten().await;
     }
 }

@@ -14,7 +14,7 @@ use std::sync::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 use weir_env::Instant;
 use weir_proto::meta::{Attr, Entry, Lease, LeaseKind, Time};
-use weir_proto::{Error, ErrorKind, InodeId};
+use weir_proto::{Error, ErrorKind, InodeId, VolumeId};
 
 /// Whether a file's bytes are in its inode.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,6 +43,9 @@ pub struct Sending {
     /// Offset within the stripe, bytes.
     pub parts: Vec<(u32, Bytes)>,
 }
+
+/// No volume has this number.
+pub const NO_LIMIT: VolumeId = VolumeId(0);
 
 pub struct Node {
     pub ino: InodeId,
@@ -99,7 +102,17 @@ pub struct State {
     pub leaving: Bytes,
     /// The send that had them failed, and none has ended well since.
     pub leaving_unsent: bool,
+    /// Bytes that data takes, with all that is changed and not committed.
     pub allocated: u64,
+    /// The same as the leader knows it.
+    pub charged: u64,
+    /// The volume whose limit of bytes stands over new data, as the last right to write told it.
+    pub limited: VolumeId,
+    /// Room taken in a volume, in bytes, and in which.
+    pub room: u64,
+    pub room_of: VolumeId,
+    /// Of that, for writes straight through that are under way.
+    pub through_room: u64,
     /// Writes went straight through that the leader was not told the time of.
     pub through_pending: bool,
     pub through_commit_at: Option<Instant>,
@@ -169,6 +182,11 @@ impl State {
             leaving: Bytes::new(),
             leaving_unsent: false,
             allocated: 0,
+            charged: 0,
+            limited: NO_LIMIT,
+            room: 0,
+            room_of: NO_LIMIT,
+            through_room: 0,
             through_pending: false,
             through_commit_at: None,
             error: None,
@@ -204,6 +222,7 @@ impl State {
         }
         if self.local.is_none() {
             self.allocated = entry.attr.allocated;
+            self.charged = entry.attr.allocated;
         }
         self.attr = Some(entry.attr.clone());
         self.forgotten = false;
@@ -337,6 +356,37 @@ impl State {
         Some(Stat { attr, leased })
     }
 
+    /// What the file takes more after a write of `offset..end`: all past its end, and below as long as there are holes, for
+    /// the write may lie in one.
+    pub fn growth(&self, offset: u64, end: u64) -> u64 {
+        let (below, past) = self.parts_of_write(offset, end);
+        past + below
+    }
+    /// How much of a write of `len` bytes takes no more than `free`.
+    pub fn fitting(&self, offset: u64, len: usize, free: u64) -> usize {
+        let (below, past) = self.parts_of_write(offset, offset + len as u64);
+        match (below + past).checked_sub(free) {
+            None => len,
+            Some(over) if over <= past => len - over as usize,
+            Some(_) => free as usize,
+        }
+    }
+    /// What a write adds in holes and past the end.
+    fn parts_of_write(&self, offset: u64, end: u64) -> (u64, u64) {
+        let size = self.size();
+        let past = end.saturating_sub(offset.max(size));
+        let holes = size.saturating_sub(self.allocated);
+        ((end - offset - past).min(holes), past)
+    }
+    /// Room for what is not committed yet.
+    pub fn room_needed(&self) -> u64 {
+        if self.limited == NO_LIMIT {
+            return 0;
+        }
+        let changed = if self.local.is_some() { self.allocated.saturating_sub(self.charged) } else { 0 };
+        changed + self.through_room
+    }
+
     /// Notes a write of `start..end` that was taken under the Write lease.
     pub fn note_write(&mut self, end: u64, now: Time, at: Instant) {
         self.change += 1;
@@ -401,7 +451,24 @@ mod tests {
             layout: None,
             acl: false,
         };
-        Entry { attr, lease: Lease { kind, token_epoch: 3, recover: false, data_end: 0 } }
+        Entry {
+            attr,
+            lease: Lease { kind, token_epoch: 3, recover: false, data_end: 0, limited: VolumeId(0) },
+        }
+    }
+
+    #[test]
+    fn what_a_write_takes() {
+        let node = Node::new(InodeId(7), 0);
+        let mut st = node.lock();
+        st.apply(&entry(LeaseKind::Write, 1), 1);
+        // Ten dense bytes: only what is past the end counts.
+        assert_eq!((st.growth(0, 10), st.growth(5, 15), st.growth(20, 25)), (0, 5, 5));
+        assert_eq!((st.fitting(0, 10, 0), st.fitting(5, 10, 2), st.fitting(5, 10, 5)), (10, 7, 10));
+        // Six of ten are holes: a write below may lie in one.
+        st.allocated = 4;
+        assert_eq!((st.growth(0, 3), st.growth(0, 10), st.growth(2, 15)), (3, 6, 6 + 5));
+        assert_eq!((st.fitting(2, 13, 11), st.fitting(2, 13, 8), st.fitting(2, 13, 3)), (13, 10, 3));
     }
 
     #[test]

@@ -95,7 +95,12 @@ impl Inner {
     async fn copy_step(&self, from: Handle, from_at: u64, to: Handle, to_at: u64, len: u64) -> Result<u64> {
         let mut done = 0;
         for part in self.read(from, from_at, len as usize).await? {
-            done += self.write(to, Some(to_at + done), part).await? as u64;
+            let len = part.len();
+            let written = self.write(to, Some(to_at + done), part).await?;
+            done += written as u64;
+            if written < len {
+                break; // the limit of a volume
+            }
         }
         Ok(done)
     }

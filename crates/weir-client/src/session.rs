@@ -14,6 +14,7 @@ use weir_proto::meta::{
     HELD_MAX, HeldLease, KeepAlive, Op, SLOTS, SessionClose, SessionOpen, SessionOpened, SessionResume,
     SessionResumed,
 };
+use weir_proto::volume::{HeldRoom, ReclaimRoom};
 use weir_proto::{Error, ErrorKind, InodeId, NamespaceId, Request, Result, SessionId};
 use weir_rpc::{Channel, Connection};
 
@@ -29,6 +30,8 @@ pub trait Holder: Send + Sync + 'static {
     /// changes of that on this connection only.
     fn begun(&self, connection: u64) -> Vec<HeldLease>;
     fn held_locks(&self) -> Vec<HeldLock>;
+    /// Room in volumes with a limit of bytes.
+    fn held_room(&self) -> Vec<HeldRoom>;
     /// These leases could not be kept.
     fn lost(&self, inodes: Vec<InodeId>);
     /// Somebody else has got these locks.
@@ -224,6 +227,11 @@ impl Session {
         while held.len() > HELD_MAX {
             let part = SessionResume { session, held: held.split_off(held.len() - HELD_MAX), more: true };
             connection.call(&part, vec![], self.left(deadline)).await?;
+        }
+        let rooms = self.holder().map_or_else(Vec::new, |h| h.held_room());
+        if !rooms.is_empty() {
+            let named = ReclaimRoom { session, held: rooms };
+            connection.call(&named, vec![], self.left(deadline)).await?;
         }
         let last = SessionResume { session, held, more: false };
         connection.call(&last, vec![], self.left(deadline)).await.map(|(resumed, _)| resumed)

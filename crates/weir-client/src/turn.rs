@@ -14,8 +14,8 @@ use weir_proto::meta::{Cred, EndTurn, TakeTurn};
 use weir_proto::{Error, ErrorKind, Result};
 
 impl Inner {
-    /// One step of an append: at the end of the file as it is when the bytes are taken.
-    pub async fn append_step(&self, node: &Arc<Node>, data: &Bytes) -> Result<()> {
+    /// One step of an append: at the end of the file as it is when the bytes are taken. How many bytes, as in a write.
+    pub async fn append_step(&self, node: &Arc<Node>, data: &Bytes) -> Result<usize> {
         let _grows = node.growing.lock().await;
         let deadline = self.deadline();
         let mut last = None;
@@ -28,8 +28,11 @@ impl Inner {
                     }
                     done => return done,
                 }
-            } else if self.buffer_all(node, None, data, deadline).await? {
-                return Ok(());
+                continue;
+            }
+            let fits = self.fit(node, None, data).await?;
+            if self.buffer_all(node, None, &fits, deadline).await? {
+                return Ok(fits.len());
             }
         }
         let why = last.map_or_else(String::new, |e| format!(": {e}"));
@@ -39,18 +42,20 @@ impl Inner {
         )))
     }
 
-    async fn append_in_turn(&self, node: &Arc<Node>, data: &Bytes) -> Result<()> {
+    async fn append_in_turn(&self, node: &Arc<Node>, data: &Bytes) -> Result<usize> {
         self.take_turn(node).await?;
         let done = self.append_now(node, data).await;
         self.turn_over(node, done).await
     }
 
-    async fn append_now(&self, node: &Arc<Node>, data: &Bytes) -> Result<()> {
+    async fn append_now(&self, node: &Arc<Node>, data: &Bytes) -> Result<usize> {
         self.clean_old_tail(node).await?;
         let offset = node.lock().committed_size();
+        let (data, _room) = self.fit_through(node, offset, data).await?;
         let end = end_of(offset, data.len())?;
-        let drop_inline = self.send_through(node, offset, data).await?;
-        self.commit_through(node, end, offset, drop_inline, true).await
+        let drop_inline = self.send_through(node, offset, &data).await?;
+        self.commit_through(node, end, offset, drop_inline, true).await?;
+        Ok(data.len())
     }
 
     /// Drops and zeroes what an earlier, longer file left past the end.

@@ -9,6 +9,7 @@ use crate::gather::join_all;
 use crate::inner::{Inner, layout_of};
 use crate::node::{Inline, Node, State};
 use crate::plan::Occasion;
+use crate::rooms::Through;
 use bytes::Bytes;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -43,6 +44,8 @@ pub enum Way {
 enum Taken {
     All,
     NoMemory,
+    /// The file's volume has a limit, and what was granted there is spent.
+    NoRoom,
     /// Something must be asked or cleaned first.
     NotReady,
 }
@@ -67,7 +70,7 @@ impl Inner {
         let offset = offset.filter(|_| !file.mode.append);
         match self.take(&file.node, &mut st, offset, data) {
             Ok(Taken::All) => Some(Ok(data.len())),
-            Ok(Taken::NoMemory | Taken::NotReady) => None,
+            Ok(Taken::NoMemory | Taken::NoRoom | Taken::NotReady) => None,
             Err(e) => Some(Err(e)),
         }
     }
@@ -94,6 +97,10 @@ impl Inner {
             return Ok(Taken::NotReady);
         }
         let layout = layout_of(st, node.ino)?;
+        let growth = st.growth(offset, end);
+        if !self.spend(st, growth) {
+            return Ok(Taken::NoRoom);
+        }
         let mut taken = Taken::All;
         for (stripe, within, part) in by_stripe(&layout, offset, data) {
             let first = stripe == 0;
@@ -112,6 +119,7 @@ impl Inner {
                 }
             }
             let start = layout.stripe_start(stripe) + u64::from(within);
+            st.allocated += st.growth(start, start + part.len() as u64);
             st.note_write(start + part.len() as u64, self.now(), self.env.clock.now());
             self.cache().remove(node.ino, start, start + part.len() as u64);
             self.send_if_full(node, st, &layout, stripe)?;
@@ -119,6 +127,7 @@ impl Inner {
         if st.is_dirty() {
             self.dirty().insert(node.ino);
         }
+        self.settle_room(st);
         if matches!(taken, Taken::All) {
             self.counters.written_bytes.fetch_add(data.len() as u64, Relaxed);
         }
@@ -160,11 +169,16 @@ impl Inner {
         let mut done = 0;
         while done < data.len() {
             let step = data.slice(done..data.len().min(done + STEP_BYTES));
-            match offset {
-                Some(offset) => self.write_step(&file.node, offset + done as u64, &step).await?,
-                None => self.append_step(&file.node, &step).await?,
+            let written = match offset {
+                Some(offset) => self.write_step(&file.node, offset + done as u64, &step).await,
+                None => self.append_step(&file.node, &step).await,
+            };
+            match written {
+                Ok(n) => done += n,
+                // The program is told when it goes on.
+                Err(e) if e.kind == ErrorKind::OverQuota && done > 0 => break,
+                Err(e) => return Err(e),
             }
-            done += step.len();
         }
         if file.kernel_cache.load(Relaxed) && file.node.lock().lease == LeaseKind::None {
             // The kernel keeps pages of this handle, also those written now, although no lease protects them.
@@ -175,22 +189,23 @@ impl Inner {
         Ok(done)
     }
 
-    /// One step of a write at a place.
-    async fn write_step(&self, node: &Arc<Node>, offset: u64, data: &Bytes) -> Result<()> {
+    /// One step of a write at a place: how many bytes, fewer where a volume's limit is met.
+    async fn write_step(&self, node: &Arc<Node>, offset: u64, data: &Bytes) -> Result<usize> {
         let deadline = self.deadline();
         for _ in 0..TRIES_MAX {
             if self.prepare_write(node, Some(offset), data.len()).await? == Way::Through {
                 break;
             }
-            if self.buffer_all(node, Some(offset), data, deadline).await? {
-                return Ok(());
+            let fits = self.fit(node, Some(offset), data).await?;
+            if self.buffer_all(node, Some(offset), &fits, deadline).await? {
+                return Ok(fits.len());
             }
         }
         // Also where leases come and go too fast to buffer: what is written through is right, too.
         self.write_through(node, offset, data).await
     }
 
-    /// Takes all bytes as soon as there is memory. False: the lease went.
+    /// Takes all bytes as soon as there is memory. False: the lease went, or the room for them.
     pub async fn buffer_all(
         &self,
         node: &Arc<Node>,
@@ -203,7 +218,7 @@ impl Inner {
             let taken = self.take(node, &mut node.lock(), at, data)?;
             match taken {
                 Taken::All => return Ok(true),
-                Taken::NotReady => return Ok(false),
+                Taken::NotReady | Taken::NoRoom => return Ok(false),
                 Taken::NoMemory => {}
             }
             if self.data.left(deadline).is_zero() {
@@ -269,7 +284,7 @@ impl Inner {
 
     /// Writes to targets and, where the file grows, commits its size. Whoever cuts the file at the same time fences this
     /// write; then it looks at the file again.
-    async fn write_through(&self, node: &Arc<Node>, offset: u64, data: &Bytes) -> Result<()> {
+    async fn write_through(&self, node: &Arc<Node>, offset: u64, data: &Bytes) -> Result<usize> {
         let mut tries = 0;
         loop {
             match self.write_through_once(node, offset, data).await {
@@ -282,7 +297,7 @@ impl Inner {
         }
     }
 
-    async fn write_through_once(&self, node: &Arc<Node>, offset: u64, data: &Bytes) -> Result<()> {
+    async fn write_through_once(&self, node: &Arc<Node>, offset: u64, data: &Bytes) -> Result<usize> {
         // Others may have cut or extended the file since: growing over old bytes must be noticed.
         self.refresh(node).await?;
         let end = end_of(offset, data.len())?;
@@ -293,17 +308,38 @@ impl Inner {
         if grows_over {
             self.clean_in_turn(node).await?;
         }
-        let drop_inline = self.send_through(node, offset, data).await?;
+        let (data, _room) = self.fit_through(node, offset, data).await?;
+        let end = offset + data.len() as u64;
+        let drop_inline = self.send_through(node, offset, &data).await?;
         let size = node.lock().committed_size();
         let now = self.env.clock.now();
         let told = {
             let mut st = node.lock();
             st.through_pending = true;
             end <= size
+                && st.growth(offset, end) == 0
                 && !drop_inline
                 && st.through_commit_at.is_some_and(|at| now.since(at) < TIME_COMMIT_PERIOD)
         };
-        if told { Ok(()) } else { self.commit_through(node, end, offset, drop_inline, false).await }
+        if !told {
+            self.commit_through(node, end, offset, drop_inline, false).await?;
+        }
+        Ok(data.len())
+    }
+
+    /// As much as there is room for, and the room.
+    pub async fn fit_through<'a>(
+        &'a self,
+        node: &'a Node,
+        offset: u64,
+        data: &Bytes,
+    ) -> Result<(Bytes, Through<'a>)> {
+        loop {
+            let fits = self.fit(node, Some(offset), data).await?;
+            if let Some(room) = self.spend_through(node, offset, offset + fits.len() as u64) {
+                return Ok((fits, room));
+            }
+        }
     }
 
     /// The bytes, and before them those that were inline, to targets; whether there were inline ones.
@@ -375,7 +411,7 @@ impl Inner {
             let mut st = node.lock();
             st.through_pending = false;
             st.through_commit_at = Some(self.env.clock.now());
-            let size = st.committed_size();
+            let growth = st.growth(offset.min(end), end);
             Commit {
                 op: Op { session: SessionId(0), slot: 0, seq: 0 },
                 ino: node.ino,
@@ -383,7 +419,7 @@ impl Inner {
                 // Others may have cut the file since: to repeat its old size would bring that back.
                 size: end,
                 mtime,
-                allocated: st.allocated + end.saturating_sub(size.max(offset)),
+                allocated: st.allocated + growth,
                 inline: None,
                 drop_inline,
                 clean: false,
@@ -393,6 +429,8 @@ impl Inner {
             }
         };
         let stamp = self.stamp();
+        let limited = node.lock().limited;
+        let committing = self.rooms.committing(limited).await;
         let entry = match self.session.change(self.deadline(), |op| Commit { op, ..commit.clone() }).await {
             Ok(entry) => entry,
             Err(e) => {
@@ -400,6 +438,8 @@ impl Inner {
                 return Err(e);
             }
         };
+        self.note_committed(&mut node.lock(), &entry);
+        drop(committing);
         self.apply(&entry, stamp);
         let mut st = node.lock();
         if drop_inline {
@@ -536,6 +576,8 @@ impl Inner {
             st.touched.clear();
         }
         st.allocated = st.allocated.min(size);
+        st.charged = st.charged.min(size);
+        self.settle_room(&mut st);
         self.cache().remove(node.ino, size, u64::MAX);
     }
 
@@ -575,7 +617,12 @@ impl Inner {
         if self.stays_inline(node) {
             drop(_one);
             let zeros = Bytes::from(vec![0; (end - offset) as usize]);
-            return self.write_step(node, offset, &zeros).await;
+            return match self.write_step(node, offset, &zeros).await? {
+                n if n < zeros.len() => {
+                    Err(Error::over_quota(format!("zero file {}: its volume is full", node.ino)))
+                }
+                _ => Ok(()),
+            };
         }
         let (layout, token_epoch) = {
             let mut st = node.lock();

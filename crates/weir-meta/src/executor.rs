@@ -15,9 +15,11 @@ use crate::ops::{Grants, Operation, Work};
 use crate::points;
 use crate::record::{Record, SlotRecord, slot_value};
 use crate::replies::Replies;
+use crate::rooms::Rooms;
 use crate::session::{Session, Sessions};
 use crate::sweeper::Purge;
 use crate::{keys, namespace, session};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::Notify;
@@ -66,6 +68,7 @@ pub(crate) struct Leader {
 pub(crate) struct State {
     pub leases: LeaseTable,
     pub locks: LockTable,
+    pub rooms: Rooms,
     pub sessions: Sessions,
     /// Until then sessions of before the restart may come back.
     pub grace_until: Option<Instant>,
@@ -101,9 +104,10 @@ impl Leader {
             }
             Ok(())
         })?;
-        let (mut sessions, mut deaths) = (Sessions::new(), 0);
+        let (mut sessions, mut deaths, mut rooms) = (Sessions::new(), 0, Rooms::default());
         kv.read(&mut |read| {
             sessions = session::load(read, now)?;
+            rooms = namespace::volume::load_rooms(read)?;
             deaths = session::deaths(read)?;
             Ok(())
         })?;
@@ -111,6 +115,7 @@ impl Leader {
         let state = State {
             leases: LeaseTable::default(),
             locks: LockTable::default(),
+            rooms,
             grace_until: (!sessions.is_empty()).then(|| now + term),
             sessions,
             newest,
@@ -198,9 +203,10 @@ impl Leader {
             Work::Show(show) => (self.show(state, request, conflicts, show)?, true),
             Work::Change(change) => self.change(state, request, conflicts, change)?,
         };
-        let State { leases, contended, sessions, .. } = state;
+        let State { leases, rooms, contended, sessions, .. } = state;
         let now = sessions.get(&request.session()).map_or(Instant(0), |s| s.heard);
-        let mut grants = Grants { leases, contended, now, session: request.session(), first, woken: None };
+        let mut grants =
+            Grants { leases, rooms, contended, now, session: request.session(), first, woken: None };
         request.settle(&mut reply, &mut grants);
         if let Some(ino) = grants.woken {
             state.wake(ino);
@@ -260,7 +266,7 @@ impl Leader {
             state.newest = state.newest.max(committed);
         }
         self.env.tasks.pass(points::CHANGED);
-        self.hear(state, &events);
+        self.hear(state, request.session(), &events)?;
         let first = op.is_none_or(|op| state.note_applied(op)) || !replayed;
         Ok((done.expect("the body ran"), first))
     }
@@ -283,8 +289,7 @@ impl Leader {
             state.newest = state.newest.max(committed);
         }
         self.env.tasks.pass(points::HOUSEKEPT);
-        self.hear(state, &events);
-        Ok(())
+        self.hear(state, session, &events)
     }
 
     fn rules<'a>(
@@ -294,16 +299,42 @@ impl Leader {
         live: &'a dyn Fn(SessionId) -> bool,
     ) -> Rules<'a> {
         let (now, deaths, layout) = (self.wall(), state.deaths, &*self.config.layout);
-        Rules { session, now, leases: &state.leases, live, deaths, layout }
+        Rules { session, now, leases: &state.leases, rooms: &state.rooms, live, deaths, layout }
     }
 
-    fn hear(&self, state: &mut State, events: &Events) {
+    fn hear(&self, state: &mut State, session: SessionId, events: &Events) -> Result<()> {
         events.orphaned.iter().for_each(|ino| state.leases.mark_orphan(*ino));
         events.adopted.iter().for_each(|ino| state.leases.unmark_orphan(*ino));
         events.gone.iter().for_each(|ino| state.leases.forget(*ino));
         if events.garbage {
             self.garbage.notify_one();
         }
+        for (id, record) in &events.volumes {
+            state.rooms.note(*id, record.as_ref());
+        }
+        self.hear_of_usage(state, session, events)
+    }
+
+    /// Usage of volumes with limits has changed, or their limits have.
+    fn hear_of_usage(&self, state: &mut State, session: SessionId, events: &Events) -> Result<()> {
+        let mut added: BTreeMap<VolumeId, i64> =
+            events.volumes.iter().filter(|(_, record)| record.is_some()).map(|(id, _)| (*id, 0)).collect();
+        for (id, charge) in &events.charged {
+            *added.entry(*id).or_default() += charge.bytes;
+        }
+        for (id, bytes) in added {
+            state.rooms.consume(id, session, u64::try_from(bytes).unwrap_or(0));
+            let mut over = None;
+            self.kv.read(&mut |read| {
+                let usage = namespace::volume_usage(read, id)?;
+                over = state.rooms.crossing(id, &usage, self.wall());
+                Ok(())
+            })?;
+            if let Some(over) = over {
+                self.housekeep(state, session, &mut |cx| namespace::volume::note_over(cx, id, over))?;
+            }
+        }
+        Ok(())
     }
 
     /// Waits until a commit is durable. A journal that fails is reported once, and for ever.
@@ -321,6 +352,7 @@ impl Leader {
     /// The end of a session: its leases, its locks, its opens, its record.
     pub fn end_session(self: &Arc<Self>, state: &mut State, id: SessionId, why: &str) -> Result<()> {
         let Some(session) = state.sessions.remove(&id) else { return Ok(()) };
+        state.rooms.drop_session(id);
         let freed = state.locks.drop_session(id, self.env.clock.now());
         crate::locks::hint(self, state, freed);
         tracing::info!(session = %id, client = session.client, "session ends: {why}");

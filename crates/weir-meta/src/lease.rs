@@ -254,6 +254,11 @@ impl LeaseTable {
         let holding = self.states.get(&ino).and_then(|s| s.get(session));
         holding.is_some_and(|h| h.kind == LeaseKind::Write || h.opens.write > 0)
     }
+    /// All that hold Write, in order.
+    pub fn writers(&self) -> impl Iterator<Item = (SessionId, InodeId)> {
+        let all = self.of_session.iter().flat_map(|(session, inos)| inos.iter().map(|ino| (*session, *ino)));
+        all.filter(|(session, ino)| self.held(*session, *ino) == LeaseKind::Write)
+    }
     /// Whether another session may be writing the file.
     pub fn written_by_others(&self, session: SessionId, ino: InodeId) -> bool {
         let state = self.states.get(&ino);

@@ -16,6 +16,7 @@ mod ops;
 pub mod points;
 pub mod record;
 mod replies;
+mod rooms;
 mod service;
 mod session;
 mod sweeper;

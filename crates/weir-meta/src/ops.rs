@@ -7,6 +7,7 @@ use crate::namespace::create::meta_open;
 use crate::namespace::{
     Cx, View, attr, create, data, list, open, remove, rename, totals, usage_of, volume, xattr,
 };
+use crate::rooms::Rooms;
 use weir_env::Instant;
 use weir_proto::meta::*;
 use weir_proto::volume::*;
@@ -37,6 +38,7 @@ pub trait Operation: Request + Send + Sync + 'static {
 /// The lease table as a committed operation sees it.
 pub struct Grants<'a> {
     pub leases: &'a mut LeaseTable,
+    pub rooms: &'a mut Rooms,
     /// Directories that nobody gets a lease on until then.
     pub contended: &'a ByInode<Instant>,
     pub now: Instant,
@@ -231,3 +233,4 @@ operation!(VolumeAt, Show |view, r| volume::at(view, r.ino), (r, reply, g) { let
 change!(VolumeCreate, volume::create, (r, reply, g) { let _ = reply; });
 change!(VolumeChange, volume::change, (r, reply, g) { let _ = reply; });
 change!(VolumeDelete, volume::delete, (r, reply, g) { let _ = reply; });
+operation!(TakeRoom, Show volume::take_room, (r, reply, g) g.rooms.set(r.volume, r.session, reply.held));

@@ -325,7 +325,8 @@ impl Inode {
     }
     /// What a lease on it says beside its kind, which is granted later.
     pub fn lease(&self, recover: bool) -> Lease {
-        Lease { kind: LeaseKind::None, token_epoch: self.token_epoch, recover, data_end: self.data_end }
+        let (kind, limited) = (LeaseKind::None, VolumeId(0));
+        Lease { kind, token_epoch: self.token_epoch, recover, data_end: self.data_end, limited }
     }
     /// Whether a target may hold cells of it.
     pub fn may_have_cells(&self) -> bool {
@@ -357,7 +358,7 @@ pub fn directory_attr(dir: InodeId, access: &Access, tally: &Tally) -> Attr {
 
 /// The lease that nothing was granted with.
 pub fn no_lease() -> Lease {
-    Lease { kind: LeaseKind::None, token_epoch: 0, recover: false, data_end: 0 }
+    Lease { kind: LeaseKind::None, token_epoch: 0, recover: false, data_end: 0, limited: VolumeId(0) }
 }
 
 #[cfg(test)]

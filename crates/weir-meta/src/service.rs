@@ -379,6 +379,13 @@ impl Meta {
         Ok(())
     }
 
+    fn reclaim_room(&self, r: &ReclaimRoom) -> Result<()> {
+        let mut state = self.leader.lock();
+        state.session(r.session)?.heard = self.leader.env.clock.now();
+        r.held.iter().for_each(|room| state.rooms.set(room.volume, r.session, room.bytes));
+        Ok(())
+    }
+
     fn end_turn(&self, r: &EndTurn) -> Result<()> {
         let mut state = self.leader.lock();
         state.session(r.session)?.heard = self.leader.env.clock.now();
@@ -558,6 +565,8 @@ impl Meta {
             VolumeAt::METHOD => self.operate::<VolumeAt>(call),
             VolumeChange::METHOD => self.operate::<VolumeChange>(call),
             VolumeDelete::METHOD => self.operate::<VolumeDelete>(call),
+            TakeRoom::METHOD => self.operate::<TakeRoom>(call),
+            ReclaimRoom::METHOD => Outcome::now(call.decode().and_then(|r| self.reclaim_room(&r))),
             _ => self.handle_session(call),
         }
     }

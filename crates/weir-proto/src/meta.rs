@@ -3,7 +3,7 @@
 //! Every change of the namespace carries an [`Op`]: a retry with the same (session, slot, seq) gets the reply
 //! of the first try. Replies mean: durable.
 use crate::map::Layout;
-use crate::{InodeId, NamespaceId, SessionId, message, wire_enum};
+use crate::{InodeId, NamespaceId, SessionId, VolumeId, message, wire_enum};
 use bytes::Bytes;
 
 /// Bytes of a file kept in its inode.
@@ -88,6 +88,9 @@ message!(
         recover: bool,
         /// Upper bound of what may be on targets beyond `size`, in bytes: extend only after zeroing up to there.
         data_end: u64,
+        /// The volume whose limit of bytes stands over new data of the file (see `TakeRoom`); 0: none does. Told where Write
+        /// may be granted, elsewhere 0.
+        limited: VolumeId,
     }
 );
 message!(Entry { attr: Attr, lease: Lease });

@@ -112,3 +112,30 @@ message!(
     /// The volume that a directory or a file is in.
     VolumeAt = 190 -> Volume { session: SessionId, ino: InodeId }
 );
+message!(
+    /// Says how much room this client needs in a volume with a limit of bytes, and asks for more, in bytes. Sent while no
+    /// `Commit` of a file there is under way: what a `Commit` adds to the volume's usage is taken from what is held.
+    TakeRoom = 191 -> Room {
+        session: SessionId,
+        volume: VolumeId,
+        /// Written already and not committed: kept in any case.
+        spent: u64,
+        /// That, and what is about to be written.
+        must: u64,
+        /// That, and what may be written next.
+        want: u64,
+    }
+);
+message!(Room {
+    /// What the client holds now: less than `must` where the limit is near.
+    held: u64,
+    /// What other clients hold: some of it may come back soon.
+    others: u64,
+    /// There is no limit (any more): no room is needed.
+    unlimited: bool,
+});
+message!(
+    /// On a new connection, before the last `SessionResume`: all the room that the session holds.
+    ReclaimRoom = 192 -> () { session: SessionId, held: Vec<HeldRoom> }
+);
+message!(HeldRoom { volume: VolumeId, bytes: u64 });

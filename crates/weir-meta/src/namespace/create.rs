@@ -173,6 +173,7 @@ impl Cx<'_> {
     }
 
     fn make_file(&mut self, mut birth: Birth, name: &[u8], inode: &Inode) -> Result<Made> {
+        self.require_inode(birth.access.volume)?;
         let ino = self.give_birth(&mut birth, name, inode.kind)?;
         self.put_inode(ino, inode);
         self.charge(birth.dir, Charge::file(inode.allocated))?;
@@ -231,6 +232,7 @@ pub fn create(cx: &mut Cx<'_>, r: &meta::Create) -> Result<Created> {
         return open_existing(cx, r, link);
     }
     let mut birth = cx.prepare_new(&r.cred, r.parent, access)?;
+    cx.require_inode(birth.access.volume)?;
     let ino = cx.give_birth(&mut birth, &r.name, FileKind::Regular)?;
     let permissions = cx.permissions(&birth, r.mode, r.umask, false)?;
     let mut inode = cx.newborn(&birth, &r.cred, FileKind::Regular, &permissions);
@@ -241,8 +243,10 @@ pub fn create(cx: &mut Cx<'_>, r: &meta::Create) -> Result<Created> {
     }
     cx.put_inode(ino, &inode);
     cx.charge(r.parent, Charge::file(0))?;
+    let mut entry = cx.rules.entry(ino, &inode);
+    entry.lease.limited = cx.limit_over(&inode)?;
     Ok(Created {
-        entry: cx.rules.entry(ino, &inode),
+        entry,
         parent_attr: directory_attr(r.parent, &birth.access, &birth.tally),
         parent_lease: nothing(),
         created: true,
@@ -303,6 +307,7 @@ fn open_existing(cx: &mut Cx<'_>, r: &meta::Create, link: Link) -> Result<Create
 
 pub fn mkdir(cx: &mut Cx<'_>, r: &meta::Mkdir) -> Result<Made> {
     let mut birth = cx.prepare_birth(&r.cred, r.parent, &r.name)?;
+    cx.require_inode(birth.access.volume)?;
     let ino = cx.give_birth(&mut birth, &r.name, FileKind::Directory)?;
     let now = cx.rules.now;
     let inherit = birth.access.mode & SET_GID != 0;
@@ -391,8 +396,17 @@ pub fn link(cx: &mut Cx<'_>, r: &meta::Link) -> Result<Made> {
     }
     cx.need(r.ino, Need::Change);
     let mut birth = cx.prepare_birth(&r.cred, r.parent, &r.name)?;
-    if !first {
-        volume::require_same(cx.volume_of(inode.parent)?, birth.access.volume)?;
+    let volume = birth.access.volume;
+    if first {
+        cx.require_inode(volume)?;
+        cx.require_bytes(volume, inode.allocated)?;
+        if cx.rules.rooms.limits_bytes(volume) {
+            // From now on it is limited: who has it open learns that with the next lease.
+            cx.rules.leases.own_conflict(cx.rules.session, r.ino, cx.conflicts);
+            cx.clear()?;
+        }
+    } else {
+        volume::require_same(cx.volume_of(inode.parent)?, volume)?;
     }
     inode.nlink += 1;
     inode.ctime = cx.rules.after(inode.ctime);

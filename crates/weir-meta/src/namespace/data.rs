@@ -8,13 +8,15 @@ pub fn commit(cx: &mut Cx<'_>, r: &Commit) -> Result<Entry> {
     cx.need(r.ino, Need::Look);
     cx.clear()?;
     let has_inline = store_inline(cx, r, &inode)?;
-    cx.set_allocated(&mut inode, r.allocated)?;
+    let alone = cx.rules.leases.held(cx.rules.session, r.ino) == LeaseKind::Write;
+    let allocated = allocated_after(r, &inode, alone);
+    cx.set_allocated(&mut inode, allocated)?;
     inode.size = inode.size.max(r.size);
     inode.mtime = r.mtime;
     inode.ctime = cx.rules.after(inode.ctime);
     inode.data_version += 1;
     // Only who writes alone, or cleaned in its turn, knows that nothing is left further on.
-    let alone = r.turn || cx.rules.leases.held(cx.rules.session, r.ino) == LeaseKind::Write;
+    let alone = r.turn || alone;
     let known = if alone { 0 } else { inode.data_end };
     inode.data_end = known.max(if has_inline { r.data_end } else { r.data_end.max(inode.size) });
     let others_write = cx.rules.leases.written_by_others(cx.rules.session, r.ino);
@@ -27,6 +29,13 @@ pub fn commit(cx: &mut Cx<'_>, r: &Commit) -> Result<Entry> {
         cx.close_opens(r.ino, 0, r.close_writes, false)?;
     }
     Ok(cx.rules.entry(r.ino, &inode))
+}
+
+/// What the file takes. Of several writers each knows only what it wrote itself: then all that the file grew counts.
+fn allocated_after(r: &Commit, inode: &Inode, alone: bool) -> u64 {
+    let size = inode.size.max(r.size);
+    let known = if alone { 0 } else { inode.allocated.saturating_add(size - inode.size) };
+    r.allocated.max(known).min(size)
 }
 
 fn check(rules: &Rules<'_>, r: &Commit, inode: &Inode) -> Result<()> {

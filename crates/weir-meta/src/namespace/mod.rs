@@ -19,11 +19,14 @@ pub mod volume;
 pub mod xattr;
 
 pub use remove::release_orphan;
-pub use usage::{totals, usage_of, volume_usage};
+pub use usage::{Charge, totals, usage_of, volume_usage};
 
 use crate::keys;
 use crate::lease::{Conflict, LeaseTable, Need};
-use crate::record::{Access, HAS_ACL, Inode, Link, MODE_BITS, Record, Tally, directory_attr, no_lease};
+use crate::record::{
+    Access, HAS_ACL, Inode, Link, MODE_BITS, Record, Tally, VolumeRecord, directory_attr, no_lease,
+};
+use crate::rooms::Rooms;
 use acl::Acl;
 use weir_kv::{Read, Txn};
 use weir_proto::map::Scheme;
@@ -44,6 +47,8 @@ pub struct Rules<'a> {
     pub session: SessionId,
     pub now: Time,
     pub leases: &'a LeaseTable,
+    /// Limits of volumes, and who holds room there.
+    pub rooms: &'a Rooms,
     /// Whether a session still exists.
     pub live: &'a dyn Fn(SessionId) -> bool,
     /// How many sessions of the namespace have ended while they may have been writing.
@@ -78,6 +83,10 @@ pub struct Events {
     pub gone: Vec<InodeId>,
     /// A file whose cells are to be dropped was noted.
     pub garbage: bool,
+    /// Volumes that were made, changed or removed (`None`), as they are now.
+    pub volumes: Vec<(VolumeId, Option<VolumeRecord>)>,
+    /// What was added to the usage of volumes with limits.
+    pub charged: Vec<(VolumeId, Charge)>,
 }
 
 /// Permission bits of one class.

@@ -45,7 +45,11 @@ impl Cx<'_> {
             self.put_inode(ino, &inode);
         }
         let inline = if inode.size > 0 { self.txn.get(&keys::data(ino))?.map(Bytes::from) } else { None };
-        Ok(Opened { entry: self.rules.entry(ino, &inode), inline })
+        let mut entry = self.rules.entry(ino, &inode);
+        if write {
+            entry.lease.limited = self.limit_over(&inode)?;
+        }
+        Ok(Opened { entry, inline })
     }
 }
 
@@ -109,7 +113,11 @@ pub fn acquire(cx: &mut Cx<'_>, r: &meta::AcquireLease) -> Result<Entry> {
             cx.put_inode(r.ino, &inode);
         }
     }
-    Ok(cx.rules.entry(r.ino, &inode))
+    let mut entry = cx.rules.entry(r.ino, &inode);
+    if r.kind == LeaseKind::Write {
+        entry.lease.limited = cx.limit_over(&inode)?;
+    }
+    Ok(entry)
 }
 
 /// Opens end. The last writing one tells that nothing uncommitted is on targets; the last one of all takes a

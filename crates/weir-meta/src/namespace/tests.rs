@@ -17,6 +17,7 @@ const ME: SessionId = SessionId(1);
 pub struct World {
     kv: Arc<dyn Kv>,
     leases: LeaseTable,
+    rooms: Rooms,
     now: i64,
 }
 
@@ -28,7 +29,7 @@ impl World {
             Ok(())
         })
         .unwrap();
-        World { kv, leases: LeaseTable::default(), now: 1000 }
+        World { kv, leases: LeaseTable::default(), rooms: Rooms::default(), now: 1000 }
     }
     pub fn change<T>(&mut self, body: impl Fn(&mut Cx<'_>) -> Result<T>) -> Result<T> {
         self.now += 1;
@@ -40,6 +41,7 @@ impl World {
             session: ME,
             now: Time { nanos: self.now },
             leases: &self.leases,
+            rooms: &self.rooms,
             live: &|_| true,
             deaths: 0,
             layout: &layout,
@@ -51,6 +53,7 @@ impl World {
         })?;
         events.orphaned.iter().for_each(|ino| self.leases.mark_orphan(*ino));
         events.adopted.iter().for_each(|ino| self.leases.unmark_orphan(*ino));
+        events.volumes.iter().for_each(|(id, record)| self.rooms.note(*id, record.as_ref()));
         Ok(out.unwrap())
     }
     pub fn view<T>(&self, body: impl Fn(&mut View<'_>) -> Result<T>) -> Result<T> {
@@ -58,6 +61,7 @@ impl World {
             session: ME,
             now: Time { nanos: self.now },
             leases: &self.leases,
+            rooms: &self.rooms,
             live: &|_| true,
             deaths: 0,
             layout: &|| None,

@@ -66,6 +66,9 @@ impl Cx<'_> {
                 self.txn.add(&keys::usage(at, counter), delta);
             }
             if at == InodeId::ROOT {
+                if at == dir {
+                    self.charge_volume(VolumeId::ROOT, charge);
+                }
                 return Ok(());
             }
             let access = load_access(self.read(), at)?;
@@ -79,6 +82,9 @@ impl Cx<'_> {
 
     /// The root volume has what the others have not: most changes cost nothing more.
     fn charge_volume(&mut self, volume: VolumeId, charge: Charge) {
+        if self.rules.rooms.is_limited(volume) {
+            self.events.charged.push((volume, charge));
+        }
         if volume == VolumeId::ROOT {
             return;
         }

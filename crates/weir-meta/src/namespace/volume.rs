@@ -10,9 +10,10 @@ use super::usage::{is_within, volume_usage};
 use super::*;
 use crate::keys::Sequence;
 use crate::record::{NEVER_NAMED, VolumeRecord};
+use crate::rooms::{self, Ask, Over, Rooms};
 use bytes::Bytes;
 use weir_kv::Scan;
-use weir_proto::meta::{Mkdir, Usage};
+use weir_proto::meta::{LeaseKind, Mkdir, Usage};
 use weir_proto::volume::{self, ADMINS_MAX, GRACE_S, Policy, Quota, VOLUME_PATH_MAX, VOLUMES_MAX};
 use weir_proto::volume::{Volume, VolumePage, check_volume_name};
 
@@ -67,7 +68,74 @@ impl Cx<'_> {
 
     fn put_volume(&mut self, id: VolumeId, record: &VolumeRecord) {
         self.txn.put(&keys::volume(id), &record.to_value());
+        self.events.volumes.push((id, Some(record.clone())));
     }
+
+    /// The volume whose limit of bytes stands over a file; 0: none does.
+    pub(super) fn limit_over(&self, inode: &Inode) -> Result<VolumeId> {
+        if self.rules.rooms.is_empty() || inode.nlink == 0 {
+            return Ok(NO_VOLUME);
+        }
+        let volume = self.volume_of(inode.parent)?;
+        Ok(if self.rules.rooms.limits_bytes(volume) { volume } else { NO_VOLUME })
+    }
+    /// Goes on only if there may be one more file or directory.
+    pub(super) fn require_inode(&self, volume: VolumeId) -> Result<()> {
+        if !self.rules.rooms.is_limited(volume) {
+            return Ok(());
+        }
+        self.rules.rooms.check_inodes(volume, &volume_usage(self.read(), volume)?, self.rules.now)
+    }
+    /// Goes on only if that many bytes may come into the volume at once.
+    pub(super) fn require_bytes(&self, volume: VolumeId, bytes: u64) -> Result<()> {
+        if !self.rules.rooms.limits_bytes(volume) {
+            return Ok(());
+        }
+        let used = volume_usage(self.read(), volume)?.bytes;
+        self.rules.rooms.check_bytes(volume, used, bytes, self.rules.now)
+    }
+}
+
+/// No volume has this number.
+const NO_VOLUME: VolumeId = VolumeId(0);
+
+/// Room for bytes of a client.
+pub fn take_room(view: &mut View<'_>, r: &volume::TakeRoom) -> Result<volume::Room> {
+    let rooms = view.rules.rooms;
+    let Some(max) = rooms.bytes_max(r.volume, view.rules.now) else {
+        // A soft limit may hold one day: what is under way is remembered.
+        let unlimited = !rooms.limits_bytes(r.volume);
+        return Ok(volume::Room { held: r.want, others: 0, unlimited });
+    };
+    if !(r.spent <= r.must && r.must <= r.want && r.want <= i64::MAX as u64) {
+        return Err(Error::invalid(format!("room for {} of {} of {} bytes", r.spent, r.must, r.want)));
+    }
+    let others = rooms.granted(r.volume, Some(r.session));
+    let used = volume_usage(view.read, r.volume)?.bytes;
+    let ask = Ask { spent: r.spent, must: r.must, want: r.want };
+    Ok(volume::Room { held: rooms::grant(ask, used, others, max), others, unlimited: false })
+}
+
+/// Notes since when a volume is over its soft limits.
+pub fn note_over(cx: &mut Cx<'_>, id: VolumeId, over: Over) -> Result<()> {
+    let mut record = load(cx.read(), id)?;
+    (record.bytes_over_since, record.inodes_over_since) = (over.bytes_since, over.inodes_since);
+    cx.put_volume(id, &record);
+    Ok(())
+}
+
+/// All that have a limit.
+pub fn load_rooms(read: &dyn Read) -> Result<Rooms> {
+    let (mut rooms, mut bad) = (Rooms::default(), None);
+    let (start, end) = keys::range_of_letter(b'v');
+    read.scan(&start, &end, &mut |key, value| {
+        match VolumeRecord::from_value(value, || "a volume".to_owned()) {
+            Ok(record) => rooms.note(id_of(key), Some(&record)),
+            Err(e) => bad = Some(e),
+        }
+        if bad.is_none() { Scan::More } else { Scan::Stop }
+    })?;
+    bad.map_or(Ok(rooms), Err)
 }
 
 /// The volume of a directory.
@@ -100,6 +168,11 @@ pub(super) fn require_no_root(read: &dyn Read, around: VolumeId, dir: InodeId) -
         NameRule::Busy,
         format!("directory {dir} is volume {name:?}: `weir volume delete {name}` removes it"),
     ))
+}
+
+/// The volume in a key made by [`keys::volume`].
+fn id_of(key: &[u8]) -> VolumeId {
+    VolumeId(key.get(1..5).and_then(|k| k.try_into().ok()).map_or(0, u32::from_be_bytes))
 }
 
 pub fn find(read: &dyn Read, id: VolumeId) -> Result<Option<VolumeRecord>> {
@@ -159,11 +232,9 @@ pub fn list(view: &mut View<'_>, r: &volume::VolumeList) -> Result<VolumePage> {
             end = false;
             return Scan::Stop;
         }
-        let id = key.get(1..).and_then(|k| k.try_into().ok()).map(u32::from_be_bytes);
-        match (id, VolumeRecord::from_value(value, || "a volume".to_owned())) {
-            (Some(id), Ok(record)) => records.push((VolumeId(id), record)),
-            (_, Err(e)) => bad = Some(e),
-            (None, _) => bad = Some(Error::damaged("a volume's key is damaged")),
+        match VolumeRecord::from_value(value, || "a volume".to_owned()) {
+            Ok(record) => records.push((id_of(key), record)),
+            Err(e) => bad = Some(e),
         }
         bytes += SHOWN_BYTES + value.len();
         if bad.is_none() { Scan::More } else { Scan::Stop }
@@ -286,6 +357,9 @@ pub fn change(cx: &mut Cx<'_>, r: &volume::VolumeChange) -> Result<Volume> {
         if (quota.bytes_hard, quota.inodes_hard) != (record.quota.bytes_hard, record.quota.inodes_hard) {
             require_superuser(&r.cred, "set a volume's hard limits")?;
         }
+        if rooms::limits_bytes(&quota) && !rooms::limits_bytes(&record.quota) {
+            cx.recall_writers(r.volume)?;
+        }
         record.quota = quota;
     }
     if let Some(policy) = &r.policy {
@@ -299,6 +373,21 @@ pub fn change(cx: &mut Cx<'_>, r: &volume::VolumeChange) -> Result<Volume> {
     }
     cx.put_volume(r.volume, &record);
     shown(cx.read(), r.volume, record)
+}
+
+impl Cx<'_> {
+    /// Whoever writes a file of the volume learns with the next lease that there is a limit now.
+    fn recall_writers(&mut self, volume: VolumeId) -> Result<()> {
+        for (session, ino) in self.rules.leases.writers() {
+            let inode = find_inode(self.read(), ino)?;
+            if let Some(inode) = inode.filter(|inode| inode.nlink > 0)
+                && self.volume_of(inode.parent)? == volume
+            {
+                self.conflicts.push(Conflict { ino, session, keep: LeaseKind::Read, ask: true });
+            }
+        }
+        self.clear()
+    }
 }
 
 fn load_live(read: &dyn Read, id: VolumeId) -> Result<VolumeRecord> {
@@ -340,6 +429,7 @@ pub fn delete(cx: &mut Cx<'_>, r: &volume::VolumeDelete) -> Result<Volume> {
 impl Cx<'_> {
     fn forget_volume(&mut self, id: VolumeId) -> Result<()> {
         self.txn.delete(&keys::volume(id));
+        self.events.volumes.push((id, None));
         let start = [&b"Q"[..], &id.0.to_be_bytes()].concat();
         let end = keys::after(&start);
         self.delete_range((start, end))

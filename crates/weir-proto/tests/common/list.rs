@@ -19,7 +19,8 @@ macro_rules! for_every_message {
                 AcquireLease, ReleaseLease, Open, Opened, Close, Closed, ReadInline, InlineData, Recovered, TakeTurn, EndTurn, Create, Created,
                 Mkdir, Made, Symlink, Mknod, Link, Unlink, Rmdir, Removed, Rename, Renamed, SetAttr, Commit,
                 SetXattr, RemoveXattr, CreateNameless, NoteAccess, AccessTime, Recall}
-            volume::{Quota, Policy, Volume, VolumeCreate, VolumeList, VolumePage, VolumeGet, VolumeAt, VolumeChange, VolumeDelete}
+            volume::{Quota, Policy, Volume, VolumeCreate, VolumeList, VolumePage, VolumeGet, VolumeAt, VolumeChange, VolumeDelete,
+                TakeRoom, Room, ReclaimRoom, HeldRoom}
             lock::{LockOwner, LockEntry, SetLock, LockAnswer, TestLock, CancelLock, LockCancelled, ListLocks,
                 LockList, HeldLock, ReclaimLocks, Reclaimed, LockFree}
             map::{Node, Target, Member, Group, NamespaceEntry, Settings, ClusterMap}

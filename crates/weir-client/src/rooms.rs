@@ -1,0 +1,210 @@
+//! Room in volumes with a limit of bytes: nothing is taken from a program that the limit may refuse later.
+//!
+//! Invariants: what is written and not committed never exceeds what the leader has granted; a file in a volume without a
+//! limit of bytes asks for nothing. What a commit adds to a volume's usage leaves what is held in the same moment at both
+//! ends, for nothing is said of room while a commit is under way.
+//! Lock order: an inode's state, then the table here.
+use crate::inner::Inner;
+use crate::node::{NO_LIMIT, Node, State};
+use bytes::Bytes;
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
+use tokio::sync::RwLockReadGuard;
+use weir_proto::meta::Entry;
+use weir_proto::volume::{HeldRoom, Room, TakeRoom};
+use weir_proto::{Error, MIB, Result, VolumeId};
+
+/// What is asked for beyond what is needed now: at most so many bytes are written without a word to the leader, who gives
+/// less of it when little is left.
+const RESERVE_BYTES: u64 = 64 * MIB;
+/// What other clients hold and do not use comes back within a second or two: so long a writer waits for it.
+const STARVED_MAX: Duration = Duration::from_millis(3000);
+const STARVED_LOOK: Duration = Duration::from_millis(100);
+
+#[derive(Default)]
+pub struct Rooms {
+    table: Mutex<BTreeMap<VolumeId, Held>>,
+    /// Commits read it, who speaks of room writes it.
+    gate: tokio::sync::RwLock<()>,
+}
+
+/// Of one volume, in bytes.
+#[derive(Default)]
+struct Held {
+    granted: u64,
+    /// Of that, written and not committed.
+    spent: u64,
+    /// Something was written since it was last looked.
+    used: bool,
+}
+
+impl Held {
+    fn free(&self) -> u64 {
+        self.granted.saturating_sub(self.spent)
+    }
+}
+
+impl Rooms {
+    fn table(&self) -> MutexGuard<'_, BTreeMap<VolumeId, Held>> {
+        self.table.lock().expect("no holder panics")
+    }
+    /// To be kept while a commit of a file in this volume is under way.
+    pub async fn committing(&self, limited: VolumeId) -> Option<RwLockReadGuard<'_, ()>> {
+        if limited == NO_LIMIT { None } else { Some(self.gate.read().await) }
+    }
+    /// For a leader that has started anew.
+    pub fn held(&self) -> Vec<HeldRoom> {
+        let table = self.table();
+        let held = table.iter().filter(|(_, held)| held.granted > 0);
+        held.map(|(volume, held)| HeldRoom { volume: *volume, bytes: held.granted }).collect()
+    }
+    /// The session is gone, and with it what was granted.
+    pub fn expired(&self) {
+        self.table().values_mut().for_each(|held| held.granted = 0);
+    }
+}
+
+impl Inner {
+    /// Takes room for bytes that a file will take. False: there is not enough.
+    pub fn spend(&self, st: &mut State, growth: u64) -> bool {
+        if st.limited == NO_LIMIT || growth == 0 {
+            return true;
+        }
+        let mut table = self.rooms.table();
+        let held = table.entry(st.limited).or_default();
+        held.used = true;
+        let enough = growth <= held.free();
+        if enough {
+            held.spent += growth;
+            st.room += growth;
+            st.room_of = st.limited;
+        }
+        enough
+    }
+
+    /// The room that a file takes follows what is changed of it and not committed.
+    pub fn settle_room(&self, st: &mut State) {
+        let needed = st.room_needed();
+        if st.room == needed {
+            return;
+        }
+        if let Some(held) = self.rooms.table().get_mut(&st.room_of) {
+            held.spent = (held.spent + needed).saturating_sub(st.room);
+        }
+        st.room = needed;
+    }
+
+    /// A commit was answered: what it added to the volume's usage is not held any more. Before the answer is applied.
+    pub fn note_committed(&self, st: &mut State, entry: &Entry) {
+        let added = entry.attr.allocated.saturating_sub(st.charged);
+        st.charged = entry.attr.allocated;
+        if st.limited != NO_LIMIT
+            && entry.attr.nlink > 0
+            && let Some(held) = self.rooms.table().get_mut(&st.limited)
+        {
+            held.granted = held.granted.saturating_sub(added);
+        }
+    }
+
+    /// As much of `data` as there is room for; an error if there is none. `at` `None`: at the end of the file.
+    pub async fn fit(&self, node: &Node, at: Option<u64>, data: &Bytes) -> Result<Bytes> {
+        let starved_at = self.env.clock.now() + STARVED_MAX;
+        loop {
+            let (volume, growth) = {
+                let st = node.lock();
+                let offset = at.unwrap_or_else(|| st.size());
+                (st.limited, st.growth(offset, offset + data.len() as u64))
+            };
+            if volume == NO_LIMIT || growth == 0 || growth <= self.free_room(volume) {
+                return Ok(data.clone());
+            }
+            let room = self.take_room(volume, growth, RESERVE_BYTES).await?;
+            if room.unlimited {
+                node.lock().limited = NO_LIMIT;
+                continue;
+            }
+            let fits = {
+                let st = node.lock();
+                let offset = at.unwrap_or_else(|| st.size());
+                st.fitting(offset, data.len(), self.free_room(volume))
+            };
+            if fits > 0 {
+                return Ok(data.slice(..fits));
+            }
+            if room.others == 0 || self.env.clock.now() >= starved_at {
+                return Err(Error::over_quota(format!(
+                    "write file {}: its volume, {volume}, has reached its limit of bytes",
+                    node.ino
+                )));
+            }
+            self.env.clock.sleep(STARVED_LOOK).await;
+        }
+    }
+
+    fn free_room(&self, volume: VolumeId) -> u64 {
+        self.rooms.table().get(&volume).map_or(0, Held::free)
+    }
+
+    /// Says what is needed in a volume and takes what is granted.
+    async fn take_room(&self, volume: VolumeId, growth: u64, reserve: u64) -> Result<Room> {
+        let _alone = self.rooms.gate.write().await;
+        let spent = {
+            let mut table = self.rooms.table();
+            let held = table.entry(volume).or_default();
+            // Until the answer nobody spends more than what is told now.
+            held.granted = held.granted.min(held.spent);
+            held.spent
+        };
+        let must = spent.saturating_add(growth);
+        let want = must.saturating_add(reserve);
+        let ask = |session| TakeRoom { session, volume, spent, must, want };
+        let room = self.session.ask(self.deadline(), ask).await?;
+        if let Some(held) = self.rooms.table().get_mut(&volume) {
+            held.granted = room.held;
+        }
+        Ok(room)
+    }
+
+    /// Gives back what was not used lately.
+    pub async fn give_back_room(&self) {
+        let volumes: Vec<(VolumeId, bool)> = {
+            let mut table = self.rooms.table();
+            table.retain(|_, held| held.granted > 0 || held.spent > 0);
+            let over = table.iter_mut().filter(|(_, held)| held.granted != held.spent || held.used);
+            over.map(|(volume, held)| (*volume, std::mem::take(&mut held.used))).collect()
+        };
+        for (volume, used) in volumes {
+            let reserve = if used { RESERVE_BYTES } else { 0 };
+            if let Err(e) = self.take_room(volume, 0, reserve).await {
+                tracing::debug!("room in volume {volume} was not given back: {e}");
+            }
+        }
+    }
+
+    /// Room for a write straight through, until the value returned goes.
+    pub fn spend_through<'a>(&'a self, node: &'a Node, offset: u64, end: u64) -> Option<Through<'a>> {
+        let mut st = node.lock();
+        let growth = st.growth(offset, end);
+        if !self.spend(&mut st, growth) {
+            return None;
+        }
+        st.through_room += growth;
+        Some(Through { inner: self, node, growth })
+    }
+}
+
+/// Room of a write on its way.
+pub struct Through<'a> {
+    inner: &'a Inner,
+    node: &'a Node,
+    growth: u64,
+}
+
+impl Drop for Through<'_> {
+    fn drop(&mut self) {
+        let mut st = self.node.lock();
+        st.through_room = st.through_room.saturating_sub(self.growth);
+        self.inner.settle_room(&mut st);
+    }
+}
