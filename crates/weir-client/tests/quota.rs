@@ -1,0 +1,209 @@
+//! Claims about limits of volumes: they hold at the write, to the byte, whoever writes, and deleting helps.
+mod lab;
+
+use bytes::Bytes;
+use lab::*;
+use weir_client::{Client, Handle, NewVolume, OpenMode, SetAttrs, VolumeEdit};
+use weir_proto::volume::{Policy, Quota, Volume};
+use weir_proto::{ErrorKind, InodeId, MIB, Result};
+
+const LIMIT: u64 = 10 * MIB;
+const STEP: usize = 300_000;
+
+fn quota(bytes: u64, inodes: u64) -> Quota {
+    Quota { bytes_hard: bytes, bytes_soft: 0, inodes_hard: inodes, inodes_soft: 0, grace_s: 60 }
+}
+async fn volume(c: &Client, name: &str, quota: Quota) -> Volume {
+    let new = NewVolume {
+        name: name.into(),
+        path: Bytes::from(format!("/{name}")),
+        owner: 0,
+        group: 0,
+        mode: 0o755,
+        admins: vec![],
+        quota,
+        policy: Policy { scheme: None, pool: None },
+    };
+    c.create_volume(&root(), &new).await.unwrap()
+}
+async fn create(c: &Client, dir: InodeId, name: &str) -> Handle {
+    c.create(&root(), dir, name.as_bytes(), 0o644, false, OpenMode::BOTH).await.unwrap().handle
+}
+async fn write(c: &Client, h: Handle, offset: u64, data: &[u8]) -> Result<usize> {
+    match c.try_write(h, offset, data) {
+        Some(done) => done,
+        None => c.write(h, offset, Bytes::copy_from_slice(data)).await,
+    }
+}
+/// Writes from `offset` on until it is refused; how far it came.
+async fn fill(c: &Client, h: Handle, mut offset: u64) -> u64 {
+    loop {
+        match write(c, h, offset, &pattern(offset, 0, STEP)).await {
+            Ok(n) => offset += n as u64,
+            Err(e) => {
+                assert_eq!(e.kind, ErrorKind::OverQuota, "{e}");
+                return offset;
+            }
+        }
+    }
+}
+async fn used(c: &Client, name: &str) -> u64 {
+    c.volume(name).await.unwrap().usage.bytes
+}
+
+#[test]
+fn a_limit_holds_to_the_byte_and_deleting_helps() {
+    Lab::new(81).run(6, |lab| async move {
+        let a = lab.client("a").await;
+        let v = volume(&a, "v", quota(LIMIT, 0)).await;
+        let h = create(&a, v.root, "f").await;
+        assert_eq!(fill(&a, h, 0).await, LIMIT);
+        // What is there may be written over.
+        assert_eq!(write(&a, h, 5, &[7; STEP]).await.unwrap(), STEP);
+        a.fsync(h).await.unwrap();
+        assert_eq!(used(&a, "v").await, LIMIT);
+        assert_eq!(a.append(h, Bytes::from_static(b"x")).await.unwrap_err().kind, ErrorKind::OverQuota);
+        // Holes are free, and what is written into them is not.
+        let size = |size| SetAttrs { size: Some(size), ..SetAttrs::default() };
+        let ino = a.lookup(&root(), v.root, b"f").await.unwrap().unwrap().attr.ino;
+        a.setattr(&root(), ino, Some(h), size(100 * LIMIT)).await.unwrap();
+        assert_eq!(write(&a, h, 2 * LIMIT, &[1; 10]).await.unwrap_err().kind, ErrorKind::OverQuota);
+        a.setattr(&root(), ino, Some(h), size(4 * MIB)).await.unwrap();
+        assert_eq!(used(&a, "v").await, 4 * MIB);
+        assert_eq!(fill(&a, h, 4 * MIB).await, LIMIT);
+        a.release(h).await.unwrap();
+        a.unlink(&root(), v.root, b"f").await.unwrap();
+        let h = create(&a, v.root, "g").await;
+        assert_eq!(fill(&a, h, 0).await, LIMIT);
+        a.release(h).await.unwrap();
+        assert_eq!(used(&a, "v").await, LIMIT);
+        // Outside nothing is limited.
+        let h = create(&a, InodeId::ROOT, "out").await;
+        assert_eq!(write(&a, h, 0, &vec![1; 12 << 20]).await.unwrap(), 12 << 20);
+    });
+}
+
+#[test]
+fn two_clients_together_stay_within_a_limit() {
+    Lab::new(82).run(6, |lab| async move {
+        let (a, b) = (lab.client("a").await, lab.client("b").await);
+        let v = volume(&a, "v", quota(LIMIT, 0)).await;
+        let (ha, hb) = (create(&a, v.root, "a").await, create(&b, v.root, "b").await);
+        let (mut at, mut bt, mut refused) = (0, 0, [false; 2]);
+        while refused != [true; 2] {
+            for (n, (c, h, at)) in [(&a, ha, &mut at), (&b, hb, &mut bt)].into_iter().enumerate() {
+                match write(c, h, *at, &pattern(*at, 0, STEP)).await {
+                    Ok(written) => *at += written as u64,
+                    Err(e) => {
+                        assert_eq!(e.kind, ErrorKind::OverQuota, "{e}");
+                        refused[n] = true;
+                    }
+                }
+            }
+            assert!(at + bt <= LIMIT);
+        }
+        // What one did not use came to the other.
+        assert_eq!(at + bt, LIMIT);
+        a.fsync(ha).await.unwrap();
+        b.fsync(hb).await.unwrap();
+        assert_eq!(used(&a, "v").await, LIMIT);
+        // One file, both append to it.
+        a.unlink(&root(), v.root, b"a").await.unwrap();
+        let (sa, sb) = (create(&a, v.root, "shared").await, create(&b, v.root, "shared").await);
+        let (mut sum, mut refused) = (0, [false; 2]);
+        while refused != [true; 2] {
+            for (n, (c, h)) in [(&a, sa), (&b, sb)].into_iter().enumerate() {
+                match c.append(h, Bytes::from(pattern(sum, 0, STEP))).await {
+                    Ok(written) => sum += written as u64,
+                    Err(e) => {
+                        assert_eq!(e.kind, ErrorKind::OverQuota, "{e}");
+                        refused[n] = true;
+                    }
+                }
+            }
+        }
+        assert_eq!(sum, LIMIT - bt);
+        a.fsync(sa).await.unwrap();
+        b.fsync(sb).await.unwrap();
+        assert_eq!(used(&a, "v").await, LIMIT);
+    });
+}
+
+#[test]
+fn a_restart_of_the_leader_forgets_no_grant() {
+    Lab::new(83).run(6, |lab| async move {
+        let (a, b) = (lab.client("a").await, lab.client("b").await);
+        let v = volume(&a, "v", quota(LIMIT, 0)).await;
+        let (ha, hb) = (create(&a, v.root, "a").await, create(&b, v.root, "b").await);
+        // Not committed when the leader dies.
+        let mut at = 0;
+        while at < 6 * MIB {
+            at += write(&a, ha, at, &pattern(at, 0, STEP)).await.unwrap() as u64;
+        }
+        lab.kill_meta();
+        lab.meta().await;
+        let bt = fill(&b, hb, 0).await;
+        assert!(at + bt <= LIMIT, "{at} + {bt}");
+        a.fsync(ha).await.unwrap();
+        b.fsync(hb).await.unwrap();
+        let at = fill(&a, ha, at).await;
+        assert_eq!(at + bt, LIMIT);
+        a.fsync(ha).await.unwrap();
+        assert_eq!(used(&a, "v").await, LIMIT);
+    });
+}
+
+#[test]
+fn a_limit_set_later_holds_for_files_that_are_open() {
+    Lab::new(84).run(6, |lab| async move {
+        let (a, b) = (lab.client("a").await, lab.client("b").await);
+        let v = volume(&a, "v", quota(0, 0)).await;
+        let h = create(&a, v.root, "f").await;
+        let at = write(&a, h, 0, &vec![3; 3 << 20]).await.unwrap() as u64;
+        let set = |q| VolumeEdit { quota: Some(q), ..VolumeEdit::default() };
+        b.change_volume(&root(), v.id, &set(quota(LIMIT, 0))).await.unwrap();
+        assert_eq!(fill(&a, h, at).await, LIMIT);
+        // Lowered below what is used: nothing more; raised: again; taken away: no limit.
+        b.change_volume(&root(), v.id, &set(quota(MIB, 0))).await.unwrap();
+        assert_eq!(write(&a, h, LIMIT, b"x").await.unwrap_err().kind, ErrorKind::OverQuota);
+        b.change_volume(&root(), v.id, &set(quota(LIMIT + MIB, 0))).await.unwrap();
+        assert_eq!(fill(&a, h, LIMIT).await, LIMIT + MIB);
+        b.change_volume(&root(), v.id, &set(quota(0, 0))).await.unwrap();
+        assert_eq!(write(&a, h, LIMIT + MIB, &vec![3; 3 << 20]).await.unwrap(), 3 << 20);
+        a.fsync(h).await.unwrap();
+        assert_eq!(used(&b, "v").await, LIMIT + 4 * MIB);
+    });
+}
+
+#[test]
+fn a_limit_of_inodes_and_soft_limits_hold() {
+    Lab::new(85).run(6, |lab| async move {
+        let a = lab.client("a").await;
+        let soft = Quota { bytes_soft: MIB, ..quota(LIMIT, 3) };
+        let v = volume(&a, "v", soft).await;
+        let h = create(&a, v.root, "f1").await;
+        let dir = a.mkdir(&root(), v.root, b"d", 0o755).await.unwrap().attr.ino;
+        a.symlink(&root(), dir, b"s", b"to").await.unwrap();
+        let over = |e: weir_proto::Error| assert_eq!(e.kind, ErrorKind::OverQuota, "{e}");
+        over(a.mkdir(&root(), dir, b"x", 0o755).await.unwrap_err());
+        over(a.create(&root(), dir, b"x", 0o644, true, OpenMode::BOTH).await.map(|_| ()).unwrap_err());
+        let f1 = a.lookup(&root(), v.root, b"f1").await.unwrap().unwrap().attr.ino;
+        a.link(&root(), f1, dir, b"a second name is no second inode").await.unwrap();
+        a.unlink(&root(), dir, b"s").await.unwrap();
+        create(&a, dir, "x").await;
+        // Above the soft limit for as long as the grace lasts.
+        assert_eq!(write(&a, h, 0, &vec![1; 2 << 20]).await.unwrap(), 2 << 20);
+        a.fsync(h).await.unwrap();
+        assert!(a.volume("v").await.unwrap().bytes_over_since.is_some());
+        let clock = lab.env("watch").clock;
+        clock.sleep(std::time::Duration::from_secs(30)).await;
+        assert_eq!(write(&a, h, 2 << 20, &[1; 10]).await.unwrap(), 10);
+        a.fsync(h).await.unwrap();
+        clock.sleep(std::time::Duration::from_secs(31)).await;
+        over(write(&a, h, (2 << 20) + 10, &[1; 10]).await.unwrap_err());
+        let cut = SetAttrs { size: Some(1000), ..SetAttrs::default() };
+        a.setattr(&root(), f1, Some(h), cut).await.unwrap();
+        assert!(a.volume("v").await.unwrap().bytes_over_since.is_none());
+        assert_eq!(write(&a, h, 1000, &vec![1; 2 << 20]).await.unwrap(), 2 << 20);
+    });
+}
