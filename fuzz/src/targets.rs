@@ -172,7 +172,7 @@ fn index_seeds() -> Vec<Vec<u8>> {
         fragment.to_value(),
         overlay.to_value(),
         index::Fence { token_epoch: 9 }.to_value(),
-        index::Cut { from_stripe: 3, token_epoch: 8 }.to_value(),
+        index::Cut { from_stripe: 3, to_stripe: 7, token_epoch: 8 }.to_value(),
         index::CutFile { file: cell().file }.to_value(),
         index::GroupEpoch { epoch: Epoch(4) }.to_value(),
     ];
