@@ -88,6 +88,11 @@ impl Inner {
             st.sending.remove(&stripe);
             // A fetch that began before the bytes arrived may bring what was there before.
             st.data_change += 1;
+            let start = layout.stripe_start(stripe);
+            for (at, bytes) in &parts {
+                let from = start + u64::from(*at);
+                st.changed.add(from, from + bytes.len() as u64);
+            }
             if result.is_err() || st.tenure != tenure {
                 // Some of it may be there: what was fetched ahead meanwhile is as old.
                 self.forget_cached(&node, layout, stripe, &parts);
@@ -401,7 +406,7 @@ impl Inner {
     async fn commit_inline(&self, node: &Arc<Node>) -> Result<bool> {
         let deadline = self.deadline();
         let (commit, content, local, tenure) = {
-            let st = node.lock();
+            let mut st = node.lock();
             let Some(local) = st.local else { return Ok(false) };
             let exclusive = st.lease == LeaseKind::Write;
             let base = match &st.inline {
@@ -413,7 +418,10 @@ impl Inner {
                 return Ok(false);
             }
             let content = inline_content(&st, &base, local.size as usize);
+            st.changed.add(0, local.size);
+            let changed = st.changed.take_below(local.size);
             let commit = self.commit_request(&st, node.ino, local.size, true, Some(content.clone()));
+            let commit = Commit { changed, ..commit };
             (commit, content, local, st.tenure)
         };
         let stamp = self.stamp();
@@ -421,6 +429,7 @@ impl Inner {
         let committing = self.rooms.committing(limited).await;
         let entry = self.commit_in(node, tenure, &commit, deadline).await.inspect_err(|e| {
             let mut st = node.lock();
+            st.changed.put_back(&commit.changed);
             if st.tenure == tenure {
                 st.fail(e.clone().doing(format!("commit file {}", node.ino)));
             }
@@ -485,6 +494,7 @@ impl Inner {
             close_writes: 0,
             data_end: if is_inline { 0 } else { st.on_targets_end() },
             turn: false,
+            changed: Vec::new(),
         }
     }
 
@@ -499,7 +509,10 @@ impl Inner {
             // Whoever sends from now on says so first.
             st.declared_clean = clean;
             let size = durable.max(flushed).max(st.committed_size());
-            (self.commit_request(&st, node.ino, size, clean, None), st.local, st.tenure)
+            let changed = st.changed.take_below(size);
+            st.committed_at = Some(self.env.clock.now());
+            let commit = Commit { changed, ..self.commit_request(&st, node.ino, size, clean, None) };
+            (commit, st.local, st.tenure)
         };
         let stamp = self.stamp();
         let limited = node.lock().limited;
@@ -507,7 +520,9 @@ impl Inner {
         let entry = match self.commit_in(node, tenure, &commit, deadline).await {
             Ok(entry) => entry,
             Err(e) => {
-                node.lock().declared_clean = false;
+                let mut st = node.lock();
+                st.declared_clean = false;
+                st.changed.put_back(&commit.changed);
                 return Err(e);
             }
         };
@@ -568,19 +583,59 @@ impl Inner {
         });
     }
 
-    /// Commits what has been dirty for a while.
+    /// Saves what has been dirty for a while, and tells the leader what is durable of files that grow: a copy to home
+    /// begins with that. Errors stay with the inodes.
     pub async fn write_back_aged(&self) {
-        {
-            let now = self.env.clock.now();
-            let dirty: Vec<_> = self.dirty().iter().copied().collect();
-            for node in dirty.into_iter().filter_map(|ino| self.known_node(ino)) {
-                let old = node.lock().dirty_since.is_some_and(|since| now.since(since) > DIRTY_AGE_MAX);
-                if old {
-                    let _ = self.flush(&node, Occasion::Growing, false).await;
+        let dirty: Vec<_> = self.dirty().iter().copied().collect();
+        for node in dirty.into_iter().filter_map(|ino| self.known_node(ino)) {
+            let due = due(&node.lock(), node.ino, self.env.clock.now());
+            match due {
+                Due::Nothing => self.forget_if_saved(&node),
+                Due::Flush => drop(self.flush(&node, Occasion::Growing, false).await),
+                Due::Settle => drop(self.settle_through(&node).await),
+                Due::Commit => {
+                    if let Ok(_one) = node.flushing.try_lock() {
+                        drop(self.commit_now(&node, false, 0, self.deadline()).await);
+                    }
                 }
             }
         }
     }
+}
+
+impl Inner {
+    fn forget_if_saved(&self, node: &Node) {
+        let mut dirty = self.dirty();
+        let st = node.lock();
+        if !st.is_dirty() && !st.through_pending {
+            dirty.remove(&node.ino);
+        }
+    }
+}
+
+/// What write-back has to do for a file.
+enum Due {
+    Nothing,
+    /// Everything dirty is saved.
+    Flush,
+    /// Writes went straight through that the leader has not heard of.
+    Settle,
+    /// What is durable becomes part of the file; dirty bytes wait for their stripe to be full.
+    Commit,
+}
+
+fn due(st: &State, ino: InodeId, now: Instant) -> Due {
+    let old = |since: Option<Instant>, age| since.is_none_or(|since| now.since(since) >= age);
+    if st.dirty_since.is_some() && old(st.dirty_since, DIRTY_AGE_MAX) {
+        return Due::Flush;
+    }
+    if st.through_pending && old(st.through_commit_at, UNTOLD_MAX) {
+        return Due::Settle;
+    }
+    let Ok(layout) = layout_of(st, ino) else { return Due::Nothing };
+    let untold = st.changed.begins_below(durable_size(st, &layout));
+    let alone = st.lease == LeaseKind::Write && st.inline == Inline::No && !st.drop_inline;
+    if alone && untold && old(st.committed_at, UNTOLD_MAX) { Due::Commit } else { Due::Nothing }
 }
 
 /// Whether the right to write is still the one of that tenure.
@@ -593,6 +648,8 @@ fn check_tenure(node: &Node, tenure: u64) -> Result<()> {
 
 /// Changed data of a file nobody syncs or closes is saved after this long.
 const DIRTY_AGE_MAX: std::time::Duration = std::time::Duration::from_secs(5);
+/// Durable bytes that the leader does not know of are told after this long.
+const UNTOLD_MAX: std::time::Duration = std::time::Duration::from_secs(1);
 
 /// The whole of a small file: its inline bytes with the dirty ones over them.
 fn inline_content(st: &State, base: &Bytes, size: usize) -> Bytes {

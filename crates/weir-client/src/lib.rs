@@ -10,6 +10,7 @@ mod accesses;
 mod api;
 mod budget;
 mod cache;
+mod changed;
 mod closes;
 mod data;
 mod dirty;

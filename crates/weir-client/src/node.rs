@@ -4,6 +4,7 @@
 //! only by a recall, a release or the session's end; a reply to a request that was sent before the last recall of the inode
 //! grants no more than that recall left. Pure state: no I/O, no time but what is passed in.
 use crate::api::Stat;
+use crate::changed::Changed;
 use crate::dirty::StripeBuf;
 use crate::known_names::Names;
 use crate::prefetch::Pattern;
@@ -113,6 +114,10 @@ pub struct State {
     pub room_of: VolumeId,
     /// Of that, for writes straight through that are under way.
     pub through_room: u64,
+    /// Written since the leader was told; durable, or it was tried.
+    pub changed: Changed,
+    /// Of the last commit.
+    pub committed_at: Option<Instant>,
     /// Writes went straight through that the leader was not told the time of.
     pub through_pending: bool,
     pub through_commit_at: Option<Instant>,
@@ -187,6 +192,8 @@ impl State {
             room: 0,
             room_of: NO_LIMIT,
             through_room: 0,
+            changed: Changed::default(),
+            committed_at: None,
             through_pending: false,
             through_commit_at: None,
             error: None,

@@ -321,7 +321,9 @@ impl Inner {
                 && !drop_inline
                 && st.through_commit_at.is_some_and(|at| now.since(at) < TIME_COMMIT_PERIOD)
         };
-        if !told {
+        if told {
+            self.dirty().insert(node.ino); // write-back tells it
+        } else {
             self.commit_through(node, end, offset, drop_inline, false).await?;
         }
         Ok(data.len())
@@ -350,6 +352,7 @@ impl Inner {
             // However it ended, some of it may be there.
             let mut st = node.lock();
             st.data_change += 1;
+            st.changed.add(offset, end);
             self.cache().remove(node.ino, offset, end);
         }
         if sent.is_err() {
@@ -412,6 +415,8 @@ impl Inner {
             st.through_pending = false;
             st.through_commit_at = Some(self.env.clock.now());
             let growth = st.growth(offset.min(end), end);
+            let size = st.committed_size();
+            let changed = st.changed.take_below(size.max(end));
             Commit {
                 op: Op { session: SessionId(0), slot: 0, seq: 0 },
                 ino: node.ino,
@@ -426,6 +431,7 @@ impl Inner {
                 close_writes: 0,
                 data_end: st.on_targets_end().max(end),
                 turn,
+                changed,
             }
         };
         let stamp = self.stamp();
@@ -434,7 +440,9 @@ impl Inner {
         let entry = match self.session.change(self.deadline(), |op| Commit { op, ..commit.clone() }).await {
             Ok(entry) => entry,
             Err(e) => {
-                node.lock().through_pending = true;
+                let mut st = node.lock();
+                st.through_pending = true;
+                st.changed.put_back(&commit.changed);
                 return Err(e);
             }
         };
@@ -635,8 +643,17 @@ impl Inner {
             (layout, st.token_epoch)
         };
         let zeroed = self.overlay_range(node, layout, token_epoch, offset, None, end - offset).await;
+        let mtime = self.now();
         let mut st = node.lock();
         st.data_change += 1;
+        st.changed.add(offset, end);
+        if way == Way::Through {
+            st.through_pending = true;
+        } else {
+            let size = st.size();
+            st.note_write(size, mtime, self.env.clock.now());
+            self.dirty().insert(node.ino);
+        }
         self.cache().remove(node.ino, offset, end);
         zeroed
     }

@@ -14,12 +14,13 @@ use crate::namespace::{Cx, Events, LayoutPolicy, Rules, View};
 use crate::ops::{Grants, Operation, Work};
 use crate::points;
 use crate::record::{Record, SlotRecord, slot_value};
+use crate::relation::Relations;
 use crate::replies::Replies;
 use crate::rooms::Rooms;
 use crate::session::{Session, Sessions};
 use crate::sweeper::Purge;
-use crate::{keys, namespace, session};
-use std::collections::BTreeMap;
+use crate::{keys, namespace, relation, session};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::Notify;
@@ -61,6 +62,7 @@ pub(crate) struct Leader {
     pub replies: Arc<Replies>,
     /// There is garbage to sweep.
     pub garbage: Notify,
+    pub relations: Relations,
     /// The journal failed: nothing can be promised any more.
     pub failed: weir_env::watch::Sender<Option<Error>>,
 }
@@ -76,6 +78,8 @@ pub(crate) struct State {
     pub newest: CommitSeq,
     /// Sessions that have ended while they may have been writing.
     deaths: u64,
+    /// Volumes with a changelog.
+    pub listened: BTreeSet<VolumeId>,
     grace_over: Arc<Notify>,
     /// Operations wait here for leases on an inode. An entry exists while one does.
     waiters: ByInode<Arc<Notify>>,
@@ -105,10 +109,13 @@ impl Leader {
             Ok(())
         })?;
         let (mut sessions, mut deaths, mut rooms) = (Sessions::new(), 0, Rooms::default());
+        let (mut listened, mut relations) = (BTreeSet::new(), Relations::default());
         kv.read(&mut |read| {
             sessions = session::load(read, now)?;
             rooms = namespace::volume::load_rooms(read)?;
             deaths = session::deaths(read)?;
+            listened = relation::listened(read)?;
+            relations = Relations::load(read)?;
             Ok(())
         })?;
         let term = Duration::from_millis(config.lease_ms.into());
@@ -120,6 +127,7 @@ impl Leader {
             sessions,
             newest,
             deaths,
+            listened,
             grace_over: Arc::default(),
             waiters: ByInode::default(),
             contended: ByInode::default(),
@@ -133,6 +141,7 @@ impl Leader {
             state: Mutex::new(state),
             replies: Arc::default(),
             garbage: Notify::new(),
+            relations,
             failed,
         });
         leader.bury(&mut leader.lock())?;
@@ -299,7 +308,8 @@ impl Leader {
         live: &'a dyn Fn(SessionId) -> bool,
     ) -> Rules<'a> {
         let (now, deaths, layout) = (self.wall(), state.deaths, &*self.config.layout);
-        Rules { session, now, leases: &state.leases, rooms: &state.rooms, live, deaths, layout }
+        let listened = &state.listened;
+        Rules { session, now, leases: &state.leases, rooms: &state.rooms, live, deaths, listened, layout }
     }
 
     fn hear(&self, state: &mut State, session: SessionId, events: &Events) -> Result<()> {
@@ -308,6 +318,15 @@ impl Leader {
         events.gone.iter().for_each(|ino| state.leases.forget(*ino));
         if events.garbage {
             self.garbage.notify_one();
+        }
+        if events.logged {
+            self.relations.changed.notify_one();
+        }
+        if events.relations {
+            match self.relations_changed() {
+                Ok(listened) => state.listened = listened,
+                Err(e) => self.fail(&e.doing("look at relations")),
+            }
         }
         for (id, record) in &events.volumes {
             state.rooms.note(*id, record.as_ref());
@@ -363,6 +382,7 @@ impl Leader {
             state.wake(ino);
         }
         session.moved.notify_waiters();
+        self.relations.end_session(id);
         let mut deaths = state.deaths;
         let done = self.housekeep(state, id, &mut |cx| {
             if was_writing {

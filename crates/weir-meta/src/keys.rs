@@ -14,6 +14,18 @@
 //! U/<session>/<slot>      the last change of a slot and its reply               SlotRecord
 //! G/<time>/<ino>          deleted: its cells are to be dropped from all targets Garbage
 //! R/<dir>/<counter>       recursive usage below a directory                     i64
+//! c/<volume>              number of a volume's newest change                    u64
+//! C/<volume>/<number>     a change                                              ChangeRecord
+//! k/<volume>/<name>       up to which change a follower has come                u64
+//! r/<relation>            a relation                                            RelationRecord
+//! B/<relation>/<dir>      a directory to be looked at, and from which cookie on u64
+//! O/<relation>/<number>   a change of names that home has not seen yet          ChangeRecord
+//! P/<relation>/<ino>/<offset>   bytes that home does not have yet               Pending
+//! Y/<relation>/<ino>      an inode as we made it at home                        Twin
+//! L/<relation>/<dir>/<name>     which inode we gave that name at home           u64
+//! q/<relation>/<ino>/<offset>   proof from home                                 ReceiptRecord
+//! a/<relation>/<ino>      set aside until somebody decides                      AsideRecord
+//! d/<relation>/<dir>      its attributes at home are old                        nothing
 //! V/<counter>             the namespace's next numbers                             u64
 //! v/<volume>              a volume                                              VolumeRecord
 //! n/<name>                the volume of that name                               u32
@@ -24,6 +36,7 @@
 //! Knows nothing of what the records mean.
 
 use weir_proto::meta::Time;
+use weir_proto::relation::RelationId;
 use weir_proto::{InodeId, SessionId, VolumeId};
 
 /// What a directory's recursive usage counts.
@@ -42,6 +55,7 @@ pub enum Sequence {
     /// Sessions that ended while they may have been writing.
     Death = b'x' as isize,
     Volume = b'v' as isize,
+    Relation = b'r' as isize,
 }
 
 /// A letter and a number: most keys.
@@ -154,6 +168,80 @@ pub fn volume_usage(volume: VolumeId, counter: Counter) -> [u8; 6] {
 }
 pub fn sequence(sequence: Sequence) -> [u8; 2] {
     [b'V', sequence as u8]
+}
+
+pub fn change_count(volume: VolumeId) -> [u8; 5] {
+    key5(b'c', volume.0)
+}
+pub fn change(volume: VolumeId, number: u64) -> [u8; 13] {
+    key13(b'C', volume.0, number)
+}
+pub fn cursor(volume: VolumeId, name: &str) -> Vec<u8> {
+    [&key5(b'k', volume.0)[..], name.as_bytes()].concat()
+}
+pub fn relation(relation: RelationId) -> [u8; 5] {
+    key5(b'r', relation.0)
+}
+pub fn unseen(relation: RelationId, dir: InodeId) -> [u8; 13] {
+    key13(b'B', relation.0, dir.0)
+}
+pub fn name_change(relation: RelationId, number: u64) -> [u8; 13] {
+    key13(b'O', relation.0, number)
+}
+pub fn pending(relation: RelationId, ino: InodeId, offset: u64) -> [u8; 21] {
+    key21(b'P', relation.0, ino.0, offset)
+}
+pub fn twin(relation: RelationId, ino: InodeId) -> [u8; 13] {
+    key13(b'Y', relation.0, ino.0)
+}
+pub fn twin_name(relation: RelationId, dir: InodeId, name: &[u8]) -> Vec<u8> {
+    [&key13(b'L', relation.0, dir.0)[..], name].concat()
+}
+pub fn receipt(relation: RelationId, ino: InodeId, offset: u64) -> [u8; 21] {
+    key21(b'q', relation.0, ino.0, offset)
+}
+pub fn aside(relation: RelationId, ino: InodeId) -> [u8; 13] {
+    key13(b'a', relation.0, ino.0)
+}
+pub fn old_attributes(relation: RelationId, dir: InodeId) -> [u8; 13] {
+    key13(b'd', relation.0, dir.0)
+}
+/// The number behind letter and short number: of a change, a directory or an inode.
+pub fn long_number(key: &[u8]) -> Option<u64> {
+    Some(u64::from_be_bytes(key.get(5..13)?.try_into().ok()?))
+}
+/// The offset in a key of pending bytes or of a receipt.
+pub fn offset_of(key: &[u8]) -> Option<u64> {
+    Some(u64::from_be_bytes(key.get(13..21)?.try_into().ok()?))
+}
+fn key5(letter: u8, number: u32) -> [u8; 5] {
+    let mut key = [letter; 5];
+    key[1..].copy_from_slice(&number.to_be_bytes());
+    key
+}
+fn key13(letter: u8, first: u32, second: u64) -> [u8; 13] {
+    let mut key = [letter; 13];
+    key[..5].copy_from_slice(&key5(letter, first));
+    key[5..].copy_from_slice(&second.to_be_bytes());
+    key
+}
+fn key21(letter: u8, first: u32, second: u64, third: u64) -> [u8; 21] {
+    let mut key = [letter; 21];
+    key[..13].copy_from_slice(&key13(letter, first, second));
+    key[13..].copy_from_slice(&third.to_be_bytes());
+    key
+}
+/// All keys of a letter with a short number: `(start, end)`.
+pub fn range_of_short(letter: u8, number: u32) -> (Vec<u8>, Vec<u8>) {
+    let start = key5(letter, number).to_vec();
+    let end = after(&start);
+    (start, end)
+}
+/// All keys of a letter with a short and a long number.
+pub fn range_of_pair(letter: u8, first: u32, second: u64) -> (Vec<u8>, Vec<u8>) {
+    let start = key13(letter, first, second).to_vec();
+    let end = after(&start);
+    (start, end)
 }
 
 /// The end of the range of all keys that begin with `prefix` (which must not be all 255).

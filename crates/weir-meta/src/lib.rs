@@ -15,6 +15,7 @@ pub mod namespace;
 mod ops;
 pub mod points;
 pub mod record;
+pub mod relation;
 mod replies;
 mod rooms;
 mod service;

@@ -7,9 +7,11 @@ use crate::namespace::create::meta_open;
 use crate::namespace::{
     Cx, View, attr, create, data, list, open, remove, rename, totals, usage_of, volume, xattr,
 };
+use crate::relation::serve;
 use crate::rooms::Rooms;
 use weir_env::Instant;
 use weir_proto::meta::*;
+use weir_proto::relation::{AckChanges, DropCursor, RelationAdd, RelationDo, RelationResolve, WhereAtHome};
 use weir_proto::volume::*;
 use weir_proto::{InodeId, Request, Result, SessionId};
 
@@ -234,3 +236,10 @@ change!(VolumeCreate, volume::create, (r, reply, g) { let _ = reply; });
 change!(VolumeChange, volume::change, (r, reply, g) { let _ = reply; });
 change!(VolumeDelete, volume::delete, (r, reply, g) { let _ = reply; });
 operation!(TakeRoom, Show volume::take_room, (r, reply, g) g.rooms.set(r.volume, r.session, reply.held));
+
+operation!(WhereAtHome, Show |view, r| serve::where_at_home(view, r.ino), (r, reply, g) { let _ = reply; });
+change!(RelationAdd, serve::add, (r, reply, g) { let _ = reply; });
+change!(RelationDo, serve::change, (r, reply, g) { let _ = reply; });
+change!(RelationResolve, serve::resolve, (r, reply, g) { let _ = reply; });
+change!(AckChanges, serve::ack, (r, reply, g) { let _ = reply; });
+change!(DropCursor, serve::drop_cursor, (r, reply, g) { let _ = reply; });

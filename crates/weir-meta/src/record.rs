@@ -7,6 +7,7 @@
 use bytes::Bytes;
 use weir_proto::map::Layout;
 use weir_proto::meta::{Attr, FileKind, Lease, LeaseKind, Time, Usage};
+use weir_proto::relation::What;
 use weir_proto::volume::{Policy, Quota, Volume};
 use weir_proto::{Error, InodeId, PgId, Reader, Result, SessionId, VolumeId, Wire, Writer, wire_struct};
 
@@ -262,6 +263,15 @@ impl VolumeRecord {
         }
     }
 }
+/// `C/` and `O/`: a change of a volume.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ChangeRecord {
+    pub at: Time,
+    pub what: What,
+    /// In `O/`: a mover was told to do it.
+    pub tried: bool,
+}
+wire_struct!(ChangeRecord { at: Time, what: What, tried: bool });
 
 /// A value with its version byte.
 pub trait Record: Wire {
@@ -286,6 +296,7 @@ impl Record for SessionRecord {}
 impl Record for SlotRecord {}
 impl Record for Garbage {}
 impl Record for VolumeRecord {}
+impl Record for ChangeRecord {}
 
 fn decode_versioned<T: Wire>(value: &[u8]) -> Result<T> {
     let mut r = Reader::new(value);

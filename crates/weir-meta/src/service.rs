@@ -18,6 +18,10 @@ use weir_env::{BoxFuture, Env, Instant};
 use weir_kv::{CommitSeq, SharedKv};
 use weir_proto::lock::{CancelLock, ListLocks, ReclaimLocks, SetLock, TestLock};
 use weir_proto::meta::*;
+use weir_proto::relation::{
+    AckChanges, DropCursor, ReadChanges, RelationAdd, RelationDo, RelationList, RelationResolve, TakeWork,
+    WhereAtHome, WorkDone,
+};
 use weir_proto::volume::*;
 use weir_proto::{Error, ErrorKind, InodeId, Request, Result, SessionId, Wire};
 use weir_rpc::{Call, Connection, Defer, Handled, Payload, Reply, Service};
@@ -54,6 +58,7 @@ impl Meta {
         let mut failed = self.leader.failed.subscribe();
         let sweeper = crate::sweeper::run(self.leader.clone());
         let replies = self.leader.replies.clone();
+        let relations = crate::relation::run(self.leader.clone());
         tokio::select! {
             biased;
             e = failed.wait_for(Option::is_some) => {
@@ -62,6 +67,7 @@ impl Meta {
             e = replies.run(&self.leader) => e,
             () = self.expire() => Error::io("the expiry of sessions ended"),
             e = sweeper => e,
+            e = relations => e,
         }
     }
 
@@ -140,6 +146,21 @@ impl Meta {
                 self.leader.env.tasks.spawn("lease recall", async move { recall(leader, conflict).await });
             }
         }
+    }
+}
+
+/// A call that may wait for something to happen.
+fn waits<R, T, F>(request: Result<R>, serve: impl FnOnce(R) -> F) -> Outcome
+where
+    T: Wire,
+    F: Future<Output = Result<T>> + Send + 'static,
+{
+    match request {
+        Ok(request) => {
+            let served = serve(request);
+            Outcome::Waits(Box::pin(async move { served.await.map(|body| Reply::new(&body)) }))
+        }
+        Err(e) => Outcome::refused(e),
     }
 }
 
@@ -567,6 +588,25 @@ impl Meta {
             VolumeDelete::METHOD => self.operate::<VolumeDelete>(call),
             TakeRoom::METHOD => self.operate::<TakeRoom>(call),
             ReclaimRoom::METHOD => Outcome::now(call.decode().and_then(|r| self.reclaim_room(&r))),
+            _ => self.dispatch_relation(call),
+        }
+    }
+
+    fn dispatch_relation(&self, call: &Call) -> Outcome {
+        let leader = self.leader.clone();
+        match call.method {
+            WhereAtHome::METHOD => self.operate::<WhereAtHome>(call),
+            RelationAdd::METHOD => self.operate::<RelationAdd>(call),
+            RelationDo::METHOD => self.operate::<RelationDo>(call),
+            RelationResolve::METHOD => self.operate::<RelationResolve>(call),
+            AckChanges::METHOD => self.operate::<AckChanges>(call),
+            DropCursor::METHOD => self.operate::<DropCursor>(call),
+            RelationList::METHOD => Outcome::plain(call.decode().and_then(|r| leader.relation_list(&r))),
+            WorkDone::METHOD => {
+                Outcome::committed(call.decode().and_then(|r| leader.work_done(&r)).map(|seq| ((), seq)))
+            }
+            TakeWork::METHOD => waits(call.decode(), |r| leader.take_work(r)),
+            ReadChanges::METHOD => waits(call.decode(), |r| leader.read_changes(r)),
             _ => self.handle_session(call),
         }
     }

@@ -1,5 +1,7 @@
 //! What the service promises to several clients, across lost replies, deaf clients and restarts.
 mod common;
+#[path = "service/relations.rs"]
+mod relations;
 
 use common::*;
 use std::time::Duration;
@@ -590,6 +592,7 @@ fn the_turn_at_a_shared_file_is_one_clients_and_ends_with_it() {
             close_writes: 0,
             data_end: size,
             turn: true,
+            changed: Vec::new(),
         };
         let begun = world.now();
         let ask = turn(&b);

@@ -22,6 +22,8 @@ pub const HELD_MAX: usize = 32 * 1024;
 pub const CLOSED_MAX: usize = 1024;
 /// Inodes that one `NoteAccess` names.
 pub const ACCESSES_MAX: usize = 1024;
+/// Ranges that one `Commit` names.
+pub const CHANGED_MAX: usize = 64;
 /// Reply slots of a session: changes that one client may have under way at once.
 pub const SLOTS: u32 = 64;
 
@@ -267,8 +269,15 @@ message!(
         data_end: u64,
         /// Made in this client's turn, and ends it; refused if the turn was lost.
         turn: bool,
+        /// What was written since the last commit that the leader answered, at most `CHANGED_MAX` ranges; may be more.
+        changed: Vec<Range>,
     }
 );
+message!(
+    /// `len` bytes from `offset` on.
+    Range { offset: u64, len: u64 }
+);
+impl Copy for Range {}
 message!(SetXattr = 140 -> Entry {
     op: Op, cred: Cred, ino: InodeId, name: Bytes, value: Bytes,
     /// Fail if it exists / if it does not.

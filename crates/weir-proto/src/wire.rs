@@ -230,3 +230,47 @@ macro_rules! wire_enum {
         }
     };
 }
+
+/// Declares an enum whose cases carry fields, with their wire numbers.
+#[macro_export]
+macro_rules! wire_union {
+    ($(#[$doc:meta])* $name:ident { $($(#[$cdoc:meta])* $case:ident = $number:literal {
+        $($(#[$fdoc:meta])* $field:ident : $ty:ty),* $(,)?
+    }),* $(,)? }) => {
+        $(#[$doc])*
+        #[derive(Clone, PartialEq, Eq, Debug)]
+        pub enum $name { $($(#[$cdoc])* $case { $($(#[$fdoc])* $field: $ty),* }),* }
+        impl $crate::Wire for $name {
+            fn encode(&self, w: &mut $crate::Writer) {
+                match self {
+                    $($name::$case { $($field),* } => {
+                        w.bytes.push($number);
+                        $($crate::Wire::encode($field, w);)*
+                    })*
+                }
+            }
+            fn decode(r: &mut $crate::Reader<'_>) -> $crate::Result<Self> {
+                match <u8 as $crate::Wire>::decode(r)? {
+                    $($number => Ok($name::$case { $($field: <$ty as $crate::Wire>::decode(r)?),* }),)*
+                    n => Err($crate::Error::invalid(format!(
+                        "malformed message: {n} is no {}", stringify!($name)))),
+                }
+            }
+        }
+    };
+}
+
+/// Gives a number in a type of its own the wire layout of the number.
+#[macro_export]
+macro_rules! wire_newtype {
+    ($name:ident($inner:ty)) => {
+        impl $crate::Wire for $name {
+            fn encode(&self, w: &mut $crate::Writer) {
+                $crate::Wire::encode(&self.0, w);
+            }
+            fn decode(r: &mut $crate::Reader<'_>) -> $crate::Result<Self> {
+                Ok($name(<$inner as $crate::Wire>::decode(r)?))
+            }
+        }
+    };
+}

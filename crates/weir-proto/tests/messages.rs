@@ -10,7 +10,7 @@ mod list;
 use dice::Dice;
 use weir_proto::map::{Layout, Scheme};
 use weir_proto::{CellId, Error, FileId, Wire};
-use weir_proto::{coord, data, frame, lock, map, meta, volume};
+use weir_proto::{coord, data, frame, lock, map, meta, relation, volume};
 
 const ROUNDS: usize = 10_000;
 
@@ -103,11 +103,12 @@ fn messages_are_decoded_as_they_were_encoded() {
     is_decoded_as_it_was_encoded::<CellId>("CellId");
 }
 
-const SOURCES: [(&str, &str); 7] = [
+const SOURCES: [(&str, &str); 8] = [
     ("coord", include_str!("../src/coord.rs")),
     ("data", include_str!("../src/data.rs")),
     ("meta", include_str!("../src/meta.rs")),
     ("volume", include_str!("../src/volume.rs")),
+    ("relation", include_str!("../src/relation.rs")),
     ("lock", include_str!("../src/lock.rs")),
     ("map", include_str!("../src/map.rs")),
     ("frame", include_str!("../src/frame.rs")),

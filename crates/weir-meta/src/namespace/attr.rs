@@ -3,6 +3,7 @@ use super::usage::Charge;
 use super::*;
 use bytes::Bytes;
 use weir_proto::meta::{self, ACCESSES_MAX, FILE_BYTES_MAX, INLINE_MAX, LinkTarget, Looked, SetAttr};
+use weir_proto::relation::What;
 
 const SET_UID: u32 = 0o4000;
 
@@ -63,6 +64,9 @@ fn set_file(cx: &mut Cx<'_>, r: &SetAttr, mut inode: Inode) -> Result<Entry> {
     inode.mtime = r.mtime.unwrap_or(inode.mtime);
     inode.ctime = cx.rules.after(inode.ctime);
     cx.put_inode(r.ino, &inode);
+    if r.mode.or(r.uid).or(r.gid).is_some() || r.atime.or(r.mtime).is_some() {
+        cx.log_of(r.ino, || What::Attributes { ino: r.ino })?;
+    }
     Ok(cx.rules.entry(r.ino, &inode))
 }
 
@@ -87,6 +91,7 @@ fn set_directory(cx: &mut Cx<'_>, r: &SetAttr) -> Result<Entry> {
     tally.ctime = cx.rules.after(tally.ctime);
     cx.put_access(r.ino, &access);
     cx.put_tally(r.ino, &tally);
+    cx.log_of(r.ino, || What::Attributes { ino: r.ino })?;
     Ok(unleased(directory_attr(r.ino, &access, &tally)))
 }
 
@@ -198,7 +203,7 @@ impl Cx<'_> {
         inode.size = size;
         inode.data_version += 1;
         inode.mtime = self.rules.now;
-        Ok(())
+        self.log_of(ino, || What::Resized { ino, size })
     }
 
     /// The list follows the mode.

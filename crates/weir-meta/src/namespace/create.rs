@@ -5,6 +5,7 @@ use crate::keys::Sequence;
 use crate::record::{Listed, NEVER_NAMED};
 use bytes::Bytes;
 use weir_proto::meta::{self, Created, Made, SYMLINK_MAX};
+use weir_proto::relation::What;
 
 /// Numbers of one directory serial.
 const SERIAL_NUMBERS: u32 = 1 << 24;
@@ -169,6 +170,8 @@ impl Cx<'_> {
         let ino = self.next_ino(&mut birth.tally)?;
         self.insert_name(birth.dir, &mut birth.tally, name, ino, kind);
         self.put_tally(birth.dir, &birth.tally);
+        let (parent, name) = (birth.dir, Bytes::copy_from_slice(name));
+        self.log(parent, || What::Made { ino, kind, parent, name })?;
         Ok(ino)
     }
 
@@ -422,6 +425,13 @@ pub fn link(cx: &mut Cx<'_>, r: &meta::Link) -> Result<Made> {
         cx.txn.put(&keys::link(r.ino, r.parent, &r.name), &[]);
     }
     cx.put_inode(r.ino, &inode);
+    let (ino, parent, name) = (r.ino, r.parent, r.name.clone());
+    if first {
+        cx.log(parent, || What::Made { ino, kind: inode.kind, parent, name })?;
+        cx.log_whole(ino, &inode)?;
+    } else {
+        cx.log(parent, || What::Linked { ino, parent, name })?;
+    }
     Ok(Made {
         entry: cx.rules.entry(r.ino, &inode),
         parent_attr: directory_attr(r.parent, &birth.access, &birth.tally),

@@ -1,6 +1,7 @@
 //! The size commit: what a writer made durable on targets becomes part of the file.
 use super::*;
-use weir_proto::meta::{Commit, FILE_BYTES_MAX, INLINE_MAX, LeaseKind};
+use weir_proto::meta::{CHANGED_MAX, Commit, FILE_BYTES_MAX, INLINE_MAX, LeaseKind};
+use weir_proto::relation::What;
 
 pub fn commit(cx: &mut Cx<'_>, r: &Commit) -> Result<Entry> {
     let mut inode = load_file(cx.read(), r.ino)?;
@@ -25,6 +26,13 @@ pub fn commit(cx: &mut Cx<'_>, r: &Commit) -> Result<Entry> {
         inode.shared_at = None;
     }
     cx.put_inode(r.ino, &inode);
+    for range in &r.changed {
+        let (ino, offset, end) =
+            (r.ino, range.offset, range.offset.saturating_add(range.len).min(inode.size));
+        if offset < end {
+            cx.log_of(ino, || What::Data { ino, offset, len: end - offset })?;
+        }
+    }
     if r.close_writes > 0 {
         cx.close_opens(r.ino, 0, r.close_writes, false)?;
     }
@@ -69,6 +77,12 @@ fn check(rules: &Rules<'_>, r: &Commit, inode: &Inode) -> Result<()> {
     }
     if r.size.max(r.data_end).max(r.allocated) > FILE_BYTES_MAX {
         return Err(Error::name(NameRule::FileTooBig, format!("a file has at most {FILE_BYTES_MAX} bytes")));
+    }
+    if r.changed.len() > CHANGED_MAX {
+        return Err(Error::invalid(format!(
+            "{} changed ranges in one commit: at most {CHANGED_MAX}",
+            r.changed.len()
+        )));
     }
     match &r.inline {
         Some(data) if data.len() > INLINE_MAX => Err(Error::invalid(format!(

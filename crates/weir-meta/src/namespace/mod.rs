@@ -11,6 +11,7 @@ pub mod attr;
 pub mod create;
 pub mod data;
 pub mod list;
+pub mod log;
 pub mod open;
 pub mod remove;
 pub mod rename;
@@ -28,6 +29,7 @@ use crate::record::{
 };
 use crate::rooms::Rooms;
 use acl::Acl;
+use std::collections::BTreeSet;
 use weir_kv::{Read, Txn};
 use weir_proto::map::Scheme;
 use weir_proto::meta::{Attr, Cred, Entry, FileKind, Lease, NAME_MAX, Time};
@@ -53,6 +55,8 @@ pub struct Rules<'a> {
     pub live: &'a dyn Fn(SessionId) -> bool,
     /// How many sessions of the namespace have ended while they may have been writing.
     pub deaths: u64,
+    /// Volumes with a changelog.
+    pub listened: &'a BTreeSet<VolumeId>,
     /// `None`: no placement group exists yet.
     pub layout: &'a dyn Fn() -> Option<LayoutPolicy>,
 }
@@ -87,6 +91,10 @@ pub struct Events {
     pub volumes: Vec<(VolumeId, Option<VolumeRecord>)>,
     /// What was added to the usage of volumes with limits.
     pub charged: Vec<(VolumeId, Charge)>,
+    /// A changelog has grown.
+    pub logged: bool,
+    /// Relations or followers came or went.
+    pub relations: bool,
 }
 
 /// Permission bits of one class.
@@ -186,7 +194,7 @@ fn load_tally(read: &dyn Read, dir: InodeId) -> Result<Tally> {
     let value = read.get(&keys::tally(dir))?.ok_or_else(|| stale(dir))?;
     Tally::from_value(&value, || format!("the counts of directory {dir}"))
 }
-fn find_link(read: &dyn Read, dir: InodeId, name: &[u8]) -> Result<Option<Link>> {
+pub(crate) fn find_link(read: &dyn Read, dir: InodeId, name: &[u8]) -> Result<Option<Link>> {
     let value = read.get(&keys::name(dir, name))?;
     value.map(|v| Link::from_value(&v, || format!("{:?} in directory {dir}", show(name)))).transpose()
 }

@@ -3,6 +3,7 @@ use super::remove::release_orphan;
 use super::*;
 use bytes::Bytes;
 use weir_proto::meta::{self, CLOSED_MAX, InlineData, LeaseKind, Opened};
+use weir_proto::relation::What;
 
 impl Cx<'_> {
     pub(super) fn open_file(
@@ -145,7 +146,11 @@ impl Cx<'_> {
         if last && leases.is_orphan(ino) {
             return release_orphan(self, ino, session);
         }
-        if !clean || opens.write == 0 || opens.write > writes || leases.written_by_others(session, ino) {
+        if opens.write == 0 || opens.write > writes || leases.written_by_others(session, ino) {
+            return Ok(());
+        }
+        self.log_complete(ino)?;
+        if !clean {
             return Ok(());
         }
         if let Some(mut inode) = find_inode(self.read(), ino)?
@@ -157,6 +162,21 @@ impl Cx<'_> {
             self.put_inode(ino, &inode);
         }
         Ok(())
+    }
+}
+
+impl Cx<'_> {
+    /// Nobody writes the file any more. Whose writer died is not complete before it is recovered.
+    fn log_complete(&mut self, ino: InodeId) -> Result<()> {
+        if self.rules.listened.is_empty() {
+            return Ok(());
+        }
+        match find_inode(self.read(), ino)? {
+            Some(inode) if inode.nlink > 0 && !self.rules.must_recover(&inode) => {
+                self.log(inode.parent, || What::Complete { ino, size: inode.size })
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -174,5 +194,6 @@ pub fn recovered(cx: &mut Cx<'_>, r: &meta::Recovered) -> Result<Entry> {
     // Whoever says this has cut what was past the size; since then nobody else had the right to write.
     inode.data_end = inode.size;
     cx.put_inode(r.ino, &inode);
+    cx.log_whole(r.ino, &inode)?;
     Ok(cx.rules.entry(r.ino, &inode))
 }

@@ -4,6 +4,7 @@ use super::*;
 use crate::record::Garbage;
 use weir_kv::Scan;
 use weir_proto::meta::{self, Removed};
+use weir_proto::relation::What;
 
 impl Cx<'_> {
     pub(super) fn remove_name(&mut self, dir: InodeId, tally: &mut Tally, name: &[u8], link: &Link) {
@@ -140,6 +141,7 @@ pub fn unlink(cx: &mut Cx<'_>, r: &meta::Unlink) -> Result<Removed> {
     let mut tally = load_tally(cx.read(), r.parent)?;
     cx.remove_name(r.parent, &mut tally, &r.name, &link);
     cx.put_tally(r.parent, &tally);
+    log_removed(cx, r.parent, &r.name, &link)?;
     cx.drop_link(r.parent, &r.name, link.ino)?;
     Ok(Removed {
         ino: link.ino,
@@ -158,12 +160,26 @@ pub fn rmdir(cx: &mut Cx<'_>, r: &meta::Rmdir) -> Result<Removed> {
     let mut tally = load_tally(cx.read(), r.parent)?;
     cx.remove_name(r.parent, &mut tally, &r.name, &link);
     cx.put_tally(r.parent, &tally);
+    log_removed(cx, r.parent, &r.name, &link)?;
     cx.destroy_directory(r.parent, link.ino)?;
     Ok(Removed {
         ino: link.ino,
         parent_attr: directory_attr(r.parent, &access, &tally),
         parent_lease: nothing(),
     })
+}
+
+fn log_removed(cx: &mut Cx<'_>, parent: InodeId, name: &[u8], link: &Link) -> Result<()> {
+    if cx.rules.listened.is_empty() {
+        return Ok(());
+    }
+    let (ino, kind, name) = (link.ino, link.kind, bytes::Bytes::copy_from_slice(name));
+    let last = is_last(cx.read(), ino)?;
+    cx.log(parent, || What::Removed { ino, kind, parent, name, last })
+}
+/// Whether nothing is left of an inode when one of its names goes.
+pub(super) fn is_last(read: &dyn Read, ino: InodeId) -> Result<bool> {
+    Ok(find_inode(read, ino)?.is_none_or(|inode| inode.nlink <= 1))
 }
 
 pub(super) fn require_empty(read: &dyn Read, dir: InodeId) -> Result<()> {

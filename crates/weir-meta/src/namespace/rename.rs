@@ -1,8 +1,9 @@
 //! Rename: one name moves, replaces another, or two change places. Atomic; no directory ever comes below itself.
-use super::remove::require_empty;
+use super::remove::{is_last, require_empty};
 use super::usage::{Charge, is_within, usage_of};
 use super::*;
 use weir_proto::meta::{self, RenameMode, Renamed};
+use weir_proto::relation::What;
 
 /// One end of a rename.
 #[derive(Clone, Copy)]
@@ -111,6 +112,7 @@ fn carry_out(cx: &mut Cx<'_>, r: &meta::Rename, moved: &Link, other: Option<&Lin
         cx.need(ino, Need::Change);
     }
     cx.clear()?;
+    log_renamed(cx, r, moved, other)?;
     let from = End { dir: r.parent, name: &r.name };
     let to = End { dir: r.new_parent, name: &r.new_name };
     take_away(cx, from, moved)?;
@@ -128,6 +130,32 @@ fn carry_out(cx: &mut Cx<'_>, r: &meta::Rename, moved: &Link, other: Option<&Lin
         Some(other) => cx.drop_link(to.dir, to.name, other.ino),
         None => Ok(()),
     }
+}
+
+fn log_renamed(cx: &mut Cx<'_>, r: &meta::Rename, moved: &Link, other: Option<&Link>) -> Result<()> {
+    if cx.rules.listened.is_empty() {
+        return Ok(());
+    }
+    let (ino, kind, parent, name) = (moved.ino, moved.kind, r.parent, r.name.clone());
+    let what = match other {
+        Some(other) if r.mode == RenameMode::Exchange => What::Exchanged {
+            ino,
+            other: other.ino,
+            parent,
+            name,
+            other_parent: r.new_parent,
+            other_name: r.new_name.clone(),
+        },
+        _ => {
+            let replaced = match other {
+                Some(other) => Some((other.ino, is_last(cx.read(), other.ino)?)),
+                None => None,
+            };
+            let (new_parent, new_name) = (r.new_parent, r.new_name.clone());
+            What::Renamed { ino, kind, parent, name, new_parent, new_name, replaced }
+        }
+    };
+    cx.log(parent, || what)
 }
 
 fn take_away(cx: &mut Cx<'_>, end: End<'_>, link: &Link) -> Result<()> {

@@ -44,6 +44,7 @@ impl World {
             rooms: &self.rooms,
             live: &|_| true,
             deaths: 0,
+            listened: &BTreeSet::new(),
             layout: &layout,
         };
         let (mut out, mut conflicts, mut events) = (None, Vec::new(), Events::default());
@@ -64,6 +65,7 @@ impl World {
             rooms: &self.rooms,
             live: &|_| true,
             deaths: 0,
+            listened: &BTreeSet::new(),
             layout: &|| None,
         };
         let (mut out, mut conflicts) = (None, Vec::new());
@@ -128,6 +130,7 @@ impl World {
             close_writes: 0,
             data_end: size,
             turn: false,
+            changed: Vec::new(),
         };
         self.change(|cx| data::commit(cx, &r))
     }
@@ -430,6 +433,7 @@ fn inline_data_follows_the_size() {
         close_writes: 0,
         data_end: 0,
         turn: false,
+        changed: Vec::new(),
     };
     w.change(|cx| data::commit(cx, &commit)).unwrap();
     let read = |w: &World| w.view(|v| open::read_inline(v, f)).unwrap();

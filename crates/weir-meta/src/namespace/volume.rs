@@ -259,6 +259,12 @@ fn require_superuser(cred: &Cred, doing: &str) -> Result<()> {
     }
     Err(Error::denied(format!("user {} may not {doing}: only the superuser may", cred.uid)))
 }
+/// A volume that `cred` owns or administers.
+pub fn load_as_admin(read: &dyn Read, cred: &Cred, id: VolumeId) -> Result<VolumeRecord> {
+    let record = load(read, id)?;
+    require_admin(cred, &record)?;
+    Ok(record)
+}
 fn require_admin(cred: &Cred, record: &VolumeRecord) -> Result<()> {
     if cred.uid == 0 || cred.uid == record.owner || record.admins.contains(&cred.uid) {
         return Ok(());

@@ -3,6 +3,7 @@ use super::*;
 use bytes::Bytes;
 use weir_kv::Scan;
 use weir_proto::meta::{RemoveXattr, SetXattr, XATTR_VALUE_MAX, XattrNames, XattrValue};
+use weir_proto::relation::What;
 
 /// Bytes of all names of one inode, each with its end: what a listing can return on Linux.
 const NAMES_BYTES_MAX: usize = 64 * 1024;
@@ -122,6 +123,7 @@ fn note_acl(cx: &mut Cx<'_>, ino: InodeId, mode: Option<u32>) -> Result<Entry> {
 
 /// A change of attributes changes the ctime.
 fn touch(cx: &mut Cx<'_>, ino: InodeId) -> Result<Entry> {
+    cx.log_of(ino, || What::Attributes { ino })?;
     if let Some(mut inode) = find_inode(cx.read(), ino)? {
         inode.ctime = cx.rules.after(inode.ctime);
         cx.put_inode(ino, &inode);

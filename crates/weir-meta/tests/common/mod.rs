@@ -209,6 +209,7 @@ impl Client {
             close_writes: 0,
             data_end: size,
             turn: false,
+            changed: Vec::new(),
         };
         self.call(&request).await
     }

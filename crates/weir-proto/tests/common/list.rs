@@ -1,6 +1,6 @@
 //! Every message type, once. Used by the tests of messages, of decoders and of servers, and by the fuzz targets.
 //!
-//! The user brings `coord`, `data`, `meta`, `volume`, `lock`, `map` and `frame` of `weir_proto` into scope. That the list is complete is a test
+//! The user brings `coord`, `data`, `meta`, `volume`, `relation`, `lock`, `map` and `frame` of `weir_proto` into scope. That the list is complete is a test
 //! of its own: `the_list_is_complete`.
 
 /// Calls `$check::<T>(name)` for every message type. `the_list_is_complete` compares it with the sources.
@@ -13,7 +13,7 @@ macro_rules! for_every_message {
                 ReadCell, CellRead, ReadOverlays, OverlayExtent, OverlaysRead, StatCell, CellStat, MarkMissing,
                 DropFile, GroupAt, ListCuts, CutList, Cut, DropFileReply, PreparedCell, SealCell, SealedCell, ListCells, CellList, CellSummary,
                 SealFile, StatTarget, TargetStat}
-            meta::{Op, Cred, Time, Attr, Lease, Entry, SessionOpen, SessionOpened, HeldLease, SessionResume,
+            meta::{Op, Cred, Time, Range, Attr, Lease, Entry, SessionOpen, SessionOpened, HeldLease, SessionResume,
                 SessionResumed, KeepAlive, SessionClose, Lookup, Looked, GetAttr, ReadLink, LinkTarget, ReadDir,
                 ListEntry, Listing, GetXattr, XattrValue, ListXattr, XattrNames, GetUsage, Usage, StatFs, FsStat,
                 AcquireLease, ReleaseLease, Open, Opened, Close, Closed, ReadInline, InlineData, Recovered, TakeTurn, EndTurn, Create, Created,
@@ -21,6 +21,10 @@ macro_rules! for_every_message {
                 SetXattr, RemoveXattr, CreateNameless, NoteAccess, AccessTime, Recall}
             volume::{Quota, Policy, Volume, VolumeCreate, VolumeList, VolumePage, VolumeGet, VolumeAt, VolumeChange, VolumeDelete,
                 TakeRoom, Room, ReclaimRoom, HeldRoom}
+            relation::{Change, ReadChanges, Changes, NamedChange, AckChanges, DropCursor, RelationAdd, RelationList,
+                Relations, RelationDo, RelationInfo, Aside, RelationResolve, TakeWork, WorkTaken, RelationWork,
+                Expected, HomeAttrs, NameWork, ExtentWork, Finish, WorkDone, NameDone, ExtentDone, WhereAtHome,
+                HomePlace, Receipt}
             lock::{LockOwner, LockEntry, SetLock, LockAnswer, TestLock, CancelLock, LockCancelled, ListLocks,
                 LockList, HeldLock, ReclaimLocks, Reclaimed, LockFree}
             map::{Node, Target, Member, Group, NamespaceEntry, Settings, ClusterMap}

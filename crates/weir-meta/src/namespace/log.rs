@@ -1,0 +1,62 @@
+//! The changelog of a volume: each change and its record are one transaction, so nothing has to be looked for later.
+//!
+//! Only volumes that somebody listens to have one: the others pay for a look into an empty set.
+use super::*;
+use crate::record::ChangeRecord;
+use weir_proto::VolumeId;
+use weir_proto::relation::What;
+
+impl Cx<'_> {
+    /// Records a change in the volume of a directory, if anybody listens to it.
+    pub(super) fn log(&mut self, dir: InodeId, what: impl FnOnce() -> What) -> Result<()> {
+        if self.rules.listened.is_empty() {
+            return Ok(());
+        }
+        let volume = load_access(self.read(), dir)?.volume;
+        if self.rules.listened.contains(&volume) {
+            append(self.txn, volume, self.rules.now, what())?;
+            self.events.logged = true;
+        }
+        Ok(())
+    }
+
+    /// The same for what happens to an inode of any kind; one without a name is nobody's business yet.
+    pub(super) fn log_of(&mut self, ino: InodeId, what: impl FnOnce() -> What) -> Result<()> {
+        if self.rules.listened.is_empty() {
+            return Ok(());
+        }
+        let dir = match find_inode(self.read(), ino)? {
+            Some(inode) if inode.nlink == 0 => return Ok(()),
+            Some(inode) => inode.parent,
+            None => ino,
+        };
+        self.log(dir, what)
+    }
+
+    /// All that a file has is news: whoever wrote it cannot tell any more what of it was.
+    pub(super) fn log_whole(&mut self, ino: InodeId, inode: &Inode) -> Result<()> {
+        if inode.kind != FileKind::Regular || inode.nlink == 0 {
+            return Ok(());
+        }
+        if inode.size > 0 {
+            self.log(inode.parent, || What::Data { ino, offset: 0, len: inode.size })?;
+        }
+        self.log(inode.parent, || What::Complete { ino, size: inode.size })
+    }
+}
+
+/// Gives a change the next number of its volume.
+pub fn append(txn: &mut dyn Txn, volume: VolumeId, at: Time, what: What) -> Result<u64> {
+    let number = last_number(txn, volume)? + 1;
+    txn.put(&keys::change_count(volume), &number.to_le_bytes());
+    txn.put(&keys::change(volume, number), &ChangeRecord { at, what, tried: false }.to_value());
+    Ok(number)
+}
+
+/// The number of a volume's newest change; 0: none yet.
+pub fn last_number(read: &dyn Read, volume: VolumeId) -> Result<u64> {
+    let Some(value) = read.get(&keys::change_count(volume))? else { return Ok(0) };
+    let bytes = <[u8; 8]>::try_from(value)
+        .map_err(|_| Error::damaged(format!("the count of changes of volume {volume} is not a number")))?;
+    Ok(u64::from_le_bytes(bytes))
+}

@@ -1,0 +1,479 @@
+//! What movers are given: changes of names in an order that keeps home right, and ranges of files.
+//!
+//! Names: a change may go to a mover when nothing before it in the queue touches the same inode or entry; one that moves a
+//! directory waits for all before it, and nothing passes it. Ranges: those of one file go to one mover, in order, so
+//! that home always shows a prefix. What is out is known in memory only: after a restart all of it is given out again.
+//!
+//! Pure but for the reads of the store: `Relations` holds the lock, `serve` the messages.
+use super::record::{FINISH, RelationRecord};
+use super::tree::{self, Effect, Step};
+use super::{store, taken};
+use crate::keys;
+use crate::namespace::find_inode;
+use bytes::Bytes;
+use std::collections::{BTreeMap, BTreeSet};
+use weir_env::Instant;
+use weir_kv::{Read, Scan};
+use weir_proto::meta::FileKind;
+use weir_proto::relation::{EXTENT_MAX, ExtentWork, Finish, NameAction, NameWork, RelationId, What};
+use weir_proto::{InodeId, Result, SessionId};
+
+/// Changes of names that are looked at for what may go next.
+const WINDOW: usize = 1024;
+/// Files that are looked at for what may go next, each time a mover asks.
+const FILES_LOOKED_AT: usize = 512;
+/// Directories whose times are corrected in one go.
+const DIRECTORIES_AT_ONCE: usize = 64;
+/// Work of its own: not a change's number but a directory's inode.
+const DIRECTORY_WORK: u64 = 1 << 63;
+
+/// A change of names that a mover has.
+#[derive(Clone, Debug)]
+pub struct NameOut {
+    pub session: SessionId,
+    pub step: Step,
+}
+/// A range that a mover has.
+#[derive(Clone, Copy, Debug)]
+pub struct ExtentOut {
+    pub session: SessionId,
+    pub end: u64,
+    pub mark: u64,
+    pub finish: Option<u64>,
+}
+
+/// What is under way for one relation.
+#[derive(Default, Debug)]
+pub struct Lane {
+    pub names_out: BTreeMap<u64, NameOut>,
+    pub extents_out: BTreeMap<(InodeId, u64), ExtentOut>,
+    /// Files whose ranges wait, because a change of names waits for those that are out.
+    awaited: BTreeSet<InodeId>,
+    /// A change of paths waits for all that is out, or is out itself.
+    paths_change: bool,
+    /// Numbers of changes of size that home has not seen, by inode.
+    pub cuts: BTreeMap<InodeId, BTreeSet<u64>>,
+    next_ino: InodeId,
+    /// Home did not answer: until when nobody asks it again, how often so far, and why.
+    pub back_off: Option<(Instant, u32, String)>,
+}
+
+/// What a mover is given, and what turned out to need nothing.
+#[derive(Default, Debug)]
+pub struct Offer {
+    pub names: Vec<NameWork>,
+    pub extents: Vec<ExtentWork>,
+    /// Changes with which nothing is to be done at home.
+    pub void_names: Vec<u64>,
+    pub void_directories: Vec<InodeId>,
+    /// Files that are no more: their pending ranges go.
+    pub gone: Vec<InodeId>,
+    /// Files that a mover begins to write: their twins are to say so.
+    pub begun: Vec<InodeId>,
+}
+impl Offer {
+    pub fn is_empty(&self) -> bool {
+        self.names.is_empty() && self.extents.is_empty()
+    }
+    pub fn has_void(&self) -> bool {
+        !(self.void_names.is_empty() && self.void_directories.is_empty() && self.gone.is_empty())
+    }
+}
+
+/// What a change touches.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Touch {
+    Inode(InodeId),
+    Entry(InodeId, Bytes),
+}
+
+/// What a change changes and what it only relies on.
+fn touches(what: &What) -> (Vec<Touch>, Vec<Touch>) {
+    use Touch::{Entry, Inode};
+    match what {
+        What::Made { ino, parent, name, .. }
+        | What::Linked { ino, parent, name }
+        | What::Removed { ino, parent, name, .. } => {
+            (vec![Inode(*ino), Entry(*parent, name.clone())], vec![Inode(*parent)])
+        }
+        What::Renamed { ino, parent, name, new_parent, new_name, replaced, .. } => {
+            let mut changes =
+                vec![Inode(*ino), Entry(*parent, name.clone()), Entry(*new_parent, new_name.clone())];
+            changes.extend(replaced.map(|(other, _)| Inode(other)));
+            (changes, vec![Inode(*parent), Inode(*new_parent)])
+        }
+        What::Exchanged { ino, other, parent, name, other_parent, other_name } => (
+            vec![
+                Inode(*ino),
+                Inode(*other),
+                Entry(*parent, name.clone()),
+                Entry(*other_parent, other_name.clone()),
+            ],
+            vec![Inode(*parent), Inode(*other_parent)],
+        ),
+        What::Attributes { ino }
+        | What::Resized { ino, .. }
+        | What::Data { ino, .. }
+        | What::Complete { ino, .. } => (vec![Inode(*ino)], vec![]),
+    }
+}
+fn moves_a_directory(step: &Step) -> bool {
+    match &step.action {
+        NameAction::Rename { kind, .. } => *kind == FileKind::Directory,
+        NameAction::Exchange { .. } => true,
+        _ => false,
+    }
+}
+/// Whether paths below it change.
+fn is_barrier(what: &What) -> bool {
+    matches!(what, What::Renamed { kind: FileKind::Directory, .. } | What::Exchanged { .. })
+}
+
+/// The changes before the one that is looked at that are not done yet.
+#[derive(Default)]
+struct Before {
+    changed: BTreeSet<Touch>,
+    relied_on: BTreeSet<Touch>,
+}
+impl Before {
+    fn is_in_the_way(&self, changes: &[Touch], relies: &[Touch]) -> bool {
+        changes.iter().any(|t| self.changed.contains(t) || self.relied_on.contains(t))
+            || relies.iter().any(|t| self.changed.contains(t))
+    }
+    fn add(&mut self, changes: Vec<Touch>, relies: Vec<Touch>) {
+        self.changed.extend(changes);
+        self.relied_on.extend(relies);
+    }
+    fn is_empty(&self) -> bool {
+        self.changed.is_empty()
+    }
+}
+
+/// One look for work.
+pub struct Look<'a> {
+    pub read: &'a dyn Read,
+    pub relation: RelationId,
+    pub record: &'a RelationRecord,
+    pub session: SessionId,
+    /// How much the mover takes.
+    pub bytes: u64,
+    pub items: usize,
+}
+
+impl Lane {
+    /// Changes of names that may go now.
+    pub fn names(&mut self, look: &Look<'_>, offer: &mut Offer) -> Result<()> {
+        self.awaited.clear();
+        self.paths_change = self.names_out.values().any(|out| moves_a_directory(&out.step));
+        let (start, end) = keys::range_of_short(b'O', look.relation.0);
+        let queue = store::collect(look.read, &start, &end, WINDOW, |key, value| {
+            let number = store::number_of(key)?;
+            let change = tree::load_change(value, number)?;
+            Ok((number, change.what, change.tried))
+        })?;
+        let mut before = Before::default();
+        let empty = queue.is_empty();
+        for (number, what, tried) in queue {
+            if offer.names.len() >= look.items {
+                return Ok(());
+            }
+            let (changes, relies) = touches(&what);
+            let barrier = is_barrier(&what);
+            let waits = self.names_out.contains_key(&number)
+                || before.is_in_the_way(&changes, &relies)
+                || (barrier && (!before.is_empty() || self.paths_in_use()))
+                || self.waits_for_data(look, number, &what)?;
+            if !waits {
+                match tree::step(look.read, look.relation, look.record.volume, &what, tried)? {
+                    None => {
+                        offer.void_names.push(number);
+                        continue;
+                    }
+                    Some(step) => self.give_name(look, offer, number, step),
+                }
+            }
+            if barrier {
+                return Ok(());
+            }
+            before.add(changes, relies);
+        }
+        if empty {
+            self.directories(look, offer)?;
+        }
+        Ok(())
+    }
+
+    /// Paths that change must not be in use: nobody is given new ones meanwhile.
+    fn paths_in_use(&mut self) -> bool {
+        self.paths_change = true;
+        !self.extents_out.is_empty()
+    }
+
+    fn give_name(&mut self, look: &Look<'_>, offer: &mut Offer, number: u64, step: Step) {
+        offer.names.push(NameWork { number, ino: step.ino, action: step.action.clone() });
+        self.names_out.insert(number, NameOut { session: look.session, step });
+    }
+
+    /// Bytes that home must have first, or that are being written right now.
+    fn waits_for_data(&mut self, look: &Look<'_>, number: u64, what: &What) -> Result<bool> {
+        if let What::Renamed { replaced: Some((other, _)), .. } = what
+            && self.extents_of(*other).next().is_some()
+        {
+            self.awaited.insert(*other);
+            return Ok(true);
+        }
+        let file = match what {
+            What::Renamed { ino, kind: FileKind::Regular, .. } => {
+                // What a name stands for is there before it gets the name: files are replaced by rename.
+                if is_aside(look, *ino)? {
+                    return Ok(true);
+                }
+                let pending = store::pending_of(look.read, look.relation, *ino)?;
+                let finish = store::pending_finish(look.read, look.relation, *ino)?;
+                let known = tree::find_twin(look.read, look.relation, *ino)?.is_some();
+                if known && pending.iter().map(|(_, p)| p).chain(&finish).any(|p| p.oldest < number) {
+                    return Ok(true);
+                }
+                *ino
+            }
+            What::Attributes { ino } | What::Resized { ino, .. } | What::Removed { ino, .. } => *ino,
+            What::Linked { ino, .. } => *ino,
+            _ => return Ok(false),
+        };
+        if is_aside(look, file)? {
+            return Ok(true);
+        }
+        let busy = self.extents_of(file).next().is_some();
+        if busy {
+            self.awaited.insert(file);
+        }
+        Ok(busy)
+    }
+
+    fn extents_of(&self, ino: InodeId) -> impl Iterator<Item = (&(InodeId, u64), &ExtentOut)> {
+        self.extents_out.range((ino, 0)..=(ino, u64::MAX))
+    }
+    /// Whether a mover has a part of `start..end`.
+    pub fn is_out(&self, ino: InodeId, start: u64, end: u64) -> bool {
+        self.extents_of(ino).any(|((_, at), out)| *at < end && start < out.end)
+    }
+    /// Whether home has not seen a change of size between two others.
+    pub fn is_cut_between(&self, ino: InodeId, oldest: u64, newest: u64) -> bool {
+        self.cuts.get(&ino).is_some_and(|cuts| cuts.range(oldest..newest).next().is_some())
+    }
+
+    /// Directories whose entries changed at home, when all changes of names are done there.
+    fn directories(&mut self, look: &Look<'_>, offer: &mut Offer) -> Result<()> {
+        let (start, end) = keys::range_of_short(b'd', look.relation.0);
+        let dirs = store::collect(look.read, &start, &end, DIRECTORIES_AT_ONCE, |key, _| {
+            Ok(InodeId(store::number_of(key)?))
+        })?;
+        for dir in dirs {
+            let number = DIRECTORY_WORK | dir.0;
+            if self.names_out.contains_key(&number) || is_aside(look, dir)? {
+                continue;
+            }
+            match tree::directory_step(look.read, look.relation, look.record.volume, dir)? {
+                Some(step) => self.give_name(look, offer, number, step),
+                None => offer.void_directories.push(dir),
+            }
+        }
+        Ok(())
+    }
+
+    /// Ranges of files that may go now.
+    pub fn extents(&mut self, look: &Look<'_>, offer: &mut Offer) -> Result<()> {
+        if self.paths_change {
+            return Ok(());
+        }
+        let mut left = look.bytes;
+        // What it has begun it goes on with.
+        let own: BTreeSet<InodeId> = self
+            .extents_out
+            .iter()
+            .filter(|(_, out)| out.session == look.session)
+            .map(|((ino, _), _)| *ino)
+            .collect();
+        for ino in own {
+            self.file(look, offer, ino, &mut left)?;
+        }
+        let (_, end) = keys::range_of_short(b'P', look.relation.0);
+        let (first, mut wrapped) = (self.next_ino, self.next_ino == InodeId(0));
+        let mut at = first;
+        for _ in 0..FILES_LOOKED_AT {
+            if left == 0 || offer.extents.len() >= look.items {
+                break;
+            }
+            let start = keys::pending(look.relation, at, 0);
+            let mut found = None;
+            look.read.scan(&start, &end, &mut |key, _| {
+                found = keys::long_number(key).map(InodeId);
+                Scan::Stop
+            })?;
+            let Some(ino) = found.filter(|ino| !wrapped || first == InodeId(0) || *ino < first) else {
+                if wrapped {
+                    at = InodeId(0);
+                    break;
+                }
+                (wrapped, at) = (true, InodeId(0));
+                continue;
+            };
+            self.file(look, offer, ino, &mut left)?;
+            at = InodeId(ino.0 + 1);
+        }
+        self.next_ino = at;
+        Ok(())
+    }
+
+    fn file(&mut self, look: &Look<'_>, offer: &mut Offer, ino: InodeId, left: &mut u64) -> Result<()> {
+        let with_another = self.extents_of(ino).any(|(_, out)| out.session != look.session);
+        let renamed = self.names_out.values().any(|out| concerns(&out.step.effect, ino));
+        if with_another || renamed || self.awaited.contains(&ino) || is_aside(look, ino)? {
+            return Ok(());
+        }
+        let Some(twin) = tree::find_twin(look.read, look.relation, ino)? else {
+            // Its name comes first; or it has none any more.
+            if find_inode(look.read, ino)?.is_none() {
+                offer.gone.push(ino);
+            }
+            return Ok(());
+        };
+        let Some(inode) = find_inode(look.read, ino)? else {
+            offer.gone.push(ino);
+            return Ok(());
+        };
+        let Some(path) = tree::path(look.read, look.relation, ino)?.map(Bytes::from) else { return Ok(()) };
+        let first_cut = self.cuts.get(&ino).and_then(|cuts| cuts.first().copied()).unwrap_or(u64::MAX);
+        let ranges = store::pending_of(look.read, look.relation, ino)?;
+        let finish = store::pending_finish(look.read, look.relation, ino)?;
+        let inline = look.read.get(&keys::data(ino))?.map(Bytes::from);
+        let item = |offset, len: u64, inline, finish| ExtentWork {
+            ino,
+            path: path.clone(),
+            offset,
+            len,
+            layout: inode.layout,
+            inline,
+            expect: tree::expected(&twin),
+            finish,
+        };
+        let begun = offer.extents.len();
+        let mut all_out = true;
+        for (at, range) in &ranges {
+            let end = (at + range.len).min(inode.size);
+            let mut start = *at;
+            while start < end {
+                if let Some((_, out)) =
+                    self.extents_of(ino).find(|((_, s), out)| *s <= start && start < out.end)
+                {
+                    start = out.end;
+                    continue;
+                }
+                if *left == 0 || offer.extents.len() >= look.items || range.newest > first_cut {
+                    all_out = false;
+                    break;
+                }
+                let next_out =
+                    self.extents_of(ino).map(|((_, s), _)| *s).find(|s| *s > start).unwrap_or(u64::MAX);
+                let len = (end - start).min(EXTENT_MAX).min(next_out - start);
+                *left = left.saturating_sub(len);
+                let bytes = inline.as_ref().map(|bytes| part(bytes, start, len));
+                let out =
+                    ExtentOut { session: look.session, end: start + len, mark: range.newest, finish: None };
+                self.extents_out.insert((ino, start), out);
+                offer.extents.push(item(start, len, bytes, None));
+                start += len;
+            }
+        }
+        // The end goes with the last range, or after it: together only if this mover has all of it.
+        if let Some(finish) = finish.filter(|f| all_out && f.newest <= first_cut.saturating_sub(1))
+            && !self.extents_out.contains_key(&(ino, FINISH))
+            && let Some(present) = tree::present(look.read, ino)?
+        {
+            let out = ExtentOut {
+                session: look.session,
+                end: FINISH,
+                mark: finish.newest,
+                finish: Some(present.size),
+            };
+            self.extents_out.insert((ino, FINISH), out);
+            let finish = Finish { size: present.size, attrs: present.attrs };
+            offer.extents.push(item(FINISH, 0, None, Some(finish)));
+        }
+        if offer.extents.len() > begun && !twin.writing {
+            offer.begun.push(ino);
+        }
+        Ok(())
+    }
+
+    /// Takes back what a mover has.
+    pub fn end_session(&mut self, session: SessionId) {
+        self.names_out.retain(|_, out| out.session != session);
+        self.extents_out.retain(|_, out| out.session != session);
+    }
+
+    /// Home did not answer.
+    pub fn hold_off(&mut self, now: Instant, why: &str) {
+        let tries = self.back_off.as_ref().map_or(0, |(_, tries, _)| *tries);
+        let already = self.back_off.as_ref().is_some_and(|(until, ..)| *until > now);
+        if !already {
+            self.back_off = Some((now + taken::back_off(tries), tries + 1, why.to_owned()));
+        }
+    }
+}
+
+/// Bytes `start..start + len` of a file that is kept in its inode: zeros behind what is there.
+fn part(bytes: &Bytes, start: u64, len: u64) -> Bytes {
+    let mut out = vec![0; len as usize];
+    let from = (start as usize).min(bytes.len());
+    let n = (bytes.len() - from).min(out.len());
+    out[..n].copy_from_slice(&bytes[from..from + n]);
+    Bytes::from(out)
+}
+
+fn is_aside(look: &Look<'_>, ino: InodeId) -> Result<bool> {
+    Ok(look.read.get(&keys::aside(look.relation, ino))?.is_some())
+}
+
+fn concerns(effect: &Effect, file: InodeId) -> bool {
+    match effect {
+        Effect::Make { ino, .. }
+        | Effect::Link { ino, .. }
+        | Effect::Drop { ino, .. }
+        | Effect::Stamp { ino }
+        | Effect::Cut { ino, .. } => *ino == file,
+        Effect::Move { ino, replaced, .. } => *ino == file || *replaced == Some(file),
+        Effect::Swap { ino, other, .. } => *ino == file || *other == file,
+        Effect::Attributes { .. } => false,
+    }
+}
+
+/// Whether a change is queued at all: the others are ranges.
+pub fn is_of_names(what: &What) -> bool {
+    !matches!(what, What::Data { .. } | What::Complete { .. })
+}
+
+/// The directory whose times a piece of work corrects.
+pub fn directory_of_work(number: u64) -> Option<InodeId> {
+    (number & DIRECTORY_WORK != 0).then_some(InodeId(number & !DIRECTORY_WORK))
+}
+
+impl PartialEq for NameOut {
+    fn eq(&self, other: &NameOut) -> bool {
+        self.session == other.session && self.step == other.step
+    }
+}
+
+/// In words, for the log.
+pub fn describe(action: &NameAction) -> String {
+    let show = |path: &Bytes| String::from_utf8_lossy(path).into_owned();
+    match action {
+        NameAction::Make { path, .. } => format!("make {:?}", show(path)),
+        NameAction::Link { from, path, .. } => format!("link {:?} to {:?}", show(from), show(path)),
+        NameAction::Remove { path, .. } => format!("remove {:?}", show(path)),
+        NameAction::Rename { from, to, .. } => format!("rename {:?} to {:?}", show(from), show(to)),
+        NameAction::Exchange { one, other, .. } => format!("exchange {:?} and {:?}", show(one), show(other)),
+        NameAction::Attributes { path, .. } => format!("set the attributes of {:?}", show(path)),
+        NameAction::Resize { path, size, .. } => format!("cut {:?} at {size}", show(path)),
+    }
+}

@@ -1,0 +1,176 @@
+//! Relations: how far home has come, and what movers do about it. See decision record 12.
+//!
+//! `tree` and `pending` say what a change means, `taken` brings changes from the changelog to the queues, `lane` gives work
+//! out, `serve` answers messages, `store` knows the records.
+mod lane;
+mod pending;
+pub mod record;
+pub(crate) mod serve;
+pub mod store;
+mod taken;
+pub mod tree;
+
+pub use taken::listened;
+
+use crate::executor::Leader;
+use lane::Lane;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::Notify;
+use weir_env::Instant;
+use weir_kv::Read;
+use weir_proto::meta::Time;
+use weir_proto::relation::RelationId;
+use weir_proto::{Error, InodeId, Result, SessionId};
+
+/// Rates are of so long.
+const METER_SPAN: Duration = Duration::from_secs(10);
+/// A mover that has not asked for so long does not count.
+const MOVER_SILENT: Duration = Duration::from_secs(15);
+
+/// What is under way for all relations of a namespace. In memory only: a new leader gives all work out again.
+#[derive(Default)]
+pub struct Relations {
+    lanes: Mutex<Lanes>,
+    /// A changelog has grown, or a relation came.
+    pub changed: Notify,
+    /// There may be work.
+    work: Notify,
+}
+
+#[derive(Default)]
+struct Lanes {
+    lanes: BTreeMap<RelationId, Lane>,
+    meters: BTreeMap<RelationId, Meter>,
+    /// Movers: when they asked last, and what holds them back in their own words.
+    movers: BTreeMap<SessionId, (Instant, String)>,
+    /// The relation that was served last.
+    last: RelationId,
+}
+
+/// Bytes that came home in the last seconds.
+#[derive(Default)]
+struct Meter(VecDeque<(Instant, u64)>);
+impl Meter {
+    fn note(&mut self, now: Instant, bytes: u64) {
+        self.0.push_back((now, bytes));
+        self.drop_old(now);
+    }
+    fn drop_old(&mut self, now: Instant) {
+        while self.0.front().is_some_and(|(at, _)| now.since(*at) > METER_SPAN) {
+            self.0.pop_front();
+        }
+    }
+    /// Bytes per second.
+    fn rate(&mut self, now: Instant) -> u64 {
+        self.drop_old(now);
+        let bytes: u64 = self.0.iter().map(|(_, bytes)| bytes).sum();
+        let span =
+            self.0.front().map_or(Duration::ZERO, |(at, _)| now.since(*at)).max(Duration::from_secs(1));
+        (bytes as f64 / span.as_secs_f64()) as u64
+    }
+}
+
+impl Relations {
+    pub fn load(read: &dyn Read) -> Result<Relations> {
+        let mut lanes = Lanes::default();
+        for (id, _) in store::relations(read)? {
+            let mut lane = Lane::default();
+            for (ino, number) in taken::cuts(read, id)? {
+                lane.cuts.entry(ino).or_default().insert(number);
+            }
+            lanes.lanes.insert(id, lane);
+        }
+        Ok(Relations { lanes: Mutex::new(lanes), ..Relations::default() })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Lanes> {
+        self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What a mover had is given to others.
+    pub fn end_session(&self, session: SessionId) {
+        let mut lanes = self.lock();
+        if lanes.movers.remove(&session).is_some() {
+            lanes.lanes.values_mut().for_each(|lane| lane.end_session(session));
+            self.work.notify_waiters();
+        }
+    }
+}
+
+/// Takes changes over for ever; returns only the error after which the node must stop.
+pub(crate) async fn run(leader: Arc<Leader>) -> Error {
+    loop {
+        match pass(&leader) {
+            Ok(true) => tokio::task::yield_now().await,
+            Ok(false) => leader.relations.changed.notified().await,
+            Err(e) => return e.doing("take changes over"),
+        }
+    }
+}
+
+/// One round over all relations; whether there is more to do.
+fn pass(leader: &Arc<Leader>) -> Result<bool> {
+    let ids: Vec<RelationId> = leader.relations.lock().lanes.keys().copied().collect();
+    let now = Time { nanos: leader.env.clock.wall().0 };
+    let mut more = false;
+    for id in ids {
+        let (mut volume, mut seen) = (None, false);
+        leader.kv.transact(&mut |txn| {
+            volume = store::find_relation(txn, id)?.map(|r| r.volume);
+            seen = taken::look(txn, id, now)?;
+            Ok(())
+        })?;
+        let mut lanes = leader.relations.lock();
+        let Some(lane) = lanes.lanes.get_mut(&id) else { continue };
+        let mut left = false;
+        leader.kv.transact(&mut |txn| {
+            left = taken::take(txn, id, lane)?;
+            Ok(())
+        })?;
+        more |= left || seen;
+        drop(lanes);
+        if let Some(volume) = volume {
+            let mut left = false;
+            leader.kv.transact(&mut |txn| {
+                left = taken::forget(txn, volume)?;
+                Ok(())
+            })?;
+            more |= left;
+        }
+    }
+    leader.relations.work.notify_waiters();
+    Ok(more)
+}
+
+/// Whether home has all of `from..to` of a file, durably and as it is now; else the reason why not.
+pub fn at_home(
+    read: &dyn Read,
+    ino: InodeId,
+    inode: &crate::record::Inode,
+    from: u64,
+    to: u64,
+) -> Result<()> {
+    let refuse = |why: String| Err(Error::denied(format!("inode {ino} stays: {why}")));
+    let volume = crate::namespace::volume::volume_of(read, inode.parent)?;
+    let all = store::relations(read)?;
+    let Some((id, record)) = all.iter().find(|(_, r)| r.volume == volume && r.evict) else {
+        return refuse("its volume has no relation that allows eviction".to_owned());
+    };
+    if tree::find_twin(read, *id, ino)?.is_none() {
+        return refuse("home does not have it yet".to_owned());
+    }
+    let to = to.min(inode.size);
+    let pending = store::pending_of(read, *id, ino)?;
+    if pending.iter().any(|(at, range)| *at < to && from < at + range.len) {
+        return refuse("home does not have all of it yet".to_owned());
+    }
+    if !store::is_proved(read, *id, ino, from, to)? {
+        return refuse("home has given no proof of all of it".to_owned());
+    }
+    if taken::is_untaken(read, record, ino)? {
+        return refuse("it changed a moment ago".to_owned());
+    }
+    Ok(())
+}

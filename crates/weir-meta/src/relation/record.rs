@@ -1,0 +1,66 @@
+//! What the leader keeps of relations: byte for byte as in `record.rs`.
+use crate::record::Record;
+use bytes::Bytes;
+use weir_proto::meta::{FileKind, Time};
+use weir_proto::relation::{Direction, StampBytes};
+use weir_proto::{InodeId, VolumeId, message};
+
+/// `P/`: the offset at which "the file is complete" is pending.
+pub const FINISH: u64 = u64::MAX;
+
+message!(
+    /// `r/`: a relation.
+    RelationRecord {
+        volume: VolumeId,
+        url: String,
+        direction: Direction,
+        evict: bool,
+        /// Nothing is shipped while it says why.
+        paused: Option<String>,
+        created: Time,
+        /// Changes of the volume up to this one were taken over into `O/` and `P/`.
+        taken: u64,
+        shipped_bytes: u64,
+        shipped_names: u64,
+    }
+);
+message!(
+    /// `P/`: bytes from the key's offset on.
+    Pending {
+        len: u64,
+        /// When the oldest of them was written.
+        since: Time,
+        /// The changes that wrote the oldest and the newest of them.
+        oldest: u64,
+        newest: u64,
+    }
+);
+message!(
+    /// `Y/`: an inode at home.
+    Twin {
+        kind: FileKind,
+        places: Vec<TwinPlace>,
+        stamp: StampBytes,
+        /// Home was told that this is all of the file; none: not since it was last written.
+        complete: Option<u64>,
+        /// A mover may have written there since the stamp was taken.
+        writing: bool,
+    }
+);
+message!(
+    /// A name at home; the volume's root has none.
+    TwinPlace { dir: InodeId, name: Bytes }
+);
+message!(
+    /// `q/`: these bytes are durable at home; see `weir_proto::relation::Receipt`.
+    ReceiptRecord { len: u64, sums: Vec<u32> }
+);
+message!(
+    /// `a/`: why an inode is not shipped.
+    AsideRecord { diverged: bool, why: String, at: Time }
+);
+impl Record for RelationRecord {}
+impl Record for Pending {}
+impl Record for Twin {}
+impl Record for ReceiptRecord {}
+impl Record for AsideRecord {}

@@ -1,0 +1,658 @@
+//! Messages about relations: administration, followers of a changelog, movers.
+use super::lane::{self, Lane, Look, Offer};
+use super::record::{AsideRecord, FINISH, Pending, ReceiptRecord, RelationRecord, Twin};
+use super::{Lanes, MOVER_SILENT, pending, store, taken, tree};
+use crate::executor::Leader;
+use crate::keys::{self, Sequence};
+use crate::namespace::create::next_number;
+use crate::namespace::{Cx, View, log, volume};
+use crate::record::{ChangeRecord, Record};
+use bytes::Bytes;
+use std::sync::Arc;
+use std::time::Duration;
+use weir_env::Instant;
+use weir_kv::CommitSeq;
+use weir_proto::meta::{FileKind, Time};
+use weir_proto::relation::*;
+use weir_proto::{Error, InodeId, Result, VolumeId};
+
+/// Relations of one volume.
+const RELATIONS_MAX: usize = 8;
+/// Longest name of a follower, in bytes.
+const CURSOR_NAME_MAX: usize = 64;
+/// Pending ranges and queued changes that are counted for a report.
+const COUNTED_MAX: usize = 200_000;
+/// Items set aside that a report names.
+const ASIDE_SHOWN: usize = 100;
+/// Longest wait of a mover or a follower.
+const WAIT_MAX: Duration = Duration::from_secs(20);
+
+// ---- administration: operations on the store
+
+pub fn add(cx: &mut Cx<'_>, r: &RelationAdd) -> Result<RelationInfo> {
+    let of = volume::load_as_admin(&*cx.txn, &r.cred, r.volume)?;
+    check_url(&r.url)?;
+    let all = store::relations(&*cx.txn)?;
+    if all.iter().any(|(_, other)| other.volume == r.volume && other.url == r.url) {
+        return Err(Error::exists(format!("volume {:?} has a relation with {} already", of.name, r.url)));
+    }
+    if all.iter().filter(|(_, other)| other.volume == r.volume).count() >= RELATIONS_MAX {
+        return Err(Error::invalid(format!("volume {:?} has {RELATIONS_MAX} relations already", of.name)));
+    }
+    if r.direction == Direction::Pull {
+        return Err(Error::unsupported("a relation that pulls: only those that push are built"));
+    }
+    let id = RelationId(next_number(cx.txn, Sequence::Relation)? as u32);
+    let record = RelationRecord {
+        volume: r.volume,
+        url: r.url.clone(),
+        direction: r.direction,
+        evict: r.evict,
+        paused: None,
+        created: cx.rules.now,
+        taken: log::last_number(&*cx.txn, r.volume)?,
+        shipped_bytes: 0,
+        shipped_names: 0,
+    };
+    cx.txn.put(&keys::relation(id), &record.to_value());
+    // Home's root is the volume's.
+    let (kind, places, stamp) = (FileKind::Directory, Vec::new(), Bytes::new());
+    let twin = Twin { kind, places, stamp, complete: None, writing: false };
+    cx.txn.put(&keys::twin(id, of.root), &twin.to_value());
+    cx.txn.put(&keys::unseen(id, of.root), &0u64.to_le_bytes());
+    cx.events.relations = true;
+    Ok(RelationInfo {
+        id,
+        volume: r.volume,
+        volume_name: of.name,
+        url: record.url,
+        direction: record.direction,
+        evict: record.evict,
+        state: RelationState::Copying {},
+        lag_ms: 0,
+        backlog_bytes: 0,
+        backlog_names: 0,
+        unseen_directories: 1,
+        rate: 0,
+        shipped_bytes: 0,
+        shipped_names: 0,
+        movers: 0,
+        limited_by: String::new(),
+        aside: Vec::new(),
+    })
+}
+
+fn check_url(url: &str) -> Result<()> {
+    let known = ["file:///", "s3://", "weir://"];
+    if url.len() > URL_MAX || !known.iter().any(|scheme| url.starts_with(scheme)) {
+        return Err(Error::invalid(format!(
+            "home {url:?}: expected file:///PATH, s3://BUCKET/PREFIX or weir://…, at most {URL_MAX} bytes"
+        )));
+    }
+    Ok(())
+}
+
+pub fn change(cx: &mut Cx<'_>, r: &RelationDo) -> Result<()> {
+    let mut record = store::load_relation(&*cx.txn, r.relation)?;
+    volume::load_as_admin(&*cx.txn, &r.cred, record.volume)?;
+    match r.verb {
+        RelationVerb::Pause => record.paused = Some("by an administrator".to_owned()),
+        RelationVerb::Resume => record.paused = None,
+        RelationVerb::AllowEviction => record.evict = true,
+        RelationVerb::ForbidEviction => record.evict = false,
+        RelationVerb::Remove => {
+            for letter in b"BOPYLqad" {
+                let (start, end) = keys::range_of_short(*letter, r.relation.0);
+                store::delete_range(cx.txn, &start, &end, usize::MAX)?;
+            }
+            cx.txn.delete(&keys::relation(r.relation));
+            cx.events.relations = true;
+            return Ok(());
+        }
+    }
+    cx.txn.put(&keys::relation(r.relation), &record.to_value());
+    cx.events.logged = true;
+    Ok(())
+}
+
+pub fn resolve(cx: &mut Cx<'_>, r: &RelationResolve) -> Result<()> {
+    let record = store::load_relation(&*cx.txn, r.relation)?;
+    volume::load_as_admin(&*cx.txn, &r.cred, record.volume)?;
+    let key = keys::aside(r.relation, r.ino);
+    if cx.txn.get(&key)?.is_none() {
+        return Err(Error::not_found(format!("inode {} is not set aside", r.ino)));
+    }
+    cx.txn.delete(&key);
+    cx.events.logged = true;
+    if r.how == Resolution::Retry {
+        return Ok(());
+    }
+    // Whatever is there under this name is taken for ours, and all of it is written anew.
+    if let Some(twin) = tree::find_twin(&*cx.txn, r.relation, r.ino)? {
+        let twin = Twin { stamp: Bytes::new(), ..twin };
+        cx.txn.put(&keys::twin(r.relation, r.ino), &twin.to_value());
+        store::trim_receipts(cx.txn, r.relation, r.ino, 0)?;
+        let number = log::last_number(&*cx.txn, record.volume)?;
+        tree::ship_whole(cx.txn, r.relation, number, cx.rules.now, r.ino)?;
+    }
+    Ok(())
+}
+
+pub fn ack(cx: &mut Cx<'_>, r: &AckChanges) -> Result<()> {
+    volume::load_as_admin(&*cx.txn, &r.cred, r.volume)?;
+    if r.cursor.is_empty() || r.cursor.len() > CURSOR_NAME_MAX {
+        return Err(Error::invalid(format!(
+            "cursor {:?}: expected a name of 1 to {CURSOR_NAME_MAX} bytes",
+            r.cursor
+        )));
+    }
+    let key = keys::cursor(r.volume, &r.cursor);
+    let newest = log::last_number(&*cx.txn, r.volume)?;
+    let at = match cx.txn.get(&key)?.and_then(|v| <[u8; 8]>::try_from(v).ok()) {
+        Some(at) => u64::from_le_bytes(at).max(r.upto.min(newest)),
+        None => {
+            cx.events.relations = true;
+            newest
+        }
+    };
+    cx.txn.put(&key, &at.to_le_bytes());
+    cx.events.logged = true;
+    Ok(())
+}
+
+pub fn drop_cursor(cx: &mut Cx<'_>, r: &DropCursor) -> Result<()> {
+    volume::load_as_admin(&*cx.txn, &r.cred, r.volume)?;
+    let key = keys::cursor(r.volume, &r.cursor);
+    if cx.txn.get(&key)?.is_none() {
+        return Err(Error::not_found(format!("volume {} has no cursor {:?}", r.volume, r.cursor)));
+    }
+    cx.txn.delete(&key);
+    cx.events.relations = true;
+    cx.events.logged = true;
+    Ok(())
+}
+
+pub fn where_at_home(view: &mut View<'_>, ino: InodeId) -> Result<HomePlace> {
+    for (id, record) in store::relations(view.read)? {
+        let Some(path) = tree::path(view.read, id, ino)? else { continue };
+        let Some(twin) = tree::find_twin(view.read, id, ino)? else { continue };
+        let receipts = store::receipts_of(view.read, id, ino)?;
+        let receipts =
+            receipts.into_iter().map(|(offset, r)| Receipt { offset, len: r.len, sums: r.sums }).collect();
+        let (path, stamp) = (Bytes::from(path), twin.stamp);
+        return Ok(HomePlace { relation: id, url: record.url, path, stamp, receipts });
+    }
+    Err(Error::not_found(format!("inode {ino} is not at any home")))
+}
+
+// ---- state, lag and backlog
+
+impl Leader {
+    pub(crate) fn relation_list(&self, r: &RelationList) -> Result<Relations> {
+        let now = self.env.clock.now();
+        let mut relations = Vec::new();
+        let mut found = Vec::new();
+        self.kv.read(&mut |read| {
+            found = store::relations(read)?;
+            Ok(())
+        })?;
+        for (id, record) in found.into_iter().filter(|(_, rec)| r.volume.is_none_or(|v| v == rec.volume)) {
+            relations.push(self.relation_info(id, record, now)?);
+        }
+        Ok(Relations { relations })
+    }
+
+    fn relation_info(&self, id: RelationId, record: RelationRecord, now: Instant) -> Result<RelationInfo> {
+        let wall = self.env.clock.wall().0;
+        let (mut bytes, mut names, mut unseen, mut oldest) = (0, 0, 0, i64::MAX);
+        let (mut aside, mut volume_name, mut untaken) = (Vec::new(), String::new(), 0);
+        self.kv.read(&mut |read| {
+            (bytes, names, oldest) = (0, 0, i64::MAX);
+            volume_name = volume::load(read, record.volume)?.name;
+            untaken = log::last_number(read, record.volume)?.saturating_sub(record.taken);
+            let (start, end) = keys::range_of_short(b'P', id.0);
+            store::collect(read, &start, &end, COUNTED_MAX, |_, value| {
+                let pending = Pending::from_value(value, || format!("pending bytes of {id}"))?;
+                bytes += pending.len;
+                oldest = oldest.min(pending.since.nanos);
+                Ok(())
+            })?;
+            let (start, end) = keys::range_of_short(b'O', id.0);
+            store::collect(read, &start, &end, COUNTED_MAX, |_, value| {
+                names += 1;
+                oldest = oldest.min(tree::load_change(value, 0)?.at.nanos);
+                Ok(())
+            })?;
+            let (start, end) = keys::range_of_short(b'B', id.0);
+            unseen = store::collect(read, &start, &end, COUNTED_MAX, |_, _| Ok(()))?.len() as u64;
+            let (start, end) = keys::range_of_short(b'a', id.0);
+            aside = store::collect(read, &start, &end, ASIDE_SHOWN, |key, value| {
+                let ino = InodeId(store::number_of(key)?);
+                Ok((ino, AsideRecord::from_value(value, || format!("what is set aside of {id}"))?))
+            })?;
+            Ok(())
+        })?;
+        let aside = self.show_aside(id, aside)?;
+        let mut lanes = self.relations.lock();
+        let movers = lanes.heard_movers(now);
+        let mut limited_by = lanes.limited_by(id, now);
+        let rate = lanes.meters.entry(id).or_default().rate(now);
+        drop(lanes);
+        let diverged = aside.iter().filter(|a| a.diverged).count() as u64;
+        let done = bytes == 0 && names == 0 && unseen == 0 && untaken == 0 && oldest == i64::MAX;
+        let state = match (&record.paused, diverged, done) {
+            (Some(why), ..) => RelationState::Paused { why: why.clone() },
+            (None, 1.., _) => RelationState::Diverged { items: diverged },
+            (None, 0, true) => RelationState::Synced {},
+            (None, 0, false) => RelationState::Copying {},
+        };
+        if movers == 0 && !done {
+            limited_by = "no mover is running: start `weir mover`".to_owned();
+        }
+        if done {
+            limited_by = String::new();
+        }
+        let lag_ms = if oldest == i64::MAX { 0 } else { ((wall - oldest) / 1_000_000).max(0) as u64 };
+        Ok(RelationInfo {
+            id,
+            volume: record.volume,
+            volume_name,
+            url: record.url,
+            direction: record.direction,
+            evict: record.evict,
+            state,
+            lag_ms,
+            backlog_bytes: bytes,
+            backlog_names: names,
+            unseen_directories: unseen,
+            rate,
+            shipped_bytes: record.shipped_bytes,
+            shipped_names: record.shipped_names,
+            movers,
+            limited_by,
+            aside,
+        })
+    }
+
+    fn show_aside(&self, id: RelationId, found: Vec<(InodeId, AsideRecord)>) -> Result<Vec<Aside>> {
+        let mut shown = Vec::new();
+        self.kv.read(&mut |read| {
+            shown.clear();
+            for (ino, record) in &found {
+                let path = Bytes::from(tree::path(read, id, *ino)?.unwrap_or_default());
+                let (diverged, why, at) = (record.diverged, record.why.clone(), record.at);
+                shown.push(Aside { ino: *ino, path, diverged, why, at });
+            }
+            Ok(())
+        })?;
+        Ok(shown)
+    }
+}
+
+impl Lanes {
+    fn heard_movers(&mut self, now: Instant) -> u32 {
+        self.movers.retain(|_, (at, _)| now.since(*at) <= MOVER_SILENT);
+        self.movers.len() as u32
+    }
+    fn limited_by(&self, id: RelationId, now: Instant) -> String {
+        if let Some((until, _, why)) = self.lanes.get(&id).and_then(|lane| lane.back_off.as_ref()) {
+            let left = until.since(now).as_secs_f64();
+            return format!("home does not answer ({why}); asked again in {left:.1} s");
+        }
+        self.movers.values().map(|(_, why)| why).find(|why| !why.is_empty()).cloned().unwrap_or_default()
+    }
+}
+
+// ---- movers
+
+impl Leader {
+    /// Work for a mover; waits for some.
+    pub(crate) async fn take_work(self: Arc<Self>, r: TakeWork) -> Result<WorkTaken> {
+        let deadline = self.env.clock.now() + Duration::from_millis(r.wait_ms.into()).min(WAIT_MAX);
+        loop {
+            let waiting = self.relations.work.notified();
+            let (taken, noted) = self.offer_work(&r)?;
+            if !taken.relations.is_empty() {
+                // What a mover may have done must be known after a crash of this leader.
+                self.durable(noted).await?;
+                return Ok(taken);
+            }
+            let now = self.env.clock.now();
+            let wake = self.relations.lock().next_try(now).map_or(deadline, |at| at.min(deadline));
+            let over = self.env.clock.timeout(wake.since(now), waiting).await.is_err();
+            if over && self.env.clock.now() >= deadline {
+                return Ok(taken);
+            }
+        }
+    }
+
+    fn offer_work(&self, r: &TakeWork) -> Result<(WorkTaken, CommitSeq)> {
+        let now = self.env.clock.now();
+        {
+            let mut state = self.lock();
+            state.session(r.session)?.heard = now;
+        }
+        let mut lanes = self.relations.lock();
+        lanes.movers.insert(r.session, (now, r.limited_by.clone()));
+        let mut ids: Vec<RelationId> = lanes.lanes.keys().copied().collect();
+        let first = ids.iter().position(|id| *id > lanes.last).unwrap_or(0);
+        ids.rotate_left(first);
+        let (mut taken, mut noted) = (WorkTaken { relations: Vec::new() }, CommitSeq(0));
+        for id in ids {
+            let Some(lane) = lanes.lanes.get_mut(&id) else { continue };
+            if lane.back_off.as_ref().is_some_and(|(until, ..)| now < *until) {
+                continue;
+            }
+            // After a silence home is asked for one thing.
+            let items = if lane.back_off.is_some() { 1 } else { r.items as usize };
+            if let Some((work, seq)) = self.offer_of(id, lane, r, items)? {
+                taken.relations.push(work);
+                noted = seq;
+                lanes.last = id;
+                break;
+            }
+        }
+        Ok((taken, noted))
+    }
+
+    fn offer_of(
+        &self,
+        id: RelationId,
+        lane: &mut Lane,
+        r: &TakeWork,
+        items: usize,
+    ) -> Result<Option<(RelationWork, CommitSeq)>> {
+        loop {
+            let (mut offer, mut url) = (Offer::default(), String::new());
+            self.kv.read(&mut |read| {
+                let Some(record) = store::find_relation(read, id)? else { return Ok(()) };
+                if record.paused.is_some() {
+                    return Ok(());
+                }
+                url.clone_from(&record.url);
+                let look =
+                    Look { read, relation: id, record: &record, session: r.session, bytes: r.bytes, items };
+                lane.names(&look, &mut offer)?;
+                let look = Look { items: items.saturating_sub(offer.names.len()), ..look };
+                lane.extents(&look, &mut offer)
+            })?;
+            let void = offer.has_void();
+            let noted = self.settle_offer(id, lane, &offer)?;
+            if !offer.is_empty() {
+                let work = RelationWork { relation: id, url, names: offer.names, extents: offer.extents };
+                return Ok(Some((work, noted)));
+            }
+            if !void {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// What needs nothing at home is done with; what a mover begins to write is noted before it does.
+    fn settle_offer(&self, id: RelationId, lane: &mut Lane, offer: &Offer) -> Result<CommitSeq> {
+        let noted = self.kv.transact(&mut |txn| {
+            offer.void_names.iter().for_each(|number| txn.delete(&keys::name_change(id, *number)));
+            offer.void_directories.iter().for_each(|dir| txn.delete(&keys::old_attributes(id, *dir)));
+            for ino in &offer.gone {
+                store::drop_pending(txn, id, *ino)?;
+            }
+            for name in &offer.names {
+                let key = keys::name_change(id, name.number);
+                if let Some(value) = txn.get(&key)? {
+                    let change = tree::load_change(&value, name.number)?;
+                    if !change.tried {
+                        txn.put(&key, &ChangeRecord { tried: true, ..change }.to_value());
+                    }
+                }
+            }
+            for ino in &offer.begun {
+                if let Some(twin) = tree::find_twin(txn, id, *ino)? {
+                    let twin = Twin { writing: true, complete: None, ..twin };
+                    txn.put(&keys::twin(id, *ino), &twin.to_value());
+                }
+            }
+            Ok(())
+        })?;
+        for number in &offer.void_names {
+            lane.forget_cut(*number);
+        }
+        Ok(noted)
+    }
+
+    /// What came of work.
+    pub(crate) fn work_done(&self, r: &WorkDone) -> Result<CommitSeq> {
+        let now = self.env.clock.now();
+        let wall = Time { nanos: self.env.clock.wall().0 };
+        self.lock().session(r.session)?.heard = now;
+        let mut lanes = self.relations.lock();
+        let Lanes { lanes, meters, .. } = &mut *lanes;
+        let Some(lane) = lanes.get_mut(&r.relation) else { return Ok(CommitSeq(0)) };
+        let mut shipped = 0;
+        let committed = self.kv.transact(&mut |txn| {
+            shipped = 0;
+            let Some(mut record) = store::find_relation(txn, r.relation)? else { return Ok(()) };
+            for done in &r.names {
+                let Some(out) = lane.names_out.get(&done.number).filter(|out| out.session == r.session)
+                else {
+                    continue;
+                };
+                match &done.outcome {
+                    Outcome::Done { stamp } => {
+                        let (number, step) = (done.number, &out.step);
+                        tree::apply(txn, r.relation, number, wall, &step.effect, stamp)?;
+                        if step.last && lane::directory_of_work(number).is_none() {
+                            txn.delete(&keys::name_change(r.relation, number));
+                            record.shipped_names += 1;
+                        }
+                    }
+                    other => set_aside(txn, r.relation, out.step.ino, wall, other),
+                }
+            }
+            for done in &r.extents {
+                let key = (done.ino, done.offset);
+                let Some(out) = lane.extents_out.get(&key).filter(|out| out.session == r.session) else {
+                    continue;
+                };
+                match &done.outcome {
+                    Outcome::Done { stamp } => {
+                        shipped += done.len;
+                        receive(txn, r.relation, done, out.mark, out.finish, stamp)?;
+                    }
+                    other => set_aside(txn, r.relation, done.ino, wall, other),
+                }
+            }
+            record.shipped_bytes += shipped;
+            txn.put(&keys::relation(r.relation), &record.to_value());
+            Ok(())
+        })?;
+        let mut answered = false;
+        for done in &r.names {
+            let own = lane.names_out.get(&done.number).is_some_and(|out| out.session == r.session);
+            if own && let Some(out) = lane.names_out.remove(&done.number) {
+                answered |= note(lane, now, &done.outcome, || lane::describe(&out.step.action));
+                if matches!(done.outcome, Outcome::Done { .. }) && out.step.last {
+                    lane.forget_cut(done.number);
+                }
+            }
+        }
+        for done in &r.extents {
+            let key = (done.ino, done.offset);
+            if lane.extents_out.get(&key).is_some_and(|out| out.session == r.session) {
+                lane.extents_out.remove(&key);
+                answered |= note(lane, now, &done.outcome, || format!("write inode {}", done.ino));
+            }
+        }
+        if answered {
+            lane.back_off = None;
+        }
+        meters.entry(r.relation).or_default().note(now, shipped);
+        self.relations.work.notify_waiters();
+        Ok(committed)
+    }
+}
+
+/// Whether home answered.
+fn note(lane: &mut Lane, now: Instant, outcome: &Outcome, what: impl FnOnce() -> String) -> bool {
+    match outcome {
+        Outcome::Done { .. } | Outcome::Moved {} => true,
+        Outcome::Later { why } => {
+            tracing::debug!("home did not {}: {why}", what());
+            lane.hold_off(now, why);
+            false
+        }
+        Outcome::Diverged { why } | Outcome::Refused { why } => {
+            tracing::warn!("set aside: {}: {why}", what());
+            true
+        }
+    }
+}
+
+fn set_aside(txn: &mut dyn weir_kv::Txn, relation: RelationId, ino: InodeId, at: Time, outcome: &Outcome) {
+    let (diverged, why) = match outcome {
+        Outcome::Diverged { why } => (true, why),
+        Outcome::Refused { why } => (false, why),
+        Outcome::Done { .. } | Outcome::Later { .. } | Outcome::Moved {} => return,
+    };
+    let record = AsideRecord { diverged, why: why.clone(), at };
+    txn.put(&keys::aside(relation, ino), &record.to_value());
+}
+
+/// Home has a range.
+fn receive(
+    txn: &mut dyn weir_kv::Txn,
+    relation: RelationId,
+    done: &ExtentDone,
+    mark: u64,
+    finish: Option<u64>,
+    stamp: &StampBytes,
+) -> Result<()> {
+    let Some(mut twin) = tree::find_twin(txn, relation, done.ino)? else { return Ok(()) };
+    if !stamp.is_empty() {
+        twin.stamp = stamp.clone();
+    }
+    if done.offset == FINISH {
+        let newer = store::pending_finish(txn, relation, done.ino)?.is_some_and(|p| p.newest > mark);
+        if !newer {
+            txn.delete(&keys::pending(relation, done.ino, FINISH));
+            twin.complete = finish;
+            twin.writing = false;
+        }
+    } else {
+        let end = done.offset.saturating_add(done.len);
+        let before = store::pending_of(txn, relation, done.ino)?;
+        let newer = before.iter().any(|(at, p)| *at < end && done.offset < at + p.len && p.newest > mark);
+        store::change_pending(txn, relation, done.ino, |ranges| {
+            pending::settle(ranges, done.offset, end, mark);
+        })?;
+        // A proof of bytes that have changed since proves nothing.
+        if !newer && !done.sums.is_empty() {
+            let receipt = ReceiptRecord { len: done.len, sums: done.sums.clone() };
+            store::add_receipt(txn, relation, done.ino, done.offset, receipt)?;
+        }
+    }
+    txn.put(&keys::twin(relation, done.ino), &twin.to_value());
+    Ok(())
+}
+
+impl Lane {
+    pub(super) fn forget_cut(&mut self, number: u64) {
+        self.cuts.retain(|_, numbers| {
+            numbers.remove(&number);
+            !numbers.is_empty()
+        });
+    }
+}
+
+impl Lanes {
+    /// When a home that did not answer is asked again.
+    fn next_try(&self, now: Instant) -> Option<Instant> {
+        let next =
+            |lane: &Lane| lane.back_off.as_ref().map(|(until, ..)| *until).filter(|until| *until > now);
+        self.lanes.values().filter_map(next).min()
+    }
+    /// Relations came or went.
+    fn follow(&mut self, ids: &[RelationId]) {
+        self.lanes.retain(|id, _| ids.contains(id));
+        for id in ids {
+            self.lanes.entry(*id).or_default();
+        }
+    }
+}
+
+impl Leader {
+    /// Relations or cursors came or went.
+    pub(crate) fn relations_changed(&self) -> Result<std::collections::BTreeSet<VolumeId>> {
+        let (mut ids, mut listened) = (Vec::new(), Default::default());
+        self.kv.read(&mut |read| {
+            ids = store::relations(read)?.iter().map(|(id, _)| *id).collect();
+            listened = taken::listened(read)?;
+            Ok(())
+        })?;
+        self.relations.lock().follow(&ids);
+        self.relations.changed.notify_one();
+        Ok(listened)
+    }
+}
+
+// ---- followers
+
+impl Leader {
+    pub(crate) async fn read_changes(self: Arc<Self>, r: ReadChanges) -> Result<Changes> {
+        let deadline = self.env.clock.now() + Duration::from_millis(r.wait_ms.into()).min(WAIT_MAX);
+        loop {
+            let waiting = self.relations.work.notified();
+            let newest = self.lock().newest;
+            let changes = self.changes_now(&r)?;
+            if !changes.changes.is_empty() {
+                self.durable(newest).await?; // nobody is told of what a crash may undo
+            }
+            let left = deadline.since(self.env.clock.now());
+            if !changes.changes.is_empty() || left.is_zero() {
+                return Ok(changes);
+            }
+            let _ = self.env.clock.timeout(left, waiting).await; // looks again either way
+        }
+    }
+
+    fn changes_now(&self, r: &ReadChanges) -> Result<Changes> {
+        self.lock().session(r.session)?.heard = self.env.clock.now();
+        let mut changes = Changes { changes: Vec::new(), first: 0 };
+        self.kv.read(&mut |read| {
+            changes.changes.clear();
+            volume::load_as_admin(read, &r.cred, r.volume)?;
+            let after = match &r.cursor {
+                None => r.after,
+                Some(name) => taken::cursors(read, r.volume)?
+                    .into_iter()
+                    .find(|(found, _)| found == name)
+                    .map(|(_, at)| at)
+                    .ok_or_else(|| {
+                        Error::not_found(format!(
+                            "volume {} has no cursor {name:?}: acknowledge 0 to make it",
+                            r.volume
+                        ))
+                    })?,
+            };
+            let (first, end) = keys::range_of_short(b'C', r.volume.0);
+            changes.first = store::collect(read, &first, &end, 1, |key, _| store::number_of(key))?
+                .first()
+                .copied()
+                .unwrap_or(log::last_number(read, r.volume)? + 1);
+            let limit = r.limit.clamp(1, CHANGES_MAX) as usize;
+            let start = keys::change(r.volume, after.saturating_add(1));
+            changes.changes = store::collect(read, &start, &end, limit, |key, value| {
+                let number = store::number_of(key)?;
+                let record = tree::load_change(value, number)?;
+                Ok(NamedChange { change: Change { number, at: record.at, what: record.what }, path: None })
+            })?;
+            Ok(())
+        })?;
+        if changes.first > 1 && r.cursor.is_none() && r.after + 1 < changes.first {
+            return Err(Error::not_found(format!(
+                "changes before {} are forgotten: only a cursor keeps them",
+                changes.first
+            )));
+        }
+        Ok(changes)
+    }
+}

@@ -1,0 +1,180 @@
+//! Records of relations: reading and changing them inside transactions.
+use super::pending::{self, Apart, Ranges};
+use super::record::{FINISH, Pending, ReceiptRecord, RelationRecord};
+use crate::keys;
+use crate::record::Record;
+use weir_kv::{Read, Scan, Txn};
+use weir_proto::relation::{RECEIPT_BLOCK, RelationId};
+use weir_proto::{Error, InodeId, Result};
+
+pub fn find_relation(read: &dyn Read, relation: RelationId) -> Result<Option<RelationRecord>> {
+    let value = read.get(&keys::relation(relation))?;
+    value.map(|v| RelationRecord::from_value(&v, || format!("relation {relation}"))).transpose()
+}
+pub fn load_relation(read: &dyn Read, relation: RelationId) -> Result<RelationRecord> {
+    find_relation(read, relation)?
+        .ok_or_else(|| Error::not_found(format!("relation {relation} does not exist (any more)")))
+}
+pub fn relations(read: &dyn Read) -> Result<Vec<(RelationId, RelationRecord)>> {
+    let (start, end) = keys::range_of_letter(b'r');
+    collect(read, &start, &end, usize::MAX, |key, value| {
+        let number = key.get(1..5).and_then(|b| b.try_into().ok()).map(u32::from_be_bytes);
+        let id = RelationId(number.ok_or_else(|| Error::damaged("a relation's key is damaged"))?);
+        Ok((id, RelationRecord::from_value(value, || format!("relation {id}"))?))
+    })
+}
+
+/// The first `limit` entries of a range.
+pub fn collect<T>(
+    read: &dyn Read,
+    start: &[u8],
+    end: &[u8],
+    limit: usize,
+    mut item: impl FnMut(&[u8], &[u8]) -> Result<T>,
+) -> Result<Vec<T>> {
+    let (mut items, mut problem) = (Vec::new(), None);
+    if limit == 0 {
+        return Ok(items);
+    }
+    read.scan(start, end, &mut |key, value| {
+        match item(key, value) {
+            Ok(found) => items.push(found),
+            Err(e) => problem = Some(e),
+        }
+        if problem.is_none() && items.len() < limit { Scan::More } else { Scan::Stop }
+    })?;
+    problem.map_or(Ok(items), Err)
+}
+
+/// The number in a key with a letter, a short and a long number.
+pub fn number_of(key: &[u8]) -> Result<u64> {
+    keys::long_number(key).ok_or_else(|| Error::damaged("a key of a relation is damaged"))
+}
+fn offset_of(key: &[u8]) -> Result<u64> {
+    keys::offset_of(key).ok_or_else(|| Error::damaged("a key of a relation is damaged"))
+}
+
+/// The pending ranges of a file, without the one that says that it is complete.
+pub fn pending_of(read: &dyn Read, relation: RelationId, ino: InodeId) -> Result<Ranges> {
+    let (start, end) = (keys::pending(relation, ino, 0), keys::pending(relation, ino, FINISH));
+    collect(read, &start, &end, usize::MAX, |key, value| {
+        Ok((offset_of(key)?, Pending::from_value(value, || format!("pending bytes of inode {ino}"))?))
+    })
+}
+pub fn pending_finish(read: &dyn Read, relation: RelationId, ino: InodeId) -> Result<Option<Pending>> {
+    let value = read.get(&keys::pending(relation, ino, FINISH))?;
+    value.map(|v| Pending::from_value(&v, || format!("the end of inode {ino}"))).transpose()
+}
+
+pub fn add_pending(
+    txn: &mut dyn Txn,
+    relation: RelationId,
+    ino: InodeId,
+    offset: u64,
+    new: Pending,
+    apart: &Apart<'_>,
+) -> Result<()> {
+    change_pending(txn, relation, ino, |ranges| pending::add(ranges, offset, new, apart))
+}
+pub fn change_pending(
+    txn: &mut dyn Txn,
+    relation: RelationId,
+    ino: InodeId,
+    change: impl FnOnce(&mut Ranges),
+) -> Result<()> {
+    let before = pending_of(txn, relation, ino)?;
+    let mut after = before.clone();
+    change(&mut after);
+    for (at, _) in before.iter().filter(|b| !after.iter().any(|a| a.0 == b.0)) {
+        txn.delete(&keys::pending(relation, ino, *at));
+    }
+    for (at, range) in after.iter().filter(|a| !before.contains(a)) {
+        txn.put(&keys::pending(relation, ino, *at), &range.to_value());
+    }
+    Ok(())
+}
+pub fn drop_pending(txn: &mut dyn Txn, relation: RelationId, ino: InodeId) -> Result<()> {
+    let (start, end) = keys::range_of_pair(b'P', relation.0, ino.0);
+    delete_range(txn, &start, &end, usize::MAX).map(drop)
+}
+
+/// Deletes the first `limit` entries of a range; how many there were.
+pub fn delete_range(txn: &mut dyn Txn, start: &[u8], end: &[u8], limit: usize) -> Result<usize> {
+    let found = collect(txn, start, end, limit, |key, _| Ok(key.to_vec()))?;
+    found.iter().for_each(|key| txn.delete(key));
+    Ok(found.len())
+}
+
+// ---- receipts
+
+pub fn receipts_of(read: &dyn Read, relation: RelationId, ino: InodeId) -> Result<Vec<(u64, ReceiptRecord)>> {
+    let (start, end) = keys::range_of_pair(b'q', relation.0, ino.0);
+    collect(read, &start, &end, usize::MAX, |key, value| {
+        Ok((offset_of(key)?, ReceiptRecord::from_value(value, || format!("a receipt of inode {ino}"))?))
+    })
+}
+
+/// Notes a receipt; what earlier ones said of these bytes does not count any more.
+pub fn add_receipt(
+    txn: &mut dyn Txn,
+    relation: RelationId,
+    ino: InodeId,
+    offset: u64,
+    receipt: ReceiptRecord,
+) -> Result<()> {
+    cut_receipts(txn, relation, ino, offset, offset + receipt.len)?;
+    txn.put(&keys::receipt(relation, ino, offset), &receipt.to_value());
+    Ok(())
+}
+/// These bytes were written anew, or are no more.
+pub fn cut_receipts(
+    txn: &mut dyn Txn,
+    relation: RelationId,
+    ino: InodeId,
+    start: u64,
+    end: u64,
+) -> Result<()> {
+    for (at, receipt) in receipts_of(txn, relation, ino)? {
+        let receipt_end = at + receipt.len;
+        if receipt_end <= start || at >= end {
+            continue;
+        }
+        txn.delete(&keys::receipt(relation, ino, at));
+        for (from, to) in [(at, start.min(receipt_end)), (end.max(at), receipt_end)] {
+            if let Some((from, part)) = part_of(at, &receipt, from, to) {
+                txn.put(&keys::receipt(relation, ino, from), &part.to_value());
+            }
+        }
+    }
+    Ok(())
+}
+pub fn trim_receipts(txn: &mut dyn Txn, relation: RelationId, ino: InodeId, size: u64) -> Result<()> {
+    cut_receipts(txn, relation, ino, size, u64::MAX)
+}
+
+/// What a receipt still proves of `from..to`: whole blocks of it.
+fn part_of(at: u64, receipt: &ReceiptRecord, from: u64, to: u64) -> Option<(u64, ReceiptRecord)> {
+    if from >= to {
+        return None;
+    }
+    let end = at + receipt.len;
+    let first = (from - at).div_ceil(RECEIPT_BLOCK);
+    // The last block may be short; it is whole if the receipt ends with it.
+    let last = if to == end { receipt.sums.len() as u64 } else { (to - at) / RECEIPT_BLOCK };
+    let (start, stop) = (at + first * RECEIPT_BLOCK, if to == end { end } else { at + last * RECEIPT_BLOCK });
+    (first < last && start < stop).then(|| {
+        let sums = receipt.sums.get(first as usize..last as usize).unwrap_or_default().to_vec();
+        (start, ReceiptRecord { len: stop - start, sums })
+    })
+}
+
+/// Whether receipts prove all of `from..to`.
+pub fn is_proved(read: &dyn Read, relation: RelationId, ino: InodeId, from: u64, to: u64) -> Result<bool> {
+    let mut at = from;
+    for (start, receipt) in receipts_of(read, relation, ino)? {
+        if start <= at && at < start + receipt.len {
+            at = start + receipt.len;
+        }
+    }
+    Ok(at >= to)
+}

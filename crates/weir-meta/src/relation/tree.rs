@@ -1,0 +1,526 @@
+//! Home as we made it: twins, their names, their paths; and what a change of names means there.
+//!
+//! Invariant: twins show home after the last change that was applied there, so a path made from them is right for the next
+//! one. Reads records only; decides nothing about when.
+use super::pending::Apart;
+use super::record::{FINISH, Pending, Twin, TwinPlace};
+use super::store;
+use crate::keys;
+use crate::namespace::{find_inode, find_link, volume};
+use crate::record::{Access, ChangeRecord, MODE_BITS, Record, Tally};
+use bytes::Bytes;
+use std::collections::BTreeSet;
+use weir_kv::{Read, Scan, Txn};
+use weir_proto::meta::{FileKind, Time};
+use weir_proto::relation::{Expected, HomeAttrs, NameAction, RelationId, StampBytes, What};
+use weir_proto::{Error, InodeId, Result, VolumeId};
+
+/// Names of a path at home at most: twins that lead in a circle are damage.
+const DEPTH_MAX: usize = 1 << 16;
+
+/// What is known of home when an action was done there.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Effect {
+    Make {
+        ino: InodeId,
+        kind: FileKind,
+        place: TwinPlace,
+        /// What is in it was there before anybody listened: all of it is to be shipped.
+        whole: bool,
+    },
+    Link {
+        ino: InodeId,
+        place: TwinPlace,
+    },
+    Drop {
+        ino: InodeId,
+        place: TwinPlace,
+    },
+    Move {
+        ino: InodeId,
+        from: TwinPlace,
+        to: TwinPlace,
+        replaced: Option<InodeId>,
+    },
+    Swap {
+        ino: InodeId,
+        other: InodeId,
+        place: TwinPlace,
+        other_place: TwinPlace,
+    },
+    Stamp {
+        ino: InodeId,
+    },
+    Cut {
+        ino: InodeId,
+        size: u64,
+    },
+    Attributes {
+        dir: InodeId,
+    },
+}
+
+/// What to do at home for a change.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Step {
+    pub ino: InodeId,
+    pub action: NameAction,
+    pub effect: Effect,
+    /// The change is dealt with when it is done; else it is looked at again.
+    pub last: bool,
+}
+
+pub fn find_twin(read: &dyn Read, relation: RelationId, ino: InodeId) -> Result<Option<Twin>> {
+    let value = read.get(&keys::twin(relation, ino))?;
+    value.map(|v| Twin::from_value(&v, || format!("inode {ino} at home of {relation}"))).transpose()
+}
+
+/// What a mover must find.
+pub fn expected(twin: &Twin) -> Expected {
+    Expected { stamp: twin.stamp.clone(), writing: twin.writing }
+}
+
+/// Which inode was given a name at home.
+pub fn occupant(read: &dyn Read, relation: RelationId, place: &TwinPlace) -> Result<Option<InodeId>> {
+    let value = read.get(&keys::twin_name(relation, place.dir, &place.name))?;
+    Ok(value.and_then(|v| <[u8; 8]>::try_from(v).ok()).map(|v| InodeId(u64::from_le_bytes(v))))
+}
+
+/// The path of an inode at home, relative to home's root; `None`: it is not there.
+pub fn path(read: &dyn Read, relation: RelationId, ino: InodeId) -> Result<Option<Vec<u8>>> {
+    let Some(twin) = find_twin(read, relation, ino)? else { return Ok(None) };
+    match twin.places.first() {
+        Some(place) => path_of(read, relation, place),
+        None => Ok(Some(Vec::new())),
+    }
+}
+fn path_of(read: &dyn Read, relation: RelationId, place: &TwinPlace) -> Result<Option<Vec<u8>>> {
+    let mut names = vec![place.name.clone()];
+    let mut dir = place.dir;
+    for _ in 0..DEPTH_MAX {
+        let Some(twin) = find_twin(read, relation, dir)? else { return Ok(None) };
+        let Some(above) = twin.places.first() else {
+            names.reverse();
+            return Ok(Some(names.join(&b'/')));
+        };
+        names.push(above.name.clone());
+        dir = above.dir;
+    }
+    Err(Error::damaged(format!(
+        "the way from directory {} to home's root has more than {DEPTH_MAX} steps",
+        place.dir
+    )))
+}
+
+/// An inode as home shall show it.
+pub struct Present {
+    pub kind: FileKind,
+    pub size: u64,
+    pub rdev: u32,
+    pub attrs: HomeAttrs,
+    pub volume: VolumeId,
+}
+
+pub fn present(read: &dyn Read, ino: InodeId) -> Result<Option<Present>> {
+    let xattrs = || {
+        let (mut found, (start, end)) = (Vec::new(), keys::range_of(b'X', ino.0));
+        read.scan(&start, &end, &mut |key, value| {
+            let name = Bytes::copy_from_slice(keys::xattr_name(key));
+            found.push((name, Bytes::copy_from_slice(value)));
+            Scan::More
+        })?;
+        Ok::<_, Error>(found)
+    };
+    if let Some(inode) = find_inode(read, ino)? {
+        if inode.nlink == 0 {
+            return Ok(None);
+        }
+        let attrs = HomeAttrs {
+            mode: inode.mode & MODE_BITS,
+            uid: inode.uid,
+            gid: inode.gid,
+            atime: inode.atime,
+            mtime: inode.mtime,
+            xattrs: xattrs()?,
+        };
+        let volume = volume::volume_of(read, inode.parent)?;
+        return Ok(Some(Present { kind: inode.kind, size: inode.size, rdev: inode.rdev, attrs, volume }));
+    }
+    let Some(value) = read.get(&keys::access(ino))? else { return Ok(None) };
+    let access = Access::from_value(&value, || format!("directory {ino}"))?;
+    let tally = match read.get(&keys::tally(ino))? {
+        Some(value) => Tally::from_value(&value, || format!("the counts of directory {ino}"))?,
+        None => return Ok(None),
+    };
+    let attrs = HomeAttrs {
+        mode: access.mode & MODE_BITS,
+        uid: access.uid,
+        gid: access.gid,
+        atime: access.atime,
+        mtime: tally.mtime,
+        xattrs: xattrs()?,
+    };
+    Ok(Some(Present { kind: FileKind::Directory, size: 0, rdev: 0, attrs, volume: access.volume }))
+}
+
+/// What a change of names means at home now; `None`: nothing, it is there already or does not matter any more. `tried`: a
+/// mover may have done it, without telling.
+pub fn step(
+    read: &dyn Read,
+    relation: RelationId,
+    volume: VolumeId,
+    what: &What,
+    tried: bool,
+) -> Result<Option<Step>> {
+    let gone = match what {
+        What::Made { kind, .. } | What::Renamed { kind, .. } if tried => Some(*kind),
+        What::Linked { .. } if tried => Some(FileKind::Regular),
+        _ => None,
+    };
+    let tree = Tree { read, relation, volume, gone };
+    match what {
+        What::Made { ino, parent, name, .. } => {
+            tree.appear(*ino, TwinPlace { dir: *parent, name: name.clone() }, tried, false)
+        }
+        What::Linked { ino, parent, name } => {
+            tree.appear(*ino, TwinPlace { dir: *parent, name: name.clone() }, true, true)
+        }
+        What::Removed { ino, parent, name, .. } => {
+            tree.vanish(*ino, TwinPlace { dir: *parent, name: name.clone() }, true)
+        }
+        What::Renamed { ino, parent, name, new_parent, new_name, .. } => {
+            let from = TwinPlace { dir: *parent, name: name.clone() };
+            tree.renamed(*ino, from, TwinPlace { dir: *new_parent, name: new_name.clone() })
+        }
+        What::Exchanged { ino, other, parent, name, other_parent, other_name } => {
+            let place = TwinPlace { dir: *parent, name: name.clone() };
+            tree.exchanged(*ino, *other, place, TwinPlace { dir: *other_parent, name: other_name.clone() })
+        }
+        What::Attributes { ino } => tree.attributes(*ino),
+        What::Resized { ino, size } => tree.resized(*ino, *size),
+        What::Data { .. } | What::Complete { .. } => Ok(None),
+    }
+}
+
+struct Tree<'a> {
+    read: &'a dyn Read,
+    relation: RelationId,
+    volume: VolumeId,
+    /// A mover may have made something of this kind, and not told: to be made also if it is no more.
+    gone: Option<FileKind>,
+}
+
+impl Tree<'_> {
+    fn twin(&self, ino: InodeId) -> Result<Option<Twin>> {
+        find_twin(self.read, self.relation, ino)
+    }
+    fn path(&self, place: &TwinPlace) -> Result<Option<Bytes>> {
+        Ok(path_of(self.read, self.relation, place)?.map(Bytes::from))
+    }
+
+    /// Makes something that home does not have, where the volume has it.
+    fn make(&self, ino: InodeId, place: TwinPlace, whole: bool) -> Result<Option<Step>> {
+        let Some(present) = present(self.read, ino)? else {
+            return self.gone.map_or(Ok(None), |kind| self.make_gone(ino, kind, place));
+        };
+        if present.volume != self.volume {
+            return Ok(None); // the topmost directory of another volume
+        }
+        let Some(path) = self.path(&place)? else { return Ok(None) };
+        let target = match present.kind {
+            FileKind::Symlink => self.read.get(&keys::data(ino))?.unwrap_or_default(),
+            _ => Vec::new(),
+        };
+        let kind = present.kind;
+        let action = NameAction::Make {
+            path,
+            kind,
+            target: Bytes::from(target),
+            rdev: present.rdev,
+            attrs: present.attrs,
+        };
+        Ok(Some(Step { ino, action, effect: Effect::Make { ino, kind, place, whole }, last: true }))
+    }
+
+    /// What a mover may have made, and is no more: made for certain, so that its removal finds it.
+    fn make_gone(&self, ino: InodeId, kind: FileKind, place: TwinPlace) -> Result<Option<Step>> {
+        let (Some(path), None) = (self.path(&place)?, self.twin(ino)?) else { return Ok(None) };
+        let epoch = Time { nanos: 0 };
+        let attrs = HomeAttrs { mode: 0, uid: 0, gid: 0, atime: epoch, mtime: epoch, xattrs: Vec::new() };
+        if kind == FileKind::Symlink {
+            return Ok(None); // where it led to is not known any more
+        }
+        let action = NameAction::Make { path, kind, target: Bytes::new(), rdev: 0, attrs };
+        Ok(Some(Step { ino, action, effect: Effect::Make { ino, kind, place, whole: false }, last: true }))
+    }
+
+    /// A name is there: of something new, or another one of what has a name already. `whole`: it may have content.
+    fn appear(&self, ino: InodeId, place: TwinPlace, certain: bool, whole: bool) -> Result<Option<Step>> {
+        let Some(twin) = self.twin(ino)? else { return self.make(ino, place, whole) };
+        if twin.places.contains(&place) || twin.kind == FileKind::Directory {
+            return Ok(None);
+        }
+        // Found by the look at what was there before: only if it is so now, or a mover may have done it.
+        let now = find_link(self.read, place.dir, &place.name)?.is_some_and(|link| link.ino == ino);
+        let (Some(path), Some(first), true) = (self.path(&place)?, twin.places.first(), certain || now)
+        else {
+            return Ok(None);
+        };
+        let Some(from) = self.path(first)? else { return Ok(None) };
+        let action = NameAction::Link { from, path, expect: expected(&twin) };
+        Ok(Some(Step { ino, action, effect: Effect::Link { ino, place }, last: true }))
+    }
+
+    fn vanish(&self, ino: InodeId, place: TwinPlace, last: bool) -> Result<Option<Step>> {
+        let Some(twin) = self.twin(ino)?.filter(|twin| twin.places.contains(&place)) else { return Ok(None) };
+        let Some(path) = self.path(&place)? else { return Ok(None) };
+        let action = NameAction::Remove { path, kind: twin.kind, expect: expected(&twin) };
+        Ok(Some(Step { ino, action, effect: Effect::Drop { ino, place }, last }))
+    }
+
+    fn renamed(&self, ino: InodeId, from: TwinPlace, to: TwinPlace) -> Result<Option<Step>> {
+        let twin = self.twin(ino)?;
+        if twin.as_ref().is_some_and(|twin| twin.places.contains(&to)) {
+            return Ok(None);
+        }
+        // A directory that was there before, and was not looked at yet: it must be there first.
+        if self.twin(to.dir)?.is_none() {
+            return match twin {
+                Some(_) => self.make_above(to.dir),
+                None => Ok(None), // it will be looked at together with what is in it
+            };
+        }
+        let replaced = match occupant(self.read, self.relation, &to)?.filter(|other| *other != ino) {
+            Some(other) => self.twin(other)?.map(|twin| (other, expected(&twin))),
+            None => None,
+        };
+        let Some(twin) = twin.filter(|twin| twin.places.contains(&from)) else {
+            // This name is not known at home: what it replaced goes, then it is made.
+            return match replaced {
+                Some((other, _)) => self.vanish(other, to, false),
+                None => self.appear(ino, to, true, true),
+            };
+        };
+        let (Some(from_path), Some(to_path)) = (self.path(&from)?, self.path(&to)?) else { return Ok(None) };
+        let (other, stamp) = replaced.unzip();
+        let action = NameAction::Rename {
+            from: from_path,
+            to: to_path,
+            kind: twin.kind,
+            expect: expected(&twin),
+            replaced: stamp,
+        };
+        Ok(Some(Step { ino, action, effect: Effect::Move { ino, from, to, replaced: other }, last: true }))
+    }
+
+    /// The topmost directory on the way to `dir` that home lacks.
+    fn make_above(&self, dir: InodeId) -> Result<Option<Step>> {
+        let (mut at, mut seen) = (dir, BTreeSet::new());
+        while seen.insert(at) {
+            let Some(value) = self.read.get(&keys::access(at))? else { return Ok(None) };
+            let above = Access::from_value(&value, || format!("directory {at}"))?.parent;
+            if self.twin(above)?.is_some() {
+                let Some(name) = name_in(self.read, above, at)? else { return Ok(None) };
+                let step = self.make(at, TwinPlace { dir: above, name }, true)?;
+                return Ok(step.map(|step| Step { last: false, ..step }));
+            }
+            at = above;
+        }
+        Ok(None)
+    }
+
+    fn exchanged(
+        &self,
+        ino: InodeId,
+        other: InodeId,
+        place: TwinPlace,
+        other_place: TwinPlace,
+    ) -> Result<Option<Step>> {
+        let (Some(twin), Some(other_twin)) = (self.twin(ino)?, self.twin(other)?) else { return Ok(None) };
+        if !twin.places.contains(&place) || !other_twin.places.contains(&other_place) {
+            return Ok(None);
+        }
+        let (Some(one), Some(two)) = (self.path(&place)?, self.path(&other_place)?) else { return Ok(None) };
+        let (expect, other_expect) = (expected(&twin), expected(&other_twin));
+        let action = NameAction::Exchange { one, other: two, expect, other_expect };
+        Ok(Some(Step { ino, action, effect: Effect::Swap { ino, other, place, other_place }, last: true }))
+    }
+
+    pub fn attributes(&self, ino: InodeId) -> Result<Option<Step>> {
+        let (Some(twin), Some(present)) = (self.twin(ino)?, present(self.read, ino)?) else {
+            return Ok(None);
+        };
+        let path = match twin.places.first() {
+            Some(place) => self.path(place)?,
+            None => Some(Bytes::new()),
+        };
+        let Some(path) = path else { return Ok(None) };
+        let action =
+            NameAction::Attributes { path, kind: twin.kind, attrs: present.attrs, expect: expected(&twin) };
+        Ok(Some(Step { ino, action, effect: Effect::Stamp { ino }, last: true }))
+    }
+
+    fn resized(&self, ino: InodeId, size: u64) -> Result<Option<Step>> {
+        let Some(twin) = self.twin(ino)? else { return Ok(None) };
+        let Some(path) = twin.places.first().map_or(Ok(None), |place| self.path(place))? else {
+            return Ok(None);
+        };
+        let action = NameAction::Resize { path, size, expect: expected(&twin) };
+        Ok(Some(Step { ino, action, effect: Effect::Cut { ino, size }, last: true }))
+    }
+}
+
+/// A directory whose entries changed at home gets its own times again.
+pub fn directory_step(
+    read: &dyn Read,
+    relation: RelationId,
+    volume: VolumeId,
+    dir: InodeId,
+) -> Result<Option<Step>> {
+    let step = Tree { read, relation, volume, gone: None }.attributes(dir)?;
+    Ok(step.map(|step| Step { effect: Effect::Attributes { dir }, ..step }))
+}
+
+/// The name of a directory in the one above.
+fn name_in(read: &dyn Read, above: InodeId, dir: InodeId) -> Result<Option<Bytes>> {
+    let (mut name, (start, end)) = (None, keys::range_of(b'K', above.0));
+    read.scan(&start, &end, &mut |_, value| match crate::record::Listed::from_value(value, String::new) {
+        Ok(listed) if listed.ino == dir => {
+            name = Some(listed.name);
+            Scan::Stop
+        }
+        _ => Scan::More,
+    })?;
+    Ok(name)
+}
+
+/// Home is as the effect says.
+pub fn apply(
+    txn: &mut dyn Txn,
+    relation: RelationId,
+    number: u64,
+    now: Time,
+    effect: &Effect,
+    stamp: &StampBytes,
+) -> Result<()> {
+    match effect {
+        Effect::Make { ino, kind, place, whole } => {
+            let twin = Twin {
+                kind: *kind,
+                places: Vec::new(),
+                stamp: stamp.clone(),
+                complete: None,
+                writing: false,
+            };
+            add_place(txn, relation, *ino, twin, place);
+            if *whole {
+                ship_whole(txn, relation, number, now, *ino)?;
+            }
+        }
+        Effect::Link { ino, place } => {
+            if let Some(twin) = find_twin(txn, relation, *ino)? {
+                add_place(txn, relation, *ino, restamped(twin, stamp), place);
+            }
+        }
+        Effect::Drop { ino, place } => drop_place(txn, relation, *ino, place, stamp)?,
+        Effect::Move { ino, from, to, replaced } => {
+            if let Some(other) = replaced {
+                drop_place(txn, relation, *other, to, &Bytes::new())?;
+            }
+            if let Some(mut twin) = find_twin(txn, relation, *ino)? {
+                take_place(txn, relation, &mut twin, from);
+                add_place(txn, relation, *ino, restamped(twin, stamp), to);
+            }
+        }
+        Effect::Swap { ino, other, place, other_place } => {
+            for (ino, from, to) in [(ino, place, other_place), (other, other_place, place)] {
+                if let Some(mut twin) = find_twin(txn, relation, *ino)? {
+                    twin.places.retain(|p| p != from);
+                    add_place(txn, relation, *ino, twin, to);
+                }
+            }
+        }
+        Effect::Stamp { ino } => restamp(txn, relation, *ino, stamp)?,
+        Effect::Attributes { dir } => {
+            txn.delete(&keys::old_attributes(relation, *dir));
+            restamp(txn, relation, *dir, stamp)?;
+        }
+        Effect::Cut { ino, size } => {
+            restamp(txn, relation, *ino, stamp)?;
+            store::trim_receipts(txn, relation, *ino, *size)?;
+        }
+    }
+    Ok(())
+}
+
+fn restamped(twin: Twin, stamp: &StampBytes) -> Twin {
+    if stamp.is_empty() { twin } else { Twin { stamp: stamp.clone(), ..twin } }
+}
+fn restamp(txn: &mut dyn Txn, relation: RelationId, ino: InodeId, stamp: &StampBytes) -> Result<()> {
+    if let Some(twin) = find_twin(txn, relation, ino)? {
+        txn.put(&keys::twin(relation, ino), &restamped(twin, stamp).to_value());
+    }
+    Ok(())
+}
+fn add_place(txn: &mut dyn Txn, relation: RelationId, ino: InodeId, mut twin: Twin, place: &TwinPlace) {
+    if !twin.places.contains(place) {
+        twin.places.push(place.clone());
+    }
+    txn.put(&keys::twin_name(relation, place.dir, &place.name), &ino.0.to_le_bytes());
+    txn.put(&keys::old_attributes(relation, place.dir), &[]);
+    txn.put(&keys::twin(relation, ino), &twin.to_value());
+}
+fn take_place(txn: &mut dyn Txn, relation: RelationId, twin: &mut Twin, place: &TwinPlace) {
+    twin.places.retain(|p| p != place);
+    txn.delete(&keys::twin_name(relation, place.dir, &place.name));
+    txn.put(&keys::old_attributes(relation, place.dir), &[]);
+}
+fn drop_place(
+    txn: &mut dyn Txn,
+    relation: RelationId,
+    ino: InodeId,
+    place: &TwinPlace,
+    stamp: &StampBytes,
+) -> Result<()> {
+    let Some(mut twin) = find_twin(txn, relation, ino)? else { return Ok(()) };
+    take_place(txn, relation, &mut twin, place);
+    if !twin.places.is_empty() {
+        txn.put(&keys::twin(relation, ino), &restamped(twin, stamp).to_value());
+        return Ok(());
+    }
+    txn.delete(&keys::twin(relation, ino));
+    txn.delete(&keys::aside(relation, ino));
+    txn.delete(&keys::old_attributes(relation, ino));
+    store::trim_receipts(txn, relation, ino, 0)?;
+    store::drop_pending(txn, relation, ino)
+}
+
+/// All that a file has, or all that is in a directory, is to be shipped.
+pub fn ship_whole(
+    txn: &mut dyn Txn,
+    relation: RelationId,
+    number: u64,
+    now: Time,
+    ino: InodeId,
+) -> Result<()> {
+    let Some(inode) = find_inode(txn, ino)? else {
+        txn.put(&keys::unseen(relation, ino), &0u64.to_le_bytes());
+        return Ok(());
+    };
+    if inode.kind != FileKind::Regular {
+        return Ok(());
+    }
+    let pending = |len| Pending { len, since: now, oldest: number, newest: number };
+    if inode.size > 0 {
+        store::add_pending(txn, relation, ino, 0, pending(inode.size), &Apart::NOTHING)?;
+    }
+    if !inode.dirty {
+        txn.put(&keys::pending(relation, ino, FINISH), &pending(0).to_value());
+    }
+    Ok(())
+}
+
+/// A change as it is kept.
+pub fn load_change(value: &[u8], number: u64) -> Result<ChangeRecord> {
+    ChangeRecord::from_value(value, || format!("change {number}"))
+}

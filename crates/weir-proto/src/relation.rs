@@ -1,0 +1,264 @@
+//! What a volume's changelog says, and messages about relations: between the metadata leader, movers and administrators
+//! (methods 160–179).
+//!
+//! A mover is a client: it has a session, asks for work, and tells what came of it. Work may be done twice; what a mover
+//! took comes back when its session ends.
+use crate::map::Layout;
+use crate::meta::{Cred, FileKind, Op, Time};
+use crate::{InodeId, SessionId, VolumeId, message, wire_enum, wire_union};
+use bytes::Bytes;
+use std::fmt;
+
+/// Longest URL of a home, in bytes.
+pub const URL_MAX: usize = 1024;
+/// Longest name of a relation, in bytes.
+pub const RELATION_NAME_MAX: usize = 64;
+/// Changes that one `ReadChanges` is answered with.
+pub const CHANGES_MAX: u32 = 4096;
+/// Longest extent that is shipped at once, in bytes. Not a setting: a mover sends it in smaller pieces anyway.
+pub const EXTENT_MAX: u64 = 64 << 20;
+
+/// A relation of a namespace.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct RelationId(pub u32);
+crate::wire_newtype!(RelationId(u32));
+impl fmt::Display for RelationId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "r{}", self.0)
+    }
+}
+impl fmt::Debug for RelationId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+wire_union!(
+    /// What happened. Names are given as the parent's inode and a name: paths change when a directory above is renamed.
+    What {
+        /// Something new has its first name. A directory is empty.
+        Made = 1 { ino: InodeId, kind: FileKind, parent: InodeId, name: Bytes },
+        /// Another name of a file.
+        Linked = 2 { ino: InodeId, parent: InodeId, name: Bytes },
+        Removed = 3 {
+            ino: InodeId, kind: FileKind, parent: InodeId, name: Bytes,
+            /// It was its last name.
+            last: bool,
+        },
+        Renamed = 4 {
+            ino: InodeId, kind: FileKind, parent: InodeId, name: Bytes, new_parent: InodeId, new_name: Bytes,
+            /// What had the new name, and whether that was its last one.
+            replaced: Option<(InodeId, bool)>,
+        },
+        /// Two names change places; `ino` is what had the first one.
+        Exchanged = 5 {
+            ino: InodeId, other: InodeId, parent: InodeId, name: Bytes, other_parent: InodeId, other_name: Bytes,
+        },
+        /// Mode, owner, times or extended attributes.
+        Attributes = 6 { ino: InodeId },
+        /// These bytes are new; they are durable.
+        Data = 7 { ino: InodeId, offset: u64, len: u64 },
+        /// The size was set: shorter, or longer with zeros.
+        Resized = 8 { ino: InodeId, size: u64 },
+        /// The last writer closed the file.
+        Complete = 9 { ino: InodeId, size: u64 },
+    }
+);
+
+message!(
+    /// One change of a volume. Numbers grow by one, from 1.
+    Change { number: u64, at: Time, what: What }
+);
+
+// ---- followers
+message!(
+    /// Changes after the number `after`, in order; waits up to `wait_ms` for the first. With a cursor `after` is ignored:
+    /// the answer begins after what the cursor acknowledged, and what lies behind all cursors is forgotten.
+    ReadChanges = 160 -> Changes {
+        session: SessionId, cred: Cred, volume: VolumeId, cursor: Option<String>, after: u64, limit: u32, wait_ms: u32,
+    }
+);
+message!(Changes {
+    changes: Vec<NamedChange>,
+    /// The first number that is still known.
+    first: u64,
+});
+message!(
+    /// A change, and where its inode is now below the volume's root (none: it is gone).
+    NamedChange { change: Change, path: Option<Bytes> }
+);
+message!(
+    /// Everything up to `upto` was dealt with. Makes the cursor if it is new; then `upto` may be 0: from now on.
+    AckChanges = 161 -> () { op: Op, cred: Cred, volume: VolumeId, cursor: String, upto: u64 }
+);
+message!(DropCursor = 162 -> () { op: Op, cred: Cred, volume: VolumeId, cursor: String });
+
+// ---- administration
+wire_enum!(Direction {
+    /// Changes of the volume go to home.
+    Push = 1,
+    /// The volume shows what is at home; it is read only here.
+    Pull = 2,
+});
+message!(RelationAdd = 163 -> RelationInfo {
+    op: Op, cred: Cred, volume: VolumeId,
+    /// Where home is: `file:///path`, `s3://bucket/prefix`, `weir://…`.
+    url: String,
+    direction: Direction,
+    /// Data that is at home may be evicted here.
+    evict: bool,
+});
+message!(RelationList = 164 -> Relations { session: SessionId, volume: Option<VolumeId> });
+message!(Relations { relations: Vec<RelationInfo> });
+wire_enum!(RelationVerb { Pause = 1, Resume = 2, Remove = 3, AllowEviction = 4, ForbidEviction = 5 });
+message!(RelationDo = 165 -> () { op: Op, cred: Cred, relation: RelationId, verb: RelationVerb });
+
+wire_union!(
+    RelationState {
+        /// Nothing is left to ship.
+        Synced = 1 {},
+        Copying = 2 {},
+        Paused = 3 { why: String },
+        /// Something at home is not as it was left: see the list of items.
+        Diverged = 4 { items: u64 },
+    }
+);
+message!(RelationInfo {
+    id: RelationId,
+    volume: VolumeId,
+    volume_name: String,
+    url: String,
+    direction: Direction,
+    evict: bool,
+    state: RelationState,
+    /// Age of the oldest byte or name that home does not have yet, ms; 0: none.
+    lag_ms: u64,
+    backlog_bytes: u64,
+    backlog_names: u64,
+    /// Directories whose content is still to be looked at (a volume that was there before the relation).
+    unseen_directories: u64,
+    /// Shipped in the last seconds, bytes per second.
+    rate: u64,
+    shipped_bytes: u64,
+    shipped_names: u64,
+    movers: u32,
+    /// In words: what keeps the copy from being faster.
+    limited_by: String,
+    /// Items that are set aside, the first hundred.
+    aside: Vec<Aside>,
+});
+message!(
+    /// An inode that is not shipped until somebody decides.
+    Aside { ino: InodeId, path: Bytes, diverged: bool, why: String, at: Time }
+);
+message!(
+    /// Decides about an item that is set aside.
+    RelationResolve = 166 -> () { op: Op, cred: Cred, relation: RelationId, ino: InodeId, how: Resolution }
+);
+wire_enum!(Resolution {
+    /// What is in the volume counts: overwrite what is at home.
+    KeepVolume = 1,
+    /// Try again, after somebody mended it.
+    Retry = 2,
+});
+
+// ---- movers
+message!(
+    /// Work for a mover: waits up to `wait_ms` until there is some.
+    TakeWork = 167 -> WorkTaken {
+        session: SessionId,
+        /// Bytes of extents that it takes at most.
+        bytes: u64,
+        items: u32,
+        wait_ms: u32,
+        /// What holds this mover back, in words; empty: nothing but the lack of work.
+        limited_by: String,
+    }
+);
+message!(WorkTaken { relations: Vec<RelationWork> });
+message!(RelationWork { relation: RelationId, url: String, names: Vec<NameWork>, extents: Vec<ExtentWork> });
+
+/// How home identifies what was left there, as the back end encodes it; empty: not known.
+pub type StampBytes = Bytes;
+
+message!(
+    /// What a mover must find at home before it changes anything there.
+    Expected {
+        stamp: StampBytes,
+        /// A mover may have written there since the stamp was taken: only what it is counts, not its size and times.
+        writing: bool,
+    }
+);
+message!(
+    /// Attributes that home shall show.
+    HomeAttrs {
+        mode: u32, uid: u32, gid: u32, atime: Time, mtime: Time, xattrs: Vec<(Bytes, Bytes)>,
+    }
+);
+message!(NameWork { number: u64, ino: InodeId, action: NameAction });
+wire_union!(
+    /// Paths are relative to home's root, as home is when the action is due. Each may be done twice.
+    NameAction {
+        Make = 1 {
+            path: Bytes, kind: FileKind,
+            /// Of a symbolic link.
+            target: Bytes,
+            rdev: u32, attrs: HomeAttrs,
+        },
+        Link = 2 { from: Bytes, path: Bytes, expect: Expected },
+        Remove = 3 { path: Bytes, kind: FileKind, expect: Expected },
+        Rename = 4 { from: Bytes, to: Bytes, kind: FileKind, expect: Expected, replaced: Option<Expected> },
+        Exchange = 5 { one: Bytes, other: Bytes, expect: Expected, other_expect: Expected },
+        Attributes = 6 { path: Bytes, kind: FileKind, attrs: HomeAttrs, expect: Expected },
+        Resize = 7 { path: Bytes, size: u64, expect: Expected },
+    }
+);
+message!(
+    /// A range of a file to write at home. Those of one file are to be written in the order given.
+    ExtentWork {
+        ino: InodeId,
+        path: Bytes,
+        offset: u64,
+        /// 0 with `finish` alone: all bytes are there already.
+        len: u64,
+        layout: Option<Layout>,
+        /// The bytes, of a file that is kept in its inode.
+        inline: Option<Bytes>,
+        expect: Expected,
+        /// The file is complete with this: its size and attributes are to be set.
+        finish: Option<Finish>,
+    }
+);
+message!(Finish { size: u64, attrs: HomeAttrs });
+
+message!(
+    /// What came of work. Receipts: home has the bytes durably.
+    WorkDone = 168 -> () { session: SessionId, relation: RelationId, names: Vec<NameDone>, extents: Vec<ExtentDone> }
+);
+message!(NameDone { number: u64, outcome: Outcome });
+message!(ExtentDone { ino: InodeId, offset: u64, len: u64, finished: bool, sums: Vec<u32>, outcome: Outcome });
+wire_union!(
+    Outcome {
+        Done = 1 { stamp: StampBytes },
+        /// Home cannot be reached, or not now: again later.
+        Later = 2 { why: String },
+        /// Home is not as it was left: nothing was changed there.
+        Diverged = 3 { why: String },
+        /// It cannot be done: set aside.
+        Refused = 4 { why: String },
+        /// What was to be read has changed meanwhile: the leader knows better.
+        Moved = 5 {},
+    }
+);
+message!(
+    /// Where a file's bytes are at home, for a recall.
+    WhereAtHome = 169 -> HomePlace { session: SessionId, ino: InodeId }
+);
+message!(HomePlace { relation: RelationId, url: String, path: Bytes, stamp: StampBytes, receipts: Vec<Receipt> });
+message!(
+    /// Proof from home: these bytes are durable there. One checksum (CRC32C) for each `RECEIPT_BLOCK`, counted
+    /// from `offset` on, the last one of what is left.
+    Receipt { offset: u64, len: u64, sums: Vec<u32> }
+);
+/// Bytes that one checksum of a receipt covers.
+pub const RECEIPT_BLOCK: u64 = 4 << 20;
