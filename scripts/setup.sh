@@ -70,6 +70,19 @@ install_tool() {
         die "$1 $2 could not be built" "cargo said why above; \`cargo test\` leaves out what is missing"
 }
 
+# The S3 service of the tests is a Go program.
+install_s3() {
+    [ -x "$tools/bin/versitygw" ] && [ -e "$tools/versitygw-$1" ] && return 0
+    if ! command -v go >/dev/null; then
+        say "installing with apt: golang-go"
+        as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends golang-go >/dev/null
+    fi
+    say "building the test tool versitygw $1 into $tools"
+    GOBIN="$tools/bin" go install "github.com/versity/versitygw/cmd/versitygw@v$1" ||
+        die "versitygw $1 could not be built" "go said why above; \`cargo test\` leaves out what is missing"
+    touch "$tools/versitygw-$1"
+}
+
 if ! command -v apt-get >/dev/null; then
     has_rust || die "Rust $rust_needed or newer is needed" "see https://www.rust-lang.org/tools/install"
     say "this is no Debian: see to it yourself that these are installed: $packages"
@@ -80,3 +93,4 @@ install_rust
 install_python
 install_tool pjdfstest 0.2.2
 install_tool fsx 0.3.2
+install_s3 1.8.0

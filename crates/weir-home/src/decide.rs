@@ -59,7 +59,7 @@ pub enum RenameStep {
     Move,
     /// What is at the new name goes.
     Replace,
-    /// Both names lead to the one file: the old one goes.
+    /// Both names lead to the one thing (a file with two names, a rename by copy that was cut off): the old one goes.
     DropOld,
     Done,
     /// What is at the old name is not ours.
@@ -77,7 +77,7 @@ pub fn rename(
     let moved = to.is_some_and(|to| Expect::Ours(expect.stamp().clone()).admits(to));
     match (from.filter(|from| expect.admits(from)), to) {
         (Some(_), None) => RenameStep::Move,
-        (Some(from), Some(to)) if from.id == to.id && from.kind == FileKind::Regular => RenameStep::DropOld,
+        (Some(from), Some(to)) if from.id == to.id && from.kind == to.kind => RenameStep::DropOld,
         (Some(_), Some(to)) if replaces.is_some_and(|expect| expect.admits(to)) => RenameStep::Replace,
         (Some(_), Some(_)) => RenameStep::RefuseTo,
         (None, _) if moved => RenameStep::Done,
@@ -101,8 +101,8 @@ pub fn set_attrs(found: Option<&Stamp>, expect: &Expect, attrs: &Attrs) -> Step 
     match found {
         Some(found) if expect.admits(found) => Step::Act,
         // An earlier try came as far as the times.
-        Some(found) if expect.admits(&Stamp { mtime: expect.stamp().mtime, ..found.clone() }) => {
-            if found.mtime == attrs.mtime { Step::Act } else { Step::Refuse }
+        Some(found) if found.mtime == attrs.mtime && found.size == expect.stamp().size => {
+            if Expect::Ours(expect.stamp().clone()).admits(found) { Step::Act } else { Step::Refuse }
         }
         _ => Step::Refuse,
     }
@@ -127,7 +127,13 @@ mod tests {
     use weir_proto::meta::Time;
 
     fn stamp(id: u8, size: u64, mtime: i64) -> Stamp {
-        Stamp { kind: FileKind::Regular, id: Bytes::from(vec![id]), size, mtime: Time { nanos: mtime } }
+        Stamp {
+            kind: FileKind::Regular,
+            id: Bytes::from(vec![id]),
+            version: Bytes::new(),
+            size,
+            mtime: Time { nanos: mtime },
+        }
     }
     fn attrs(mode: u32, mtime: i64) -> Attrs {
         let time = Time { nanos: mtime };

@@ -15,10 +15,14 @@ use weir_env::BoxFuture;
 pub struct Traits {
     /// Users and groups are kept. A mover that is not root at home keeps no owners.
     pub owners: bool,
-    /// Access times are kept, and modification times of everything to the nanosecond.
+    /// Access times are kept, and modification times of everything to the nanosecond, also of the largest files.
     pub exact_times: bool,
     /// Extended attributes of users are kept.
     pub xattrs: bool,
+    /// All extended attributes of one thing with their names; with more it cannot be kept at home.
+    pub xattr_bytes_max: usize,
+    /// A path as home writes it; a longer one cannot be kept at home.
+    pub path_bytes_max: usize,
     /// Access control lists are kept.
     pub acls: bool,
     pub hard_links: bool,
@@ -59,7 +63,7 @@ pub struct ListEntry {
     pub found: Found,
 }
 
-/// Part of a directory, names in the order of their bytes.
+/// Part of a directory.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Listing {
     pub entries: Vec<ListEntry>,
@@ -168,7 +172,8 @@ pub trait Home: Send + Sync + 'static {
     /// What is there; absent: nothing, or no directory above.
     fn stat<'a>(&'a self, path: &'a HomePath) -> BoxFuture<'a, Outcome<Option<Found>>>;
 
-    /// The first `limit` entries (fewer only with `end`) whose names come after `after`.
+    /// The first `limit` entries (fewer only with `end`), or those behind the entry called `after`, in an order of the home's
+    /// own: that of the names where the names are plain.
     fn list<'a>(
         &'a self,
         dir: &'a HomePath,

@@ -14,6 +14,7 @@ mod idmap;
 mod lane;
 pub mod order;
 mod path;
+mod s3;
 mod stamp;
 
 pub use fault::{Divergence, Fault, FaultKind, Outcome, judge_errno};
@@ -22,4 +23,5 @@ pub use home::{Found, Home, HomeReader, HomeSpace, HomeWriter, ListEntry, Listin
 pub use idmap::{IdMap, IdRange};
 pub use lane::{HomeLane, LaneLimits};
 pub use path::{HomePath, RESERVED};
+pub use s3::{S3Home, S3HomeConfig, judge_status};
 pub use stamp::{Attrs, Expect, Make, STAMP_ID_BYTES_MAX, Stamp, Xattr};

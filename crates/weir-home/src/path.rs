@@ -43,6 +43,12 @@ impl HomePath {
         names.push(Bytes::copy_from_slice(name));
         Ok(HomePath(names))
     }
+    /// A name that home keeps for itself.
+    pub(crate) fn join_reserved(&self, name: &[u8]) -> HomePath {
+        let mut names = self.0.clone();
+        names.push(Bytes::copy_from_slice(name));
+        HomePath(names)
+    }
     pub fn is_root(&self) -> bool {
         self.0.is_empty()
     }

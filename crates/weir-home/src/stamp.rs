@@ -9,7 +9,7 @@ use weir_proto::{
     wire_struct,
 };
 
-/// Longest identity that a home gives, in bytes: S3's state of an unfinished upload, far below in practice.
+/// Longest identity and version that a home gives, in bytes: S3's state of an unfinished upload, far below in practice.
 pub const STAMP_ID_BYTES_MAX: usize = 1024;
 
 /// What we left at home. Equal stamps: the same thing, not written since.
@@ -18,6 +18,8 @@ pub struct Stamp {
     pub kind: FileKind,
     /// Which one it is, in the words of that home (inode number and birth, ETag): only to be compared.
     pub id: Bytes,
+    /// Which state of it, where home has more than size and time (an ETag, a number); otherwise empty.
+    pub version: Bytes,
     /// Of files and links; 0 of everything else.
     pub size: u64,
     /// Of files and links; 0 of everything else: the time of a directory changes with what is in it.
@@ -28,6 +30,7 @@ impl Wire for Stamp {
     fn encode(&self, w: &mut Writer) {
         self.kind.encode(w);
         self.id.encode(w);
+        self.version.encode(w);
         self.size.encode(w);
         self.mtime.encode(w);
     }
@@ -35,10 +38,11 @@ impl Wire for Stamp {
         let stamp = Stamp {
             kind: Wire::decode(r)?,
             id: Wire::decode(r)?,
+            version: Wire::decode(r)?,
             size: Wire::decode(r)?,
             mtime: Wire::decode(r)?,
         };
-        match stamp.id.len() {
+        match stamp.id.len() + stamp.version.len() {
             0..=STAMP_ID_BYTES_MAX => Ok(stamp),
             n => Err(Error::invalid(format!("malformed message: a stamp names its thing with {n} bytes"))),
         }
@@ -92,7 +96,7 @@ impl Expect {
         let expected = self.stamp();
         let same = expected.kind == found.kind && expected.id == found.id;
         match self {
-            Expect::Unchanged(_) => same && expected.size == found.size && expected.mtime == found.mtime,
+            Expect::Unchanged(_) => same && expected == found,
             Expect::Ours(_) => same,
         }
     }
@@ -152,7 +156,13 @@ mod tests {
     use super::*;
 
     fn stamp() -> Stamp {
-        Stamp { kind: FileKind::Regular, id: Bytes::from_static(b"7"), size: 10, mtime: Time { nanos: 5 } }
+        Stamp {
+            kind: FileKind::Regular,
+            id: Bytes::from_static(b"7"),
+            version: Bytes::new(),
+            size: 10,
+            mtime: Time { nanos: 5 },
+        }
     }
 
     #[test]
@@ -162,6 +172,7 @@ mod tests {
             (stamp(), true, true),
             (Stamp { size: 11, ..stamp() }, false, true),
             (Stamp { mtime: Time { nanos: 6 }, ..stamp() }, false, true),
+            (Stamp { version: Bytes::from_static(b"2"), ..stamp() }, false, true),
             (Stamp { id: Bytes::from_static(b"8"), ..stamp() }, false, false),
             (Stamp { kind: FileKind::Directory, ..stamp() }, false, false),
         ] {

@@ -59,6 +59,7 @@ impl Tree {
         Some(Stamp {
             kind: node.kind,
             id: Bytes::copy_from_slice(&id.to_le_bytes()),
+            version: Bytes::new(),
             size: node.size,
             mtime: Time { nanos: if is_dir { 0 } else { node.mtime } },
         })

@@ -123,7 +123,7 @@ impl Shared {
                     done => done.map_err(failed)?,
                 }
             }
-            (RenameStep::DropOld, Some(old)) => {
+            (RenameStep::DropOld, Some(old)) if expect.stamp().kind != FileKind::Directory => {
                 rustix::fs::unlinkat(&old.dir, &old.name[..], AtFlags::empty()).map_err(failed)?;
             }
             (RenameStep::Done, _) => {}

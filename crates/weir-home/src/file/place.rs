@@ -235,7 +235,7 @@ pub(super) fn stamp_of(stat: &Statx) -> Option<Stamp> {
         FileKind::Regular | FileKind::Symlink => (stat.stx_size, time_of(&stat.stx_mtime)),
         _ => (0, Time { nanos: 0 }),
     };
-    Some(Stamp { kind, id: id.into(), size, mtime })
+    Some(Stamp { kind, id: id.into(), version: Bytes::new(), size, mtime })
 }
 
 fn kind_of(kind: FileType) -> Option<FileKind> {

@@ -68,6 +68,8 @@ impl Root {
             owners: self.keeps.owners,
             exact_times: true,
             xattrs: self.keeps.xattrs,
+            xattr_bytes_max: usize::MAX,
+            path_bytes_max: usize::MAX,
             acls: self.keeps.acls,
             hard_links: true,
             special_files: self.keeps.owners,

@@ -303,7 +303,7 @@ pub async fn attributes_are_set_exactly_and_a_changed_file_keeps_its_own(bench: 
         acl.extend([tag.to_le_bytes(), rights.to_le_bytes()].concat());
         acl.extend(id.to_le_bytes());
     }
-    let big = pattern(5, 3000);
+    let big = pattern(5, can.xattr_bytes_max.min(3700) - 700);
     let mut wished = attrs(0o640);
     if can.acls {
         wished.xattrs.push(xattr("system.posix_acl_access", &acl));
@@ -445,7 +445,7 @@ pub async fn an_interrupted_writer_is_followed_by_another(bench: Bench) {
     let writer = home.open_write(&at, &unchanged(&made)).await.unwrap();
     writer.write_at(0, vec![bytes.slice(..first)]).await.unwrap();
     let told = writer.sync().await.unwrap();
-    let next = home.piece(first as u64, 1_000_000).end as usize;
+    let next = (home.piece(first as u64, 1_000_000).end as usize).min(bytes.len());
     writer.write_at(first as u64, vec![bytes.slice(first..next)]).await.unwrap();
     let _ = writer.sync().await.unwrap(); // and dies before it can tell
     drop(writer);
@@ -537,6 +537,11 @@ pub async fn names_of_all_kinds_are_kept(bench: Bench) {
         b"\xff\xfe\x80not utf-8".to_vec(),
         vec![0xe9; 255],
     ];
+    if home.traits().path_bytes_max < 4096 {
+        names.pop(); // twice as a path, each byte escaped
+        // The tests' S3 service replaces no object whose name comes near the longest of the file system below it.
+        names.iter_mut().for_each(|name| name.truncate(200));
+    }
     for name in &names {
         let at = HomePath::root().join(name).unwrap();
         let made = home.make(&at, &Make::Directory, &attrs(0o755)).await.unwrap();
@@ -547,14 +552,17 @@ pub async fn names_of_all_kinds_are_kept(bench: Bench) {
     }
     let listing = home.list(&HomePath::root(), None, 100).await.unwrap();
     names.sort();
-    assert_eq!(listing.entries.iter().map(|e| e.name.to_vec()).collect::<Vec<_>>(), names);
+    let mut listed: Vec<Vec<u8>> = listing.entries.iter().map(|e| e.name.to_vec()).collect();
+    listed.sort(); // escaped names are elsewhere in a bucket's order
+    assert_eq!(listed, names);
     assert!(listing.end);
 }
 
 pub async fn deep_paths_are_kept(bench: Bench) {
     let home = &bench.home;
-    // S3's keys end at 1,024 bytes, a directory's paths do not.
-    let (depth, name) = if home.traits().in_place { (60, "n".repeat(200)) } else { (60, "n".repeat(10)) };
+    // A directory's paths may be longer than what a system call takes.
+    let longest = home.traits().path_bytes_max.min(12_000);
+    let (depth, name) = (60, "n".repeat(longest / 60 - 2));
     let mut at = HomePath::root();
     for _ in 0..depth {
         at = at.join(name.as_bytes()).unwrap();

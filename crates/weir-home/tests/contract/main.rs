@@ -8,10 +8,11 @@
 )]
 mod cases;
 mod directory;
+mod service;
 
 use std::{path::Path, sync::Arc, time::Duration};
 use weir_env::Env;
-use weir_home::{FileHome, FileHomeConfig, Home, IdMap, LaneLimits};
+use weir_home::{FileHome, FileHomeConfig, Home, IdMap, LaneLimits, S3Home};
 
 /// One home, opened twice.
 pub struct Bench {
@@ -39,12 +40,25 @@ async fn on_file<F: Future<Output = ()>>(case: impl FnOnce(Bench) -> F) {
     case(Bench { home, stranger }).await;
 }
 
+async fn on_s3<F: Future<Output = ()>>(case: impl FnOnce(Bench) -> F) {
+    let Some(service) = service::Service::start() else { return };
+    let home = Arc::new(S3Home::open(&env(), service.config("some/place", true)).await.unwrap());
+    let stranger = Arc::new(S3Home::open(&env(), service.config("some/place", false)).await.unwrap());
+    case(Bench { home, stranger }).await;
+}
+
 macro_rules! cases {
     ($($case:ident),* $(,)?) => {
         mod file {
             $(#[tokio::test]
             async fn $case() {
                 super::on_file(super::cases::$case).await;
+            })*
+        }
+        mod s3 {
+            $(#[tokio::test]
+            async fn $case() {
+                super::on_s3(super::cases::$case).await;
             })*
         }
     };

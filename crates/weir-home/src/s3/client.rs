@@ -1,0 +1,517 @@
+//! Requests to one bucket, blocking: signed by `rusty-s3`, sent by `ureq`. Knows S3's words, not what they are for.
+//!
+//! Always holds: bodies that are sent carry their MD5, so a damaged one is refused by the service; keys and secrets are in
+//! no message; bytes are sent from where they lie.
+use super::{
+    S3HomeConfig,
+    key::url_encode,
+    meta::{META, META_XATTRS, Meta, Object},
+};
+use crate::{Attrs, Fault, FaultKind, HomePath, Outcome};
+use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
+use bytes::Bytes;
+use md5::{Digest, Md5};
+use rusty_s3::{Bucket, Credentials, Method, UrlStyle, actions};
+use std::{
+    collections::BTreeMap,
+    io::{self, Read},
+    ops::Range,
+};
+use ureq::{
+    Agent, Body, SendBody,
+    http::{Request, Response},
+};
+use weir_env::{BufferPool, Clock};
+use weir_proto::{
+    Error, ErrorKind,
+    meta::{FileKind, Time},
+};
+
+/// One buffer of an answer: the largest class that the pool keeps.
+const READ_BYTES_MAX: usize = 8 << 20;
+/// A listing of 1,000 keys of 1 KiB, with room for the rest.
+const XML_BYTES_MAX: u64 = 8 << 20;
+
+pub(super) struct Client {
+    bucket: Bucket,
+    credentials: Credentials,
+    agent: Agent,
+    clock: Clock,
+    buffers: BufferPool,
+    /// A signature is good for as long as a call may take.
+    expires_s: u64,
+}
+
+/// Why a request was not served.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// The service said so: status, code and message.
+    Said(u16, String, String),
+    /// No answer, or half of one.
+    Silent(String),
+}
+
+impl Failure {
+    pub(super) fn is_missing(&self) -> bool {
+        matches!(self, Failure::Said(404, code, _) if code != "NoSuchBucket")
+    }
+    pub(super) fn is_condition(&self) -> bool {
+        matches!(self, Failure::Said(412, ..))
+    }
+    pub(super) fn fault(self, doing: &str, path: &HomePath) -> Fault {
+        let (kind, error, remedy, what) = match &self {
+            Failure::Said(status, code, message) => {
+                let (kind, error, remedy) = judge_status(*status, code);
+                (kind, error, remedy, format!("{status} {code} ({message})"))
+            }
+            Failure::Silent(why) => {
+                (FaultKind::Unreachable, ErrorKind::Unavailable, "it is tried again", why.clone())
+            }
+        };
+        Fault::new(
+            kind,
+            path,
+            Error { kind: error, context: format!("{doing} {path} at home: {what}: {remedy}") },
+        )
+    }
+}
+
+/// What an answer that is no success means for the mover, and what a human can do.
+pub fn judge_status(status: u16, code: &str) -> (FaultKind, ErrorKind, &'static str) {
+    use FaultKind::*;
+    match (status, code) {
+        (_, "QuotaExceeded" | "XMinioStorageFull" | "InsufficientStorage") | (507, _) => {
+            (Full, ErrorKind::NoSpace, "free space at home, or raise the quota there")
+        }
+        (_, "RequestTimeTooSkewed") => {
+            (Denied, ErrorKind::Denied, "set the clock of this machine, or of the service")
+        }
+        (404, "NoSuchBucket") => {
+            (Unreachable, ErrorKind::Unavailable, "make the bucket, or correct the relation's URL")
+        }
+        (401 | 403, _) => {
+            (Denied, ErrorKind::Denied, "check the access key and what it may do with the bucket")
+        }
+        (404 | 412, _) => (
+            Diverged,
+            ErrorKind::Stale,
+            "somebody has changed home: weir relation resolve decides which is right",
+        ),
+        // Among them: SlowDown, RequestTimeout, a conflict of two requests, BadDigest (bytes damaged on the way).
+        (408 | 409 | 425 | 429 | 500..=599, _) | (400, "RequestTimeout" | "BadDigest" | "IncompleteBody") => {
+            (Unreachable, ErrorKind::Unavailable, "it is tried again; look after the service if it stays so")
+        }
+        _ => (Broken, ErrorKind::Unsupported, "home cannot keep this; give it another name or leave it out"),
+    }
+}
+
+/// One request: what is signed and what is not.
+#[derive(Default)]
+pub(super) struct Ask<'a> {
+    query: BTreeMap<&'static str, String>,
+    headers: BTreeMap<&'static str, String>,
+    /// Not part of the signature.
+    plain: Vec<(&'static str, String)>,
+    body: &'a [Bytes],
+}
+
+impl<'a> Ask<'a> {
+    pub(super) fn query(mut self, name: &'static str, value: impl ToString) -> Self {
+        self.query.insert(name, value.to_string());
+        self
+    }
+    pub(super) fn plain(mut self, name: &'static str, value: impl ToString) -> Self {
+        self.plain.push((name, value.to_string()));
+        self
+    }
+    pub(super) fn header(mut self, name: &'static str, value: impl ToString) -> Self {
+        self.headers.insert(name, value.to_string());
+        self
+    }
+    pub(super) fn meta(mut self, meta: &Meta) -> Outcome<Self> {
+        self.headers.extend(meta.to_headers()?);
+        Ok(self)
+    }
+    pub(super) fn body(mut self, body: &'a [Bytes]) -> Self {
+        self.body = body;
+        self
+    }
+}
+
+struct Parts<'a> {
+    left: &'a [Bytes],
+    at: usize,
+}
+impl Read for Parts<'_> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        while let Some((first, rest)) = self.left.split_first() {
+            let bytes = &first[self.at..];
+            if bytes.is_empty() {
+                (self.left, self.at) = (rest, 0);
+                continue;
+            }
+            let n = bytes.len().min(buf.len());
+            buf[..n].copy_from_slice(&bytes[..n]);
+            self.at += n;
+            return Ok(n);
+        }
+        Ok(0)
+    }
+}
+
+type Answer<T> = std::result::Result<T, Failure>;
+
+impl Client {
+    pub(super) fn new(
+        config: &S3HomeConfig,
+        clock: Clock,
+        buffers: BufferPool,
+    ) -> weir_proto::Result<Client> {
+        let bad = |why: String| Error::invalid(format!("the S3 endpoint {}: {why}", config.endpoint));
+        let endpoint = config.endpoint.parse().map_err(|e| bad(format!("{e}")))?;
+        let style = if config.path_style { UrlStyle::Path } else { UrlStyle::VirtualHost };
+        let bucket = Bucket::new(endpoint, style, config.bucket.clone(), config.region.clone())
+            .map_err(|e| bad(e.to_string()))?;
+        if !matches!(bucket.base_url().scheme(), "http" | "https") {
+            return Err(bad("it is neither http nor https".into()));
+        }
+        let credentials = match &config.token {
+            Some(token) => Credentials::new_with_token(&config.access_key, &config.secret_key, token),
+            None => Credentials::new(&config.access_key, &config.secret_key),
+        };
+        let agent = Agent::config_builder()
+            .http_status_as_error(false)
+            .max_redirects(0)
+            .timeout_global(Some(config.limits.deadline))
+            .max_idle_connections_per_host(config.limits.threads_max)
+            .build()
+            .new_agent();
+        let expires_s = config.limits.deadline.as_secs().clamp(1, 7 * 24 * 3600) + 60;
+        Ok(Client { bucket, credentials, agent, clock, buffers, expires_s })
+    }
+
+    fn send(&self, method: Method, key: Option<&str>, ask: Ask<'_>) -> Answer<Response<Body>> {
+        let url = key.map_or_else(|| self.bucket.base_url().clone(), |key| self.bucket.object_url(key));
+        let silent = |e: &dyn std::fmt::Display| Failure::Silent(e.to_string());
+        let now = jiff::Timestamp::from_nanosecond(self.clock.wall().0.into()).map_err(|e| silent(&e))?;
+        let c = &self.credentials;
+        let signed = rusty_s3::signing::sign(
+            &now,
+            method,
+            url,
+            c.key(),
+            c.secret(),
+            c.token(),
+            self.bucket.region(),
+            self.expires_s,
+            ask.query.iter().map(|(k, v)| (*k, v.as_str())),
+            ask.headers.iter().map(|(k, v)| (*k, v.as_str())),
+        );
+        let len: usize = ask.body.iter().map(Bytes::len).sum();
+        let mut request = Request::builder().method(method.to_str()).uri(signed.as_str());
+        for (name, value) in
+            ask.headers.iter().map(|(k, v)| (*k, v)).chain(ask.plain.iter().map(|(k, v)| (*k, v)))
+        {
+            request = request.header(name, value);
+        }
+        let answer = if matches!(method, Method::Put | Method::Post) {
+            request = request.header("content-length", len);
+            if len > 0 {
+                let mut md5 = Md5::new();
+                ask.body.iter().for_each(|part| md5.update(part));
+                request = request.header("content-md5", BASE64.encode(md5.finalize()));
+            }
+            let mut parts = Parts { left: ask.body, at: 0 };
+            let request = request.body(SendBody::from_reader(&mut parts)).map_err(|e| silent(&e))?;
+            self.agent.run(request)
+        } else {
+            self.agent.run(request.body(()).map_err(|e| silent(&e))?)
+        };
+        let answer = answer.map_err(|e| silent(&e))?;
+        if answer.status().is_success() { Ok(answer) } else { Err(said(answer)) }
+    }
+
+    /// The text of an answer; some failures are told in one that began as a success.
+    fn text(&self, method: Method, key: Option<&str>, ask: Ask<'_>) -> Answer<String> {
+        let mut answer = self.send(method, key, ask)?;
+        let text = read_text(&mut answer)?;
+        match between(&text, "<Code>", "</Code>") {
+            Some(code) if text.contains("<Error>") || text.contains("<Error ") => {
+                let message = between(&text, "<Message>", "</Message>").unwrap_or_default();
+                Err(Failure::Said(500, code.into(), message.into()))
+            }
+            _ => Ok(text),
+        }
+    }
+
+    pub(super) fn head(&self, key: &str) -> Answer<Option<Object>> {
+        match self.send(Method::Head, Some(key), Ask::default()) {
+            Ok(answer) => Ok(Some(object_of(key, &answer))),
+            Err(failure) if failure.is_missing() => Ok(None),
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// Reads a range of the object as it was with this ETag.
+    pub(super) fn get(&self, key: &str, etag: &str, range: Range<u64>) -> Answer<Vec<Bytes>> {
+        if range.is_empty() {
+            return Ok(Vec::new());
+        }
+        let ask = Ask::default()
+            .plain("range", format!("bytes={}-{}", range.start, range.end - 1))
+            .plain("if-match", quoted(etag));
+        let answer = self.send(Method::Get, Some(key), ask)?;
+        let mut body = answer.into_body().into_with_config().limit(u64::MAX).reader();
+        let mut left =
+            usize::try_from(range.end - range.start).map_err(|e| Failure::Silent(e.to_string()))?;
+        let mut parts = Vec::with_capacity(left.div_ceil(READ_BYTES_MAX));
+        while left > 0 {
+            let mut buf = self.buffers.get(left.min(READ_BYTES_MAX));
+            body.read_exact(&mut buf).map_err(|e| Failure::Silent(format!("the answer ended early: {e}")))?;
+            left -= buf.len();
+            parts.push(buf.freeze());
+        }
+        Ok(parts)
+    }
+
+    pub(super) fn put(&self, key: &str, ask: Ask<'_>) -> Answer<()> {
+        self.send(Method::Put, Some(key), ask).map(drop)
+    }
+
+    pub(super) fn delete(&self, key: &str) -> Answer<()> {
+        match self.send(Method::Delete, Some(key), Ask::default()) {
+            Err(failure) if !failure.is_missing() => Err(failure),
+            _ => Ok(()),
+        }
+    }
+
+    /// Copies within the bucket, with new metadata. At most 5 GiB.
+    pub(super) fn copy(&self, from: &str, etag: &str, to: &str, ask: Ask<'_>) -> Answer<()> {
+        let ask = self.source(ask, from, etag).header("x-amz-metadata-directive", "REPLACE");
+        self.text(Method::Put, Some(to), ask).map(drop)
+    }
+
+    fn source<'a>(&self, ask: Ask<'a>, from: &str, etag: &str) -> Ask<'a> {
+        let source = format!("/{}/{}", self.bucket.name(), from);
+        ask.header("x-amz-copy-source", url_encode(&source))
+            .header("x-amz-copy-source-if-match", quoted(etag))
+    }
+
+    /// Keys below `prefix` after `after`, those with a further slash as one; at most `limit` (1,000), and whether more come.
+    pub(super) fn list(
+        &self,
+        prefix: &str,
+        after: Option<&str>,
+        delimited: bool,
+        limit: usize,
+    ) -> Answer<(Vec<String>, bool)> {
+        let mut ask = Ask::default()
+            .query("list-type", 2)
+            .query("encoding-type", "url")
+            .query("prefix", prefix)
+            .query("max-keys", limit.clamp(1, 1000));
+        if delimited {
+            ask = ask.query("delimiter", "/");
+        }
+        if let Some(after) = after {
+            ask = ask.query("start-after", after);
+        }
+        let text = self.text(Method::Get, None, ask)?;
+        let listed =
+            actions::ListObjectsV2::parse_response(&text).map_err(|e| Failure::Silent(e.to_string()))?;
+        let mut keys: Vec<String> = listed.contents.into_iter().map(|object| object.key).collect();
+        keys.extend(listed.common_prefixes.into_iter().map(|common| common.prefix));
+        keys.sort_unstable();
+        Ok((keys, listed.next_continuation_token.is_some()))
+    }
+
+    pub(super) fn begin_upload(&self, key: &str, ask: Ask<'_>) -> Answer<String> {
+        let text = self.text(Method::Post, Some(key), ask.query("uploads", ""))?;
+        let begun = actions::CreateMultipartUpload::parse_response(&text)
+            .map_err(|e| Failure::Silent(e.to_string()))?;
+        Ok(begun.upload_id().to_owned())
+    }
+
+    /// Uploads of this very key that were begun and not ended.
+    pub(super) fn uploads(&self, key: &str) -> Answer<Vec<String>> {
+        let text = self.text(Method::Get, None, Ask::default().query("uploads", "").query("prefix", key))?;
+        let uploads = text.split("<Upload>").skip(1).filter_map(|upload| {
+            let of = unescape(between(upload, "<Key>", "</Key>")?);
+            (of == key).then_some(between(upload, "<UploadId>", "</UploadId>")?.to_owned())
+        });
+        Ok(uploads.collect())
+    }
+
+    pub(super) fn put_part(&self, key: &str, upload: &str, number: u16, body: &[Bytes]) -> Answer<String> {
+        let ask = Ask::default().query("partNumber", number).query("uploadId", upload).body(body);
+        let answer = self.send(Method::Put, Some(key), ask)?;
+        header(&answer, "etag")
+            .map(unquoted)
+            .ok_or_else(|| Failure::Silent("a part was taken without an ETag".into()))
+    }
+
+    pub(super) fn copy_part(
+        &self,
+        key: &str,
+        upload: &str,
+        number: u16,
+        (from, etag, range): (&str, &str, Range<u64>),
+    ) -> Answer<String> {
+        let ask = Ask::default().query("partNumber", number).query("uploadId", upload);
+        let ask = self
+            .source(ask, from, etag)
+            .header("x-amz-copy-source-range", format!("bytes={}-{}", range.start, range.end - 1));
+        let text = self.text(Method::Put, Some(key), ask)?;
+        let etag = between(&text, "<ETag>", "</ETag>").map(|etag| unquoted(&unescape(etag)));
+        etag.ok_or_else(|| Failure::Silent("a part was copied without an ETag".into()))
+    }
+
+    /// Number, ETag and size of the parts that are there; none: there is no such upload (any more).
+    pub(super) fn parts(&self, key: &str, upload: &str) -> Answer<Option<BTreeMap<u16, (String, u64)>>> {
+        let (mut parts, mut after) = (BTreeMap::new(), None);
+        loop {
+            let mut ask = Ask::default().query("uploadId", upload);
+            if let Some(after) = after {
+                ask = ask.query("part-number-marker", after);
+            }
+            let text = match self.text(Method::Get, Some(key), ask) {
+                Err(failure) if failure.is_missing() => return Ok(None),
+                text => text?,
+            };
+            let listed =
+                actions::ListParts::parse_response(&text).map_err(|e| Failure::Silent(e.to_string()))?;
+            parts.extend(
+                listed.parts.into_iter().map(|part| (part.number, (unquoted(&part.etag), part.size))),
+            );
+            match listed.next_part_number_marker {
+                Some(next) if Some(next) > after => after = Some(next),
+                _ => return Ok(Some(parts)),
+            }
+        }
+    }
+
+    /// Ends an upload whose parts are 1, 2, 3 and so on.
+    pub(super) fn end_upload(&self, key: &str, upload: &str, etags: &[String]) -> Answer<()> {
+        let mut xml = String::from("<CompleteMultipartUpload>");
+        for (n, etag) in etags.iter().enumerate() {
+            let number = n + 1;
+            xml.push_str(&format!("<Part><ETag>\"{etag}\"</ETag><PartNumber>{number}</PartNumber></Part>"));
+        }
+        xml.push_str("</CompleteMultipartUpload>");
+        let body = [Bytes::from(xml)];
+        self.text(Method::Post, Some(key), Ask::default().query("uploadId", upload).body(&body)).map(drop)
+    }
+
+    pub(super) fn abort_upload(&self, key: &str, upload: &str) -> Answer<()> {
+        match self.send(Method::Delete, Some(key), Ask::default().query("uploadId", upload)) {
+            Err(failure) if !failure.is_missing() => Err(failure),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn said(mut answer: Response<Body>) -> Failure {
+    let status = answer.status().as_u16();
+    let text = read_text(&mut answer).unwrap_or_default();
+    let word =
+        |tag: &str| between(&text, &format!("<{tag}>"), &format!("</{tag}>")).unwrap_or_default().to_owned();
+    Failure::Said(status, word("Code"), word("Message"))
+}
+
+fn read_text(answer: &mut Response<Body>) -> Answer<String> {
+    let body = answer.body_mut().with_config().limit(XML_BYTES_MAX);
+    body.read_to_string().map_err(|e| Failure::Silent(e.to_string()))
+}
+
+fn header<'a>(answer: &'a Response<Body>, name: &str) -> Option<&'a str> {
+    answer.headers().get(name)?.to_str().ok()
+}
+
+fn object_of(key: &str, answer: &Response<Body>) -> Object {
+    let meta = header(answer, META).and_then(|text| Meta::parse(text, header(answer, META_XATTRS)));
+    let size = header(answer, "content-length").and_then(|text| text.parse().ok()).unwrap_or(0);
+    let etag = header(answer, "etag").map(unquoted).unwrap_or_default();
+    let modified = header(answer, "last-modified").and_then(|text| jiff::fmt::rfc2822::parse(text).ok());
+    let is_ours = meta.is_some();
+    let meta = meta.unwrap_or_else(|| {
+        let nanos = modified.map_or(0, |at| i64::try_from(at.timestamp().as_nanosecond()).unwrap_or(0));
+        stranger(key, Time { nanos })
+    });
+    Object { meta, is_ours, etag, size }
+}
+
+/// What is assumed of an object that somebody else put there.
+fn stranger(key: &str, at: Time) -> Meta {
+    let is_dir = key.ends_with('/');
+    let (kind, mode) = if is_dir { (FileKind::Directory, 0o755) } else { (FileKind::Regular, 0o644) };
+    let attrs = Attrs { mode, uid: 0, gid: 0, atime: at, mtime: at, xattrs: Vec::new() };
+    Meta { kind, rdev: 0, id: [0; 16], attrs }
+}
+
+/// A directory that has no object of its own, only keys below it.
+pub(super) fn implied_dir() -> Object {
+    let etag = "implied".to_owned();
+    Object { meta: stranger("/", Time { nanos: 0 }), is_ours: false, etag, size: 0 }
+}
+
+fn between<'a>(text: &'a str, from: &str, to: &str) -> Option<&'a str> {
+    let rest = &text[text.find(from)? + from.len()..];
+    rest.get(..rest.find(to)?)
+}
+
+fn unescape(text: &str) -> String {
+    let text = text.replace("&lt;", "<").replace("&gt;", ">").replace("&quot;", "\"").replace("&#34;", "\"");
+    text.replace("&apos;", "'").replace("&#39;", "'").replace("&amp;", "&")
+}
+
+fn unquoted(etag: &str) -> String {
+    etag.trim_matches('"').to_owned()
+}
+fn quoted(etag: &str) -> String {
+    format!("\"{etag}\"")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use FaultKind::*;
+
+    #[test]
+    fn each_answer_has_its_lane() {
+        for (status, code, kind) in [
+            (403, "AccessDenied", Denied),
+            (403, "RequestTimeTooSkewed", Denied),
+            (401, "", Denied),
+            (404, "NoSuchBucket", Unreachable),
+            (404, "NoSuchKey", Diverged),
+            (412, "PreconditionFailed", Diverged),
+            (400, "KeyTooLongError", Broken),
+            (400, "MetadataTooLarge", Broken),
+            (400, "BadDigest", Unreachable),
+            (409, "OperationAborted", Unreachable),
+            (429, "", Unreachable),
+            (500, "InternalError", Unreachable),
+            (503, "SlowDown", Unreachable),
+            (507, "", Full),
+            (403, "QuotaExceeded", Full),
+        ] {
+            assert_eq!(judge_status(status, code).0, kind, "{status} {code}");
+        }
+    }
+
+    #[test]
+    fn parts_are_read_as_one() {
+        let parts = [Bytes::from_static(b"ab"), Bytes::new(), Bytes::from_static(b"cde")];
+        let mut text = String::new();
+        Parts { left: &parts, at: 0 }.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "abcde");
+    }
+
+    #[test]
+    fn small_texts() {
+        assert_eq!(between("x<Key>a</Key>", "<Key>", "</Key>"), Some("a"));
+        assert_eq!(between("x<Key>a", "<Key>", "</Key>"), None);
+        assert_eq!(unescape("&amp;lt; &quot;&#39;"), "&lt; \"'");
+        assert_eq!(unquoted("\"e\""), "e");
+    }
+}

@@ -1,0 +1,150 @@
+//! Which key a path has, and which part of an upload an offset is in: pure.
+//!
+//! A name is its own key component; bytes that are not UTF-8, control characters and `%` are written `%XX`, so every name has
+//! exactly one key and every key of ours one name. A directory's key ends with a slash.
+use crate::HomePath;
+use std::ops::Range;
+use weir_proto::MIB;
+
+/// Longest key, in bytes (the service's limit).
+pub(super) const KEY_BYTES_MAX: usize = 1024;
+
+/// Parts of an upload grow with the file: a small one is at home soon, 10,000 parts (the service's limit) are enough for
+/// one terabyte, and a writer holds one part in memory. Count and bytes of each; none is below the service's 5 MiB.
+const PARTS: [(u64, u64); 3] = [(1000, 8 * MIB), (1000, 32 * MIB), (8000, 160 * MIB)];
+/// What ends in one part is put as a whole.
+pub(super) const FIRST_PART_BYTES: u64 = PARTS[0].1;
+
+/// The number (from 1 on) and the range of the part that `offset` is in; none: beyond the longest file.
+pub(super) fn part_at(offset: u64) -> Option<(u16, Range<u64>)> {
+    let (mut start, mut number) = (0, 1);
+    for (count, bytes) in PARTS {
+        let n = (offset - start) / bytes;
+        if n < count {
+            let from = start + n * bytes;
+            return Some(((number + n) as u16, from..from + bytes));
+        }
+        (start, number) = (start + count * bytes, number + count);
+    }
+    None
+}
+
+pub(super) fn part_start(number: u16) -> u64 {
+    let (mut start, mut left) = (0, u64::from(number).saturating_sub(1));
+    for (count, bytes) in PARTS {
+        start += left.min(count) * bytes;
+        left = left.saturating_sub(count);
+    }
+    start
+}
+
+pub(super) fn file_key(prefix: &str, path: &HomePath) -> String {
+    let mut key = prefix.to_owned();
+    for name in path.names() {
+        if !key.is_empty() && !key.ends_with('/') {
+            key.push('/');
+        }
+        key.push_str(&encode(name));
+    }
+    key
+}
+
+/// The root's is its prefix: nothing if there is none.
+pub(super) fn dir_key(prefix: &str, path: &HomePath) -> String {
+    let mut key = file_key(prefix, path);
+    if !key.is_empty() && !key.ends_with('/') {
+        key.push('/');
+    }
+    key
+}
+
+pub(super) fn encode(name: &[u8]) -> String {
+    let mut text = String::with_capacity(name.len());
+    for chunk in name.utf8_chunks() {
+        for c in chunk.valid().chars() {
+            if c.is_control() || c == '%' || matches!(c, '\u{fffe}' | '\u{ffff}') {
+                let mut bytes = [0; 4];
+                c.encode_utf8(&mut bytes).bytes().for_each(|b| text.push_str(&format!("%{b:02X}")));
+            } else {
+                text.push(c);
+            }
+        }
+        chunk.invalid().iter().for_each(|b| text.push_str(&format!("%{b:02X}")));
+    }
+    text
+}
+
+/// None: no name of ours has this key.
+pub(super) fn decode(text: &str) -> Option<Vec<u8>> {
+    let mut name = Vec::with_capacity(text.len());
+    let mut bytes = text.bytes();
+    while let Some(b) = bytes.next() {
+        if b != b'%' {
+            name.push(b);
+            continue;
+        }
+        let hex = [bytes.next()?, bytes.next()?];
+        name.push(u8::from_str_radix(std::str::from_utf8(&hex).ok()?, 16).ok()?);
+    }
+    (encode(&name) == text).then_some(name)
+}
+
+/// For the header that names what is copied.
+pub(super) fn url_encode(text: &str) -> String {
+    let mut encoded = String::with_capacity(text.len());
+    for b in text.bytes() {
+        match b {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' | b'/' => {
+                encoded.push(b as char)
+            }
+            _ => encoded.push_str(&format!("%{b:02X}")),
+        }
+    }
+    encoded
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn keys_by_table() {
+        for (path, file, dir) in [
+            ("", "p/", "p/"),
+            ("a", "p/a", "p/a/"),
+            ("a b/ü%", "p/a b/ü%25", "p/a b/ü%25/"),
+            ("new\nline", "p/new%0Aline", "p/new%0Aline/"),
+        ] {
+            let path = HomePath::parse(path).unwrap();
+            assert_eq!((&*file_key("p/", &path), &*dir_key("p/", &path)), (file, dir));
+        }
+        assert_eq!(file_key("", &HomePath::parse("a/b").unwrap()), "a/b");
+        assert_eq!(dir_key("", &HomePath::root()), "");
+        assert_eq!(encode(b"\xff\xc3"), "%FF%C3");
+        assert_eq!(decode("a%41"), None, "not as we write an A");
+        assert_eq!(decode("100%"), None);
+    }
+
+    #[test]
+    fn parts_follow_each_other_without_gaps_up_to_a_terabyte() {
+        let (mut offset, mut number) = (0, 0);
+        while let Some((n, range)) = part_at(offset) {
+            assert_eq!((n, range.start), (number + 1, offset));
+            assert_eq!(part_at(range.end - 1), Some((n, range.clone())));
+            assert_eq!(part_start(n), range.start);
+            (offset, number) = (range.end, n);
+        }
+        assert_eq!(number, 10_000);
+        assert!(offset > 1_250_000_000_000);
+    }
+
+    proptest! {
+        #[test]
+        fn every_name_has_one_key(name in prop::collection::vec(any::<u8>(), 1..60)) {
+            let key = encode(&name);
+            prop_assert!(!key.chars().any(char::is_control));
+            prop_assert_eq!(decode(&key), Some(name));
+        }
+    }
+}

@@ -1,0 +1,292 @@
+//! `s3://bucket/prefix`: a home in a bucket of S3 or of what speaks like it.
+//!
+//! The async shell: each call runs on the home's own threads (`lane.rs`), with blocking requests (`client.rs`). Names are in
+//! `names.rs`, bytes in `data.rs`, keys and parts in `key.rs`, attributes in `meta.rs`.
+mod client;
+mod data;
+mod key;
+mod meta;
+mod names;
+
+use crate::{
+    Attrs, Expect, Fault, FaultKind, Found, Home, HomeLane, HomePath, HomeReader, HomeSpace, HomeWriter,
+    IdMap, LaneLimits, ListEntry, Listing, Make, Outcome, RESERVED, Stamp, Traits,
+};
+use bytes::Bytes;
+pub use client::judge_status;
+use client::{Ask, Client};
+use std::{fmt, ops::Range, sync::Arc};
+use weir_env::{BoxFuture, Env, Rng};
+use weir_proto::{Error, GIB};
+
+/// Where a bucket is, whose this part of it is, and who we are there.
+#[derive(Clone)]
+pub struct S3HomeConfig {
+    pub bucket: String,
+    /// Keys begin with it; empty: the whole bucket.
+    pub prefix: String,
+    /// `https://host` or `http://host:port`.
+    pub endpoint: String,
+    pub region: String,
+    /// The bucket is in the path, not in the host's name.
+    pub path_style: bool,
+    pub access_key: String,
+    pub secret_key: String,
+    pub token: Option<String>,
+    /// Names the relation, one line; the mark must say the same.
+    pub relation: String,
+    /// The relation begins: leave the mark if there is none.
+    pub is_new: bool,
+    pub ids: IdMap,
+    pub limits: LaneLimits,
+    /// Larger objects are copied in parts (5 GiB is the service's limit; less in tests).
+    pub copy_bytes_max: u64,
+}
+
+impl S3HomeConfig {
+    pub const COPY_BYTES_MAX: u64 = 5 * GIB;
+}
+
+/// Without secrets.
+impl fmt::Debug for S3HomeConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "S3HomeConfig(s3://{}/{} at {})", self.bucket, self.prefix, self.endpoint)
+    }
+}
+
+/// A home in a bucket.
+pub struct S3Home {
+    url: String,
+    ids: IdMap,
+    rng: Rng,
+    lane: HomeLane,
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    client: Client,
+    /// Empty, or with a slash at its end.
+    prefix: String,
+    copy_bytes_max: u64,
+    copy_part_bytes: u64,
+}
+
+impl S3Home {
+    /// Reaches the bucket and checks (or leaves) the mark.
+    pub async fn open(env: &Env, config: S3HomeConfig) -> Outcome<S3Home> {
+        let prefix = config.prefix.trim_matches('/').to_owned();
+        let prefix = if prefix.is_empty() { prefix } else { prefix + "/" };
+        let url = format!("s3://{}/{prefix}", config.bucket);
+        if config.relation.is_empty() || config.relation.contains('\n') {
+            return Err(Fault::Broken(Error::invalid(format!(
+                "{url} for relation {:?}: the relation's name must be one line",
+                config.relation
+            ))));
+        }
+        let client = Client::new(&config, env.clock.clone(), env.buffers.clone()).map_err(Fault::Broken)?;
+        let copy_bytes_max = config.copy_bytes_max.clamp(5 << 20, S3HomeConfig::COPY_BYTES_MAX);
+        let inner =
+            Arc::new(Inner { client, prefix, copy_bytes_max, copy_part_bytes: copy_bytes_max.min(GIB) });
+        let lane = HomeLane::new(env, &url, config.limits);
+        let opening = inner.clone();
+        let (relation, is_new) = (config.relation, config.is_new);
+        lane.run("open", &[], move || opening.check_mark(&relation, is_new)).await?;
+        Ok(S3Home { url, ids: config.ids, rng: env.rng.clone(), lane, inner })
+    }
+
+    async fn call<T: Send + 'static>(
+        &self,
+        doing: &'static str,
+        paths: &[&HomePath],
+        work: impl FnOnce(&Arc<Inner>) -> Outcome<T> + Send + 'static,
+    ) -> Outcome<T> {
+        let inner = self.inner.clone();
+        self.lane.run(doing, paths, move || work(&inner)).await
+    }
+
+    fn to_here(&self, found: Found) -> Found {
+        Found { attrs: self.ids.to_here(&found.attrs), ..found }
+    }
+}
+
+impl Inner {
+    fn check_mark(&self, relation: &str, is_new: bool) -> Outcome<()> {
+        let root = HomePath::root();
+        let key = format!("{}{}", self.prefix, RESERVED.escape_ascii());
+        let wished = format!("weir home 1\nrelation {relation}\n");
+        let found = self.client.head(&key).map_err(|f| f.fault("look for the mark in", &root))?;
+        let Some(mark) = found else {
+            if !is_new {
+                return Err(Fault::Unreachable(Error::unavailable(format!(
+                    "there is no mark {key} in the bucket: it is not this relation's home; give the right bucket"
+                ))));
+            }
+            let body = [Bytes::from(wished)];
+            let put = self.client.put(&key, Ask::default().plain("if-none-match", "*").body(&body));
+            return put.map_err(|f| f.fault("leave the mark in", &root));
+        };
+        let text = self.client.get(&key, &mark.etag, 0..mark.size.min(4096));
+        let text = text.map_err(|f| f.fault("read the mark in", &root))?.concat();
+        if text == wished.as_bytes() {
+            return Ok(());
+        }
+        let error = Error::stale(format!(
+            "the bucket is marked as another home ({key} says {:?}, expected {:?}): give the right bucket or prefix, or \
+             remove that object if it is to be ours",
+            String::from_utf8_lossy(&text).trim_end(),
+            wished.trim_end()
+        ));
+        Err(Fault::new(FaultKind::Diverged, &root, error))
+    }
+}
+
+impl Home for S3Home {
+    fn url(&self) -> &str {
+        &self.url
+    }
+    fn traits(&self) -> Traits {
+        Traits {
+            owners: true,
+            exact_times: false,
+            xattrs: true,
+            xattr_bytes_max: meta::XATTR_BYTES_MAX,
+            path_bytes_max: key::KEY_BYTES_MAX.saturating_sub(self.inner.prefix.len() + 1),
+            acls: true,
+            hard_links: false,
+            special_files: true,
+            growing_prefix: false,
+            parallel_writers: false,
+            in_place: false,
+            holes: false,
+            cheap_rename: false,
+            strong_stamps: true,
+        }
+    }
+    fn make<'a>(
+        &'a self,
+        path: &'a HomePath,
+        what: &'a Make,
+        attrs: &'a Attrs,
+    ) -> BoxFuture<'a, Outcome<Stamp>> {
+        let (p, what, attrs, id) = (path.clone(), what.clone(), self.ids.to_home(attrs), self.rng.id_128());
+        Box::pin(async move { self.call("make", &[path], move |s| s.make(&p, &what, &attrs, id)).await })
+    }
+    fn link<'a>(
+        &'a self,
+        existing: &'a HomePath,
+        _expect: &'a Expect,
+        path: &'a HomePath,
+    ) -> BoxFuture<'a, Outcome<Stamp>> {
+        let error = Error::unsupported(format!(
+            "{path}: another name of {existing}, and S3 has no files with several names; it is left out there"
+        ));
+        Box::pin(std::future::ready(Err(Fault::Broken(error))))
+    }
+    fn remove<'a>(&'a self, path: &'a HomePath, expect: &'a Expect) -> BoxFuture<'a, Outcome<()>> {
+        let (p, x) = (path.clone(), expect.clone());
+        Box::pin(async move { self.call("remove", &[path], move |s| s.remove(&p, &x)).await })
+    }
+    fn rename<'a>(
+        &'a self,
+        from: &'a HomePath,
+        expect: &'a Expect,
+        to: &'a HomePath,
+        replaces: Option<&'a Expect>,
+    ) -> BoxFuture<'a, Outcome<Stamp>> {
+        let (f, x, t, r) = (from.clone(), expect.clone(), to.clone(), replaces.cloned());
+        Box::pin(
+            async move { self.call("rename", &[from, to], move |s| s.rename(&f, &x, &t, r.as_ref())).await },
+        )
+    }
+    fn exchange<'a>(
+        &'a self,
+        a: &'a HomePath,
+        expect_a: &'a Expect,
+        b: &'a HomePath,
+        expect_b: &'a Expect,
+    ) -> BoxFuture<'a, Outcome<(Stamp, Stamp)>> {
+        let (pa, xa, pb, xb) = (a.clone(), expect_a.clone(), b.clone(), expect_b.clone());
+        Box::pin(async move { self.call("exchange", &[a, b], move |s| s.exchange(&pa, &xa, &pb, &xb)).await })
+    }
+    fn set_attrs<'a>(
+        &'a self,
+        path: &'a HomePath,
+        expect: &'a Expect,
+        attrs: &'a Attrs,
+    ) -> BoxFuture<'a, Outcome<Stamp>> {
+        let (p, x, attrs) = (path.clone(), expect.clone(), self.ids.to_home(attrs));
+        Box::pin(
+            async move { self.call("set attributes", &[path], move |s| s.set_attrs(&p, &x, &attrs)).await },
+        )
+    }
+    fn resize<'a>(
+        &'a self,
+        path: &'a HomePath,
+        expect: &'a Expect,
+        size: u64,
+    ) -> BoxFuture<'a, Outcome<Stamp>> {
+        let (p, x, lane) = (path.clone(), expect.clone(), self.lane.clone());
+        Box::pin(async move { self.call("resize", &[path], move |s| s.resize(&lane, &p, &x, size)).await })
+    }
+    /// What the service has answered is durable.
+    fn settle(&self) -> BoxFuture<'_, Outcome<()>> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+    fn piece(&self, offset: u64, _bytes_wanted: u64) -> Range<u64> {
+        key::part_at(offset).map_or(offset..u64::MAX, |(_, part)| offset..part.end)
+    }
+    fn open_write<'a>(
+        &'a self,
+        path: &'a HomePath,
+        expect: &'a Expect,
+    ) -> BoxFuture<'a, Outcome<Box<dyn HomeWriter>>> {
+        let (p, x, lane, ids) = (path.clone(), expect.clone(), self.lane.clone(), self.ids.clone());
+        Box::pin(async move {
+            let writer = self.call("open", &[path], move |s| s.open_write(&lane, &p, &x, ids)).await?;
+            Ok(Box::new(writer) as Box<dyn HomeWriter>)
+        })
+    }
+    fn open_read<'a>(
+        &'a self,
+        path: &'a HomePath,
+        expect: &'a Expect,
+    ) -> BoxFuture<'a, Outcome<Box<dyn HomeReader>>> {
+        let (p, x, lane) = (path.clone(), expect.clone(), self.lane.clone());
+        Box::pin(async move {
+            let reader = self.call("open", &[path], move |s| s.open_read(&lane, &p, &x)).await?;
+            Ok(Box::new(reader) as Box<dyn HomeReader>)
+        })
+    }
+    fn stat<'a>(&'a self, path: &'a HomePath) -> BoxFuture<'a, Outcome<Option<Found>>> {
+        let p = path.clone();
+        Box::pin(async move {
+            let found = self.call("look", &[path], move |s| s.stat(&p)).await?;
+            Ok(found.map(|found| self.to_here(found)))
+        })
+    }
+    /// One request for the names, and one and more for each: each with a deadline of its own.
+    fn list<'a>(
+        &'a self,
+        dir: &'a HomePath,
+        after: Option<&'a [u8]>,
+        limit: usize,
+    ) -> BoxFuture<'a, Outcome<Listing>> {
+        let (d, after) = (dir.clone(), after.map(<[u8]>::to_vec));
+        Box::pin(async move {
+            let names = move |s: &Arc<Inner>| s.names(&d, after.as_deref(), limit.max(1));
+            let (names, end) = self.call("list", &[], names).await?;
+            let mut entries = Vec::with_capacity(names.len());
+            for name in names {
+                let path = dir.join(&name).map_err(Fault::Broken)?;
+                if let Some(found) = self.stat(&path).await? {
+                    entries.push(ListEntry { name: name.into(), found });
+                }
+            }
+            Ok(Listing { entries, end })
+        })
+    }
+    /// A bucket does not say.
+    fn space(&self) -> BoxFuture<'_, Outcome<HomeSpace>> {
+        Box::pin(std::future::ready(Ok(HomeSpace { total: u64::MAX, free: u64::MAX })))
+    }
+}

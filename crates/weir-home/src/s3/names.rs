@@ -1,0 +1,407 @@
+//! Changes of names and attributes in a bucket, as blocking calls: look, decide (`decide.rs`), act.
+//!
+//! The service has no directories and cannot rename: a directory is an object whose key ends with a slash, a rename is copies
+//! and deletions, the thing itself (of a directory: its own object) last, so that a rename cut off in the middle is seen as
+//! not done and goes on where it was. What is made is asked for as new (`If-None-Match`).
+use super::{
+    Inner,
+    client::{Ask, Failure, implied_dir},
+    key::{KEY_BYTES_MAX, decode, dir_key, encode, file_key},
+    meta::{Meta, Object, split_upload},
+};
+use crate::{
+    Attrs, Expect, Fault, Found, HomePath, Make, Outcome, RESERVED, Stamp,
+    decide::{self, RenameStep, Step},
+};
+use bytes::Bytes;
+use weir_proto::{
+    Error,
+    meta::{FileKind, SYMLINK_MAX, Time},
+};
+
+/// Sorts after everything that a key below a directory can begin with.
+const LAST: &str = "\u{10ffff}";
+
+/// What is expected of the object itself, whatever upload is under way.
+pub(super) fn plain(expect: &Expect) -> Expect {
+    let (stamp, _) = split_upload(expect.stamp());
+    match expect {
+        Expect::Unchanged(_) => Expect::Unchanged(stamp),
+        Expect::Ours(_) => Expect::Ours(stamp),
+    }
+}
+
+fn refused(path: &HomePath, expected: Option<&Expect>, found: Option<&Object>) -> Fault {
+    Fault::diverged(path, expected.map(Expect::stamp), found.map(Object::stamp).as_ref())
+}
+
+impl Inner {
+    pub(super) fn key(&self, path: &HomePath, kind: FileKind) -> Outcome<String> {
+        let key = match kind {
+            FileKind::Directory => dir_key(&self.prefix, path),
+            _ => file_key(&self.prefix, path),
+        };
+        if key.len() <= KEY_BYTES_MAX {
+            return Ok(key);
+        }
+        Err(Fault::Broken(Error::unsupported(format!(
+            "{path}: its key in S3 would have {} bytes, and {KEY_BYTES_MAX} are possible: shorten the path",
+            key.len()
+        ))))
+    }
+
+    /// What is at a path, file or directory, as an object of its own.
+    pub(super) fn look(&self, path: &HomePath) -> Outcome<Option<Object>> {
+        let failed = |failure: Failure| failure.fault("look at", path);
+        if path.is_root() {
+            return Ok(Some(implied_dir()));
+        }
+        let file = self.client.head(&self.key(path, FileKind::Regular)?).map_err(failed)?;
+        // Some services answer for a directory under its name without the slash.
+        if file.as_ref().is_some_and(|object| object.meta.kind != FileKind::Directory) {
+            return Ok(file);
+        }
+        self.client.head(&self.key(path, FileKind::Directory)?).map_err(failed)
+    }
+
+    fn has_dir(&self, path: &HomePath) -> Outcome<bool> {
+        if path.is_root() {
+            return Ok(true);
+        }
+        let key = self.key(path, FileKind::Directory)?;
+        let found = self.client.head(&key).map_err(|f| f.fault("look at", path))?;
+        Ok(found.is_some() || !self.below(path, 1)?.is_empty())
+    }
+
+    fn check_dir_above(&self, path: &HomePath) -> Outcome<()> {
+        let dir = path.parent().unwrap_or_default();
+        if self.has_dir(&dir)? { Ok(()) } else { Err(refused(&dir, None, self.look(&dir)?.as_ref())) }
+    }
+
+    /// Keys in a directory at any depth, without its own; at most `limit`.
+    fn below(&self, dir: &HomePath, limit: usize) -> Outcome<Vec<String>> {
+        let prefix = self.key(dir, FileKind::Directory)?;
+        let listed = self.client.list(&prefix, None, false, limit + 1).map_err(|f| f.fault("list", dir))?;
+        Ok(listed.0.into_iter().filter(|key| *key != prefix).take(limit).collect())
+    }
+
+    fn first_below(&self, dir: &HomePath) -> Outcome<Option<HomePath>> {
+        let keys = self.below(dir, 1)?;
+        Ok(keys.first().and_then(|key| {
+            let name = key[self.key(dir, FileKind::Directory).ok()?.len()..].split('/').next()?;
+            dir.join(&decode(name)?).ok()
+        }))
+    }
+
+    pub(super) fn make(&self, path: &HomePath, what: &Make, attrs: &Attrs, id: [u8; 16]) -> Outcome<Stamp> {
+        let failed = |failure: Failure| failure.fault("make", path);
+        if path.is_root() {
+            return Err(refused(path, None, Some(&implied_dir())));
+        }
+        let (kind, rdev, body) = match what {
+            Make::Directory => (FileKind::Directory, 0, Bytes::new()),
+            Make::File => (FileKind::Regular, 0, Bytes::new()),
+            Make::Symlink { target } => (FileKind::Symlink, 0, target.clone()),
+            Make::Special { kind, rdev } => (*kind, *rdev, Bytes::new()),
+        };
+        let key = self.key(path, kind)?;
+        let mut found = self.look(path)?;
+        if found.is_none() {
+            self.check_dir_above(path)?;
+            let meta = Meta { kind, rdev, id, attrs: attrs.clone() };
+            let body = [body];
+            let ask = Ask::default().meta(&meta)?.plain("if-none-match", "*").body(&body);
+            match self.client.put(&key, ask) {
+                Ok(()) => return self.stamp_now(path, &key),
+                Err(failure) if failure.is_condition() => found = self.look(path)?,
+                Err(failure) => return Err(failed(failure)),
+            }
+        }
+        let Some(object) = found else { return Err(refused(path, None, None)) };
+        let is_empty_dir = object.meta.kind == FileKind::Directory && self.below(path, 1)?.is_empty();
+        match decide::make(what, attrs, Some(&self.found_of(path, &object)?), is_empty_dir) {
+            Step::Done => {
+                self.set_meta(path, &key, &object, Meta { attrs: attrs.clone(), ..object.meta.clone() })
+            }
+            _ => Err(refused(path, None, Some(&object))),
+        }
+    }
+
+    pub(super) fn remove(&self, path: &HomePath, expect: &Expect) -> Outcome<()> {
+        let expect = plain(expect);
+        let found = self.look(path)?;
+        match decide::remove(found.as_ref().map(Object::stamp).as_ref(), &expect) {
+            Step::Done => return Ok(()),
+            Step::Refuse => return Err(refused(path, Some(&expect), found.as_ref())),
+            Step::Act => {}
+        }
+        let kind = expect.stamp().kind;
+        if kind == FileKind::Directory {
+            self.check_empty(path)?;
+        }
+        let key = self.key(path, kind)?;
+        self.client.delete(&key).map_err(|f| f.fault("remove", path))
+    }
+
+    fn check_empty(&self, dir: &HomePath) -> Outcome<()> {
+        match self.first_below(dir)? {
+            None => Ok(()),
+            Some(inside) => Err(refused(&inside, None, self.look(&inside)?.as_ref())),
+        }
+    }
+
+    pub(super) fn rename(
+        &self,
+        from: &HomePath,
+        expect: &Expect,
+        to: &HomePath,
+        replaces: Option<&Expect>,
+    ) -> Outcome<Stamp> {
+        let (expect, replaces) = (plain(expect), replaces.map(plain));
+        let (old, new) = (self.look(from)?, self.look(to)?);
+        let stamps = (old.as_ref().map(Object::stamp), new.as_ref().map(Object::stamp));
+        let step = decide::rename(stamps.0.as_ref(), &expect, stamps.1.as_ref(), replaces.as_ref());
+        match (step, &old) {
+            (RenameStep::Move | RenameStep::Replace | RenameStep::DropOld, Some(old)) => {
+                if step != RenameStep::DropOld {
+                    self.check_dir_above(to)?;
+                }
+                if step == RenameStep::Replace && stamps.1.is_some_and(|new| new.kind == FileKind::Directory)
+                {
+                    self.check_empty(to)?;
+                }
+                self.move_all(from, old, to)?;
+            }
+            (RenameStep::Done, _) => {}
+            (RenameStep::RefuseTo, _) => return Err(refused(to, replaces.as_ref(), new.as_ref())),
+            _ => return Err(refused(from, Some(&expect), old.as_ref())),
+        }
+        self.stamp_now(to, &self.key(to, expect.stamp().kind)?)
+    }
+
+    /// Moves a thing, and what is below it first. Goes on where an earlier try ended.
+    fn move_all(&self, from: &HomePath, object: &Object, to: &HomePath) -> Outcome<()> {
+        let kind = object.meta.kind;
+        let (from_key, to_key) = (self.key(from, kind)?, self.key(to, kind)?);
+        let failed = |failure: Failure| failure.fault("rename", from);
+        let (mut after, mut more) = (from_key.clone(), kind == FileKind::Directory);
+        while more {
+            let keys;
+            (keys, more) = self.client.list(&from_key, Some(&after), false, 1000).map_err(failed)?;
+            for key in keys {
+                let below = format!("{to_key}{}", &key[from_key.len()..]);
+                if below.len() > KEY_BYTES_MAX {
+                    return Err(Fault::Broken(Error::unsupported(format!(
+                        "{from} cannot be called {to}: the key {below} would be too long for S3"
+                    ))));
+                }
+                if let Some(object) = self.client.head(&key).map_err(failed)? {
+                    self.copy(from, &key, &object, &below, &object.meta)?;
+                    self.client.delete(&key).map_err(failed)?;
+                }
+                after = key;
+            }
+        }
+        self.copy(from, &from_key, object, &to_key, &object.meta)?;
+        self.client.delete(&from_key).map_err(failed)
+    }
+
+    pub(super) fn exchange(
+        &self,
+        a: &HomePath,
+        expect_a: &Expect,
+        b: &HomePath,
+        expect_b: &Expect,
+    ) -> Outcome<(Stamp, Stamp)> {
+        let (expect_a, expect_b) = (plain(expect_a), plain(expect_b));
+        let aside = self.aside(a, &expect_a);
+        let (at_a, at_b) = (self.look(a)?, self.look(b)?);
+        let waiting = self.look_aside(&aside, expect_a.stamp().kind)?;
+        let (a_stamp, b_stamp) = (at_a.as_ref().map(Object::stamp), at_b.as_ref().map(Object::stamp));
+        let step = decide::exchange(a_stamp.as_ref(), &expect_a, b_stamp.as_ref(), &expect_b);
+        let is_between = waiting.as_ref().is_some_and(|w| ours(&expect_a).admits(&w.stamp()));
+        match step {
+            Step::Done if !is_between => {}
+            Step::Refuse if !is_between => {
+                let a_is_ours = a_stamp.is_some_and(|stamp| expect_a.admits(&stamp));
+                let refuse = if a_is_ours { (b, &expect_b, &at_b) } else { (a, &expect_a, &at_a) };
+                return Err(refused(refuse.0, Some(refuse.1), refuse.2.as_ref()));
+            }
+            _ => self.in_three_steps((a, &expect_a), (b, &expect_b), &aside)?,
+        }
+        let keys = (self.key(a, expect_b.stamp().kind)?, self.key(b, expect_a.stamp().kind)?);
+        Ok((self.stamp_now(a, &keys.0)?, self.stamp_now(b, &keys.1)?))
+    }
+
+    /// Each step is made unless it is seen to be done.
+    fn in_three_steps(
+        &self,
+        a: (&HomePath, &Expect),
+        b: (&HomePath, &Expect),
+        aside: &HomePath,
+    ) -> Outcome<()> {
+        if let Some(object) = self.look(a.0)?.filter(|object| a.1.admits(&object.stamp())) {
+            self.move_all(a.0, &object, aside)?;
+        }
+        if let Some(object) = self.look(b.0)?.filter(|object| ours(b.1).admits(&object.stamp())) {
+            self.move_all(b.0, &object, a.0)?;
+        }
+        match self.look_aside(aside, a.1.stamp().kind)? {
+            Some(object) => self.move_all(aside, &object, b.0),
+            None => Ok(()),
+        }
+    }
+
+    /// Where `a` waits while `b` takes its place.
+    fn aside(&self, a: &HomePath, expect_a: &Expect) -> HomePath {
+        let id: String = expect_a.stamp().id.iter().map(|b| format!("{b:02x}")).collect();
+        let name = format!("{}-exchange-{id}", RESERVED.escape_ascii());
+        a.parent().unwrap_or_default().join_reserved(name.as_bytes())
+    }
+    fn look_aside(&self, aside: &HomePath, kind: FileKind) -> Outcome<Option<Object>> {
+        self.client.head(&self.key(aside, kind)?).map_err(|f| f.fault("look at", aside))
+    }
+
+    pub(super) fn set_attrs(&self, path: &HomePath, expect: &Expect, attrs: &Attrs) -> Outcome<Stamp> {
+        let expect = plain(expect);
+        let found = self.look(path)?;
+        let stamp = found.as_ref().map(Object::stamp);
+        match (decide::set_attrs(stamp.as_ref(), &expect, attrs), found) {
+            (Step::Act | Step::Done, Some(object)) => {
+                let key = self.key(path, object.meta.kind)?;
+                self.set_meta(path, &key, &object, Meta { attrs: attrs.clone(), ..object.meta.clone() })
+            }
+            (_, found) => Err(refused(path, Some(&expect), found.as_ref())),
+        }
+    }
+
+    /// Gives an object other metadata: the service copies it onto itself.
+    pub(super) fn set_meta(&self, path: &HomePath, key: &str, object: &Object, meta: Meta) -> Outcome<Stamp> {
+        let timeless = |meta: &Meta| {
+            let time = Time { nanos: 0 };
+            Meta { attrs: Attrs { atime: time, mtime: time, ..meta.attrs.clone() }, ..meta.clone() }
+        };
+        // A large object would be copied piece by piece: not for its times alone.
+        let is_large = object.size > self.copy_bytes_max;
+        let is_same = object.is_ours && object.meta == meta;
+        if is_same || is_large && object.is_ours && timeless(&object.meta) == timeless(&meta) {
+            return Ok(object.stamp());
+        }
+        self.copy(path, key, object, key, &meta)?;
+        self.stamp_now(path, key)
+    }
+
+    pub(super) fn copy(
+        &self,
+        path: &HomePath,
+        from: &str,
+        object: &Object,
+        to: &str,
+        meta: &Meta,
+    ) -> Outcome<()> {
+        let failed = |failure: Failure| failure.fault("copy", path);
+        if object.size == 0 || meta.kind == FileKind::Directory {
+            return self.client.put(to, Ask::default().meta(meta)?).map_err(failed);
+        }
+        if object.size <= self.copy_bytes_max {
+            let ask = Ask::default().meta(meta)?;
+            return self.client.copy(from, &object.etag, to, ask).map_err(failed);
+        }
+        let upload = self.client.begin_upload(to, Ask::default().meta(meta)?).map_err(failed)?;
+        let copied = (|| {
+            let (mut etags, mut at) = (Vec::new(), 0);
+            while at < object.size {
+                let end = object.size.min(at + self.copy_part_bytes);
+                let source = (from, object.etag.as_str(), at..end);
+                etags.push(self.client.copy_part(to, &upload, etags.len() as u16 + 1, source)?);
+                at = end;
+            }
+            self.client.end_upload(to, &upload, &etags)
+        })();
+        if copied.is_err() {
+            let _ = self.client.abort_upload(to, &upload); // what is left over is ended by the next writer
+        }
+        copied.map_err(failed)
+    }
+
+    pub(super) fn stamp_now(&self, path: &HomePath, key: &str) -> Outcome<Stamp> {
+        let found = self.client.head(key).map_err(|f| f.fault("look at", path))?;
+        found.map(|object| object.stamp()).ok_or_else(|| refused(path, None, None))
+    }
+
+    fn found_of(&self, path: &HomePath, object: &Object) -> Outcome<Found> {
+        let meta = &object.meta;
+        let target = match meta.kind {
+            FileKind::Symlink if object.size <= SYMLINK_MAX as u64 => {
+                let key = self.key(path, meta.kind)?;
+                let got = self.client.get(&key, &object.etag, 0..object.size);
+                got.map_err(|f| f.fault("read", path))?.concat().into()
+            }
+            _ => Bytes::new(),
+        };
+        Ok(Found {
+            stamp: object.stamp(),
+            attrs: meta.attrs.clone(),
+            nlink: 1,
+            target,
+            rdev: meta.rdev,
+            allocated: object.size,
+        })
+    }
+
+    pub(super) fn stat(&self, path: &HomePath) -> Outcome<Option<Found>> {
+        match self.look(path)? {
+            Some(object) => self.found_of(path, &object).map(Some),
+            None if !self.below(path, 1)?.is_empty() => self.found_of(path, &implied_dir()).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// The names of one page; what each is, is asked one by one.
+    pub(super) fn names(
+        &self,
+        dir: &HomePath,
+        after: Option<&[u8]>,
+        limit: usize,
+    ) -> Outcome<(Vec<Vec<u8>>, bool)> {
+        let prefix = self.key(dir, FileKind::Directory)?;
+        let failed = |failure: Failure| failure.fault("list", dir);
+        let mut after = match after {
+            Some(name) => {
+                let key = format!("{prefix}{}", encode(name));
+                let is_dir = self.client.head(&format!("{key}/")).map_err(failed)?.is_some();
+                Some(if is_dir { format!("{key}/{LAST}") } else { key })
+            }
+            None => None,
+        };
+        let (mut names, mut is_there) = (Vec::new(), after.is_some() || dir.is_root());
+        loop {
+            let (keys, more) =
+                self.client.list(&prefix, after.as_deref(), true, limit - names.len() + 1).map_err(failed)?;
+            is_there |= !keys.is_empty();
+            for key in keys {
+                let name = key[prefix.len()..].trim_end_matches('/');
+                after = Some(if key.ends_with('/') && !name.is_empty() {
+                    format!("{key}{LAST}")
+                } else {
+                    key.clone()
+                });
+                // Keys that no name of ours has cannot be spoken of.
+                if let Some(name) = decode(name).filter(|name| dir.join(name).is_ok()) {
+                    if names.len() == limit {
+                        return Ok((names, false));
+                    }
+                    names.push(name);
+                }
+            }
+            if !more {
+                break;
+            }
+        }
+        if is_there { Ok((names, true)) } else { Err(refused(dir, None, None)) }
+    }
+}
+
+pub(super) fn ours(expect: &Expect) -> Expect {
+    Expect::Ours(expect.stamp().clone())
+}
