@@ -20,7 +20,7 @@ use weir_proto::{
     CellId, ClusterId, DiskUuid, Epoch, Error, FileId, InodeId, NamespaceId, PgId, Seq, SessionId, TargetId,
     Version, VolumeId, Wire,
 };
-use weir_proto::{coord, data, frame, lock, map, meta, relation, volume};
+use weir_proto::{coord, data, frame, lock, map, meta, recall, relation, volume};
 use weir_store::format::{self as index, Record as _};
 
 pub struct Target {
@@ -173,6 +173,7 @@ fn index_seeds() -> Vec<Vec<u8>> {
         overlay.to_value(),
         index::Fence { token_epoch: 9 }.to_value(),
         index::Cut { from_stripe: 3, to_stripe: 7, token_epoch: 8 }.to_value(),
+        index::Cut { from_stripe: 3, to_stripe: 5, token_epoch: 8 }.to_value(),
         index::CutFile { file: cell().file }.to_value(),
         index::GroupEpoch { epoch: Epoch(4) }.to_value(),
     ];
@@ -331,6 +332,8 @@ fn namespace_seeds() -> Vec<Vec<u8>> {
         recover: false,
         data_end: 8,
         shared_at: None,
+        evicted: 0,
+        pinned: false,
     };
     let tally = record::Tally {
         mtime: time,
@@ -368,14 +371,15 @@ fn namespace_seeds() -> Vec<Vec<u8>> {
         (2, record::Link { ino, kind, cookie: 3 }.to_value()),
         (3, record::Listed { ino, kind, name: b"name"[..].into() }.to_value()),
         (4, inode.to_value()),
-        (4, record::Inode { shared_at: Some(9), ..inode }.to_value()),
+        (4, record::Inode { shared_at: Some(9), ..inode.clone() }.to_value()),
+        (4, record::Inode { evicted: 9, pinned: true, ..inode }.to_value()),
         (
             5,
             record::SessionRecord { client: "node".into(), opened: time, process: "host/7".into() }
                 .to_value(),
         ),
         (6, record::SlotRecord { seq: 5, method: 130, reply: b"reply"[..].into() }.to_value()),
-        (7, record::Garbage { first_pg: PgId(0), pg_count: 8 }.to_value()),
+        (7, record::Garbage { first_pg: PgId(0), pg_count: 8, cut: record::StripeCut::ALL }.to_value()),
         (8, volume.to_value()),
         (9, list.to_vec()),
     ];

@@ -22,11 +22,14 @@ pub struct ClientConfig {
     pub memory_bytes: u64,
     /// Every operation ends after this long, with an error that names the cause.
     pub patience: Duration,
+    /// Bytes that are at home only come back within this, or reading and writing them fails: home may be far, or on tape.
+    pub recall_patience: Duration,
 }
 
 impl ClientConfig {
     pub const MEMORY_BYTES: u64 = 512 << 20;
     pub const PATIENCE: Duration = Duration::from_secs(30);
+    pub const RECALL_PATIENCE: Duration = Duration::from_secs(300);
 
     /// The root namespace with default limits.
     pub fn new(coordinators: Vec<Addr>, name: &str, host: &str) -> ClientConfig {
@@ -38,6 +41,7 @@ impl ClientConfig {
             process: String::new(),
             memory_bytes: Self::MEMORY_BYTES,
             patience: Self::PATIENCE,
+            recall_patience: Self::RECALL_PATIENCE,
         }
     }
 }

@@ -36,8 +36,17 @@ pub struct CellRange {
     pub len: u32,
 }
 
+/// Part of a cell.
+#[derive(Clone, Debug)]
+pub struct Part {
+    /// Fewer than asked for: the rest is zeros.
+    pub bytes: Bytes,
+    /// Nothing was ever written to the cell, or it was dropped.
+    pub hole: bool,
+}
+
 enum Direct {
-    Bytes(Bytes),
+    Bytes(Part),
     /// Decode around the target.
     Around(Error),
     /// Ask again under the newer map.
@@ -45,14 +54,14 @@ enum Direct {
 }
 
 enum Decoded {
-    Bytes(Bytes),
+    Bytes(Part),
     /// The stripe changed meanwhile.
     Moved(Error),
 }
 
 impl Data {
-    /// The bytes of a part of a data cell as it is now; fewer than `len`: the rest is zeros.
-    pub async fn read_cell(&self, s: StripeRef, range: CellRange) -> Result<Bytes> {
+    /// A part of a data cell as it is now.
+    pub async fn read_cell(&self, s: StripeRef, range: CellRange) -> Result<Part> {
         let repaired_by = self.env.clock.now() + REPAIR_PATIENCE;
         let mut moves = 0;
         let last = loop {
@@ -139,7 +148,7 @@ impl Data {
         }
         let alone = s.layout.scheme.parity == 0;
         match self.read_base_or_merged(s, view, range.index, range, ReadView::Merged, Version(0)).await {
-            Ok((reply, payload)) if reply.known => Ok(Direct::Bytes(payload)),
+            Ok((reply, payload)) if reply.known => Ok(Direct::Bytes(Part { bytes: payload, hole: false })),
             Ok(_) => self.judge_hole(s, view, range).await,
             Err(e) if e.kind == ErrorKind::Stale => Ok(Direct::Again(e)),
             Err(e) if e.kind == ErrorKind::Damaged => {
@@ -188,7 +197,7 @@ impl Data {
         if asked == 0 && scheme.parity > 0 && view.group().current_count() < usize::from(scheme.data) {
             return Ok(Direct::Around(too_few(s, view.group().current_count())));
         }
-        Ok(Direct::Bytes(Bytes::new()))
+        Ok(Direct::Bytes(Part { bytes: Bytes::new(), hole: true }))
     }
 
     /// One ReadCell whose bytes passed their checksums.
@@ -277,7 +286,9 @@ impl Data {
             }
             // A seal that committed meanwhile took overlays away that this base does not have.
             return match self.stat_cell(s, &view, anchor, anchor).await {
-                Ok(stat) if !head.known || stat.base == head.version => Ok(Decoded::Bytes(out.freeze())),
+                Ok(stat) if !head.known || stat.base == head.version => {
+                    Ok(Decoded::Bytes(Part { bytes: out.freeze(), hole: !head.known }))
+                }
                 Ok(_) => Ok(Decoded::Moved(Error::stale(format!("read {s}: sealed meanwhile")))),
                 Err(e) => Ok(Decoded::Moved(e)),
             };
@@ -419,8 +430,8 @@ impl Data {
     }
 
     /// Several parts of one stripe at once, in the order asked.
-    pub async fn read_cells(&self, s: StripeRef, ranges: &[CellRange]) -> Result<Vec<Bytes>> {
-        let calls = ranges.iter().map(|r| Box::pin(self.read_cell(s, *r)) as BoxFuture<'_, Result<Bytes>>);
+    pub async fn read_cells(&self, s: StripeRef, ranges: &[CellRange]) -> Result<Vec<Part>> {
+        let calls = ranges.iter().map(|r| Box::pin(self.read_cell(s, *r)) as BoxFuture<'_, Result<Part>>);
         join_all(calls.collect()).await.into_iter().collect()
     }
 }

@@ -10,6 +10,7 @@ use crate::closes::Closes;
 use crate::data::{Data, StripeRef};
 use crate::locks::Locks;
 use crate::node::{Node, State};
+use crate::recall::Recalls;
 use crate::rooms::Rooms;
 use crate::session::{Holder, Session};
 use crate::status::Counters;
@@ -59,6 +60,7 @@ pub struct Inner {
     pub relieving: AtomicBool,
     pub closed: AtomicBool,
     pub locks: Locks,
+    pub recalls: Recalls,
     /// What was lost with a lease or a lock, the newest last.
     losses: Mutex<Losses>,
     me: Weak<Inner>,
@@ -125,6 +127,7 @@ impl Inner {
             relieving: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             locks: Locks::default(),
+            recalls: Recalls::default(),
             losses: Mutex::default(),
             config,
             me: me.clone(),

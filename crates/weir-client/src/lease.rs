@@ -279,7 +279,8 @@ impl Inner {
     ) -> Result<()> {
         let stripe = layout.stripe_of(size);
         let stripe_end = layout.stripe_start(stripe) + layout.stripe_bytes();
-        if size.is_multiple_of(layout.stripe_bytes()) {
+        // A stripe that is at home only comes back without what is past the size.
+        if size.is_multiple_of(layout.stripe_bytes()) || self.is_away(node, size, size + 1).await? {
             return Ok(());
         }
         let len = end.min(stripe_end).saturating_sub(size);

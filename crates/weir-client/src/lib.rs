@@ -30,6 +30,7 @@ mod plan;
 pub mod points;
 mod prefetch;
 mod read;
+mod recall;
 mod rooms;
 mod seek;
 mod session;
@@ -43,6 +44,8 @@ pub use api::{
     Opened, SetAttrs, SetTime, Space, Stat,
 };
 pub use locks::{InTheWay, LockWish, Locked};
+pub use recall::Recall;
+pub use seek::COPY_BYTES_MAX;
 pub use volumes::{NewVolume, VolumeEdit};
 
 use bytes::Bytes;
@@ -59,6 +62,7 @@ use weir_env::{Env, TaskHandle};
 use weir_proto::lock::{LockEntry, LockOwner};
 use weir_proto::map::Role;
 use weir_proto::meta::{Cred, FileKind, Listing, RenameMode, Usage};
+use weir_proto::recall::{Evicted, Residence};
 use weir_proto::{InodeId, Result};
 
 /// How often changed data that nobody syncs is looked at.
@@ -337,6 +341,58 @@ impl Client {
     /// Flushes everything and closes the session. An error names what could not be saved.
     pub async fn shutdown(&self) -> Result<()> {
         self.inner.shutdown().await
+    }
+}
+
+/// Bytes that are at home only.
+impl Client {
+    /// Gives the space of whole stripes in `from..to`, and of the tail, back: home has them.
+    pub async fn evict(&self, cred: &Cred, ino: InodeId, from: u64, to: u64) -> Result<Evicted> {
+        self.inner.evict(cred, ino, from, to).await
+    }
+    /// Has bytes brought back when there is time for it; waits for nothing.
+    pub async fn want_recall(&self, ino: InodeId, from: u64, to: u64) -> Result<()> {
+        self.inner.want_recall(ino, from, to).await
+    }
+    /// Waits until all of a file is here. May be dropped at any time.
+    pub async fn recall_file(&self, ino: InodeId) -> Result<()> {
+        self.inner.recall_file(ino).await
+    }
+    /// A pinned file is never evicted.
+    pub async fn pin(&self, cred: &Cred, ino: InodeId, pinned: bool) -> Result<()> {
+        self.inner.pin(cred, ino, pinned).await
+    }
+    /// Where a file's bytes are.
+    pub async fn residence(&self, ino: InodeId) -> Result<Residence> {
+        self.inner.residence(ino).await
+    }
+    /// Whether a read or a write through the handle may have to wait for bytes that are at home.
+    pub fn may_wait_for_home(&self, handle: Handle) -> bool {
+        self.inner.may_wait_for_home(handle)
+    }
+    /// Waits until `len` bytes from `offset` (`None`: the end of the file) on are here. Reads and writes do so themselves,
+    /// but this may be dropped at any time.
+    pub async fn bring_back(&self, handle: Handle, offset: Option<u64>, len: usize) -> Result<()> {
+        self.inner.bring_back_for(handle, offset, len).await
+    }
+
+    // ---- movers
+
+    /// Asks for bytes to bring back, and waits for some, `wait` at most.
+    pub async fn take_recalls(&self, max: u32, wait: Duration) -> Result<Vec<Recall>> {
+        self.inner.take_recalls(max, wait).await
+    }
+    /// Whole stripes of a recall from `offset` on, or up to its end. Durable on all live targets.
+    pub async fn fill(&self, recall: &Recall, offset: u64, data: Bytes) -> Result<()> {
+        self.inner.fill(recall, offset, data).await
+    }
+    /// All of a recall is filled: it may be read.
+    pub async fn filled(&self, recall: Recall) -> Result<()> {
+        self.inner.filled(recall).await
+    }
+    /// `retry`: later, by whoever has time; else whoever waits for it is told `error`.
+    pub async fn recall_failed(&self, recall: Recall, error: &str, retry: bool) -> Result<()> {
+        self.inner.recall_failed(recall, error, retry).await
     }
 }
 

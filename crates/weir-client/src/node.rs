@@ -8,6 +8,7 @@ use crate::changed::Changed;
 use crate::dirty::StripeBuf;
 use crate::known_names::Names;
 use crate::prefetch::Pattern;
+use crate::recall::Ranges;
 use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
@@ -136,6 +137,8 @@ pub struct State {
     /// Ranges being fetched ahead.
     pub fetching: BTreeMap<u64, u64>,
     pub forgotten: bool,
+    /// Stripes that are at home only, where they are known under the lease (see `recall.rs`).
+    pub evicted: Option<Ranges>,
 }
 
 impl Node {
@@ -207,6 +210,7 @@ impl State {
             pattern: Pattern::default(),
             fetching: BTreeMap::new(),
             forgotten: false,
+            evicted: None,
         }
     }
 
@@ -295,6 +299,7 @@ impl State {
         if self.lease == LeaseKind::None {
             self.attr_old = true;
             self.names.forget_all();
+            self.evicted = None;
             self.inline = Inline::Unknown;
             self.data_change += 1;
             self.leases_lost += 1;
@@ -457,6 +462,7 @@ mod tests {
             data_version: version,
             layout: None,
             acl: false,
+            evicted: 0,
         };
         Entry {
             attr,

@@ -3,7 +3,7 @@
 //! Invariants: nothing is kept without a lease; bytes fetched while the file changed are returned but not kept; a read never
 //! waits for the leader while a lease covers it. Parts are shared, not copied, but for bytes that may still change.
 use crate::api::{Forget, Handle};
-use crate::fetch::CellRange;
+use crate::fetch::{CellRange, Part};
 use crate::gather::join_all;
 use crate::inner::{Inner, OpenFile, layout_of};
 use crate::node::{Inline, Node, State};
@@ -40,6 +40,31 @@ struct Local {
     size: u64,
     /// Somebody is fetching part of what is missing already, or it may change without anybody's doing.
     being_fetched: bool,
+    seen: Seen,
+}
+
+/// What tells whether bytes were evicted since.
+#[derive(Clone, Copy)]
+struct Seen {
+    leased: bool,
+    leases_lost: u64,
+    token_epoch: u32,
+}
+
+/// How one try to read ended.
+enum Read {
+    Done(Vec<Bytes>),
+    /// Bytes that were away are back: look again.
+    CameBack,
+    /// Bytes went away while they were being read: look again.
+    Moved,
+}
+
+struct Fetched {
+    /// (offset, bytes) in order; they cover the ranges and may go beyond, to block borders.
+    parts: Vec<(u64, Bytes)>,
+    /// Some of it is zeros because there is nothing.
+    holes: bool,
 }
 
 impl Assembly {
@@ -188,8 +213,25 @@ impl Inner {
         file: &OpenFile,
         offset: u64,
         len: usize,
-        deadline: Instant,
+        mut deadline: Instant,
     ) -> Result<Vec<Bytes>> {
+        loop {
+            match self.read_once(file, offset, len, deadline).await? {
+                Read::Done(parts) => return Ok(parts),
+                Read::Moved if self.data.left(deadline).is_zero() => {
+                    return Err(Error::deadline(format!(
+                        "read file {}: bytes came and went until the deadline",
+                        file.node.ino
+                    )));
+                }
+                Read::Moved => {}
+                // That has taken its own time.
+                Read::CameBack => deadline = self.deadline(),
+            }
+        }
+    }
+
+    async fn read_once(&self, file: &OpenFile, offset: u64, len: usize, deadline: Instant) -> Result<Read> {
         let node = &file.node;
         self.prepare_read(node).await?;
         let mut waited = false;
@@ -211,12 +253,23 @@ impl Inner {
             waited = true;
             let _ = self.env.clock.timeout(self.data.left(deadline), changed).await; // looks again either way
         };
-        let Local { mut assembly, layout, data_change, keep, size, .. } = local;
+        let Local { mut assembly, layout, data_change, keep, size, seen, .. } = local;
+        if let Some((from, to)) =
+            assembly.missing.first().zip(assembly.missing.last()).map(|(a, b)| (a.0, b.1))
+            && self.bring_back(node, from, to).await?
+        {
+            return Ok(Read::CameBack);
+        }
         if !assembly.is_complete() {
             let layout =
                 layout.ok_or_else(|| Error::damaged(format!("file {} has bytes but no layout", node.ino)))?;
             let missing = assembly.missing.clone();
-            for (at, bytes) in self.fetch(node, layout, &missing, deadline).await? {
+            let fetched = self.fetch(node, layout, &missing, deadline).await;
+            // What was evicted meanwhile looks like a hole, or like lost.
+            if fetched.as_ref().map_or(true, |f| f.holes) && self.was_evicted(node, seen).await? {
+                return Ok(Read::Moved);
+            }
+            for (at, bytes) in fetched?.parts {
                 if keep {
                     self.keep_fetched(node, at, &bytes, size, data_change, false);
                 }
@@ -231,7 +284,7 @@ impl Inner {
                 .tasks
                 .spawn("invalidate after read", async move { me.invalidate(ino, Forget::All).await });
         }
-        Ok(self.finish(assembly))
+        Ok(Read::Done(self.finish(assembly)))
     }
 
     /// Gets what a read needs: a lease or fresh attributes, known inline bytes, a recovered file.
@@ -302,17 +355,31 @@ impl Inner {
             |(a, b): &(u64, u64)| st.fetching.range(..b).next_back().is_some_and(|(_, end)| end > a);
         let being_fetched =
             keep && (assembly.missing.iter().any(overlaps) || (strays && !assembly.is_complete()));
-        Ok(Local { assembly, layout, data_change: st.data_change, keep, size, being_fetched })
+        let (leases_lost, token_epoch) = (st.leases_lost, st.token_epoch);
+        let seen = Seen { leased: keep, leases_lost, token_epoch };
+        Ok(Local { assembly, layout, data_change: st.data_change, keep, size, being_fetched, seen })
     }
 
-    /// Bytes from targets: (offset, bytes) in order; they cover the ranges and may go beyond, to block borders.
+    /// Whether bytes may have been evicted since a look: no lease has protected them all the while, and the file was cut.
+    async fn was_evicted(&self, node: &Node, seen: Seen) -> Result<bool> {
+        {
+            let st = node.lock();
+            if seen.leased && st.leases_lost == seen.leases_lost && self.leases_hold() {
+                return Ok(false);
+            }
+        }
+        self.refresh(node).await?;
+        Ok(node.lock().token_epoch > seen.token_epoch)
+    }
+
+    /// Bytes from targets.
     async fn fetch(
         &self,
         node: &Node,
         layout: Layout,
         ranges: &[(u64, u64)],
         deadline: Instant,
-    ) -> Result<Vec<(u64, Bytes)>> {
+    ) -> Result<Fetched> {
         let cell_bytes = layout.cell_bytes();
         let mut wanted: BTreeMap<u64, Vec<CellRange>> = BTreeMap::new();
         for piece in ranges.iter().flat_map(|(a, b)| layout.pieces(*a, b - a)) {
@@ -326,7 +393,7 @@ impl Inner {
                 _ => cells.push(CellRange { index: usize::from(piece.cell), start, len: end - start }),
             }
         }
-        let calls: Vec<BoxFuture<'_, Result<Vec<Bytes>>>> = wanted
+        let calls: Vec<BoxFuture<'_, Result<Vec<Part>>>> = wanted
             .iter()
             .map(|(stripe, cells)| {
                 let s = self.stripe_ref(node.ino, layout, *stripe, deadline);
@@ -334,9 +401,10 @@ impl Inner {
             })
             .collect();
         let answers = join_all(calls).await.into_iter().collect::<Result<Vec<_>>>()?;
-        let mut parts = Vec::new();
+        let (mut parts, mut holes) = (Vec::new(), false);
         for ((stripe, cells), bytes) in wanted.iter().zip(answers) {
-            for (cell, bytes) in cells.iter().zip(bytes) {
+            for (cell, Part { bytes, hole }) in cells.iter().zip(bytes) {
+                holes |= hole;
                 let at = layout.stripe_start(*stripe)
                     + cell.index as u64 * u64::from(cell_bytes)
                     + u64::from(cell.start);
@@ -351,7 +419,7 @@ impl Inner {
                 }
             }
         }
-        Ok(parts)
+        Ok(Fetched { parts, holes })
     }
 
     /// Keeps fetched bytes if the file did not change meanwhile and the lease is still there.
@@ -382,7 +450,8 @@ impl Inner {
         for (at, n) in st.pattern.access(offset, len, size, window_max) {
             for (a, b) in by_stripe(&layout, at, at + n) {
                 let under_way = st.fetching.range(..b).next_back().is_some_and(|(_, end)| *end > a);
-                if under_way || st.fetching.len() >= FETCHES_MAX {
+                // What is away the leader has brought back, as far as it is read in order.
+                if under_way || st.fetching.len() >= FETCHES_MAX || st.is_away(a, b) {
                     continue;
                 }
                 st.fetching.insert(a, b);
@@ -405,8 +474,8 @@ impl Inner {
             return;
         }
         match self.fetch(node, layout, &[range], self.deadline()).await {
-            Ok(parts) => {
-                for (at, bytes) in parts {
+            Ok(fetched) => {
+                for (at, bytes) in fetched.parts {
                     self.keep_fetched(node, at, &bytes, size, data_change, true);
                 }
             }

@@ -16,7 +16,7 @@ const STRIPES_AT_ONCE: u64 = 16;
 /// Stripes of one search; after that the rest is called data.
 const STRIPES_MAX: u64 = 4096;
 /// Bytes of one copy: the kernel asks again for the rest, and a signal is heard in between.
-const COPY_BYTES_MAX: u64 = 64 << 20;
+pub const COPY_BYTES_MAX: u64 = 64 << 20;
 const COPY_STEP_BYTES: u64 = 1 << 20;
 
 impl Inner {
@@ -46,6 +46,7 @@ impl Inner {
             return Ok(Some(if data { offset } else { size }));
         };
         let deadline = self.deadline();
+        let away = self.away(node, offset).await?;
         let (first, last) = (layout.stripe_of(offset), layout.stripe_of(size - 1));
         let mut stripe = first;
         while stripe <= last {
@@ -54,6 +55,12 @@ impl Inner {
             }
             let next = last.saturating_add(1).min(stripe + STRIPES_AT_ONCE);
             let asked = (stripe..next).map(|s| {
+                // At home there is data, for all that is known here.
+                let start = layout.stripe_start(s);
+                if away.iter().any(|(a, b)| *a <= start && start < *b) {
+                    let all = vec![true; usize::from(layout.scheme.data)];
+                    return Box::pin(std::future::ready(all)) as BoxFuture<'_, Vec<bool>>;
+                }
                 let s = self.stripe_ref(node.ino, layout, s, deadline);
                 Box::pin(self.data.cells_with_data(s)) as BoxFuture<'_, Vec<bool>>
             });

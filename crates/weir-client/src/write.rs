@@ -92,7 +92,8 @@ impl Inner {
             && !st.recover
             && !st.closing_lease
             && st.inline != Inline::Unknown
-            && (end <= st.committed_size() || !st.has_old_tail());
+            && (end <= st.committed_size() || !st.has_old_tail())
+            && !st.is_away(offset, end);
         if !ready {
             return Ok(Taken::NotReady);
         }
@@ -233,7 +234,7 @@ impl Inner {
         }
     }
 
-    /// Gets what a write needs: the lease, the inline bytes, a clean tail.
+    /// Gets what a write needs: the lease, the bytes that are at home, the inline bytes, a clean tail.
     pub async fn prepare_write(&self, node: &Arc<Node>, offset: Option<u64>, len: usize) -> Result<Way> {
         self.wait_for_recall(node).await;
         self.sure_of_leases().await?;
@@ -245,8 +246,13 @@ impl Inner {
             self.recover(node).await?;
         }
         if lease != LeaseKind::Write && !self.gets_write(node).await? {
+            // Nobody evicts what is open for writing: what is here now stays.
+            let from = offset.unwrap_or_else(|| node.lock().committed_size());
+            self.bring_back(node, from, from.saturating_add(len as u64)).await?;
             return Ok(Way::Through);
         }
+        let from = offset.unwrap_or_else(|| node.lock().size());
+        self.bring_back(node, from, from.saturating_add(len as u64)).await?;
         if node.lock().inline == Inline::Unknown {
             self.refresh(node).await?;
         }

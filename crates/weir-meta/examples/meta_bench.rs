@@ -61,6 +61,7 @@ impl Bench {
             namespace,
             lease_ms: 10_000,
             layout: Arc::new(layout),
+            at_home: Arc::new(weir_meta::at_home),
             purge: Arc::new(NoTargets),
             gone: Arc::new(|_| false),
         };

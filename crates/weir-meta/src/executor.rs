@@ -10,9 +10,10 @@ use crate::keys::Sequence;
 use crate::lease::{ByInode, Conflict, LeaseTable};
 use crate::lock::LockTable;
 use crate::namespace::create::next_number;
-use crate::namespace::{Cx, Events, LayoutPolicy, Rules, View};
+use crate::namespace::{AtHome, Cx, Events, LayoutPolicy, Rules, View};
 use crate::ops::{Grants, Operation, Work};
 use crate::points;
+use crate::recalls::Recalls;
 use crate::record::{Record, SlotRecord, slot_value};
 use crate::relation::Relations;
 use crate::replies::Replies;
@@ -46,6 +47,8 @@ pub struct MetaConfig {
     pub lease_ms: u32,
     /// Where new files go now, from the cluster map.
     pub layout: Arc<dyn Fn() -> Option<LayoutPolicy> + Send + Sync>,
+    /// Whether home has bytes of a file: only then they may be evicted.
+    pub at_home: Arc<AtHome>,
     /// Drops the cells of deleted files.
     pub purge: Arc<dyn Purge>,
     /// Whether the process that a client named is gone for certain, as only a leader on the same machine can see. Its
@@ -71,6 +74,7 @@ pub(crate) struct State {
     pub leases: LeaseTable,
     pub locks: LockTable,
     pub rooms: Rooms,
+    pub recalls: Recalls,
     pub sessions: Sessions,
     /// Until then sessions of before the restart may come back.
     pub grace_until: Option<Instant>,
@@ -123,6 +127,7 @@ impl Leader {
             leases: LeaseTable::default(),
             locks: LockTable::default(),
             rooms,
+            recalls: Recalls::default(),
             grace_until: (!sessions.is_empty()).then(|| now + term),
             sessions,
             newest,
@@ -308,14 +313,16 @@ impl Leader {
         live: &'a dyn Fn(SessionId) -> bool,
     ) -> Rules<'a> {
         let (now, deaths, layout) = (self.wall(), state.deaths, &*self.config.layout);
-        let listened = &state.listened;
-        Rules { session, now, leases: &state.leases, rooms: &state.rooms, live, deaths, listened, layout }
+        let (rooms, listened, at_home) = (&state.rooms, &state.listened, &*self.config.at_home);
+        Rules { session, now, leases: &state.leases, rooms, live, deaths, listened, at_home, layout }
     }
 
     fn hear(&self, state: &mut State, session: SessionId, events: &Events) -> Result<()> {
         events.orphaned.iter().for_each(|ino| state.leases.mark_orphan(*ino));
         events.adopted.iter().for_each(|ino| state.leases.unmark_orphan(*ino));
         events.gone.iter().for_each(|ino| state.leases.forget(*ino));
+        events.filled.iter().for_each(|(ino, from, token)| state.recalls.done(*ino, *from, *token));
+        events.cut.iter().for_each(|(ino, size)| state.recalls.forget(*ino, *size));
         if events.garbage {
             self.garbage.notify_one();
         }
@@ -374,6 +381,7 @@ impl Leader {
         state.rooms.drop_session(id);
         let freed = state.locks.drop_session(id, self.env.clock.now());
         crate::locks::hint(self, state, freed);
+        state.recalls.drop_session(id, self.env.clock.now());
         tracing::info!(session = %id, client = session.client, "session ends: {why}");
         // What one had open that has not come back since a restart is not known.
         let may_write = |ino: &InodeId| state.leases.opens_of(id, *ino).write > 0;

@@ -12,7 +12,8 @@
 //! H/<ino>/<session>       open although no name is left                         nothing
 //! S/<session>             a client's registration                               SessionRecord
 //! U/<session>/<slot>      the last change of a slot and its reply               SlotRecord
-//! G/<time>/<ino>          deleted: its cells are to be dropped from all targets Garbage
+//! G/<time>/<ino>          deleted, or evicted: cells are to be dropped from targets Garbage
+//! W/<ino>/<from>          bytes from there on are at home only                  EvictedRange
 //! R/<dir>/<counter>       recursive usage below a directory                     i64
 //! c/<volume>              number of a volume's newest change                    u64
 //! C/<volume>/<number>     a change                                              ChangeRecord
@@ -146,6 +147,13 @@ pub fn garbage(deleted: Time, ino: InodeId) -> [u8; 17] {
 /// The inode in a key made by [`garbage`].
 pub fn garbage_ino(key: &[u8]) -> Option<InodeId> {
     Some(InodeId(u64::from_be_bytes(key.get(9..17)?.try_into().ok()?)))
+}
+pub fn evicted(ino: InodeId, from: u64) -> [u8; 17] {
+    key17(b'W', ino.0, from)
+}
+/// Where the bytes begin of a key made by [`evicted`].
+pub fn evicted_from(key: &[u8]) -> Option<u64> {
+    Some(u64::from_be_bytes(key.get(9..17)?.try_into().ok()?))
 }
 pub fn usage(dir: InodeId, counter: Counter) -> [u8; 10] {
     let mut key = [counter as u8; 10];

@@ -259,6 +259,11 @@ impl LeaseTable {
         let all = self.of_session.iter().flat_map(|(session, inos)| inos.iter().map(|ino| (*session, *ino)));
         all.filter(|(session, ino)| self.held(*session, *ino) == LeaseKind::Write)
     }
+    /// Whether anybody has the file open for writing.
+    pub fn is_open_for_writing(&self, ino: InodeId) -> bool {
+        let state = self.states.get(&ino);
+        state.is_some_and(|s| s.holders.iter().any(|(_, h)| h.opens.write > 0))
+    }
     /// Whether another session may be writing the file.
     pub fn written_by_others(&self, session: SessionId, ino: InodeId) -> bool {
         let state = self.states.get(&ino);

@@ -14,6 +14,8 @@ mod locks;
 pub mod namespace;
 mod ops;
 pub mod points;
+mod recall;
+pub mod recalls;
 pub mod record;
 pub mod relation;
 mod replies;
@@ -24,5 +26,7 @@ mod sweeper;
 
 pub use executor::MetaConfig;
 pub use namespace::LayoutPolicy;
+pub use namespace::home::{AtHome, at_home};
+pub use record::StripeCut;
 pub use service::Meta;
 pub use sweeper::{NoTargets, Purge};

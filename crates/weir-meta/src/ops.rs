@@ -5,12 +5,13 @@
 use crate::lease::{ByInode, LeaseTable};
 use crate::namespace::create::meta_open;
 use crate::namespace::{
-    Cx, View, attr, create, data, list, open, remove, rename, totals, usage_of, volume, xattr,
+    Cx, View, attr, create, data, evict, list, open, remove, rename, totals, usage_of, volume, xattr,
 };
 use crate::relation::serve;
 use crate::rooms::Rooms;
 use weir_env::Instant;
 use weir_proto::meta::*;
+use weir_proto::recall::{Evict, EvictedRanges, Filled, SetPinned};
 use weir_proto::relation::{AckChanges, DropCursor, RelationAdd, RelationDo, RelationResolve, WhereAtHome};
 use weir_proto::volume::*;
 use weir_proto::{InodeId, Request, Result, SessionId};
@@ -243,3 +244,7 @@ change!(RelationDo, serve::change, (r, reply, g) { let _ = reply; });
 change!(RelationResolve, serve::resolve, (r, reply, g) { let _ = reply; });
 change!(AckChanges, serve::ack, (r, reply, g) { let _ = reply; });
 change!(DropCursor, serve::drop_cursor, (r, reply, g) { let _ = reply; });
+operation!(EvictedRanges, Show evict::list, (r, reply, g) { let _ = reply; });
+change!(Evict, evict::evict, (r, reply, g) { let _ = reply; });
+change!(Filled, evict::filled, (r, reply, g) { let _ = reply; });
+change!(SetPinned, evict::set_pinned, (r, reply, g) g.entry(reply));

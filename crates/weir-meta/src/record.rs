@@ -5,6 +5,7 @@
 //! Knows nothing of rules: `namespace` has them.
 
 use bytes::Bytes;
+use weir_proto::data::FENCE_GONE;
 use weir_proto::map::Layout;
 use weir_proto::meta::{Attr, FileKind, Lease, LeaseKind, Time, Usage};
 use weir_proto::relation::What;
@@ -107,7 +108,7 @@ pub struct Inode {
     pub nlink: u32,
     pub rdev: u32,
     pub size: u64,
-    /// Charged to `parent` and its ancestors while a name is left.
+    /// As its writers told; what of it is not evicted is charged to `parent` and its ancestors while a name is left.
     pub allocated: u64,
     pub atime: Time,
     pub mtime: Time,
@@ -129,22 +130,39 @@ pub struct Inode {
     /// Others than `writer` may have left something on targets, too: how many sessions had died in the namespace when that
     /// began. (Not which sessions: there may be thousands.)
     pub shared_at: Option<u64>,
+    /// Bytes of its ranges under `W/`.
+    pub evicted: u64,
+    /// Never evicted.
+    pub pinned: bool,
 }
+
+/// In the flags of an inode's record.
+const PINNED: u32 = 1;
 
 macro_rules! inode_wire {
     ($($field:ident: $ty:ty),*) => {
         impl Wire for Inode {
             fn encode(&self, w: &mut Writer) {
                 $(self.$field.encode(w);)*
-                if let Some(deaths) = self.shared_at {
+                if (self.evicted, self.pinned) != (0, false) {
+                    (self.shared_at, self.evicted).encode(w);
+                    (if self.pinned { PINNED } else { 0 }).encode(w);
+                } else if let Some(deaths) = self.shared_at {
                     deaths.encode(w);
                 }
             }
-            /// `shared_at` came later: records without it are read, too, and are what is written for most files.
+            /// What is behind `data_end` came later: nothing for most files, or `shared_at` alone, or all of it.
             fn decode(r: &mut Reader<'_>) -> Result<Inode> {
                 $(let $field = <$ty>::decode(r)?;)*
-                let shared_at = if r.remaining() == 0 { None } else { Some(u64::decode(r)?) };
-                Ok(Inode { $($field,)* shared_at })
+                let (shared_at, evicted, flags) = match r.remaining() {
+                    0 => (None, 0, 0),
+                    8 => (Some(u64::decode(r)?), 0, 0),
+                    _ => (Option::<u64>::decode(r)?, u64::decode(r)?, u32::decode(r)?),
+                };
+                if flags > PINNED {
+                    return Err(Error::unsupported(format!("flags {flags:#x} of an inode")));
+                }
+                Ok(Inode { $($field,)* shared_at, evicted, pinned: flags & PINNED != 0 })
             }
         }
     };
@@ -200,14 +218,53 @@ pub fn slot_value(seq: u64, method: u16, reply: &impl Wire) -> Vec<u8> {
     w.bytes
 }
 
-/// `G/`: a deleted file.
+/// `W/`: bytes from the key's place to before `to` are at home only. They begin with a stripe, and end with one or where the
+/// file ended when they were evicted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct EvictedRange {
+    pub to: u64,
+    /// The token epoch under which they were given to a mover to bring back, the highest one; 0: never.
+    pub handed: u32,
+}
+wire_struct!(EvictedRange { to: u64, handed: u32 });
+
+/// Stripes of a file that hold nothing written with a lower token epoch.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StripeCut {
+    pub from_stripe: u64,
+    /// Exclusive; `u64::MAX`: to the end of the file.
+    pub to_stripe: u64,
+    pub token_epoch: u32,
+}
+wire_struct!(StripeCut { from_stripe: u64, to_stripe: u64, token_epoch: u32 });
+
+impl StripeCut {
+    /// Of a deleted file.
+    pub const ALL: StripeCut = StripeCut { from_stripe: 0, to_stripe: u64::MAX, token_epoch: FENCE_GONE };
+}
+
+/// `G/`: a deleted file, or what was evicted of one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Garbage {
     /// First group and number of groups that its cells are on.
     pub first_pg: PgId,
     pub pg_count: u32,
+    pub cut: StripeCut,
 }
-wire_struct!(Garbage { first_pg: PgId, pg_count: u32 });
+impl Wire for Garbage {
+    fn encode(&self, w: &mut Writer) {
+        (self.first_pg, self.pg_count).encode(w);
+        if self.cut != StripeCut::ALL {
+            self.cut.encode(w);
+        }
+    }
+    /// The cut came later: what has none is a deleted file.
+    fn decode(r: &mut Reader<'_>) -> Result<Garbage> {
+        let (first_pg, pg_count) = (PgId::decode(r)?, u32::decode(r)?);
+        let cut = if r.remaining() == 0 { StripeCut::ALL } else { StripeCut::decode(r)? };
+        Ok(Garbage { first_pg, pg_count, cut })
+    }
+}
 
 /// `v/`: a volume.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -295,6 +352,7 @@ impl Record for Inode {}
 impl Record for SessionRecord {}
 impl Record for SlotRecord {}
 impl Record for Garbage {}
+impl Record for EvictedRange {}
 impl Record for VolumeRecord {}
 impl Record for ChangeRecord {}
 
@@ -332,7 +390,12 @@ impl Inode {
             data_version: self.data_version,
             layout: self.layout,
             acl: self.mode & HAS_ACL != 0,
+            evicted: self.evicted,
         }
+    }
+    /// What of it takes space here.
+    pub fn online(&self) -> u64 {
+        self.allocated.saturating_sub(self.evicted)
     }
     /// What a lease on it says beside its kind, which is granted later.
     pub fn lease(&self, recover: bool) -> Lease {
@@ -364,6 +427,7 @@ pub fn directory_attr(dir: InodeId, access: &Access, tally: &Tally) -> Attr {
         data_version: 0,
         layout: None,
         acl: access.mode & HAS_ACL != 0,
+        evicted: 0,
     }
 }
 
@@ -403,6 +467,8 @@ mod tests {
             recover: false,
             data_end: 8,
             shared_at: None,
+            evicted: 0,
+            pinned: false,
         };
         let value = inode.to_value();
         assert_eq!(value.len(), 1 + 1 + 5 * 4 + 2 * 8 + 4 * 8 + 8 + 1 + 8 + 4 + 8 + 2 + 8);
@@ -411,6 +477,18 @@ mod tests {
         let (longer, later) = (shared.to_value(), [2, 1, 0, 0, 0, 0, 0, 0]);
         assert_eq!(longer, [&value[..], &later].concat());
         assert_eq!(Inode::from_value(&longer, String::new).unwrap(), shared);
+        for (shared_at, evicted, pinned) in [(None, 7, false), (Some(3), 7, true), (None, 0, true)] {
+            let away = Inode { shared_at, evicted, pinned, ..inode.clone() };
+            assert!(away.to_value().len() > longer.len());
+            assert_eq!(Inode::from_value(&away.to_value(), String::new).unwrap(), away);
+        }
+        let deleted = Garbage { first_pg: PgId(3), pg_count: 4, cut: StripeCut::ALL };
+        assert_eq!(deleted.to_value(), [1, 3, 0, 0, 0, 4, 0, 0, 0]);
+        let evicted =
+            Garbage { cut: StripeCut { from_stripe: 1, to_stripe: 9, token_epoch: 256 }, ..deleted };
+        for garbage in [deleted, evicted] {
+            assert_eq!(Garbage::from_value(&garbage.to_value(), String::new).unwrap(), garbage);
+        }
         let slot = SlotRecord { seq: 5, method: 130, reply: Bytes::from(inode.to_bytes()) };
         assert_eq!(slot_value(5, 130, &inode), slot.to_value());
     }

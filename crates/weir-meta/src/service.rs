@@ -18,6 +18,7 @@ use weir_env::{BoxFuture, Env, Instant};
 use weir_kv::{CommitSeq, SharedKv};
 use weir_proto::lock::{CancelLock, ListLocks, ReclaimLocks, SetLock, TestLock};
 use weir_proto::meta::*;
+use weir_proto::recall::{AwaitRecall, Evict, EvictedRanges, Filled, GetResidence, SetPinned};
 use weir_proto::relation::{
     AckChanges, DropCursor, ReadChanges, RelationAdd, RelationDo, RelationList, RelationResolve, TakeWork,
     WhereAtHome, WorkDone,
@@ -165,20 +166,20 @@ where
 }
 
 /// What came of a call in place.
-enum Outcome {
+pub(crate) enum Outcome {
     /// To be sent once the commit is durable.
     Ready(CommitSeq, Result<Reply>),
     Waits(BoxFuture<'static, Result<Reply>>),
 }
 
 impl Outcome {
-    fn refused(e: Error) -> Outcome {
+    pub(crate) fn refused(e: Error) -> Outcome {
         Outcome::Ready(CommitSeq(0), Err(e))
     }
     fn now(done: Result<()>) -> Outcome {
         Outcome::plain(done)
     }
-    fn plain<T: Wire>(done: Result<T>) -> Outcome {
+    pub(crate) fn plain<T: Wire>(done: Result<T>) -> Outcome {
         Outcome::Ready(CommitSeq(0), done.map(|body| Reply::new(&body)))
     }
     fn committed<T: Wire>(done: Result<(T, CommitSeq)>) -> Outcome {
@@ -607,6 +608,17 @@ impl Meta {
             }
             TakeWork::METHOD => waits(call.decode(), |r| leader.take_work(r)),
             ReadChanges::METHOD => waits(call.decode(), |r| leader.read_changes(r)),
+            _ => self.handle_evicted(call),
+        }
+    }
+
+    fn handle_evicted(&self, call: &Call) -> Outcome {
+        match call.method {
+            Evict::METHOD => self.operate::<Evict>(call),
+            EvictedRanges::METHOD => self.operate::<EvictedRanges>(call),
+            Filled::METHOD => self.operate::<Filled>(call),
+            SetPinned::METHOD => self.operate::<SetPinned>(call),
+            AwaitRecall::METHOD..=GetResidence::METHOD => self.handle_recall(call),
             _ => self.handle_session(call),
         }
     }

@@ -1,12 +1,12 @@
-//! Deleted files' cells go from the targets: those that are there are told, and tell the others when they return.
+//! Cells of deleted files, and evicted ones, go from the targets: those that are there are told, and tell the others when they return.
 //!
-//! Invariant: a file's garbage record goes only after every live target of its groups has dropped the file's cells and
-//! remembers that the file is gone. To tell a target twice does no harm.
+//! Invariant: a garbage record goes only after every live target of the file's groups has dropped the cells and remembers
+//! that they are gone. To tell a target twice does no harm.
 
 use crate::executor::Leader;
 use crate::keys;
 use crate::points;
-use crate::record::{Garbage, Record};
+use crate::record::{Garbage, Record, StripeCut};
 use std::sync::Arc;
 use std::time::Duration;
 use weir_env::BoxFuture;
@@ -22,16 +22,22 @@ const RETRY_AFTER: Duration = Duration::from_secs(2);
 
 /// Reaches all targets.
 pub trait Purge: Send + Sync + 'static {
-    /// Drops all cells of a deleted file on every live target of `pg_count` groups from `first_pg` on; nobody writes the
-    /// file any more. An error: some target has not answered, tell it again.
-    fn drop_file(&self, file: FileId, first_pg: PgId, pg_count: u32) -> BoxFuture<'static, Result<()>>;
+    /// Makes stripes of a file void on every live target of `pg_count` groups from `first_pg` on: see `DropFile`. An error:
+    /// some target has not answered, tell it again.
+    fn drop_stripes(
+        &self,
+        file: FileId,
+        first_pg: PgId,
+        pg_count: u32,
+        cut: StripeCut,
+    ) -> BoxFuture<'static, Result<()>>;
 }
 
 /// For a namespace without targets: there is nothing to drop.
 pub struct NoTargets;
 
 impl Purge for NoTargets {
-    fn drop_file(&self, _: FileId, _: PgId, _: u32) -> BoxFuture<'static, Result<()>> {
+    fn drop_stripes(&self, _: FileId, _: PgId, _: u32, _: StripeCut) -> BoxFuture<'static, Result<()>> {
         Box::pin(std::future::ready(Ok(())))
     }
 }
@@ -108,9 +114,10 @@ async fn sweep_some(leader: &Arc<Leader>, items: &[Item]) -> Result<Option<Error
 fn spawn_drop(leader: &Arc<Leader>, item: &Item) -> tokio::sync::oneshot::Receiver<Result<()>> {
     let (tx, rx) = tokio::sync::oneshot::channel();
     let file = FileId { namespace: leader.config.namespace, inode: item.ino };
-    let drop_file = leader.config.purge.drop_file(file, item.garbage.first_pg, item.garbage.pg_count);
+    let Garbage { first_pg, pg_count, cut } = item.garbage;
+    let drop_stripes = leader.config.purge.drop_stripes(file, first_pg, pg_count, cut);
     leader.env.tasks.spawn("drop file", async move {
-        let _ = tx.send(drop_file.await); // the sweeper was ended
+        let _ = tx.send(drop_stripes.await); // the sweeper was ended
     });
     rx
 }

@@ -66,6 +66,8 @@ message!(
         layout: Option<Layout>,
         /// It has an access control list, or a directory one for what is made in it: the mode is not all.
         acl: bool,
+        /// Bytes that are at home only (see `recall.rs`); 0: reading and writing ask nobody about it.
+        evicted: u64,
     }
 );
 

@@ -10,7 +10,7 @@ mod list;
 use dice::Dice;
 use weir_proto::map::{Layout, Scheme};
 use weir_proto::{CellId, Error, FileId, Wire};
-use weir_proto::{coord, data, frame, lock, map, meta, relation, volume};
+use weir_proto::{coord, data, frame, lock, map, meta, recall, relation, volume};
 
 const ROUNDS: usize = 10_000;
 
@@ -103,10 +103,11 @@ fn messages_are_decoded_as_they_were_encoded() {
     is_decoded_as_it_was_encoded::<CellId>("CellId");
 }
 
-const SOURCES: [(&str, &str); 8] = [
+const SOURCES: [(&str, &str); 9] = [
     ("coord", include_str!("../src/coord.rs")),
     ("data", include_str!("../src/data.rs")),
     ("meta", include_str!("../src/meta.rs")),
+    ("recall", include_str!("../src/recall.rs")),
     ("volume", include_str!("../src/volume.rs")),
     ("relation", include_str!("../src/relation.rs")),
     ("lock", include_str!("../src/lock.rs")),

@@ -259,6 +259,7 @@ async fn run_meta(env: Env) -> Result<()> {
         namespace: lead.namespace,
         lease_ms: lead.map.settings.lease_ms,
         layout: Arc::new(move || layout_policy(&policy)),
+        at_home: Arc::new(weir_meta::at_home),
         purge: Arc::new(ClusterPurge(cluster.clone())),
         gone: Arc::new(|_| false),
     };

@@ -143,6 +143,26 @@ pub enum FileCommand {
     Layout(OnePath),
     /// Who holds and who waits for locks (fcntl and flock), with client, process, range and age
     Locks(OnePath),
+    /// Give the space of files back that home has: their bytes come back when they are used
+    Evict(ManyPaths),
+    /// Bring the bytes of files back that are at home only, and wait for them
+    Recall(ManyPaths),
+    /// Never evict these files
+    Pin(ManyPaths),
+    /// Let them be evicted again
+    Unpin(ManyPaths),
+    /// How many bytes are here and how many at home only, what is pinned, what is under way
+    State(ManyPaths),
+}
+
+#[derive(Args)]
+pub struct ManyPaths {
+    /// Files on a mounted Weir
+    #[arg(required = true, value_hint = ValueHint::FilePath)]
+    pub paths: Vec<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 #[derive(Args)]

@@ -21,6 +21,7 @@ mod mounts;
 mod observe;
 mod place;
 mod process;
+mod residence;
 mod roles;
 mod status;
 mod table;
@@ -83,6 +84,11 @@ fn run(command: cli::Command, environment: &roles::Environment) -> Outcome<ExitC
         Command::File(FileCommand::Layout(args)) => file::layout(&args),
         Command::Target(TargetCommand::Clear(args)) => status::clear_target(&args),
         Command::File(FileCommand::Locks(args)) => file::locks(&args),
+        Command::File(FileCommand::Evict(args)) => residence::evict(&args),
+        Command::File(FileCommand::Recall(args)) => residence::recall(&args),
+        Command::File(FileCommand::Pin(args)) => residence::pin(&args, true),
+        Command::File(FileCommand::Unpin(args)) => residence::pin(&args, false),
+        Command::File(FileCommand::State(args)) => residence::state(&args),
         Command::Volume(command) => volume::run(&command),
         Command::Inspect(args) => return inspect::inspect(&args),
         Command::Bench(bench) => return bench::run(bench, environment),

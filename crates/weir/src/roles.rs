@@ -6,7 +6,7 @@ use crate::observe::host_id;
 use crate::place::{self, Place};
 use crate::process::{PidFile, is_gone, own_process};
 use crate::wiring::{ClusterPurge, Gate, share_of_space};
-use crate::{file, fuse};
+use crate::{file, fuse, residence};
 use serde_json::{Value, json};
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
@@ -279,6 +279,7 @@ async fn run_meta(node: Node) -> Outcome<()> {
         namespace: lead.namespace,
         lease_ms: lead.map.settings.lease_ms,
         layout: Arc::new(layout_policy(cluster.clone())),
+        at_home: Arc::new(weir_meta::at_home),
         purge: Arc::new(ClusterPurge(cluster.clone())),
         gone: Arc::new(is_gone),
     };
@@ -498,6 +499,7 @@ async fn run_mount(node: Node, recover: bool) -> Outcome<()> {
         process: own_process(),
         memory_bytes: mount.memory_mib * MIB,
         patience: ClientConfig::PATIENCE,
+        recall_patience: ClientConfig::RECALL_PATIENCE,
     };
     let cluster = node.observe(Role::Mount).await?;
     let notices = Arc::new(fuse::Notices::default());
@@ -554,6 +556,7 @@ fn own_attributes(cluster: Cluster) -> fuse::OwnAttributes {
                 file::LAYOUT => layout_json(&cluster, &client.getattr(ino).await?.attr),
                 file::CLIENT => client_json(&client),
                 file::LOCKS => locks_json(&client, ino).await?,
+                residence::STATE => residence::state_json(&client, ino).await?,
                 _ => {
                     return Err(Error::name(
                         weir_proto::NameRule::NoAttribute,

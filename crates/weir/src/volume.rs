@@ -211,6 +211,7 @@ pub async fn connect(coordinators: Vec<weir_env::Addr>, namespace: &str) -> Outc
         process: own_process(),
         memory_bytes: MEMORY_BYTES,
         patience: PATIENCE,
+        recall_patience: ClientConfig::RECALL_PATIENCE,
     };
     Client::connect(env, config, Arc::new(NoKernel)).await.map_err(|e| match e.kind {
         ErrorKind::Unavailable | ErrorKind::Deadline | ErrorKind::NotFound => Failure::new(

@@ -4,7 +4,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use weir_coord::Cluster;
 use weir_env::{BoxFuture, Env};
-use weir_proto::data::{DropFile, FENCE_GONE};
+use weir_meta::StripeCut;
+use weir_proto::data::DropFile;
 use weir_proto::{Error, FileId, PgId, Request, Result, TargetId};
 use weir_rpc::{Call, Connection, Defer, Handled, Service};
 
@@ -63,13 +64,19 @@ const DROP_PATIENCE: Duration = Duration::from_secs(10);
 pub struct ClusterPurge(pub Cluster);
 
 impl weir_meta::Purge for ClusterPurge {
-    fn drop_file(&self, file: FileId, first_pg: PgId, pg_count: u32) -> BoxFuture<'static, Result<()>> {
+    fn drop_stripes(
+        &self,
+        file: FileId,
+        first_pg: PgId,
+        pg_count: u32,
+        cut: StripeCut,
+    ) -> BoxFuture<'static, Result<()>> {
+        let StripeCut { from_stripe, to_stripe, token_epoch: fence } = cut;
         let cluster = self.0.clone();
         Box::pin(async move {
             let told = cluster.map().told_of_cuts(|g| g.0 >= first_pg.0 && g.0 - first_pg.0 < pg_count)?;
             let calls = told.into_iter().map(|(target, epochs)| {
-                let drop =
-                    DropFile { target, file, from_stripe: 0, to_stripe: u64::MAX, fence: FENCE_GONE, epochs };
+                let drop = DropFile { target, file, from_stripe, to_stripe, fence, epochs };
                 call(&cluster, target, drop, Vec::new(), DROP_PATIENCE)
             });
             for answer in weir_store::peers::join_all(calls.collect()).await {

@@ -10,9 +10,9 @@ use weir_coord::{Cluster, CoordConfig, Coordinator, Membership, Observer, no_rep
 use weir_env::sim::{SimConfig, World};
 use weir_env::{Addr, BoxFuture, Env};
 use weir_kv::{MemoryKv, SharedKv};
-use weir_meta::{LayoutPolicy, Meta, MetaConfig, Purge};
+use weir_meta::{LayoutPolicy, Meta, MetaConfig, Purge, StripeCut};
 use weir_proto::coord::TargetOffer;
-use weir_proto::data::{DropFile, FENCE_GONE};
+use weir_proto::data::DropFile;
 use weir_proto::map::{ClusterMap, Group, MemberState, Role};
 use weir_proto::meta::Cred;
 use weir_proto::{DiskUuid, Error, FileId, PgId, Request, Result, TargetId};
@@ -83,13 +83,19 @@ fn call<R: Request + Send + Sync + 'static>(
 
 struct ClusterPurge(Cluster);
 impl Purge for ClusterPurge {
-    fn drop_file(&self, file: FileId, first_pg: PgId, pg_count: u32) -> BoxFuture<'static, Result<()>> {
+    fn drop_stripes(
+        &self,
+        file: FileId,
+        first_pg: PgId,
+        pg_count: u32,
+        cut: StripeCut,
+    ) -> BoxFuture<'static, Result<()>> {
+        let StripeCut { from_stripe, to_stripe, token_epoch: fence } = cut;
         let cluster = self.0.clone();
         Box::pin(async move {
             let told = cluster.map().told_of_cuts(|g| g.0 >= first_pg.0 && g.0 - first_pg.0 < pg_count)?;
             for (target, epochs) in told {
-                let drop =
-                    DropFile { target, file, from_stripe: 0, to_stripe: u64::MAX, fence: FENCE_GONE, epochs };
+                let drop = DropFile { target, file, from_stripe, to_stripe, fence, epochs };
                 call(&cluster, target, drop, Vec::new(), Duration::from_secs(5)).await?;
             }
             Ok(())
@@ -222,6 +228,7 @@ impl Lab {
             namespace: lead.namespace,
             lease_ms: self.0.lease_ms,
             layout: Arc::new(layout),
+            at_home: Arc::new(|_, _, _, _, _| Ok(())),
             purge: Arc::new(ClusterPurge(cluster.clone())),
             gone: Arc::new(|_| false),
         };
@@ -255,11 +262,11 @@ impl Lab {
         self.client_with(name, ClientConfig::MEMORY_BYTES, Arc::new(NoKernel)).await
     }
     pub async fn client_with(&self, name: &str, memory_bytes: u64, kernel: Arc<dyn KernelCache>) -> Client {
-        let config = ClientConfig {
-            memory_bytes,
-            ..ClientConfig::new(vec![Lab::addr(100)], name, &format!("host-{name}"))
-        };
+        let config = ClientConfig { memory_bytes, ..self.config(name) };
         Client::connect(self.world().node(name), config, kernel).await.unwrap()
+    }
+    pub fn config(&self, name: &str) -> ClientConfig {
+        ClientConfig::new(vec![Lab::addr(100)], name, &format!("host-{name}"))
     }
     pub fn kill_meta(&self) {
         self.0.doors.lock().unwrap().remove("meta");

@@ -198,7 +198,8 @@ impl Cx<'_> {
                 inode.data_end = inode.data_end.max(inode.size);
             }
             let allocated = inode.allocated.min(size);
-            self.set_allocated(inode, allocated)?;
+            let evicted = self.cut_evicted(ino, inode, size)?;
+            self.set_space(inode, allocated, evicted)?;
         }
         inode.size = size;
         inode.data_version += 1;
@@ -228,12 +229,13 @@ impl Cx<'_> {
         Ok(true)
     }
 
-    /// Changes what the file is charged with.
-    pub(super) fn set_allocated(&mut self, inode: &mut Inode, allocated: u64) -> Result<()> {
+    /// Changes what the file is charged with: what is allocated and not evicted.
+    pub(super) fn set_space(&mut self, inode: &mut Inode, allocated: u64, evicted: u64) -> Result<()> {
+        let before = inode.online();
+        (inode.allocated, inode.evicted) = (allocated, evicted);
         if inode.nlink > 0 {
-            self.charge(inode.parent, Charge::bytes(inode.allocated, allocated))?;
+            self.charge(inode.parent, Charge::bytes(before, inode.online()))?;
         }
-        inode.allocated = allocated;
         Ok(())
     }
 }

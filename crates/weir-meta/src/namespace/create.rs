@@ -162,6 +162,8 @@ impl Cx<'_> {
             recover: false,
             data_end: 0,
             shared_at: None,
+            evicted: 0,
+            pinned: false,
         }
     }
 
@@ -179,7 +181,7 @@ impl Cx<'_> {
         self.require_inode(birth.access.volume)?;
         let ino = self.give_birth(&mut birth, name, inode.kind)?;
         self.put_inode(ino, inode);
-        self.charge(birth.dir, Charge::file(inode.allocated))?;
+        self.charge(birth.dir, Charge::file(inode.online()))?;
         Ok(Made {
             entry: self.rules.entry(ino, inode),
             parent_attr: directory_attr(birth.dir, &birth.access, &birth.tally),
@@ -215,7 +217,7 @@ impl Cx<'_> {
 }
 
 /// The layout of a file from its birth.
-fn place(policy: LayoutPolicy, ino: InodeId) -> weir_proto::map::Layout {
+pub(super) fn place(policy: LayoutPolicy, ino: InodeId) -> weir_proto::map::Layout {
     // Fibonacci hashing: neighbours in one directory start on groups far apart.
     let seed = (ino.0.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as u32;
     weir_proto::map::Layout {
@@ -418,7 +420,7 @@ pub fn link(cx: &mut Cx<'_>, r: &meta::Link) -> Result<Made> {
     if first {
         // As at a birth with a name: the first link has no record, and its directory is charged.
         inode.parent = r.parent;
-        cx.charge(r.parent, Charge::file(inode.allocated))?;
+        cx.charge(r.parent, Charge::file(inode.online()))?;
         cx.delete_range(keys::range_of(b'H', r.ino.0))?;
         cx.events.adopted.push(r.ino);
     } else {

@@ -11,7 +11,8 @@ pub fn commit(cx: &mut Cx<'_>, r: &Commit) -> Result<Entry> {
     let has_inline = store_inline(cx, r, &inode)?;
     let alone = cx.rules.leases.held(cx.rules.session, r.ino) == LeaseKind::Write;
     let allocated = allocated_after(r, &inode, alone);
-    cx.set_allocated(&mut inode, allocated)?;
+    let evicted = inode.evicted;
+    cx.set_space(&mut inode, allocated, evicted)?;
     inode.size = inode.size.max(r.size);
     inode.mtime = r.mtime;
     inode.ctime = cx.rules.after(inode.ctime);

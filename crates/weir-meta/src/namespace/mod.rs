@@ -10,6 +10,8 @@ pub mod acl;
 pub mod attr;
 pub mod create;
 pub mod data;
+pub mod evict;
+pub mod home;
 pub mod list;
 pub mod log;
 pub mod open;
@@ -19,6 +21,7 @@ mod usage;
 pub mod volume;
 pub mod xattr;
 
+pub use home::AtHome;
 pub use remove::release_orphan;
 pub use usage::{Charge, totals, usage_of, volume_usage};
 
@@ -57,6 +60,8 @@ pub struct Rules<'a> {
     pub deaths: u64,
     /// Volumes with a changelog.
     pub listened: &'a BTreeSet<VolumeId>,
+    /// Whether home has bytes of a file.
+    pub at_home: &'a AtHome,
     /// `None`: no placement group exists yet.
     pub layout: &'a dyn Fn() -> Option<LayoutPolicy>,
 }
@@ -95,6 +100,10 @@ pub struct Events {
     pub logged: bool,
     /// Relations or followers came or went.
     pub relations: bool,
+    /// Evicted bytes that came back: the file, where they begin, and under which token epoch.
+    pub filled: Vec<(InodeId, u64, u32)>,
+    /// Files with evicted bytes that were cut, and to what size.
+    pub cut: Vec<(InodeId, u64)>,
 }
 
 /// Permission bits of one class.

@@ -1,7 +1,7 @@
 //! Names that go: unlink, rmdir; files that nobody can reach any more.
 use super::usage::Charge;
 use super::*;
-use crate::record::Garbage;
+use crate::record::StripeCut;
 use weir_kv::Scan;
 use weir_proto::meta::{self, Removed};
 use weir_proto::relation::What;
@@ -27,7 +27,7 @@ impl Cx<'_> {
             self.put_inode(ino, &inode);
             return Ok(());
         }
-        self.charge(inode.parent, Charge::file(inode.allocated).back())?;
+        self.charge(inode.parent, Charge::file(inode.online()).back())?;
         let openers = self.rules.leases.openers(ino);
         if openers.is_empty() {
             return self.destroy(ino, &inode);
@@ -54,8 +54,8 @@ impl Cx<'_> {
         };
         self.txn.delete(&heir.expect("found above"));
         if heir_dir != inode.parent {
-            self.charge(inode.parent, Charge::file(inode.allocated).back())?;
-            self.charge(heir_dir, Charge::file(inode.allocated))?;
+            self.charge(inode.parent, Charge::file(inode.online()).back())?;
+            self.charge(heir_dir, Charge::file(inode.online()))?;
             inode.parent = heir_dir;
         }
         Ok(())
@@ -67,10 +67,12 @@ impl Cx<'_> {
         // Blindly: a delete costs less than to look whether there is something.
         self.txn.delete(&keys::data(ino));
         self.delete_range(keys::range_of(b'X', ino.0))?;
+        if inode.evicted > 0 {
+            self.delete_range(keys::range_of(b'W', ino.0))?;
+            self.events.cut.push((ino, 0));
+        }
         if let Some(layout) = inode.layout.filter(|_| inode.may_have_cells()) {
-            let garbage = Garbage { first_pg: layout.first_pg, pg_count: layout.pg_count };
-            self.txn.put(&keys::garbage(self.rules.now, ino), &garbage.to_value());
-            self.events.garbage = true;
+            self.note_garbage(ino, &layout, StripeCut::ALL)?;
         }
         self.events.gone.push(ino);
         Ok(())

@@ -205,8 +205,8 @@ fn relocate_file(cx: &mut Cx<'_>, ino: InodeId, from: End<'_>, to: End<'_>) -> R
         cx.txn.delete(&extra);
         cx.txn.put(&keys::link(ino, to.dir, to.name), &[]);
     } else if from.dir != to.dir {
-        cx.charge(from.dir, Charge::file(inode.allocated).back())?;
-        cx.charge(to.dir, Charge::file(inode.allocated))?;
+        cx.charge(from.dir, Charge::file(inode.online()).back())?;
+        cx.charge(to.dir, Charge::file(inode.online()))?;
         inode.parent = to.dir;
     }
     cx.put_inode(ino, &inode);

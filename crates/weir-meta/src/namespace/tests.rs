@@ -10,6 +10,7 @@ use weir_proto::ErrorKind;
 use weir_proto::map::Scheme;
 use weir_proto::meta::{self, *};
 
+mod evicted;
 mod volumes;
 
 const ME: SessionId = SessionId(1);
@@ -19,6 +20,19 @@ pub struct World {
     leases: LeaseTable,
     rooms: Rooms,
     now: i64,
+    at_home: Arc<AtHomeNow>,
+}
+
+/// Files that home has all of.
+#[derive(Default)]
+struct AtHomeNow(std::sync::Mutex<BTreeSet<InodeId>>);
+impl AtHomeNow {
+    fn says(&self, ino: InodeId) -> Result<()> {
+        match self.0.lock().unwrap().contains(&ino) {
+            true => Ok(()),
+            false => Err(Error::denied("home does not have it")),
+        }
+    }
 }
 
 impl World {
@@ -29,7 +43,13 @@ impl World {
             Ok(())
         })
         .unwrap();
-        World { kv, leases: LeaseTable::default(), rooms: Rooms::default(), now: 1000 }
+        World {
+            kv,
+            leases: LeaseTable::default(),
+            rooms: Rooms::default(),
+            now: 1000,
+            at_home: Arc::default(),
+        }
     }
     pub fn change<T>(&mut self, body: impl Fn(&mut Cx<'_>) -> Result<T>) -> Result<T> {
         self.now += 1;
@@ -37,6 +57,8 @@ impl World {
             let scheme = Scheme { data: 4, parity: 2 };
             Some(LayoutPolicy { scheme, cell_shift: 20, first_pg: PgId(0), pg_count: 24 })
         };
+        let known = self.at_home.clone();
+        let at_home = move |_: &dyn Read, ino, _: &Inode, _, _| known.says(ino);
         let rules = Rules {
             session: ME,
             now: Time { nanos: self.now },
@@ -45,6 +67,7 @@ impl World {
             live: &|_| true,
             deaths: 0,
             listened: &BTreeSet::new(),
+            at_home: &at_home,
             layout: &layout,
         };
         let (mut out, mut conflicts, mut events) = (None, Vec::new(), Events::default());
@@ -58,6 +81,8 @@ impl World {
         Ok(out.unwrap())
     }
     pub fn view<T>(&self, body: impl Fn(&mut View<'_>) -> Result<T>) -> Result<T> {
+        let known = self.at_home.clone();
+        let at_home = move |_: &dyn Read, ino, _: &Inode, _, _| known.says(ino);
         let rules = Rules {
             session: ME,
             now: Time { nanos: self.now },
@@ -66,6 +91,7 @@ impl World {
             live: &|_| true,
             deaths: 0,
             listened: &BTreeSet::new(),
+            at_home: &at_home,
             layout: &|| None,
         };
         let (mut out, mut conflicts) = (None, Vec::new());

@@ -1,4 +1,5 @@
 //! A metadata role on a simulated node, and clients that do as they are told.
+#![allow(dead_code, reason = "each test program uses its own part")]
 use bytes::Bytes;
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -7,7 +8,7 @@ use std::time::Duration;
 use weir_env::sim::World;
 use weir_env::{Addr, BoxFuture, Env};
 use weir_kv::engine::{Engine, EngineConfig};
-use weir_meta::{LayoutPolicy, Meta, MetaConfig, Purge};
+use weir_meta::{LayoutPolicy, Meta, MetaConfig, Purge, StripeCut};
 use weir_proto::map::{Role, Scheme};
 use weir_proto::meta::*;
 use weir_proto::{ClusterId, Error, FileId, InodeId, NamespaceId, PgId, Request, Result, SessionId};
@@ -21,15 +22,25 @@ pub const ROOT: InodeId = InodeId::ROOT;
 #[derive(Default)]
 pub struct Targets {
     pub dropped: Mutex<Vec<FileId>>,
+    pub evicted: Mutex<Vec<(InodeId, StripeCut)>>,
     pub away: Mutex<bool>,
 }
 
 impl Purge for Targets {
-    fn drop_file(&self, file: FileId, _: PgId, pg_count: u32) -> BoxFuture<'static, Result<()>> {
+    fn drop_stripes(
+        &self,
+        file: FileId,
+        _: PgId,
+        pg_count: u32,
+        cut: StripeCut,
+    ) -> BoxFuture<'static, Result<()>> {
         assert!(pg_count > 0);
         let away = *self.away.lock().unwrap();
         if !away {
-            self.dropped.lock().unwrap().push(file);
+            match cut {
+                StripeCut::ALL => self.dropped.lock().unwrap().push(file),
+                part => self.evicted.lock().unwrap().push((file.inode, part)),
+            }
         }
         let result = if away { Err(Error::unavailable("target t3 is away")) } else { Ok(()) };
         Box::pin(std::future::ready(result))
@@ -38,6 +49,7 @@ impl Purge for Targets {
 
 pub struct Node {
     pub meta: Meta,
+    pub at_home: Arc<Mutex<BTreeSet<InodeId>>>,
     pub targets: Arc<Targets>,
     _server: Server,
 }
@@ -50,6 +62,8 @@ fn identity(env: &Env, name: &str, role: Role) -> Identity {
 }
 
 thread_local! {
+    /// Files that home has all of, also after a restart of the metadata role.
+    static AT_HOME: Arc<Mutex<BTreeSet<InodeId>>> = Arc::default();
     /// Processes that this test's machine knows to be gone.
     pub static GONE: std::cell::RefCell<Vec<String>> = const { std::cell::RefCell::new(Vec::new()) };
 }
@@ -69,10 +83,16 @@ pub async fn start(world: &World) -> Node {
         let scheme = Scheme { data: 4, parity: 2 };
         Some(LayoutPolicy { scheme, cell_shift: 20, first_pg: PgId(0), pg_count: 24 })
     };
+    let at_home: Arc<Mutex<BTreeSet<InodeId>>> = AT_HOME.with(Arc::clone);
+    let known = at_home.clone();
     let config = MetaConfig {
         namespace: NamespaceId(1),
         lease_ms: LEASE_MS,
         layout: Arc::new(layout),
+        at_home: Arc::new(move |_, ino, _, _, _| match known.lock().unwrap().contains(&ino) {
+            true => Ok(()),
+            false => Err(Error::denied("home does not have it")),
+        }),
         purge: targets.clone(),
         gone: Arc::new(|process| GONE.with_borrow(|gone| gone.iter().any(|p| p == process))),
     };
@@ -84,7 +104,7 @@ pub async fn start(world: &World) -> Node {
     });
     let me = identity(&env, "meta", Role::Meta);
     let _server = weir_rpc::serve(&env, &[addr()], me, Arc::new(meta.clone())).await.unwrap();
-    Node { meta, targets, _server }
+    Node { meta, at_home, targets, _server }
 }
 
 /// What a client does with recalls.

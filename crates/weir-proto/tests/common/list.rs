@@ -1,6 +1,6 @@
 //! Every message type, once. Used by the tests of messages, of decoders and of servers, and by the fuzz targets.
 //!
-//! The user brings `coord`, `data`, `meta`, `volume`, `relation`, `lock`, `map` and `frame` of `weir_proto` into scope. That the list is complete is a test
+//! The user brings `coord`, `data`, `meta`, `volume`, `relation`, `recall`, `lock`, `map` and `frame` of `weir_proto` into scope. That the list is complete is a test
 //! of its own: `the_list_is_complete`.
 
 /// Calls `$check::<T>(name)` for every message type. `the_list_is_complete` compares it with the sources.
@@ -25,6 +25,8 @@ macro_rules! for_every_message {
                 Relations, RelationDo, RelationInfo, Aside, RelationResolve, TakeWork, WorkTaken, RelationWork,
                 Expected, HomeAttrs, NameWork, ExtentWork, Finish, WorkDone, NameDone, ExtentDone, WhereAtHome,
                 HomePlace, Receipt}
+            recall::{ByteRange, Evict, Evicted, EvictedRanges, EvictedList, AwaitRecall, RecallWaited, WantRecall, TakeRecalls,
+                RecallId, RecallsTaken, RecallWork, Filled, RecallFailed, SetPinned, GetResidence, Residence, RecallState}
             lock::{LockOwner, LockEntry, SetLock, LockAnswer, TestLock, CancelLock, LockCancelled, ListLocks,
                 LockList, HeldLock, ReclaimLocks, Reclaimed, LockFree}
             map::{Node, Target, Member, Group, NamespaceEntry, Settings, ClusterMap}

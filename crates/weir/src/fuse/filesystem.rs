@@ -1,6 +1,7 @@
 //! One method per request of the kernel. Each is polled once on the kernel's thread: what leases and buffers answer is
 //! answered there without waking anybody; what has to wait goes on as a task.
 use super::attach::keeps_access_times;
+use super::from_home::FromHome;
 use super::locks;
 use super::parked::Parked;
 use super::replies::*;
@@ -20,7 +21,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 use tokio::runtime::Handle as Runtime;
-use weir_client::{Client, Handle, SetAttrs};
+use weir_client::{Allocate, COPY_BYTES_MAX, Client, Handle, SetAttrs};
 use weir_env::BufferPool;
 use weir_proto::meta::{Cred, FileKind, NAME_MAX};
 use weir_proto::{InodeId, Result};
@@ -69,6 +70,23 @@ impl Mounted {
     /// kernel's requests.
     fn answer(&self, work: impl Future<Output = ()> + Send + 'static) {
         Parked::begin(&self.runtime, work);
+    }
+
+    fn waits_for_home(&self, request: &Request) -> FromHome {
+        FromHome::new(&self.client, &self.lock_waits, request)
+    }
+
+    /// What is done by setting an attribute of ours; it may take long, and a signal ends the wait.
+    fn act(&self, request: &Request, ino: INodeNo, name: &str, value: &[u8], reply: ReplyEmpty) {
+        let (client, cred, ino) = (self.client.clone(), self.cred(request), tr::from_kernel_ino(ino));
+        let (name, value, from_home) = (name.to_owned(), value.to_vec(), self.waits_for_home(request));
+        self.answer(async move {
+            let acted = crate::residence::act(&client, &cred, ino, &name, &value);
+            match from_home.unless_interrupted(acted).await {
+                Ok(()) => reply.ok(),
+                Err(e) => reply.error(e),
+            }
+        });
     }
 
     fn cred(&self, request: &Request) -> Cred {
@@ -380,7 +398,7 @@ impl Filesystem for Mounted {
 
     fn read(
         &self,
-        _: &Request,
+        request: &Request,
         _ino: INodeNo,
         fh: FileHandle,
         offset: u64,
@@ -399,8 +417,13 @@ impl Filesystem for Mounted {
             return reply_data(reply, result);
         }
         drop(inside);
-        let client = self.client.clone();
-        self.answer(async move { reply_data(reply, client.read(fh, offset, len).await) });
+        let (client, from_home) = (self.client.clone(), self.waits_for_home(request));
+        self.answer(async move {
+            if let Err(e) = from_home.bring(fh, Some(offset), len).await {
+                return reply.error(e);
+            }
+            reply_data(reply, client.read(fh, offset, len).await)
+        });
     }
 
     fn write(
@@ -431,7 +454,11 @@ impl Filesystem for Mounted {
         drop(inside);
         let (client, cred) = (self.client.clone(), self.cred(request));
         let data = self.buffers.copy(data).freeze();
+        let from_home = self.waits_for_home(request);
         self.answer(async move {
+            if let Err(e) = from_home.bring(fh, (!appends).then_some(offset), data.len()).await {
+                return reply.error(e);
+            }
             if strip && let Err(e) = drop_privileges(&client, &cred, ino).await {
                 return reply.error(refused(&e));
             }
@@ -643,8 +670,11 @@ impl Filesystem for Mounted {
         _position: u32,
         reply: ReplyEmpty,
     ) {
-        if is_foreign(name) || name.as_bytes().starts_with(OWN_PREFIX) {
+        if is_foreign(name) {
             return reply.error(Errno::EOPNOTSUPP);
+        }
+        if let Some(own) = name.to_str().filter(|n| n.as_bytes().starts_with(OWN_PREFIX)) {
+            return self.act(request, ino, own, value, reply);
         }
         let (client, cred, ino) = (self.client.clone(), self.cred(request), tr::from_kernel_ino(ino));
         let (name, value) = (name.to_owned(), value.to_vec());
@@ -702,7 +732,12 @@ impl Filesystem for Mounted {
             Err(e) => return reply.error(e),
         };
         let (client, cred, ino) = (self.client.clone(), self.cred(request), tr::from_kernel_ino(ino));
+        let from_home = self.waits_for_home(request);
         self.answer(async move {
+            let changes = what.is_some_and(|what| what != Allocate::Extend);
+            if changes && let Err(e) = from_home.bring(handle(fh), Some(offset), length as usize).await {
+                return reply.error(e);
+            }
             let mut done = match what {
                 Some(what) => client.fallocate(handle(fh), what, offset, length).await,
                 None => Ok(()),
@@ -775,7 +810,15 @@ impl Filesystem for Mounted {
     ) {
         let (client, cred, ino) = (self.client.clone(), self.cred(request), tr::from_kernel_ino(ino_out));
         let (from, to) = (handle(fh_in), handle(fh_out));
+        let from_home = self.waits_for_home(request);
         self.answer(async move {
+            // As much as one call copies at most.
+            let some = len.min(COPY_BYTES_MAX) as usize;
+            for (file, at) in [(from, offset_in), (to, offset_out)] {
+                if let Err(e) = from_home.bring(file, Some(at), some).await {
+                    return reply.error(e);
+                }
+            }
             let mut copied = client.copy_range(from, offset_in, to, offset_out, len).await;
             if copied.is_ok()
                 && cred.uid != 0

@@ -57,11 +57,17 @@ pub fn new_mode(mode: u32, umask: u32) -> NewMode {
     NewMode { bits: permissions(mode), umask: umask & 0o777 }
 }
 
+/// What takes space here. Never none where bytes are at home only: programs take a file without blocks for one of zeros.
+fn blocks(attr: &Attr) -> u64 {
+    let online = attr.allocated.saturating_sub(attr.evicted).div_ceil(BLOCK_BYTES);
+    online.max(u64::from(attr.evicted > 0))
+}
+
 pub fn attr(attr: &Attr) -> FileAttr {
     FileAttr {
         ino: to_kernel_ino(attr.ino),
         size: attr.size,
-        blocks: attr.allocated.div_ceil(BLOCK_BYTES),
+        blocks: blocks(attr),
         atime: system_time(attr.atime),
         mtime: system_time(attr.mtime),
         ctime: system_time(attr.ctime),

@@ -1,0 +1,307 @@
+//! Evicted bytes: those that are at home only. Who reads or writes them has them brought back first; movers bring them.
+//!
+//! Invariants: a file without such bytes costs nothing. Which bytes these are is believed under a lease only: while one is
+//! held they can only become fewer. What cannot be brought back is an error that says why, never zeros. A mover's
+//! stripe is written under the token epoch of its recall, so one that comes late changes nothing.
+use crate::api::Handle;
+use crate::data::{Fragment, encode};
+use crate::inner::{Inner, layout_of};
+use crate::node::{Node, State};
+use bytes::Bytes;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+use weir_env::Instant;
+use weir_proto::data::{FILL_COUNTER, WriteMode};
+use weir_proto::map::Layout;
+use weir_proto::meta::{Cred, LeaseKind};
+use weir_proto::recall::{
+    AwaitRecall, Evict, Evicted, EvictedRanges, Filled, GetResidence, RecallFailed, RecallId, RecallWork,
+    Residence, SetPinned, TakeRecalls, WantRecall,
+};
+use weir_proto::{Error, InodeId, Result, Version};
+
+/// One question whether bytes are back; then it is asked again, so a leader that was lost meanwhile is no harm.
+const ASK_MS: u32 = 5_000;
+/// Bytes that are waited for at a time, with a patience of their own.
+const STEP_BYTES: u64 = 64 << 20;
+/// A mover's question for work.
+const WORK_WAIT_MAX: Duration = Duration::from_secs(20);
+
+/// Ranges in order, none empty; whole stripes.
+pub type Ranges = Vec<(u64, u64)>;
+
+/// What this client has been given to bring back, as a mover: by file and place, the token epoch.
+#[derive(Default)]
+pub struct Recalls {
+    busy: Mutex<BTreeMap<(InodeId, u64), u32>>,
+    /// One question for work at a time: it names what is being worked on.
+    asking: tokio::sync::Mutex<()>,
+}
+
+impl Recalls {
+    fn busy(&self) -> MutexGuard<'_, BTreeMap<(InodeId, u64), u32>> {
+        self.busy.lock().expect("no holder panics")
+    }
+}
+
+/// Bytes for a mover to bring back. Dropped before [`crate::Client::filled`]: somebody else gets it.
+pub struct Recall {
+    pub work: RecallWork,
+    client: Arc<Inner>,
+}
+
+impl std::fmt::Debug for Recall {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.work.fmt(f)
+    }
+}
+
+impl Drop for Recall {
+    fn drop(&mut self) {
+        let mut busy = self.client.recalls.busy();
+        let place = (self.work.ino, self.work.from);
+        if busy.get(&place) == Some(&self.work.token_epoch) {
+            busy.remove(&place);
+        }
+    }
+}
+
+impl State {
+    /// Whether something of `from..to` is away, or may be for all that is known.
+    pub fn is_away(&self, from: u64, to: u64) -> bool {
+        if self.attr.as_ref().is_none_or(|a| a.evicted == 0) {
+            return false;
+        }
+        self.evicted.as_ref().is_none_or(|ranges| touches(ranges, from, to))
+    }
+}
+
+fn touches(ranges: &Ranges, from: u64, to: u64) -> bool {
+    ranges.iter().any(|(a, b)| *a < to.max(from.saturating_add(1)) && *b > from)
+}
+
+impl Inner {
+    /// Which stripes of a file are away, as ranges of bytes, from the stripe of `from` on.
+    pub async fn away(&self, node: &Node, from: u64) -> Result<Ranges> {
+        {
+            let st = node.lock();
+            if st.attr.as_ref().is_none_or(|a| a.evicted == 0) {
+                return Ok(Ranges::new());
+            }
+            if let Some(known) = st.evicted.as_ref().filter(|_| st.lease != LeaseKind::None) {
+                return Ok(known.clone());
+            }
+        }
+        let (layout, leases_lost) = {
+            let st = node.lock();
+            (layout_of(&st, node.ino), st.leases_lost)
+        };
+        // A file that was never here has no place yet; whatever is asked for, the leader knows the stripes.
+        let stripe = layout.map_or(1, |l| l.stripe_bytes());
+        let (mut ranges, ino) = (Ranges::new(), node.ino);
+        let leased = node.lock().lease != LeaseKind::None;
+        let mut from = if leased { 0 } else { from / stripe * stripe };
+        loop {
+            let list =
+                self.session.ask(self.deadline(), |session| EvictedRanges { session, ino, from }).await?;
+            let up = |at: u64| at.checked_next_multiple_of(stripe).unwrap_or(u64::MAX);
+            ranges.extend(list.ranges.iter().map(|r| (r.from, up(r.to))));
+            match list.ranges.last() {
+                // Without a lease the next question is asked anew anyway.
+                Some(last) if list.more && leased => from = last.to,
+                _ => break,
+            }
+        }
+        let mut st = node.lock();
+        if leased && st.lease != LeaseKind::None && st.leases_lost == leases_lost {
+            st.evicted = Some(ranges.clone());
+        }
+        Ok(ranges)
+    }
+
+    /// Whether something of `from..to` is away.
+    pub async fn is_away(&self, node: &Node, from: u64, to: u64) -> Result<bool> {
+        if !node.lock().is_away(from, to) {
+            return Ok(false);
+        }
+        Ok(touches(&self.away(node, from).await?, from, to))
+    }
+
+    /// Returns when nothing of `from..to` is away. False: nothing was. May be given up at any time.
+    pub async fn bring_back(&self, node: &Node, from: u64, to: u64) -> Result<bool> {
+        let mut waited = false;
+        let mut at = from;
+        while at == from || at < to {
+            // Each step has its own time: much takes long.
+            let end = to.min(at.saturating_add(STEP_BYTES));
+            if self.is_away(node, at, end).await? {
+                let deadline = self.env.clock.now() + self.config.recall_patience;
+                self.await_recall(node, at, end.max(at.saturating_add(1)), deadline).await?;
+                // Others may be back, too.
+                node.lock().evicted = None;
+                waited = true;
+            }
+            let next = self.next_away(node, end);
+            at = next.max(end).max(at.saturating_add(1));
+        }
+        Ok(waited)
+    }
+
+    /// Where the next bytes are that may be away, at or behind `from`.
+    fn next_away(&self, node: &Node, from: u64) -> u64 {
+        let st = node.lock();
+        match (&st.attr, &st.evicted) {
+            (Some(attr), _) if attr.evicted == 0 => u64::MAX,
+            (Some(_), Some(ranges)) => {
+                ranges.iter().find(|(_, b)| *b > from).map_or(u64::MAX, |(a, _)| from.max(*a))
+            }
+            (attr, _) if attr.as_ref().is_some_and(|a| from >= a.size) => u64::MAX,
+            _ => from,
+        }
+    }
+
+    async fn await_recall(&self, node: &Node, from: u64, to: u64, deadline: Instant) -> Result<()> {
+        let (ino, doing) = (node.ino, format!("file {}: bytes {from} to {to} are at home only", node.ino));
+        let mut why = String::from("the metadata leader has not answered");
+        loop {
+            let left = self.data.left(deadline);
+            if left.is_zero() {
+                return Err(Error::io(format!("{doing} and did not come back in time: {why}")));
+            }
+            let wait_ms = (left.as_millis() as u32).min(ASK_MS);
+            let ask = |session| AwaitRecall { session, ino, from, to, wait_ms };
+            let until = self.env.clock.now() + Duration::from_millis(wait_ms.into()) + self.config.patience;
+            match self.session.ask(until, ask).await {
+                Ok(waited) if waited.done => return Ok(()),
+                Ok(waited) if waited.failed => {
+                    return Err(Error::io(format!("{doing} and cannot come back: {}", waited.why)));
+                }
+                Ok(waited) => why = waited.why,
+                Err(e) => return Err(Error::io(format!("{doing}: {e}"))),
+            }
+        }
+    }
+
+    // ---- movers
+
+    pub async fn take_recalls(&self, max: u32, wait: Duration) -> Result<Vec<Recall>> {
+        let _one = self.recalls.asking.lock().await;
+        let wait = wait.min(WORK_WAIT_MAX);
+        let wait_ms = wait.as_millis() as u32;
+        let ask = |session| {
+            let busy = self.recalls.busy();
+            let id = |(place, token): (&(InodeId, u64), &u32)| RecallId {
+                ino: place.0,
+                from: place.1,
+                token_epoch: *token,
+            };
+            TakeRecalls { session, max, wait_ms, busy: busy.iter().map(id).collect() }
+        };
+        let taken = self.session.ask(self.deadline() + wait, ask).await?;
+        let mut recalls = Vec::new();
+        for work in taken.recalls {
+            work.layout.check()?;
+            self.recalls.busy().insert((work.ino, work.from), work.token_epoch);
+            recalls.push(Recall { work, client: self.arc() });
+        }
+        Ok(recalls)
+    }
+
+    /// Whole stripes of a recall, to all live targets.
+    pub async fn fill(&self, recall: &Recall, offset: u64, data: Bytes) -> Result<()> {
+        let RecallWork { ino, layout, from, to, token_epoch, .. } = recall.work;
+        let stripe_bytes = layout.stripe_bytes();
+        let end = offset.saturating_add(data.len() as u64);
+        let whole = |at: u64| at.is_multiple_of(stripe_bytes);
+        if offset < from || end > to || !whole(offset) || !(whole(end) || end == to) {
+            return Err(Error::invalid(format!(
+                "file {ino}: bytes {offset} to {end} are not whole stripes of the recall of {from} to {to}"
+            )));
+        }
+        let version = Version::new(token_epoch, FILL_COUNTER);
+        let mut at = offset;
+        let mut rest = data;
+        while !rest.is_empty() {
+            let part = rest.split_to(rest.len().min(stripe_bytes as usize));
+            let _permit = self.stripes_in_flight.acquire().await.expect("never closed");
+            let s = self.stripe_ref(ino, layout, layout.stripe_of(at), self.deadline());
+            at += part.len() as u64;
+            let fragments = self.fragments_of(&layout, part)?;
+            self.data.write_stripe(s, version, WriteMode::Fill, Vec::new(), &fragments).await?;
+        }
+        Ok(())
+    }
+
+    /// The fragments of a stripe that is `data` and then zeros. All zeros take no space.
+    fn fragments_of(&self, layout: &Layout, data: Bytes) -> Result<Vec<Fragment>> {
+        if data.iter().all(|b| *b == 0) {
+            let empty = Fragment { payload: Bytes::new(), block_crcs: Vec::new() };
+            return Ok(vec![empty; layout.scheme.width()]);
+        }
+        let cell_bytes = layout.cell_bytes() as usize;
+        let cell = |i: u8| {
+            let start = (usize::from(i) * cell_bytes).min(data.len());
+            data.slice(start..(start + cell_bytes).min(data.len()))
+        };
+        let coder = self.data.coder(layout.scheme)?;
+        encode(&coder, &self.env, (0..layout.scheme.data).map(cell).collect())
+    }
+
+    pub async fn filled(&self, recall: Recall) -> Result<()> {
+        let RecallWork { ino, from, to, token_epoch, .. } = recall.work;
+        self.session.change(self.deadline(), |op| Filled { op, ino, from, to, token_epoch }).await
+    }
+
+    pub async fn recall_failed(&self, recall: Recall, error: &str, retry: bool) -> Result<()> {
+        let RecallWork { ino, from, to, token_epoch, .. } = recall.work;
+        let failed =
+            |session| RecallFailed { session, ino, from, to, token_epoch, error: error.to_owned(), retry };
+        self.session.ask(self.deadline(), failed).await
+    }
+
+    // ---- people and policies
+
+    pub async fn evict(&self, cred: &Cred, ino: InodeId, from: u64, to: u64) -> Result<Evicted> {
+        let stamp = self.stamp();
+        let ask = |op| Evict { op, cred: cred.clone(), ino, from, to };
+        let evicted = self.session.change(self.deadline(), ask).await?;
+        self.apply(&evicted.entry, stamp);
+        Ok(evicted)
+    }
+
+    pub async fn want_recall(&self, ino: InodeId, from: u64, to: u64) -> Result<()> {
+        self.session.ask(self.deadline(), |session| WantRecall { session, ino, from, to }).await
+    }
+
+    pub fn may_wait_for_home(&self, handle: Handle) -> bool {
+        let file = self.open_file(handle);
+        file.is_some_and(|f| f.node.lock().attr.as_ref().is_some_and(|a| a.evicted > 0))
+    }
+
+    pub async fn bring_back_for(&self, handle: Handle, offset: Option<u64>, len: usize) -> Result<()> {
+        let file = self.handle(handle)?;
+        let from = offset.unwrap_or_else(|| file.node.lock().size());
+        self.bring_back(&file.node, from, from.saturating_add(len as u64)).await.map(|_| ())
+    }
+
+    /// Waits until all of a file is here.
+    pub async fn recall_file(&self, ino: InodeId) -> Result<()> {
+        let node = self.node(ino);
+        self.refresh(&node).await?;
+        self.want_recall(ino, 0, u64::MAX).await?;
+        self.bring_back(&node, 0, u64::MAX).await.map(|_| ())
+    }
+
+    pub async fn pin(&self, cred: &Cred, ino: InodeId, pinned: bool) -> Result<()> {
+        let stamp = self.stamp();
+        let ask = |op| SetPinned { op, cred: cred.clone(), ino, pinned };
+        let entry = self.session.change(self.deadline(), ask).await?;
+        self.apply(&entry, stamp);
+        Ok(())
+    }
+
+    pub async fn residence(&self, ino: InodeId) -> Result<Residence> {
+        self.session.ask(self.deadline(), |session| GetResidence { session, ino }).await
+    }
+}

@@ -1,0 +1,373 @@
+//! Files whose bytes are at home only, on a whole simulated cluster: what applications see, whatever movers do.
+mod lab;
+
+use bytes::Bytes;
+use lab::*;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use weir_client::{Allocate, Client, ClientConfig, Handle, NoKernel, OpenMode, Recall, SetAttrs};
+use weir_env::{Env, TaskHandle};
+use weir_proto::{ErrorKind, InodeId, NameRule};
+
+const ROOT: InodeId = InodeId::ROOT;
+
+/// What home has, by file. Nothing of it changes by itself.
+#[derive(Clone, Default)]
+struct Home(Arc<Mutex<BTreeMap<InodeId, Vec<u8>>>>);
+
+impl Home {
+    fn keep(&self, ino: InodeId, bytes: &[u8]) {
+        self.0.lock().unwrap().insert(ino, bytes.to_vec());
+    }
+    fn bytes(&self, ino: InodeId, from: u64, to: u64) -> Bytes {
+        Bytes::copy_from_slice(&self.0.lock().unwrap()[&ino][from as usize..to as usize])
+    }
+    /// All of one recall.
+    async fn bring(&self, client: &Client, recall: Recall) -> weir_proto::Result<()> {
+        let (ino, from, to) = (recall.work.ino, recall.work.from, recall.work.to);
+        let step = 2 * recall.work.layout.stripe_bytes();
+        let mut at = from;
+        while at < to {
+            let end = to.min(at + step);
+            client.fill(&recall, at, self.bytes(ino, at, end)).await?;
+            at = end;
+        }
+        client.filled(recall).await
+    }
+    /// A mover that goes on until its task is dropped or its node dies.
+    async fn mover(&self, lab: &Lab, name: &str) -> Mover {
+        let (client, home) = (lab.client(name).await, self.clone());
+        let env = lab.env(name);
+        let task = env.tasks.spawn("mover", async move {
+            loop {
+                let Ok(recalls) = client.take_recalls(4, Duration::from_secs(5)).await else { continue };
+                for recall in recalls {
+                    let _ = home.bring(&client, recall).await; // somebody else may have got it
+                }
+            }
+        });
+        Mover { _task: task }
+    }
+}
+
+struct Mover {
+    _task: TaskHandle,
+}
+
+/// A file of these bytes, closed, evicted, with home having them.
+async fn file_at_home(home: &Home, client: &Client, name: &str, bytes: &[u8]) -> InodeId {
+    let opened = client.create(&root(), ROOT, name.as_bytes(), 0o644, true, OpenMode::BOTH).await.unwrap();
+    let ino = opened.stat.attr.ino;
+    client.write(opened.handle, 0, Bytes::copy_from_slice(bytes)).await.unwrap();
+    client.flush(opened.handle).await.unwrap();
+    client.release(opened.handle).await.unwrap();
+    home.keep(ino, bytes);
+    ino
+}
+async fn evict(client: &Client, env: &Env, ino: InodeId) {
+    evict_range(client, env, ino, 0, u64::MAX).await;
+}
+/// A close is told a moment later: until then the file is open.
+async fn evict_range(client: &Client, env: &Env, ino: InodeId, from: u64, to: u64) {
+    let deadline = env.clock.now() + PATIENCE;
+    while let Err(e) = client.evict(&root(), ino, from, to).await {
+        assert_eq!(e.kind, ErrorKind::Name(NameRule::Busy), "{e}");
+        assert!(env.clock.now() < deadline, "{e}");
+        env.clock.sleep(Duration::from_millis(20)).await;
+    }
+}
+async fn open(client: &Client, ino: InodeId, mode: OpenMode) -> Handle {
+    client.open(&root(), ino, mode).await.unwrap().handle
+}
+async fn read(client: &Client, handle: Handle, at: u64, len: usize) -> Vec<u8> {
+    client.read(handle, at, len).await.unwrap().concat()
+}
+async fn whole(client: &Client, ino: InodeId) -> Vec<u8> {
+    let handle = open(client, ino, OpenMode::READ).await;
+    let size = client.getattr(ino).await.unwrap().attr.size as usize;
+    let bytes = read(client, handle, 0, size + 10).await;
+    client.release(handle).await.unwrap();
+    bytes
+}
+fn same(seen: &[u8], expected: &[u8], context: &str) {
+    assert_eq!(seen.len(), expected.len(), "{context}: length");
+    let differs = seen.iter().zip(expected).position(|(a, b)| a != b);
+    assert_eq!(differs, None, "{context}: differs first at this byte");
+}
+
+#[test]
+fn what_is_evicted_takes_no_space_and_is_read_as_it_was() {
+    Lab::new(1).run(6, |lab| async move {
+        let (home, env) = (Home::default(), lab.env("a"));
+        let (a, b) = (lab.client("a").await, lab.client("b").await);
+        let bytes = pattern(1, 0, 5 * STRIPE + 12_345);
+        let ino = file_at_home(&home, &a, "f", &bytes).await;
+        same(&whole(&b, ino).await, &bytes, "before");
+        evict(&a, &env, ino).await;
+        let attr = b.getattr(ino).await.unwrap().attr;
+        assert_eq!((attr.size, attr.evicted), (bytes.len() as u64, bytes.len() as u64));
+        assert_eq!(a.usage(ROOT).await.unwrap().bytes, 0);
+        let handle = open(&a, ino, OpenMode::READ).await;
+        assert_eq!(a.seek_data(handle, 1000).await.unwrap(), Some(1000), "what is at home is data");
+        assert_eq!(a.seek_hole(handle, 1000).await.unwrap(), Some(bytes.len() as u64));
+
+        let _mover = home.mover(&lab, "mover").await;
+        let at = 2 * STRIPE + 77;
+        same(
+            &read(&b, open(&b, ino, OpenMode::READ).await, at as u64, 900).await,
+            &bytes[at..][..900],
+            "a piece",
+        );
+        same(&read(&a, handle, 0, 9 * STRIPE).await, &bytes, "all of it");
+        same(&whole(&b, ino).await, &bytes, "at another client");
+        let left = a.residence(ino).await.unwrap();
+        assert_eq!((left.evicted, left.ranges, left.recalls.len()), (0, 0, 0));
+        assert_eq!(a.usage(ROOT).await.unwrap().bytes, bytes.len() as u64);
+        // Parity came back with it.
+        lab.kill_storage(0);
+        lab.kill_storage(3);
+        let c = lab.client("c").await;
+        same(&whole(&c, ino).await, &bytes, "without two targets");
+    });
+}
+
+#[test]
+fn what_cannot_come_back_is_an_error_that_says_why() {
+    Lab::new(2).run(6, |lab| async move {
+        let (home, env) = (Home::default(), lab.env("a"));
+        let config = ClientConfig { recall_patience: Duration::from_secs(7), ..lab.config("a") };
+        let a = Client::connect(env.clone(), config, Arc::new(NoKernel)).await.unwrap();
+        let bytes = pattern(2, 0, 2 * STRIPE);
+        let ino = file_at_home(&home, &a, "f", &bytes).await;
+        evict(&a, &env, ino).await;
+        let handle = open(&a, ino, OpenMode::BOTH).await;
+        let begun = env.clock.now();
+        let e = a.read(handle, 10, 10).await.unwrap_err();
+        assert_eq!(e.kind, ErrorKind::Io);
+        assert!(e.context.contains("at home only") && e.context.contains("no mover is running"), "{e}");
+        let took = env.clock.now().since(begun);
+        assert!(took >= Duration::from_secs(7) && took < Duration::from_secs(12), "{took:?}");
+        let e = a.write(handle, 10, Bytes::from_static(b"x")).await.unwrap_err();
+        assert!(e.context.contains("at home only"), "{e}");
+
+        // One that knows at once says so at once.
+        let mover = lab.client("mover").await;
+        let failing = mover.clone();
+        let _task = lab.env("mover").tasks.spawn("fails", async move {
+            loop {
+                for recall in failing.take_recalls(1, Duration::from_secs(5)).await.unwrap() {
+                    failing.recall_failed(recall, "home has another file there", false).await.unwrap();
+                }
+            }
+        });
+        let begun = env.clock.now();
+        let e = a.read(handle, 10, 10).await.unwrap_err();
+        assert!(e.context.contains("home has another file there"), "{e}");
+        assert!(env.clock.now().since(begun) < Duration::from_secs(3));
+        // Who does not want to wait any more need not.
+        assert!(a.may_wait_for_home(handle));
+        tokio::select! {
+            biased;
+            back = a.bring_back(handle, Some(0), 10) => assert!(back.is_err()),
+            () = env.clock.sleep(Duration::from_millis(1)) => {}
+        }
+    });
+}
+
+/// Each of an application's changes to a file that is away, or partly: what it reads afterwards is what a local file has.
+#[test]
+fn changes_of_what_is_away_keep_every_other_byte() {
+    for seed in 0..8 {
+        Lab::new(10 + seed).run(6, move |lab| async move {
+            let (home, env) = (Home::default(), lab.env("a"));
+            let (a, b) = (lab.client("a").await, lab.client("b").await);
+            let _mover = home.mover(&lab, "mover").await;
+            let mut model = pattern(seed, 0, 3 * STRIPE + 5_000);
+            let ino = file_at_home(&home, &a, "f", &model).await;
+            let mut write = |at: usize, bytes: &[u8]| {
+                model.resize(model.len().max(at + bytes.len()), 0);
+                model[at..at + bytes.len()].copy_from_slice(bytes);
+            };
+            if seed % 2 == 0 {
+                evict(&a, &env, ino).await;
+            } else {
+                evict_range(&a, &env, ino, STRIPE as u64, u64::MAX).await;
+            }
+            let h = open(&a, ino, OpenMode::BOTH).await;
+            let set = |size: usize| SetAttrs { size: Some(size as u64), ..SetAttrs::default() };
+            match seed / 2 {
+                0 => {
+                    // Within a cell, across stripes, a whole stripe.
+                    for (at, len) in [(STRIPE + 99, 1000), (2 * STRIPE - 50, 100), (0, STRIPE)] {
+                        let bytes = pattern(90 + seed, at, len);
+                        a.write(h, at as u64, Bytes::from(bytes.clone())).await.unwrap();
+                        write(at, &bytes);
+                    }
+                }
+                1 => {
+                    // Appended to the tail; far behind it.
+                    let bytes = pattern(91, 0, 70_000);
+                    a.append(h, Bytes::from(bytes.clone())).await.unwrap();
+                    write(3 * STRIPE + 5_000, &bytes);
+                    a.write(h, 5 * STRIPE as u64, Bytes::from_static(b"far")).await.unwrap();
+                    write(5 * STRIPE, b"far");
+                }
+                2 => {
+                    // Cut in what is away, and grown again: zeros behind the cut.
+                    a.setattr(&root(), ino, Some(h), set(STRIPE + 1_000)).await.unwrap();
+                    a.setattr(&root(), ino, Some(h), set(2 * STRIPE + 7)).await.unwrap();
+                    a.write(h, (2 * STRIPE) as u64, Bytes::from_static(b"new")).await.unwrap();
+                    model.truncate(STRIPE + 1_000);
+                    model.resize(2 * STRIPE + 7, 0);
+                    model[2 * STRIPE..2 * STRIPE + 3].copy_from_slice(b"new");
+                }
+                _ => {
+                    let (at, len) = (STRIPE - 10, 3000);
+                    a.fallocate(h, Allocate::PunchHole, at as u64, len as u64).await.unwrap();
+                    write(at, &vec![0; len]);
+                    let to =
+                        a.create(&root(), ROOT, b"copy", 0o644, true, OpenMode::BOTH).await.unwrap().handle;
+                    let n = a.copy_range(h, 0, to, 0, 2 * STRIPE as u64).await.unwrap() as usize;
+                    same(&read(&a, to, 0, n).await, &model[..n], "copy");
+                }
+            }
+            a.fsync(h).await.unwrap();
+            let all = read(&a, h, 0, model.len() + 1).await;
+            same(&all, &model, &format!("seed {seed}, at the writer"));
+            a.release(h).await.unwrap();
+            same(&whole(&b, ino).await, &model, &format!("seed {seed}, at another client"));
+            // And again, from what home has now.
+            home.keep(ino, &model);
+            evict(&a, &env, ino).await;
+            same(&whole(&b, ino).await, &model, &format!("seed {seed}, evicted once more"));
+            let cut = OpenMode { truncate: true, ..OpenMode::WRITE };
+            evict(&a, &env, ino).await;
+            let h = open(&a, ino, cut).await;
+            a.write(h, 5, Bytes::from_static(b"short")).await.unwrap();
+            a.release(h).await.unwrap();
+            same(&whole(&b, ino).await, b"\0\0\0\0\0short", "cut to nothing");
+        });
+    }
+}
+
+/// Readers with and without leases, while the file is evicted and comes back again and again under them.
+#[test]
+fn readers_never_see_zeros_however_often_bytes_come_and_go() {
+    for seed in 0..6 {
+        Lab::new(40 + seed).run(6, move |lab| async move {
+            let (home, env) = (Home::default(), lab.env("a"));
+            let a = lab.client("a").await;
+            let _movers = (home.mover(&lab, "m1").await, home.mover(&lab, "m2").await);
+            let bytes = Arc::new(pattern(seed, 0, 3 * STRIPE + 100));
+            let ino = file_at_home(&home, &a, "f", &bytes).await;
+            let (tx, mut rx) = tokio::sync::mpsc::channel(4);
+            let mut tasks = Vec::new();
+            for n in 0..3u64 {
+                let (name, bytes, tx) = (format!("r{n}"), bytes.clone(), tx.clone());
+                // Little memory: most reads go to targets.
+                let reader = lab.client_with(&name, 1 << 20, Arc::new(NoKernel)).await;
+                let env = lab.env(&name);
+                let node = env.clone();
+                tasks.push(node.tasks.spawn("reader", async move {
+                    let h = open(&reader, ino, OpenMode::READ).await;
+                    for round in 0..60u64 {
+                        let at = env.rng.below(bytes.len() as u64) as usize;
+                        let len = (1 + env.rng.below(2 * STRIPE as u64) as usize).min(bytes.len() - at);
+                        let seen = read(&reader, h, at as u64, len).await;
+                        same(&seen, &bytes[at..at + len], &format!("reader {n}, round {round}, from {at}"));
+                    }
+                    tx.send(n).await.unwrap();
+                }));
+            }
+            let mut done = 0;
+            while done < 3 {
+                let pause = Duration::from_millis(env.rng.below(60));
+                tokio::select! {
+                    biased;
+                    Some(_) = rx.recv() => done += 1,
+                    () = env.clock.sleep(pause) => {
+                        let from = env.rng.below(3) * STRIPE as u64;
+                        match a.evict(&root(), ino, from, u64::MAX).await {
+                            Ok(_) => {}
+                            Err(e) => assert_eq!(e.kind, ErrorKind::Name(NameRule::Busy), "{e}"),
+                        }
+                    }
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn movers_that_die_or_come_late_change_nothing() {
+    Lab::new(60).run(6, |lab| async move {
+        let (home, env) = (Home::default(), lab.env("a"));
+        let a = lab.client("a").await;
+        let bytes = pattern(6, 0, 4 * STRIPE);
+        let ino = file_at_home(&home, &a, "f", &bytes).await;
+        evict(&a, &env, ino).await;
+        a.want_recall(ino, 0, u64::MAX).await.unwrap();
+        // It fills a part, with what home had before somebody mended it there, and hangs.
+        let late = lab.client("late").await;
+        let stale = late.take_recalls(8, Duration::from_secs(5)).await.unwrap().remove(0);
+        late.fill(&stale, 0, Bytes::from(vec![0xee; STRIPE])).await.unwrap();
+        // Another one dies in the middle.
+        let dying = lab.client("dying").await;
+        lab.world().partition("late", "meta");
+        let begun = env.clock.now();
+        let taken = loop {
+            let mut taken = dying.take_recalls(8, Duration::from_secs(5)).await.unwrap();
+            if let Some(taken) = taken.pop() {
+                break taken;
+            }
+            assert!(env.clock.now().since(begun) < PATIENCE * 3);
+        };
+        assert!(taken.work.token_epoch > stale.work.token_epoch);
+        dying.fill(&taken, 2 * STRIPE as u64, Bytes::from(vec![0xdd; STRIPE])).await.unwrap();
+        lab.world().kill("dying");
+        let _mover = home.mover(&lab, "mover").await;
+        same(&whole(&a, ino).await, &bytes, "brought by the third");
+        let h = open(&a, ino, OpenMode::BOTH).await;
+        a.write(h, STRIPE as u64, Bytes::from_static(b"newer")).await.unwrap();
+        a.fsync(h).await.unwrap();
+        // The first one wakes up and goes on.
+        lab.world().heal("late", "meta");
+        for stripe in 0..4 {
+            let again = late.fill(&stale, (stripe * STRIPE) as u64, Bytes::from(vec![0xee; STRIPE])).await;
+            assert!(again.is_err(), "stripe {stripe}");
+        }
+        assert_eq!(late.filled(stale).await.unwrap_err().kind, ErrorKind::Stale);
+        let mut expected = bytes.clone();
+        expected[STRIPE..STRIPE + 5].copy_from_slice(b"newer");
+        let b = lab.client("b").await;
+        a.release(h).await.unwrap();
+        same(&whole(&b, ino).await, &expected, "after the late one");
+    });
+}
+
+/// A target is away while stripes are evicted, and again while they come back.
+#[test]
+fn a_target_that_was_away_brings_back_nothing_that_was_evicted() {
+    Lab::new(70).run(6, |lab| async move {
+        let (home, env) = (Home::default(), lab.env("a"));
+        let a = lab.client("a").await;
+        let old = pattern(7, 0, 4 * STRIPE);
+        let ino = file_at_home(&home, &a, "f", &old).await;
+        lab.kill_storage(1);
+        evict(&a, &env, ino).await;
+        // What home has is newer than what the target that is away holds.
+        let new = pattern(8, 0, 4 * STRIPE);
+        home.keep(ino, &new);
+        let h = open(&a, ino, OpenMode::READ).await;
+        let mover = home.mover(&lab, "m1").await;
+        same(&read(&a, h, 0, STRIPE).await, &new[..STRIPE], "while it is away");
+        lab.storage(1).await;
+        lab.all_current().await.unwrap();
+        for lost in [0, 2] {
+            lab.kill_storage(lost);
+        }
+        same(&read(&a, h, 0, 4 * STRIPE).await, &new, "it is back, two others are lost");
+        drop(mover);
+    });
+}

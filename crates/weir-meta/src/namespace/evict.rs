@@ -1,0 +1,308 @@
+//! Bytes that are at home only: what is evicted, given out to movers, and brought back.
+//!
+//! Invariants: ranges of a file do not overlap, each begins with a stripe and ends with one or where the file ended when it
+//! was evicted (or has been cut since); `Inode.evicted` is their sum. What was written to them has a lower token epoch than
+//! the eviction's, and nobody writes to them until they are filled: clients have them brought back first. A range is
+//! given out under a higher token epoch than ever before, so what a mover that lost it still sends changes nothing.
+//!
+//! Knows nothing of who asks for which range when: `recalls` does.
+use super::open::next_cut;
+use super::*;
+use crate::record::{EvictedRange, Garbage, StripeCut};
+use weir_kv::Scan;
+use weir_proto::map::Layout;
+use weir_proto::recall::{
+    ByteRange, Evict, Evicted, EvictedList, EvictedRanges, Filled, RANGES_MAX, SetPinned,
+};
+
+/// A range with its record.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Found {
+    pub from: u64,
+    pub range: EvictedRange,
+}
+
+/// Evicted ranges that end after `from`, in order, `limit` at most.
+pub fn ranges(read: &dyn Read, ino: InodeId, from: u64, limit: usize) -> Result<Vec<Found>> {
+    let (start, end) = keys::range_of(b'W', ino.0);
+    let (mut found, mut bad): (Vec<Found>, _) = (Vec::new(), None);
+    // One that begins before `from` may end after it: ranges do not overlap, so it is the last such one.
+    let mut before = None;
+    let mut visit = |key: &[u8], value: &[u8]| match parse(ino, key, value) {
+        Ok(f) if f.range.to <= from => Scan::More,
+        Ok(f) if found.len() < limit => {
+            found.push(f);
+            Scan::More
+        }
+        Ok(_) => Scan::Stop,
+        Err(e) => {
+            bad = Some(e);
+            Scan::Stop
+        }
+    };
+    if from > 0 {
+        read.scan(&start, &keys::evicted(ino, from), &mut |key, value| {
+            before = Some((key.to_vec(), value.to_vec()));
+            Scan::More
+        })?;
+        if let Some((key, value)) = &before {
+            visit(key, value);
+        }
+    }
+    read.scan(&keys::evicted(ino, from), &end, &mut visit)?;
+    bad.map_or(Ok(found), Err)
+}
+
+fn parse(ino: InodeId, key: &[u8], value: &[u8]) -> Result<Found> {
+    let range = EvictedRange::from_value(value, || format!("evicted bytes of inode {ino}"))?;
+    match keys::evicted_from(key) {
+        Some(from) if from < range.to => Ok(Found { from, range }),
+        _ => Err(Error::damaged(format!("the record of evicted bytes of inode {ino} is damaged"))),
+    }
+}
+
+/// Where a file's bytes come back to: one that was made from a listing of home has no place yet.
+pub fn layout_to_fill(
+    ino: InodeId,
+    inode: &Inode,
+    policy: &dyn Fn() -> Option<LayoutPolicy>,
+) -> Option<Layout> {
+    inode.layout.or_else(|| policy().map(|p| create::place(p, ino)))
+}
+
+pub fn list(view: &mut View<'_>, r: &EvictedRanges) -> Result<EvictedList> {
+    let found = ranges(view.read, r.ino, r.from, RANGES_MAX + 1)?;
+    let ranges = found.iter().take(RANGES_MAX).map(|f| ByteRange { from: f.from, to: f.range.to }).collect();
+    Ok(EvictedList { ranges, more: found.len() > RANGES_MAX })
+}
+
+/// What of `from..to` can be evicted: whole stripes, and the tail; not what is evicted already, whose last stripe counts as a
+/// whole.
+pub fn evictable(layout: &Layout, size: u64, (from, to): (u64, u64), evicted: &[Found]) -> Vec<ByteRange> {
+    let stripe = layout.stripe_bytes();
+    let up = |at: u64| at.checked_next_multiple_of(stripe).unwrap_or(u64::MAX);
+    let end = if to >= size { size } else { to / stripe * stripe };
+    let mut at = up(from);
+    let mut gaps = Vec::new();
+    for f in evicted {
+        if f.from > at && at < end {
+            gaps.push(ByteRange { from: at, to: f.from.min(end) });
+        }
+        at = at.max(up(f.range.to));
+    }
+    if at < end {
+        gaps.push(ByteRange { from: at, to: end });
+    }
+    gaps
+}
+
+pub fn evict(cx: &mut Cx<'_>, r: &Evict) -> Result<Evicted> {
+    let inode = load_file(cx.read(), r.ino)?;
+    require_owner(&r.cred, &inode, "evict", r.ino)?;
+    let (inode, ranges) = cx.evict_range(r.ino, inode, r.from, r.to)?;
+    let token_epoch = inode.token_epoch;
+    Ok(Evicted { entry: cx.rules.entry(r.ino, &inode), ranges, token_epoch })
+}
+
+fn require_owner(cred: &Cred, inode: &Inode, doing: &str, ino: InodeId) -> Result<()> {
+    if cred.uid == 0 || cred.uid == inode.uid {
+        return Ok(());
+    }
+    let why = format!("user {} may not {doing} inode {ino}: it belongs to {}", cred.uid, inode.uid);
+    Err(Error::name(NameRule::NotOwner, why))
+}
+fn busy(ino: InodeId, why: &str) -> Error {
+    Error::name(NameRule::Busy, format!("inode {ino} is not evicted: {why}"))
+}
+
+/// Whether something forbids to evict a file, whatever home has.
+fn check_evictable(cx: &Cx<'_>, ino: InodeId, inode: &Inode) -> Result<Layout> {
+    if inode.kind != FileKind::Regular {
+        return Err(Error::invalid(format!("inode {ino} is not a regular file: it has no data to evict")));
+    }
+    if inode.pinned {
+        return Err(busy(ino, "it is pinned"));
+    }
+    if cx.rules.must_recover(inode) {
+        return Err(busy(ino, "its last writer died, and it has not been looked at since"));
+    }
+    inode.layout.ok_or_else(|| busy(ino, "it has no data on targets"))
+}
+
+impl Cx<'_> {
+    /// Evicts what it can of a range. Everybody's lease is recalled first, the own one too: so what anybody has is saved, and
+    /// whoever comes next learns what is evicted.
+    pub fn evict_range(
+        &mut self,
+        ino: InodeId,
+        mut inode: Inode,
+        from: u64,
+        to: u64,
+    ) -> Result<(Inode, Vec<ByteRange>)> {
+        let layout = check_evictable(self, ino, &inode)?;
+        let known = ranges(self.read(), ino, 0, usize::MAX)?;
+        let mut gaps = evictable(&layout, inode.size, (from, to), &known);
+        if self.txn.get(&keys::data(ino))?.is_some() {
+            gaps.clear(); // it takes no space on targets
+        }
+        let Some((first, last)) = gaps.first().zip(gaps.last()) else { return Ok((inode, gaps)) };
+        (self.rules.at_home)(self.read(), ino, &inode, first.from, last.to)?;
+        self.need(ino, Need::Change);
+        self.need(ino, Need::Turn);
+        let (leases, session) = (self.rules.leases, self.rules.session);
+        leases.own_conflict(session, ino, self.conflicts);
+        self.clear()?;
+        if leases.is_open_for_writing(ino) {
+            return Err(busy(ino, "it is open for writing"));
+        }
+        let token_epoch = next_cut(inode.token_epoch);
+        if token_epoch <= inode.token_epoch {
+            return Err(Error::unsupported(format!("inode {ino}: its token epochs are used up")));
+        }
+        inode.token_epoch = token_epoch;
+        let cut = StripeCut {
+            from_stripe: layout.stripe_of(first.from),
+            to_stripe: layout.stripe_count(last.to),
+            token_epoch,
+        };
+        self.note_garbage(ino, &layout, cut)?;
+        let evicted = gaps.iter().fold(inode.evicted, |sum, gap| sum + (gap.to - gap.from));
+        self.put_evicted(ino, &known, &gaps);
+        let allocated = inode.allocated;
+        self.set_space(&mut inode, allocated, evicted)?;
+        self.put_inode(ino, &inode);
+        Ok((inode, gaps))
+    }
+
+    /// Writes new ranges, as one with their neighbours where nobody was ever given either.
+    fn put_evicted(&mut self, ino: InodeId, known: &[Found], new: &[ByteRange]) {
+        let new = new.iter().map(|n| Found { from: n.from, range: EvictedRange { to: n.to, handed: 0 } });
+        let mut all: Vec<Found> = known.iter().copied().chain(new).collect();
+        all.sort_by_key(|f| f.from);
+        all.dedup_by(|next, last| {
+            let joins = last.range.to == next.from && (last.range.handed, next.range.handed) == (0, 0);
+            if joins {
+                last.range.to = next.range.to;
+            }
+            joins
+        });
+        for gone in known.iter().filter(|k| !all.iter().any(|f| f.from == k.from)) {
+            self.txn.delete(&keys::evicted(ino, gone.from));
+        }
+        for f in all.iter().filter(|f| !known.contains(f)) {
+            self.txn.put(&keys::evicted(ino, f.from), &f.range.to_value());
+        }
+    }
+
+    /// Notes stripes for the sweeper.
+    pub(super) fn note_garbage(&mut self, ino: InodeId, layout: &Layout, cut: StripeCut) -> Result<()> {
+        let garbage = Garbage { first_pg: layout.first_pg, pg_count: layout.pg_count, cut };
+        // Two parts of a file may be evicted within a tick of the clock. What deletes it says all that others say.
+        let mut at = self.rules.now;
+        while cut != StripeCut::ALL && self.txn.get(&keys::garbage(at, ino))?.is_some() {
+            at.nanos += 1;
+        }
+        self.txn.put(&keys::garbage(at, ino), &garbage.to_value());
+        self.events.garbage = true;
+        Ok(())
+    }
+
+    /// The file is cut to `size`: what is evicted of the rest is nowhere any more. Returns what is left.
+    pub(super) fn cut_evicted(&mut self, ino: InodeId, inode: &Inode, size: u64) -> Result<u64> {
+        if inode.evicted == 0 {
+            return Ok(0);
+        }
+        let mut left = inode.evicted;
+        for f in ranges(self.read(), ino, size, usize::MAX)? {
+            let key = keys::evicted(ino, f.from);
+            if f.from < size {
+                self.txn.put(&key, &EvictedRange { to: size, ..f.range }.to_value());
+            } else {
+                self.txn.delete(&key);
+            }
+            left = left.saturating_sub(f.range.to - f.from.max(size));
+        }
+        self.events.cut.push((ino, size));
+        Ok(left)
+    }
+
+    /// Gives what is evicted of `from..to` (whole stripes) out, each part under a token epoch above all earlier ones.
+    pub fn hand_out(&mut self, ino: InodeId, from: u64, to: u64) -> Result<Option<Handed>> {
+        let Some(mut inode) = find_inode(self.read(), ino)?.filter(|i| i.evicted > 0) else {
+            return Ok(None);
+        };
+        let mut found = ranges(self.read(), ino, from, usize::MAX)?;
+        found.retain(|f| f.from < to);
+        let Some(last) = found.last() else { return Ok(None) };
+        let highest = found.iter().map(|f| f.range.handed).max().unwrap_or(0);
+        if inode.token_epoch <= highest {
+            inode.token_epoch = highest
+                .checked_add(1)
+                .filter(|e| *e < u32::MAX)
+                .ok_or_else(|| Error::unsupported(format!("inode {ino}: its token epochs are used up")))?;
+        }
+        inode.layout = layout_to_fill(ino, &inode, self.rules.layout);
+        let Some(layout) = inode.layout else { return Ok(None) };
+        // Cells come to be: they go with the file.
+        inode.data_end = inode.data_end.max(last.range.to.min(to));
+        let token_epoch = inode.token_epoch.max(1);
+        inode.token_epoch = token_epoch;
+        let mut parts = Vec::new();
+        for f in &found {
+            let (a, b) = (f.from.max(from), f.range.to.min(to));
+            if f.from < a {
+                self.txn.put(&keys::evicted(ino, f.from), &EvictedRange { to: a, ..f.range }.to_value());
+            }
+            if b < f.range.to {
+                self.txn.put(&keys::evicted(ino, b), &f.range.to_value());
+            }
+            let handed = EvictedRange { to: b, handed: token_epoch };
+            self.txn.put(&keys::evicted(ino, a), &handed.to_value());
+            parts.push(ByteRange { from: a, to: b });
+        }
+        self.put_inode(ino, &inode);
+        Ok(Some(Handed { layout, size: inode.size, token_epoch, parts }))
+    }
+}
+
+/// What was given out.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Handed {
+    pub layout: Layout,
+    pub size: u64,
+    pub token_epoch: u32,
+    pub parts: Vec<ByteRange>,
+}
+
+/// A mover has brought all of a part back.
+pub fn filled(cx: &mut Cx<'_>, r: &Filled) -> Result<()> {
+    let key = keys::evicted(r.ino, r.from);
+    let found = cx.txn.get(&key)?.map(|value| parse(r.ino, &key, &value)).transpose()?;
+    let inode = find_inode(cx.read(), r.ino)?;
+    let given = EvictedRange { to: r.to, handed: r.token_epoch };
+    let (Some(_), Some(mut inode)) = (found.filter(|f| f.range == given && given.handed > 0), inode) else {
+        return Err(Error::stale(format!(
+            "inode {}: bytes {} to {} were recalled under token epoch {}, which is not so any more",
+            r.ino, r.from, r.to, r.token_epoch
+        )));
+    };
+    cx.txn.delete(&key);
+    let (allocated, evicted) = (inode.allocated, inode.evicted.saturating_sub(r.to - r.from));
+    cx.set_space(&mut inode, allocated, evicted)?;
+    cx.put_inode(r.ino, &inode);
+    cx.events.filled.push((r.ino, r.from, r.token_epoch));
+    Ok(())
+}
+
+pub fn set_pinned(cx: &mut Cx<'_>, r: &SetPinned) -> Result<Entry> {
+    let mut inode = load_file(cx.read(), r.ino)?;
+    require_owner(&r.cred, &inode, "pin", r.ino)?;
+    if inode.kind != FileKind::Regular {
+        return Err(Error::invalid(format!("inode {} is not a regular file: only these are pinned", r.ino)));
+    }
+    if inode.pinned != r.pinned {
+        inode.pinned = r.pinned;
+        cx.put_inode(r.ino, &inode);
+    }
+    Ok(cx.rules.entry(r.ino, &inode))
+}

@@ -1,0 +1,228 @@
+//! Evicted bytes against a model: what is away, what it is charged, and who may bring it back.
+use super::*;
+use crate::record::StripeCut;
+use weir_proto::recall::{Evict, Evicted, Filled, SetPinned};
+
+const EBUSY: i32 = 16;
+/// Of the layout that files get here.
+const STRIPE: u64 = 4 << 20;
+const MIB: u64 = 1 << 20;
+
+impl World {
+    /// Says that home has all of a file.
+    fn bring_home(&mut self, ino: InodeId) {
+        self.at_home.0.lock().unwrap().insert(ino);
+    }
+    fn evict_as(&mut self, cred: &Cred, ino: InodeId, from: u64, to: u64) -> Result<Evicted> {
+        let r = Evict { op: op(), cred: cred.clone(), ino, from, to };
+        self.change(|cx| evict::evict(cx, &r))
+    }
+    fn filled(&mut self, ino: InodeId, from: u64, to: u64, token_epoch: u32) -> Result<()> {
+        let r = Filled { op: op(), ino, from, to, token_epoch };
+        self.change(|cx| evict::filled(cx, &r))
+    }
+    fn ranges(&self, ino: InodeId) -> Vec<(u64, u64)> {
+        let found = self.view(|view| evict::ranges(view.read, ino, 0, usize::MAX)).unwrap();
+        found.iter().map(|f| (f.from, f.range.to)).collect()
+    }
+    fn garbage(&self) -> Vec<StripeCut> {
+        let cuts = |w: &World, key: &[u8]| {
+            let mut value = None;
+            w.kv.read(&mut |r| {
+                value = r.get(key)?;
+                Ok(())
+            })
+            .unwrap();
+            Garbage::from_value(&value.unwrap(), String::new).unwrap().cut
+        };
+        self.keys(b'G').iter().map(|key| cuts(self, key)).collect()
+    }
+    fn file_of(&mut self, name: &str, size: u64) -> InodeId {
+        let ino = self.create(&root(), InodeId::ROOT, name, 0o644).unwrap().entry.attr.ino;
+        self.commit(ino, size, true).unwrap();
+        ino
+    }
+}
+
+#[test]
+fn what_is_evicted_frees_space_and_comes_back() {
+    let mut w = World::new();
+    let ino = w.file_of("f", 3 * STRIPE + 5);
+    let used = |w: &World| w.view(|view| usage_of(view.read, InodeId::ROOT)).unwrap().bytes;
+    assert_eq!(errno(w.evict_as(&root(), ino, 0, u64::MAX)), EACCES, "home does not have it");
+    w.bring_home(ino);
+    assert_eq!(errno(w.evict_as(&user(9), ino, 0, u64::MAX)), EPERM);
+    let before = w.attr(ino).unwrap();
+    let evicted = w.evict_as(&root(), ino, 1, 2 * STRIPE + 1).unwrap();
+    assert_eq!(w.ranges(ino), [(STRIPE, 2 * STRIPE)], "whole stripes only");
+    let cut = StripeCut { from_stripe: 1, to_stripe: 2, token_epoch: evicted.token_epoch };
+    assert_eq!(w.garbage(), [cut]);
+    assert_eq!((w.attr(ino).unwrap().evicted, used(&w)), (STRIPE, 2 * STRIPE + 5));
+    let again = w.evict_as(&root(), ino, 0, u64::MAX).unwrap();
+    assert!(again.token_epoch >> 8 > evicted.token_epoch >> 8);
+    assert_eq!(w.ranges(ino), [(0, 3 * STRIPE + 5)], "one range, and the tail as it is");
+    assert_eq!(used(&w), 0);
+    let nothing = w.evict_as(&root(), ino, 0, u64::MAX).unwrap();
+    assert_eq!((nothing.ranges.len(), nothing.token_epoch), (0, again.token_epoch));
+    let attr = w.attr(ino).unwrap();
+    assert_eq!((attr.size, attr.mtime, attr.ctime), (before.size, before.mtime, before.ctime));
+
+    let first = w.change(|cx| cx.hand_out(ino, 0, STRIPE)).unwrap().unwrap();
+    assert_eq!((first.token_epoch, first.parts.len()), (again.token_epoch, 1));
+    // Its mover is lost: the next one gets a higher token epoch, and the first one's word counts no more.
+    let second = w.change(|cx| cx.hand_out(ino, 0, 2 * STRIPE)).unwrap().unwrap();
+    assert!(second.token_epoch > first.token_epoch);
+    assert_eq!(errno(w.filled(ino, 0, STRIPE, first.token_epoch)), ESTALE);
+    for part in &second.parts {
+        w.filled(ino, part.from, part.to, second.token_epoch).unwrap();
+        assert_eq!(errno(w.filled(ino, part.from, part.to, second.token_epoch)), ESTALE, "twice");
+    }
+    assert_eq!((w.ranges(ino), used(&w)), (vec![(2 * STRIPE, 3 * STRIPE + 5)], 2 * STRIPE));
+    let layout = w.attr(ino).unwrap().layout.unwrap();
+    assert_eq!(layout.stripe_bytes(), STRIPE);
+
+    w.unlink(&root(), InodeId::ROOT, "f").unwrap();
+    assert_eq!((w.keys(b'W').len(), used(&w)), (0, 0));
+    assert_eq!(w.change(|cx| cx.hand_out(ino, 0, STRIPE)).unwrap(), None);
+}
+
+#[test]
+fn a_pinned_a_small_and_a_cut_file() {
+    let mut w = World::new();
+    let ino = w.file_of("pinned", 2 * STRIPE);
+    w.bring_home(ino);
+    let pin = |pinned, cred| SetPinned { op: op(), cred, ino, pinned };
+    assert_eq!(errno(w.change(|cx| evict::set_pinned(cx, &pin(true, user(9))))), EPERM);
+    w.change(|cx| evict::set_pinned(cx, &pin(true, root()))).unwrap();
+    assert_eq!(errno(w.evict_as(&root(), ino, 0, u64::MAX)), EBUSY);
+    w.change(|cx| evict::set_pinned(cx, &pin(false, root()))).unwrap();
+    w.evict_as(&root(), ino, 0, u64::MAX).unwrap();
+    let handed = w.change(|cx| cx.hand_out(ino, 0, 2 * STRIPE)).unwrap().unwrap();
+
+    // Cut within what is on its way back: the mover's bytes are too many.
+    w.set(&root(), ino, |r| r.size = Some(STRIPE + 7)).unwrap();
+    assert_eq!(w.ranges(ino), [(0, STRIPE + 7)]);
+    assert_eq!(errno(w.filled(ino, 0, 2 * STRIPE, handed.token_epoch)), ESTALE);
+    let again = w.change(|cx| cx.hand_out(ino, 0, 2 * STRIPE)).unwrap().unwrap();
+    assert!(again.token_epoch > handed.token_epoch);
+    // It grows again: what is behind the old end is zeros, not at home.
+    w.set(&root(), ino, |r| r.size = Some(3 * STRIPE)).unwrap();
+    assert_eq!(w.ranges(ino), [(0, STRIPE + 7)]);
+    w.filled(ino, 0, STRIPE + 7, again.token_epoch).unwrap();
+    assert_eq!((w.ranges(ino).len(), w.attr(ino).unwrap().evicted), (0, 0));
+
+    let r = meta::Open { session: ME, cred: root(), ino, read: false, write: true, truncate: true };
+    w.evict_as(&root(), ino, 0, STRIPE).unwrap();
+    w.change(|cx| open::open(cx, &r)).unwrap();
+    assert_eq!((w.ranges(ino).len(), w.attr(ino).unwrap().evicted), (0, 0));
+
+    let small = w.create(&root(), InodeId::ROOT, "small", 0o644).unwrap().entry.attr.ino;
+    w.bring_home(small);
+    let data = Some(Bytes::from_static(b"in the inode"));
+    let commit = Commit {
+        op: op(),
+        ino: small,
+        token_epoch: 1,
+        size: 12,
+        mtime: Time { nanos: 5 },
+        allocated: 12,
+        inline: data,
+        drop_inline: false,
+        clean: true,
+        close_writes: 0,
+        data_end: 0,
+        turn: false,
+        changed: vec![],
+    };
+    w.change(|cx| data::commit(cx, &commit)).unwrap();
+    assert_eq!(w.evict_as(&root(), small, 0, u64::MAX).unwrap().ranges, []);
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Evict(u64, u64),
+    HandOut(u64, u64),
+    Fill(usize),
+    Cut(u64),
+    Grow(u64),
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+    /// Stripe by stripe, what is away is what was evicted and neither brought back nor cut; each stripe is given out under a
+    /// higher token epoch each time, and only who has it under the highest one brings it back.
+    #[test]
+    fn what_is_away_is_what_a_model_says(steps in prop::collection::vec(prop_oneof![
+        3 => (0u64..40, 0u64..50).prop_map(|(a, b)| Step::Evict(a * MIB, b * MIB)),
+        3 => (0u64..9, 1u64..4).prop_map(|(a, n)| Step::HandOut(a * STRIPE, (a + n) * STRIPE)),
+        3 => (0usize..9).prop_map(Step::Fill),
+        1 => (0u64..40).prop_map(|s| Step::Cut(s * MIB)),
+        1 => (0u64..40).prop_map(|s| Step::Grow(s * MIB)),
+    ], 1..40)) {
+        let mut w = World::new();
+        let mut size = 17 * MIB;
+        let ino = w.file_of("f", size);
+        w.bring_home(ino);
+        // Stripe: where its evicted bytes end; the highest token epoch that it was given out under, ever and since then.
+        let mut away: BTreeMap<u64, u64> = BTreeMap::new();
+        let (mut highest, mut valid): (BTreeMap<u64, u32>, BTreeMap<u64, u32>) = Default::default();
+        let mut handed: Vec<(u64, u64, u32)> = Vec::new();
+        for step in steps {
+            match step {
+                Step::Evict(from, to) => {
+                    w.evict_as(&root(), ino, from, to).unwrap();
+                    for stripe in 0..size.div_ceil(STRIPE) {
+                        let (a, b) = (stripe * STRIPE, ((stripe + 1) * STRIPE).min(size));
+                        if a >= from && b <= to && !away.contains_key(&stripe) {
+                            away.insert(stripe, b);
+                            valid.remove(&stripe);
+                        }
+                    }
+                }
+                Step::HandOut(from, to) => {
+                    if let Some(out) = w.change(|cx| cx.hand_out(ino, from, to)).unwrap() {
+                        for part in out.parts {
+                            for stripe in part.from / STRIPE..part.to.div_ceil(STRIPE) {
+                                prop_assert!(away.contains_key(&stripe));
+                                let before = highest.insert(stripe, out.token_epoch);
+                                prop_assert!(before.is_none_or(|t| t < out.token_epoch));
+                                valid.insert(stripe, out.token_epoch);
+                            }
+                            handed.push((part.from, part.to, out.token_epoch));
+                        }
+                    }
+                }
+                Step::Fill(n) if n < handed.len() => {
+                    let (from, to, token) = handed.remove(n);
+                    let stripes: Vec<u64> = (from / STRIPE..to.div_ceil(STRIPE)).collect();
+                    let mine = |s: &u64| valid.get(s) == Some(&token) && away.get(s) == Some(&to.min((s + 1) * STRIPE));
+                    let right = stripes.iter().all(mine);
+                    let done = w.filled(ino, from, to, token);
+                    prop_assert_eq!(done.is_ok(), right, "{:?}", done);
+                    if right {
+                        away.retain(|s, _| !stripes.contains(s));
+                    }
+                }
+                Step::Fill(_) => {}
+                Step::Cut(to) | Step::Grow(to) => {
+                    size = if matches!(step, Step::Cut(_)) { to.min(size) } else { to.max(size) };
+                    w.set(&root(), ino, |r| r.size = Some(size)).unwrap();
+                    away.retain(|stripe, _| stripe * STRIPE < size);
+                    valid.retain(|stripe, _| stripe * STRIPE < size);
+                    away.values_mut().for_each(|end| *end = (*end).min(size));
+                }
+            }
+            let ranges = w.ranges(ino);
+            prop_assert!(ranges.windows(2).all(|r| r[0].1 <= r[1].0));
+            let found: BTreeMap<u64, u64> = ranges
+                .iter()
+                .flat_map(|(a, b)| (a / STRIPE..b.div_ceil(STRIPE)).map(|s| (s, (*b).min((s + 1) * STRIPE))))
+                .collect();
+            prop_assert_eq!(&found, &away);
+            let attr = w.attr(ino).unwrap();
+            prop_assert_eq!(attr.evicted, away.iter().map(|(s, end)| end - s * STRIPE).sum::<u64>());
+            let used = w.view(|view| usage_of(view.read, InodeId::ROOT)).unwrap().bytes;
+            prop_assert_eq!(used, attr.allocated.saturating_sub(attr.evicted));
+        }
+    }
+}

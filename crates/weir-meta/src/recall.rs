@@ -1,0 +1,244 @@
+//! Calls about evicted bytes that are more than a transaction: who wants them waits, movers fetch work.
+//!
+//! `recalls` decides, `namespace::evict` keeps the records. Nobody is told that bytes are back before that is durable.
+use crate::executor::{Leader, State};
+use crate::namespace;
+use crate::namespace::evict::{Handed, layout_to_fill, ranges};
+use crate::service::{Meta, Outcome};
+use std::sync::Arc;
+use std::time::Duration;
+use weir_env::Instant;
+use weir_proto::recall::*;
+use weir_proto::{Error, InodeId, Request, Result, SessionId};
+use weir_rpc::{Call, Reply};
+
+/// Behind what a reader waits for so much more of the file is wanted, too.
+const AHEAD_BYTES: u64 = 256 << 20;
+/// A wait ends after this at the latest; whoever still waits asks again.
+const WAIT_MAX: Duration = Duration::from_secs(60);
+/// Ranges of a file that one look takes in; the rest is looked at when these are back.
+const LOOK_MAX: usize = 1024;
+
+/// Evicted parts of a range, whole stripes, and the bytes of a stripe.
+struct Away {
+    parts: Vec<ByteRange>,
+    stripe_bytes: u64,
+}
+
+impl Meta {
+    pub(crate) fn handle_recall(&self, call: &Call) -> Outcome {
+        let deadline = call.deadline;
+        match call.method {
+            AwaitRecall::METHOD => self.later(call, move |leader, r| await_recall(leader, r, deadline)),
+            TakeRecalls::METHOD => self.later(call, move |leader, r| take_recalls(leader, r, deadline)),
+            WantRecall::METHOD => Outcome::plain(call.decode().and_then(|r| self.want_recall(&r))),
+            RecallFailed::METHOD => Outcome::plain(call.decode().and_then(|r| self.recall_failed(&r))),
+            GetResidence::METHOD => Outcome::plain(call.decode().and_then(|r| self.residence(&r))),
+            _ => Outcome::refused(call.unknown()),
+        }
+    }
+
+    fn later<R: Request, F>(&self, call: &Call, work: impl FnOnce(Arc<Leader>, R) -> F) -> Outcome
+    where
+        F: Future<Output = Result<R::Reply>> + Send + 'static,
+    {
+        let request = match call.decode::<R>() {
+            Ok(request) => request,
+            Err(e) => return Outcome::refused(e),
+        };
+        let working = work(self.leader().clone(), request);
+        Outcome::Waits(Box::pin(async move { working.await.map(|reply| Reply::new(&reply)) }))
+    }
+
+    fn want_recall(&self, r: &WantRecall) -> Result<()> {
+        let leader = self.leader();
+        let mut state = leader.lock();
+        heard(leader, &mut state, r.session)?;
+        let away = leader.away(r.ino, r.from, r.to)?;
+        leader.want(&mut state, r.ino, &away, false)
+    }
+
+    fn recall_failed(&self, r: &RecallFailed) -> Result<()> {
+        let leader = self.leader();
+        let mut state = leader.lock();
+        heard(leader, &mut state, r.session)?;
+        let id = RecallId { ino: r.ino, from: r.from, token_epoch: r.token_epoch };
+        state.recalls.failed(r.session, &id, &r.error, r.retry, leader.env.clock.now());
+        Ok(())
+    }
+
+    fn residence(&self, r: &GetResidence) -> Result<Residence> {
+        let leader = self.leader();
+        let mut state = leader.lock();
+        heard(leader, &mut state, r.session)?;
+        let mut found = None;
+        leader.kv.read(&mut |read| {
+            let Some(inode) = namespace::find_inode(read, r.ino)? else { return Ok(()) };
+            let count = ranges(read, r.ino, 0, usize::MAX)?.len() as u64;
+            let why_not = (leader.config.at_home)(read, r.ino, &inode, 0, inode.size).err();
+            found = Some((inode, count, why_not));
+            Ok(())
+        })?;
+        let Some((inode, ranges, why_not)) = found else {
+            return Err(Error::invalid(format!("inode {} is not a file: it has no data", r.ino)));
+        };
+        Ok(Residence {
+            size: inode.size,
+            evicted: inode.evicted,
+            ranges,
+            pinned: inode.pinned,
+            at_home: why_not.is_none(),
+            why_not: why_not.map_or_else(String::new, |e| e.context),
+            recalls: state.recalls.states(r.ino),
+        })
+    }
+}
+
+fn heard(leader: &Leader, state: &mut State, session: SessionId) -> Result<()> {
+    state.session(session)?.heard = leader.env.clock.now();
+    Ok(())
+}
+
+impl Leader {
+    /// What of a range is evicted, in whole stripes.
+    fn away(&self, ino: InodeId, from: u64, to: u64) -> Result<Away> {
+        let mut away = Away { parts: Vec::new(), stripe_bytes: 1 };
+        self.kv.read(&mut |read| {
+            away.parts.clear();
+            let Some(inode) = namespace::find_inode(read, ino)?.filter(|i| i.evicted > 0) else {
+                return Ok(());
+            };
+            let Some(stripe) = layout_to_fill(ino, &inode, &*self.config.layout).map(|l| l.stripe_bytes())
+            else {
+                return Err(Error::unavailable("there is no placement group to bring bytes back to"));
+            };
+            away.stripe_bytes = stripe;
+            let (a, b) = (from / stripe * stripe, to.checked_next_multiple_of(stripe).unwrap_or(u64::MAX));
+            let found = ranges(read, ino, a, LOOK_MAX)?;
+            let inside = found.iter().filter(|f| f.from < b);
+            away.parts = inside.map(|f| ByteRange { from: f.from.max(a), to: f.range.to.min(b) }).collect();
+            Ok(())
+        })?;
+        Ok(away)
+    }
+
+    fn want(&self, state: &mut State, ino: InodeId, away: &Away, awaited: bool) -> Result<()> {
+        let now = self.env.clock.now();
+        away.parts
+            .iter()
+            .try_for_each(|p| state.recalls.want(ino, (p.from, p.to), away.stripe_bytes, awaited, now))
+    }
+
+    /// Gives a mover what is due.
+    fn give_out(&self, state: &mut State, mover: SessionId, max: u32) -> Result<Vec<RecallWork>> {
+        let mut work = Vec::new();
+        while (work.len() as u32) < max.clamp(1, RECALLS_MAX) {
+            let now = self.env.clock.now();
+            let Some(due) = state.recalls.next(now) else { break };
+            let mut handed = None;
+            let done = self.housekeep(state, mover, &mut |cx| {
+                handed = cx.hand_out(due.ino, due.from, due.to)?;
+                Ok(())
+            });
+            if let Err(e) = done {
+                state.recalls.put_back(due, now);
+                return Err(e);
+            }
+            let Some(Handed { layout, size, token_epoch, parts }) = handed else {
+                state.recalls.done(due.ino, due.from, 0); // it is back, or gone
+                continue;
+            };
+            for part in parts {
+                state.recalls.begin(&due, (part.from, part.to), token_epoch, mover, now);
+                let (ino, from, to, awaited) = (due.ino, part.from, part.to, due.awaited);
+                work.push(RecallWork { ino, layout, size, from, to, token_epoch, awaited });
+            }
+        }
+        Ok(work)
+    }
+}
+
+/// A wait that ends when it is dropped.
+struct Wait {
+    leader: Arc<Leader>,
+    number: u64,
+}
+impl Drop for Wait {
+    fn drop(&mut self) {
+        self.leader.lock().recalls.end_wait(self.number);
+    }
+}
+
+fn until(leader: &Leader, deadline: Instant, wait_ms: u32) -> Instant {
+    deadline.min(leader.env.clock.now() + Duration::from_millis(wait_ms.into()).min(WAIT_MAX))
+}
+
+async fn await_recall(leader: Arc<Leader>, r: AwaitRecall, deadline: Instant) -> Result<RecallWaited> {
+    let until = until(&leader, deadline, r.wait_ms);
+    let number = leader.lock().recalls.wait(r.ino, r.from, r.to);
+    let wait = Wait { leader: leader.clone(), number };
+    let mut ahead = r.to..r.to.saturating_add(AHEAD_BYTES);
+    loop {
+        let (looked, bell) = {
+            let mut state = leader.lock();
+            heard(&leader, &mut state, r.session)?;
+            let away = leader.away(r.ino, r.from, r.to)?;
+            if away.parts.is_empty() {
+                (Err(state.newest), None)
+            } else if let Some(why) = state.recalls.failure(wait.number) {
+                return Ok(RecallWaited { done: false, failed: true, why });
+            } else {
+                leader.want(&mut state, r.ino, &away, true)?;
+                if !ahead.is_empty() {
+                    let behind = leader.away(r.ino, ahead.start, ahead.end)?;
+                    leader.want(&mut state, r.ino, &behind, false)?;
+                    ahead = 0..0;
+                }
+                let why = state.recalls.why(r.ino, r.from, r.to, leader.env.clock.now());
+                (Ok(why), Some(state.recalls.bell(r.ino).notified_owned()))
+            }
+        };
+        let (why, bell) = match (looked, bell) {
+            (Err(newest), _) => {
+                leader.durable(newest).await?;
+                return Ok(RecallWaited { done: true, failed: false, why: String::new() });
+            }
+            (Ok(why), Some(bell)) => (why, bell),
+            (Ok(why), None) => return Ok(RecallWaited { done: false, failed: false, why }),
+        };
+        let over = leader.env.clock.sleep_until(until);
+        tokio::select! {
+            biased;
+            () = bell => {}
+            () = over => return Ok(RecallWaited { done: false, failed: false, why }),
+        }
+    }
+}
+
+async fn take_recalls(leader: Arc<Leader>, r: TakeRecalls, deadline: Instant) -> Result<RecallsTaken> {
+    let until = until(&leader, deadline, r.wait_ms);
+    {
+        let mut state = leader.lock();
+        heard(&leader, &mut state, r.session)?;
+        state.recalls.heard_of(r.session, &r.busy, leader.env.clock.now());
+    }
+    loop {
+        let (recalls, newest, news, again_at) = {
+            let mut state = leader.lock();
+            heard(&leader, &mut state, r.session)?;
+            let news = state.recalls.news.clone().notified_owned();
+            let recalls = leader.give_out(&mut state, r.session, r.max)?;
+            (recalls, state.newest, news, state.recalls.next_due(leader.env.clock.now()))
+        };
+        if !recalls.is_empty() || leader.env.clock.now() >= until {
+            leader.durable(newest).await?;
+            return Ok(RecallsTaken { recalls });
+        }
+        let over = leader.env.clock.sleep_until(again_at.map_or(until, |at| at.min(until)));
+        tokio::select! {
+            biased;
+            () = news => {}
+            () = over => {}
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! Evicted bytes between clients that want them and movers that bring them, across losses and restarts.
+mod common;
+
+use common::*;
+use std::time::Duration;
+use weir_env::sim::{SimConfig, World};
+use weir_proto::meta::*;
+use weir_proto::recall::*;
+use weir_proto::{ErrorKind, InodeId, NameRule, Result};
+
+/// Of the layout that files get here.
+const STRIPE: u64 = 4 << 20;
+const MIB: u64 = 1 << 20;
+
+fn simulate<T>(seed: u64, work: impl AsyncFnOnce(World) -> T) -> T {
+    let world = World::new(seed, SimConfig::default());
+    world.run(work(world.clone()))
+}
+
+/// A file of `size` bytes, closed, that home has all of.
+async fn file_at_home(node: &Node, client: &Client, name: &str, size: u64) -> InodeId {
+    let made = client.create(ROOT, name).await.unwrap().entry;
+    let ino = made.attr.ino;
+    client.commit(ino, made.lease.token_epoch, size, true).await.unwrap();
+    client.close(ino, true).await.unwrap();
+    node.at_home.lock().unwrap().insert(ino);
+    ino
+}
+
+impl Client {
+    async fn evict(&self, ino: InodeId, from: u64, to: u64) -> Result<Evicted> {
+        self.call(&Evict { op: self.op(), cred: root(), ino, from, to }).await
+    }
+    async fn take(&self, max: u32, busy: &[RecallId]) -> Vec<RecallWork> {
+        let busy = busy.to_vec();
+        let take = TakeRecalls { session: self.session, max, wait_ms: 20_000, busy };
+        self.call(&take).await.unwrap().recalls
+    }
+    async fn filled(&self, work: &RecallWork) -> Result<()> {
+        let RecallWork { ino, from, to, token_epoch, .. } = *work;
+        self.call(&Filled { op: self.op(), ino, from, to, token_epoch }).await
+    }
+    async fn failed(&self, work: &RecallWork, error: &str, retry: bool) {
+        let RecallWork { ino, from, to, token_epoch, .. } = *work;
+        let (session, error) = (self.session, error.to_owned());
+        self.call(&RecallFailed { session, ino, from, to, token_epoch, error, retry }).await.unwrap();
+    }
+    /// Waits in a task of its own.
+    fn awaits(&self, ino: InodeId, from: u64, to: u64, wait_ms: u32) -> Waited {
+        let (tx, rx) = tokio::sync::oneshot::channel();
+        let (connection, session) = (self.connection.clone(), self.session);
+        let task = self.env.tasks.spawn("await recall", async move {
+            let ask = AwaitRecall { session, ino, from, to, wait_ms };
+            let _ = tx.send(connection.call(&ask, vec![], PATIENCE).await.map(|(reply, _)| reply));
+        });
+        Waited { rx, _task: task }
+    }
+    async fn residence(&self, ino: InodeId) -> Residence {
+        self.call(&GetResidence { session: self.session, ino }).await.unwrap()
+    }
+}
+
+struct Waited {
+    rx: tokio::sync::oneshot::Receiver<Result<RecallWaited>>,
+    _task: weir_env::TaskHandle,
+}
+impl Waited {
+    async fn done(self) -> RecallWaited {
+        self.rx.await.unwrap().unwrap()
+    }
+}
+
+fn id(work: &RecallWork) -> RecallId {
+    RecallId { ino: work.ino, from: work.from, token_epoch: work.token_epoch }
+}
+
+#[test]
+fn bytes_are_evicted_wanted_brought_and_there() {
+    simulate(1, async |world| {
+        let meta = start(&world).await;
+        let (user, mover) = (Client::start(&world, "user").await, Client::start(&world, "mover").await);
+        let ino = file_at_home(&meta, &user, "f", 40 * STRIPE + 3).await;
+        assert_eq!(user.acquire(ino, LeaseKind::Write).await.unwrap().lease.kind, LeaseKind::Write);
+        let evicted = mover.evict(ino, 0, u64::MAX).await.unwrap();
+        assert_eq!(evicted.ranges, [ByteRange { from: 0, to: 40 * STRIPE + 3 }]);
+        assert_eq!(user.recalled().last(), Some(&(ino, LeaseKind::None)), "whoever caches it is told");
+        // The targets are told once it is certain, again if they do not answer.
+        until(&world, || !meta.targets.evicted.lock().unwrap().is_empty()).await;
+        let dropped = meta.targets.evicted.lock().unwrap().clone();
+        assert_eq!((dropped[0].0, dropped[0].1.from_stripe, dropped[0].1.to_stripe), (ino, 0, 41));
+        assert_eq!(dropped[0].1.token_epoch, evicted.token_epoch);
+        let list = EvictedRanges { session: user.session, ino, from: 0 };
+        assert_eq!(user.call(&list).await.unwrap().ranges, evicted.ranges);
+        assert_eq!(user.getattr(ino).await.unwrap().attr.evicted, 40 * STRIPE + 3);
+
+        let waits = user.awaits(ino, 5 * STRIPE + 1, 6 * STRIPE + 1, 20_000);
+        let work = mover.take(1, &[]).await;
+        let first = &work[0];
+        assert_eq!(
+            (first.from, first.to, first.awaited),
+            (5 * STRIPE, 7 * STRIPE, true),
+            "what is touched first"
+        );
+        assert!(first.token_epoch >= evicted.token_epoch);
+        let ahead = mover.take(2, &[id(first)]).await;
+        assert_eq!((ahead[0].from, ahead[0].to, ahead[0].awaited), (7 * STRIPE, 23 * STRIPE, false));
+        assert_eq!(ahead[1].to, 39 * STRIPE);
+        mover.filled(first).await.unwrap();
+        assert!(waits.done().await.done);
+        for work in &ahead {
+            mover.filled(work).await.unwrap();
+        }
+        let left = user.residence(ino).await;
+        assert_eq!((left.evicted, left.ranges), (6 * STRIPE + 3, 2));
+        assert!(left.recalls.iter().all(|r| r.from >= 39 * STRIPE));
+        // What is there is not waited for, what was evicted by nobody neither.
+        assert!(user.awaits(ino, 5 * STRIPE, 39 * STRIPE, 20_000).done().await.done);
+    });
+}
+
+#[test]
+fn a_mover_that_is_lost_harms_nobody() {
+    simulate(2, async |world| {
+        let meta = start(&world).await;
+        let (user, a) = (Client::start(&world, "user").await, Client::start(&world, "a").await);
+        let ino = file_at_home(&meta, &user, "f", 2 * STRIPE).await;
+        user.evict(ino, 0, u64::MAX).await.unwrap();
+        let waits = user.awaits(ino, 0, 2 * STRIPE, 60_000);
+        let first = a.take(8, &[]).await.remove(0);
+        // It is away for longer than a lease term, as one that was stopped.
+        world.kill("a");
+        let b = Client::start(&world, "b").await;
+        let second = b.take(8, &[]).await.remove(0);
+        assert_eq!((second.from, second.to, second.awaited), (0, 2 * STRIPE, true));
+        assert!(
+            second.token_epoch > first.token_epoch,
+            "what the first one still sends is refused by targets"
+        );
+        let late = Filled { op: b.op(), ino, from: 0, to: 2 * STRIPE, token_epoch: first.token_epoch };
+        assert_eq!(b.call(&late).await.unwrap_err().kind, ErrorKind::Stale);
+        b.filled(&second).await.unwrap();
+        assert!(waits.done().await.done);
+    });
+}
+
+#[test]
+fn a_recall_that_cannot_be_served_says_why() {
+    simulate(3, async |world| {
+        let meta = start(&world).await;
+        let (user, mover) = (Client::start(&world, "user").await, Client::start(&world, "mover").await);
+        let ino = file_at_home(&meta, &user, "f", STRIPE).await;
+        user.evict(ino, 0, u64::MAX).await.unwrap();
+        let nobody = user.awaits(ino, 0, 1, 100).done().await;
+        assert!(
+            !nobody.done && !nobody.failed && nobody.why.contains("no mover is running"),
+            "{}",
+            nobody.why
+        );
+        let waits = user.awaits(ino, 0, 1, 30_000);
+        let work = mover.take(8, &[]).await.remove(0);
+        mover.failed(&work, "home does not answer", true).await;
+        let again = mover.take(8, &[]).await.remove(0);
+        assert!(again.token_epoch > work.token_epoch);
+        let slow = user.awaits(ino, 0, 1, 100).done().await;
+        assert!(slow.why.contains("1 tries failed, the last one: home does not answer"), "{}", slow.why);
+        mover.failed(&again, "home has another file there", false).await;
+        let failed = waits.done().await;
+        assert_eq!((failed.failed, failed.why.as_str()), (true, "home has another file there"));
+        // Who asks later may be luckier.
+        let waits = user.awaits(ino, 0, 1, 30_000);
+        let work = mover.take(8, &[]).await.remove(0);
+        mover.filled(&work).await.unwrap();
+        assert!(waits.done().await.done);
+    });
+}
+
+#[test]
+fn a_restart_forgets_who_waits_but_not_what_is_away() {
+    simulate(4, async |world| {
+        let meta = start(&world).await;
+        let (user, mut mover) = (Client::start(&world, "user").await, Client::start(&world, "mover").await);
+        let ino = file_at_home(&meta, &user, "f", 3 * STRIPE).await;
+        *meta.targets.away.lock().unwrap() = true;
+        user.evict(ino, 0, 2 * STRIPE).await.unwrap();
+        let want = WantRecall { session: user.session, ino, from: 0, to: STRIPE };
+        user.call(&want).await.unwrap();
+        let work = mover.take(8, &[]).await.remove(0);
+        assert_eq!((work.from, work.to, work.awaited), (0, STRIPE, false));
+        drop(meta);
+        world.kill("meta");
+        let meta = start(&world).await;
+        mover.reconnect("mover").await;
+        mover.resume(vec![]).await.unwrap();
+        // The targets had not answered before: they are told now.
+        until(&world, || !meta.targets.evicted.lock().unwrap().is_empty()).await;
+        // What it had brought by then counts.
+        mover.filled(&work).await.unwrap();
+        let left = mover.residence(ino).await;
+        assert_eq!((left.evicted, left.size, left.at_home), (STRIPE, 3 * STRIPE, true));
+        let waits = mover.awaits(ino, STRIPE, STRIPE + 1, 30_000);
+        let next = mover.take(8, &[]).await.remove(0);
+        assert!(next.token_epoch > 0 && next.from == STRIPE);
+        mover.filled(&next).await.unwrap();
+        assert!(waits.done().await.done);
+    });
+}
+
+#[test]
+fn what_is_open_for_writing_stays() {
+    simulate(5, async |world| {
+        let meta = start(&world).await;
+        let (user, other) = (Client::start(&world, "user").await, Client::start(&world, "other").await);
+        let ino = file_at_home(&meta, &user, "f", 3 * STRIPE).await;
+        user.open(ino, true, true).await.unwrap();
+        let busy = other.evict(ino, 0, u64::MAX).await.unwrap_err();
+        assert_eq!(busy.kind, ErrorKind::Name(NameRule::Busy));
+        assert!(busy.context.contains("open for writing"), "{busy}");
+        user.close(ino, true).await.unwrap();
+        other.evict(ino, 0, u64::MAX).await.unwrap();
+        // A file that is cut waits for nobody.
+        let waits = other.awaits(ino, 0, MIB, 30_000);
+        let size = Some(0);
+        let (mode, uid, gid, atime, mtime) = (None, None, None, None, None);
+        let cut = SetAttr { op: user.op(), cred: root(), ino, mode, uid, gid, size, atime, mtime };
+        user.call(&cut).await.unwrap();
+        assert!(waits.done().await.done);
+        assert_eq!(user.residence(ino).await.recalls, []);
+    });
+}
+
+/// Waits until something is so.
+async fn until(world: &World, is_so: impl Fn() -> bool) {
+    let env = world.node("watch");
+    let deadline = env.clock.now() + PATIENCE;
+    while !is_so() {
+        assert!(env.clock.now() < deadline, "it never is");
+        env.clock.sleep(Duration::from_millis(10)).await;
+    }
+}

@@ -1,0 +1,123 @@
+//! Messages about evicted bytes: those that are at home only, and how they come back (methods 180–189).
+//!
+//! Sent to a namespace's metadata leader by clients (what is evicted, wait for it) and by movers (what to fetch).
+use crate::map::Layout;
+use crate::meta::{Cred, Entry, Op};
+use crate::{InodeId, SessionId, message};
+
+/// Recalls that one `TakeRecalls` answers with at most.
+pub const RECALLS_MAX: u32 = 64;
+/// Ranges of one `EvictedRanges` answer.
+pub const RANGES_MAX: usize = 4096;
+
+message!(
+    /// Bytes of a file, `to` exclusive.
+    ByteRange { from: u64, to: u64 }
+);
+impl Copy for ByteRange {}
+
+message!(
+    /// Gives the space of a file's bytes back: home has them. Whole stripes within the range, and the tail if the range goes to
+    /// the end of the file. Everybody's leases are recalled first. `Name(Busy)`: it is open for writing, or pinned;
+    /// `Unavailable`: home does not have all of it yet.
+    Evict = 180 -> Evicted { op: Op, cred: Cred, ino: InodeId, from: u64, to: u64 }
+);
+message!(Evicted {
+    entry: Entry,
+    /// What was evicted now; empty: nothing was there.
+    ranges: Vec<ByteRange>,
+    /// What was written before has a lower one.
+    token_epoch: u32,
+});
+message!(
+    /// The evicted ranges of a file that end after `from`, in order.
+    EvictedRanges = 181 -> EvictedList { session: SessionId, ino: InodeId, from: u64 }
+);
+message!(EvictedList {
+    ranges: Vec<ByteRange>,
+    /// There are more behind the last one.
+    more: bool,
+});
+message!(
+    /// Has the evicted bytes of a range brought back, and waits for it, `wait_ms` at most.
+    AwaitRecall = 182 -> RecallWaited { session: SessionId, ino: InodeId, from: u64, to: u64, wait_ms: u32 }
+);
+message!(RecallWaited {
+    /// Nothing of the range is evicted any more.
+    done: bool,
+    /// It cannot be brought back now: do not wait for it. `why` says why.
+    failed: bool,
+    /// What it waits for.
+    why: String,
+});
+message!(
+    /// Has the range brought back when movers have time for it; waits for nothing.
+    WantRecall = 183 -> () { session: SessionId, ino: InodeId, from: u64, to: u64 }
+);
+message!(
+    /// A mover asks for work, and waits for some. What it was given before and does not name in `busy` goes to others.
+    TakeRecalls = 184 -> RecallsTaken { session: SessionId, max: u32, wait_ms: u32, busy: Vec<RecallId> }
+);
+message!(RecallId { ino: InodeId, from: u64, token_epoch: u32 });
+message!(RecallsTaken { recalls: Vec<RecallWork> });
+message!(
+    /// Bytes that a mover brings back: exactly these, under this token epoch. Whole stripes, but for the last one, which may
+    /// end where the file ended when it was evicted; what is behind in it is zeros.
+    RecallWork {
+        ino: InodeId,
+        layout: Layout,
+        /// Of the file now.
+        size: u64,
+        from: u64,
+        to: u64,
+        token_epoch: u32,
+        /// Somebody waits for it.
+        awaited: bool,
+    }
+);
+message!(
+    /// All of a recall is on all live targets. `Stale`: it is another's meanwhile, or the file was cut.
+    Filled = 185 -> () { op: Op, ino: InodeId, from: u64, to: u64, token_epoch: u32 }
+);
+message!(
+    /// A recall ended without its bytes. `retry`: after a pause it is given out again; else whoever waits is told `error`.
+    RecallFailed = 186 -> () {
+        session: SessionId,
+        ino: InodeId,
+        from: u64,
+        to: u64,
+        token_epoch: u32,
+        error: String,
+        retry: bool,
+    }
+);
+message!(
+    /// A pinned file is never evicted. Its owner's or the administrator's to say.
+    SetPinned = 187 -> Entry { op: Op, cred: Cred, ino: InodeId, pinned: bool }
+);
+message!(
+    /// Where a file's bytes are.
+    GetResidence = 188 -> Residence { session: SessionId, ino: InodeId }
+);
+message!(Residence {
+    size: u64,
+    /// Of it, at home only, in how many ranges.
+    evicted: u64,
+    ranges: u64,
+    pinned: bool,
+    /// Whether all of it may be evicted now; else why not.
+    at_home: bool,
+    why_not: String,
+    /// Recalls that wait or are under way.
+    recalls: Vec<RecallState>,
+});
+message!(RecallState {
+    from: u64,
+    to: u64,
+    awaited: bool,
+    /// The session of the mover that has it; 0: nobody.
+    mover: SessionId,
+    /// Tries that failed, and the last error.
+    failures: u32,
+    error: String,
+});
