@@ -143,8 +143,11 @@ pub struct SetAttrs {
 pub struct Space {
     pub capacity_bytes: u64,
     pub used_bytes: u64,
+    pub free_bytes: u64,
     pub files: u64,
     pub directories: u64,
+    /// Most files and directories; `None`: no limit.
+    pub inodes_max: Option<u64>,
 }
 
 /// What `fallocate` is asked for.

@@ -222,6 +222,10 @@ impl Client {
     pub async fn statfs(&self) -> Result<Space> {
         self.inner.statfs().await
     }
+    /// The same, within the limits of the volume that a file or directory is in.
+    pub async fn statfs_at(&self, ino: InodeId) -> Result<Space> {
+        self.inner.statfs_at(ino).await
+    }
     /// Whether reads change access times, as `relatime` has it. They do unless this says otherwise.
     pub fn keep_access_times(&self, kept: bool) {
         self.inner.accesses.keep(kept)

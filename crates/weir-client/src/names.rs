@@ -16,7 +16,8 @@ use weir_proto::meta::{
     Lookup, Made, Mkdir, Mknod, NAME_MAX, ReadDir, ReadLink, RemoveXattr, Removed, Rename, RenameMode,
     Renamed, Rmdir, SetXattr, StatFs, Symlink, Unlink, Usage,
 };
-use weir_proto::{Error, InodeId, NameRule, Result};
+use weir_proto::volume::{Volume, VolumeAt};
+use weir_proto::{Error, ErrorKind, InodeId, NameRule, Result};
 
 impl Inner {
     pub fn try_lookup(&self, parent: InodeId, name: &[u8]) -> Option<Option<Stat>> {
@@ -356,13 +357,49 @@ impl Inner {
         let reports: BTreeMap<_, _> = status.targets.iter().map(|r| (r.target, r)).collect();
         let sum =
             |f: fn(&weir_proto::coord::TargetReport) -> u64| reports.values().map(|r| f(r)).sum::<u64>();
+        let capacity_bytes = payload_share(sum(|r| r.capacity), scheme);
+        let used_bytes = payload_share(sum(|r| r.used), scheme);
         Ok(Space {
-            capacity_bytes: payload_share(sum(|r| r.capacity), scheme),
-            used_bytes: payload_share(sum(|r| r.used), scheme),
+            capacity_bytes,
+            used_bytes,
+            free_bytes: capacity_bytes.saturating_sub(used_bytes),
             files: stat.files,
             directories: stat.directories,
+            inodes_max: None,
         })
     }
+
+    /// The same as somebody in a volume with limits has it.
+    pub async fn statfs_at(&self, ino: InodeId) -> Result<Space> {
+        let space = self.statfs().await?;
+        let volume = match self.session.ask(self.deadline(), |session| VolumeAt { session, ino }).await {
+            Ok(volume) => volume,
+            // Of an inode that is gone: the whole is right, too.
+            Err(e) if matches!(e.kind, ErrorKind::Stale | ErrorKind::NotFound) => return Ok(space),
+            Err(e) => return Err(e),
+        };
+        Ok(within(&volume, space))
+    }
+}
+
+/// What of all the space a volume's limits leave.
+fn within(volume: &Volume, space: Space) -> Space {
+    let quota = &volume.quota;
+    let limit =
+        |hard: u64, soft: u64| if hard > 0 { Some(hard) } else { Some(soft).filter(|soft| *soft > 0) };
+    let mut seen = space;
+    if let Some(max) = limit(quota.bytes_hard, quota.bytes_soft) {
+        seen.capacity_bytes = max;
+        seen.used_bytes = volume.usage.bytes;
+        // At a cluster's start no target has told yet what it has.
+        let all = if space.capacity_bytes > 0 { space.free_bytes } else { u64::MAX };
+        seen.free_bytes = max.saturating_sub(volume.usage.bytes).min(all);
+    }
+    if let Some(max) = limit(quota.inodes_hard, quota.inodes_soft) {
+        (seen.files, seen.directories) = (volume.usage.files, volume.usage.directories);
+        seen.inodes_max = Some(max);
+    }
+    seen
 }
 
 /// Attributes that are access control lists: whether there is one is known with the mode.

@@ -66,6 +66,8 @@ pub(crate) struct Leader {
     /// There is garbage to sweep.
     pub garbage: Notify,
     pub relations: Relations,
+    /// A volume was deleted.
+    pub removal: Notify,
     /// The journal failed: nothing can be promised any more.
     pub failed: weir_env::watch::Sender<Option<Error>>,
 }
@@ -147,6 +149,7 @@ impl Leader {
             replies: Arc::default(),
             garbage: Notify::new(),
             relations,
+            removal: Notify::new(),
             failed,
         });
         leader.bury(&mut leader.lock())?;
@@ -292,13 +295,25 @@ impl Leader {
         session: SessionId,
         body: &mut dyn FnMut(&mut Cx<'_>) -> Result<()>,
     ) -> Result<()> {
-        let (mut events, mut conflicts) = (Events::default(), Vec::new());
+        self.housekeep_asking(state, session, &mut Vec::new(), body)
+    }
+
+    /// The same where leases may be in the way: they are told in `conflicts`, and nothing is changed.
+    pub fn housekeep_asking(
+        &self,
+        state: &mut State,
+        session: SessionId,
+        conflicts: &mut Vec<Conflict>,
+        body: &mut dyn FnMut(&mut Cx<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let mut events = Events::default();
         {
             let live = |s: SessionId| state.sessions.contains_key(&s);
             let rules = self.rules(state, session, &live);
             let committed = self.kv.transact(&mut |txn| {
+                conflicts.clear();
                 events = Events::default();
-                body(&mut Cx { txn, rules: &rules, conflicts: &mut conflicts, events: &mut events })
+                body(&mut Cx { txn, rules: &rules, conflicts, events: &mut events })
             })?;
             state.newest = state.newest.max(committed);
         }
@@ -337,6 +352,9 @@ impl Leader {
         }
         for (id, record) in &events.volumes {
             state.rooms.note(*id, record.as_ref());
+            if record.as_ref().is_some_and(|record| record.deleting) {
+                self.removal.notify_one();
+            }
         }
         self.hear_of_usage(state, session, events)
     }
@@ -418,7 +436,7 @@ impl State {
         self.unpark(parked);
     }
 
-    fn park(&mut self, conflicts: &[Conflict], parked: &mut Vec<InodeId>) -> OwnedNotified {
+    pub fn park(&mut self, conflicts: &[Conflict], parked: &mut Vec<InodeId>) -> OwnedNotified {
         for conflict in conflicts {
             if !parked.contains(&conflict.ino) {
                 parked.push(conflict.ino);

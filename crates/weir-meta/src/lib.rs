@@ -18,6 +18,7 @@ mod recall;
 pub mod recalls;
 pub mod record;
 pub mod relation;
+mod remover;
 mod replies;
 mod rooms;
 mod service;

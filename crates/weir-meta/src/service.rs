@@ -69,6 +69,7 @@ impl Meta {
             () = self.expire() => Error::io("the expiry of sessions ended"),
             e = sweeper => e,
             e = relations => e,
+            e = self.remove_volumes() => e,
         }
     }
 
@@ -139,7 +140,7 @@ impl Meta {
         }
     }
 
-    fn recall(&self, conflicts: Vec<Conflict>) {
+    pub(crate) fn recall(&self, conflicts: Vec<Conflict>) {
         for conflict in conflicts.into_iter().filter(|c| c.ask) {
             if self.leader.lock().leases.begin_recall(conflict.session, conflict.ino) {
                 let leader = self.leader.clone();

@@ -7,9 +7,16 @@
 )]
 mod common;
 
-use common::{Cluster, can_mount, text, weir};
+use common::{Cluster, can_mount, pattern, shell, text, wait_until, weir};
 use serde_json::Value;
 use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn errno<T: std::fmt::Debug>(result: std::io::Result<T>) -> i32 {
     result.unwrap_err().raw_os_error().unwrap()
@@ -72,4 +79,120 @@ fn nothing_moves_from_one_volume_into_another() {
     volume(&cluster, &["rename", "home", "homes"]);
     volume(&cluster, &["delete", "homes"]);
     assert!(!inside.join("moved").exists());
+}
+
+fn df(path: &Path) -> (u64, u64, u64, u64) {
+    let fs = rustix::fs::statvfs(path).unwrap();
+    (fs.f_blocks * fs.f_frsize, fs.f_bavail * fs.f_frsize, fs.f_files, fs.f_ffree)
+}
+
+/// Writes until it is refused; how many bytes.
+fn fill(path: &Path) -> u64 {
+    let mut file = fs::File::options().create(true).append(true).open(path).unwrap();
+    let mut written = 0;
+    loop {
+        match file.write(&pattern(written, 300_000)) {
+            Ok(n) => written += n as u64,
+            Err(e) => {
+                assert_eq!(e.raw_os_error(), Some(libc::EDQUOT), "{e}");
+                file.sync_all().unwrap();
+                return written;
+            }
+        }
+    }
+}
+
+#[test]
+fn a_limit_holds_over_two_mounts_and_df_shows_it() {
+    if !can_mount() {
+        return;
+    }
+    let cluster = Cluster::start(2);
+    let limit = 10 << 20;
+    let made = volume(
+        &cluster,
+        &["create", "v", "--mode", "777", "--bytes", "10MiB", "--inodes", "20", "--admin", "1000"],
+    );
+    assert_eq!((&made["bytes_hard"], &made["inodes_hard"]), (&limit.into(), &20.into()));
+    let [a, b] = [0, 1].map(|n| cluster.mounts[n].join("v"));
+    assert_eq!(df(&a), (limit, limit, 20, 20));
+    wait_until("targets tell what they have", PATIENCE, || df(&cluster.mounts[0]).0 > limit);
+    let (in_a, in_b) = std::thread::scope(|scope| {
+        let in_a = scope.spawn(|| fill(&a.join("a")));
+        let in_b = fill(&b.join("b"));
+        (in_a.join().unwrap(), in_b)
+    });
+    // Both met it while the other still held a little, which comes back.
+    assert!(in_a + in_b <= limit, "{in_a} + {in_b}");
+    let rest = fill(&a.join("a"));
+    assert_eq!(in_a + in_b + rest, limit);
+    assert_eq!(volume(&cluster, &["show", "v"])["used_bytes"], limit);
+    assert_eq!(volume(&cluster, &["show", "v"])["state"], "full");
+    assert_eq!(df(&b), (limit, 0, 20, 18));
+    // Attributes, names and what is there can still be changed.
+    fs::rename(a.join("a"), a.join("c")).unwrap();
+    fs::remove_file(b.join("c")).unwrap();
+    assert_eq!(fill(&b.join("b")), limit - in_b);
+    fs::remove_file(b.join("b")).unwrap();
+    for n in 0..20 {
+        fs::write(a.join(n.to_string()), b"x").unwrap();
+    }
+    assert_eq!(errno(fs::write(b.join("one more"), b"x")), libc::EDQUOT);
+    assert_eq!(errno(fs::create_dir(b.join("one more"))), libc::EDQUOT);
+
+    // Who administers it does without the superuser, but for hard limits.
+    let as_user = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
+        command.arg("volume").args(args).arg("--dir").arg(cluster.dir()).uid(1000).gid(1000).output().unwrap()
+    };
+    if rustix::process::geteuid().is_root() {
+        shell(&format!("chmod -R a+rX {0} && chmod a+rwx {0}/run/*.sock", cluster.dir().display()));
+        let output = as_user(&["quota", "v", "--soft-bytes", "5MiB", "--grace", "1h"]);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let output = as_user(&["quota", "v", "--bytes", "1TiB"]);
+        assert!(
+            !output.status.success() && text(&output.stderr).contains("hint: the superuser"),
+            "{output:?}"
+        );
+        let output = as_user(&["delete", "v", "--force"]);
+        assert_eq!(output.status.code(), Some(5), "{output:?}");
+    }
+    volume(&cluster, &["quota", "v", "--inodes", "none"]);
+    fs::write(b.join("one more"), b"x").unwrap();
+}
+
+#[test]
+fn a_deleted_volume_goes_to_its_end_also_after_a_restart() {
+    if !can_mount() {
+        return;
+    }
+    let cluster = Cluster::start(1);
+    volume(&cluster, &["create", "v"]);
+    let inside = cluster.mount().join("v");
+    for dir in 0..10 {
+        fs::create_dir(inside.join(format!("d{dir}"))).unwrap();
+        for file in 0..300 {
+            fs::write(inside.join(format!("d{dir}/f{file}")), b"bytes").unwrap();
+        }
+    }
+    let mut held = fs::File::open(inside.join("d9/f299")).unwrap();
+    let (code, said) = refused(&cluster, &["delete", "v"]);
+    assert!(code == 2 && said.contains("hint: --force"), "{said}");
+    assert_eq!(volume(&cluster, &["delete", "v", "--force"])["deleting"], true);
+    cluster.kill("meta");
+    cluster.up();
+    assert_eq!(errno(fs::metadata(&inside)), libc::ENOENT);
+    let only_root = || volume(&cluster, &["list"]).as_array().unwrap().len() == 1;
+    wait_until("nothing of it is left", PATIENCE, only_root);
+    let root = volume(&cluster, &["show", "root"]);
+    assert_eq!(
+        (&root["files"], &root["directories"], &root["used_bytes"]),
+        (&0.into(), &0.into(), &0.into())
+    );
+    // Who has a file open reads on.
+    let mut bytes = String::new();
+    held.read_to_string(&mut bytes).unwrap();
+    assert_eq!(bytes, "bytes");
+    volume(&cluster, &["create", "v"]);
+    assert!(fs::read_dir(&inside).unwrap().next().is_none());
 }

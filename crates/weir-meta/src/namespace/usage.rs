@@ -80,8 +80,23 @@ impl Cx<'_> {
         Err(looping(dir))
     }
 
+    /// Charges a directory and all above it but the root, and no volume.
+    pub(super) fn charge_below_root(&mut self, dir: InodeId, charge: Charge) -> Result<()> {
+        let mut at = dir;
+        for _ in 0..DEPTH_MAX {
+            if at == InodeId::ROOT {
+                return Ok(());
+            }
+            for (counter, delta) in charge.parts() {
+                self.txn.add(&keys::usage(at, counter), delta);
+            }
+            at = load_access(self.read(), at)?.parent;
+        }
+        Err(looping(dir))
+    }
+
     /// The root volume has what the others have not: most changes cost nothing more.
-    fn charge_volume(&mut self, volume: VolumeId, charge: Charge) {
+    pub(super) fn charge_volume(&mut self, volume: VolumeId, charge: Charge) {
         if self.rules.rooms.is_limited(volume) {
             self.events.charged.push((volume, charge));
         }

@@ -9,11 +9,11 @@ use super::create::next_number;
 use super::usage::{is_within, volume_usage};
 use super::*;
 use crate::keys::Sequence;
-use crate::record::{NEVER_NAMED, VolumeRecord};
+use crate::record::{Listed, NEVER_NAMED, VolumeRecord};
 use crate::rooms::{self, Ask, Over, Rooms};
 use bytes::Bytes;
 use weir_kv::Scan;
-use weir_proto::meta::{LeaseKind, Mkdir, Usage};
+use weir_proto::meta::{LeaseKind, Mkdir};
 use weir_proto::volume::{self, ADMINS_MAX, GRACE_S, Policy, Quota, VOLUME_PATH_MAX, VOLUMES_MAX};
 use weir_proto::volume::{Volume, VolumePage, check_volume_name};
 
@@ -312,6 +312,8 @@ pub fn create(cx: &mut Cx<'_>, r: &volume::VolumeCreate) -> Result<Volume> {
     if r.path.len() > VOLUME_PATH_MAX {
         return Err(Error::invalid(format!("a path of {} bytes", r.path.len())));
     }
+    let around = cx.volume_of(r.parent)?;
+    load_live(cx.read(), around)?;
     let root = cx.make_root_directory(r)?;
     let id = VolumeId(
         u32::try_from(next_number(cx.txn, Sequence::Volume)?)
@@ -406,7 +408,7 @@ fn load_live(read: &dyn Read, id: VolumeId) -> Result<VolumeRecord> {
 
 pub fn delete(cx: &mut Cx<'_>, r: &volume::VolumeDelete) -> Result<Volume> {
     require_superuser(&r.cred, "delete a volume")?;
-    let record = load_live(cx.read(), r.volume)?;
+    let mut record = load_live(cx.read(), r.volume)?;
     if r.volume == VolumeId::ROOT {
         return Err(Error::invalid("the root volume is the namespace itself: it cannot be deleted"));
     }
@@ -421,18 +423,109 @@ pub fn delete(cx: &mut Cx<'_>, r: &volume::VolumeDelete) -> Result<Volume> {
     cx.need(access.parent, Need::Change);
     cx.need(record.root, Need::Change);
     cx.clear()?;
-    super::remove::require_empty(cx.read(), record.root)?;
+    let is_empty = load_tally(cx.read(), record.root)?.entries == 0;
+    if !r.force {
+        super::remove::require_empty(cx.read(), record.root)?;
+    }
     let link = load_link(cx.read(), access.parent, &record.entry)?;
     let mut tally = load_tally(cx.read(), access.parent)?;
     cx.remove_name(access.parent, &mut tally, &record.entry, &link);
     cx.put_tally(access.parent, &tally);
-    cx.destroy_directory(access.parent, record.root)?;
     cx.txn.delete(&keys::volume_name(&record.name));
-    cx.forget_volume(r.volume)?;
-    Ok(record.show(r.volume, Usage { bytes: 0, files: 0, directories: 0 }))
+    if is_empty {
+        cx.destroy_directory(access.parent, record.root)?;
+        cx.forget_volume(r.volume)?;
+    } else {
+        record.deleting = true;
+        cx.put_volume(r.volume, &record);
+        cx.put_aside(record.root, access)?;
+    }
+    shown(cx.read(), r.volume, record)
+}
+
+/// Names that one step of a removal takes.
+const REMOVED_AT_ONCE: usize = 128;
+
+/// A volume that is to be removed.
+pub fn next_deleted(read: &dyn Read) -> Result<Option<VolumeId>> {
+    let mut found = None;
+    let (start, end) = keys::range_of_letter(b'v');
+    read.scan(&start, &end, &mut |key, value| {
+        let deleting = VolumeRecord::from_value(value, String::new).is_ok_and(|record| record.deleting);
+        found = deleting.then(|| id_of(key));
+        if deleting { Scan::Stop } else { Scan::More }
+    })?;
+    Ok(found)
+}
+
+/// Removes a few names of a deleted volume, deepest first. True: nothing of it is left.
+pub fn remove_some(cx: &mut Cx<'_>, id: VolumeId) -> Result<bool> {
+    let root = load(cx.read(), id)?.root;
+    let mut dir = root;
+    loop {
+        let found = first_names(cx.read(), dir)?;
+        let (mut full, mut any) = (None, false);
+        for (link, name) in found {
+            if link.kind == FileKind::Directory && load_tally(cx.read(), link.ino)?.entries > 0 {
+                full = full.or(Some(link.ino));
+                continue;
+            }
+            cx.need(dir, Need::Change);
+            cx.need(link.ino, Need::Change);
+            cx.clear()?;
+            cx.remove_one(dir, &name, &link)?;
+            any = true;
+        }
+        match full {
+            _ if any => return Ok(false),
+            Some(below) => dir = below,
+            None => break,
+        }
+    }
+    cx.need(root, Need::Change);
+    cx.clear()?;
+    cx.destroy_directory(InodeId::ROOT, root)?;
+    cx.forget_volume(id)?;
+    Ok(true)
+}
+
+fn first_names(read: &dyn Read, dir: InodeId) -> Result<Vec<(Link, Bytes)>> {
+    let (mut found, mut bad) = (Vec::new(), None);
+    let (start, end) = keys::range_of(b'K', dir.0);
+    read.scan(&start, &end, &mut |key, value| {
+        match Listed::from_value(value, || format!("an entry of directory {dir}")) {
+            Ok(Listed { ino, kind, name }) => {
+                let cookie = keys::cookie_of(key).unwrap_or(u64::MAX);
+                found.push((Link { ino, kind, cookie }, name));
+            }
+            Err(e) => bad = Some(e),
+        }
+        if found.len() < REMOVED_AT_ONCE && bad.is_none() { Scan::More } else { Scan::Stop }
+    })?;
+    bad.map_or(Ok(found), Err)
 }
 
 impl Cx<'_> {
+    fn remove_one(&mut self, dir: InodeId, name: &[u8], link: &Link) -> Result<()> {
+        let mut tally = load_tally(self.read(), dir)?;
+        self.remove_name(dir, &mut tally, name, link);
+        self.put_tally(dir, &tally);
+        match link.kind {
+            FileKind::Directory => self.destroy_directory(dir, link.ino),
+            _ => self.drop_link(dir, name, link.ino),
+        }
+    }
+
+    /// A topmost directory without a name is charged to the root until nothing is left of it: what was above it may go.
+    fn put_aside(&mut self, root: InodeId, access: Access) -> Result<()> {
+        let all = Charge::directory(&super::usage_of(self.read(), root)?);
+        self.charge_below_root(access.parent, all.back())?;
+        let itself = Charge { directories: -1, ..Charge::default() };
+        let around = self.volume_of(access.parent)?;
+        self.charge_volume(around, itself);
+        self.put_access(root, &Access { parent: InodeId::ROOT, ..access });
+        Ok(())
+    }
     fn forget_volume(&mut self, id: VolumeId) -> Result<()> {
         self.txn.delete(&keys::volume(id));
         self.events.volumes.push((id, None));

@@ -636,20 +636,22 @@ impl Filesystem for Mounted {
         reply.ok();
     }
 
-    fn statfs(&self, _: &Request, _ino: INodeNo, reply: ReplyStatfs) {
+    fn statfs(&self, _: &Request, ino: INodeNo, reply: ReplyStatfs) {
         let client = self.client.clone();
+        let ino = tr::from_kernel_ino(ino);
         self.answer(async move {
-            match client.statfs().await {
+            match client.statfs_at(ino).await {
                 Ok(space) => {
-                    let free = space.capacity_bytes.saturating_sub(space.used_bytes) / STATFS_BLOCK_BYTES;
+                    let free = space.free_bytes / STATFS_BLOCK_BYTES;
                     let files = space.files + space.directories;
+                    let all = space.inodes_max.unwrap_or(files + STATFS_FILES_FREE);
                     let block = STATFS_BLOCK_BYTES as u32;
                     reply.statfs(
                         space.capacity_bytes / STATFS_BLOCK_BYTES,
                         free,
                         free,
-                        files + STATFS_FILES_FREE,
-                        STATFS_FILES_FREE,
+                        all,
+                        all.saturating_sub(files),
                         block,
                         NAME_MAX as u32,
                         block,

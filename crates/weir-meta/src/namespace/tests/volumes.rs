@@ -123,6 +123,50 @@ fn an_empty_volume_leaves_nothing_behind() {
 }
 
 #[test]
+fn a_full_volume_goes_step_by_step_and_gives_back_what_it_took() {
+    let mut w = World::new();
+    let r = InodeId::ROOT;
+    let outer = w.volume(&root(), r, "outer").unwrap();
+    let d = w.mkdir(&root(), outer.root, "d", 0o755).unwrap().entry.attr.ino;
+    let before = ["A", "T", "E", "K", "I", "N", "v", "n"].map(|letter| w.keys(letter.as_bytes()[0]));
+    let usage = |w: &World| w.view(|v| Ok((usage_of(v.read, r)?, usage_of(v.read, outer.root)?))).unwrap();
+    let used = (usage(&w), w.own("root"), w.own("outer"));
+    let a = w.volume(&root(), d, "a").unwrap();
+    let mut dirs = vec![a.root];
+    for n in 0..40 {
+        let at = dirs[n / 2];
+        dirs.push(w.mkdir(&root(), at, &format!("d{n}"), 0o755).unwrap().entry.attr.ino);
+        for m in 0..20 {
+            let f = w.create(&root(), at, &format!("f{n}-{m}"), 0o644).unwrap().entry.attr.ino;
+            w.commit(f, 100, true).unwrap();
+            w.link(&root(), f, dirs[n / 3], &format!("l{n}-{m}")).unwrap();
+        }
+    }
+    assert_eq!(w.own("a"), (40 * 20 * 100, 40 * 20, 40));
+    assert_eq!(errno(w.delete_volume(&root(), a.id, false)), ENOTEMPTY);
+    assert!(w.delete_volume(&root(), a.id, true).unwrap().deleting);
+    // The name is gone, what was around it has no part in it any more, and it cannot be made anew inside.
+    assert_eq!(errno(w.named("a")), ENOENT);
+    assert_eq!((usage(&w).1, w.own("outer")), (used.0.1.clone(), used.2));
+    assert_eq!(errno(w.volume(&root(), a.root, "b")), ENOENT);
+    assert_eq!(errno(w.delete_volume(&root(), a.id, true)), ENOENT);
+    w.rmdir(&root(), outer.root, "d").unwrap();
+    w.mkdir(&root(), outer.root, "e", 0o755).unwrap();
+    let mut steps = 0;
+    while !w.change(|cx| volume::remove_some(cx, a.id)).unwrap() {
+        assert_eq!(w.view(|v| volume::next_deleted(v.read)).unwrap(), Some(a.id));
+        steps += 1;
+        assert!(steps < 1000);
+    }
+    assert!(steps > 5, "{steps}");
+    assert_eq!(w.view(|v| volume::next_deleted(v.read)).unwrap(), None);
+    let after = ["A", "T", "E", "K", "I", "N", "v", "n"].map(|letter| w.keys(letter.as_bytes()[0]));
+    assert_eq!(after.each_ref().map(Vec::len), before.each_ref().map(Vec::len));
+    assert_eq!((usage(&w), w.own("root"), w.own("outer")), used);
+    assert_eq!(w.keys(b'G').len(), 800);
+}
+
+#[test]
 fn a_volume_with_another_inside_stays() {
     let mut w = World::new();
     let a = w.volume(&root(), InodeId::ROOT, "a").unwrap();

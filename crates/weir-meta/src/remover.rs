@@ -1,0 +1,98 @@
+//! What was in a deleted volume is removed, a few names at a time.
+//!
+//! Invariants: a volume whose record says so is removed to its end, also after a restart; its record goes with its last
+//! directory. Each step is one bounded transaction, so that others wait for moments only, and takes leases back as an `unlink`
+//! by a client would.
+
+use crate::executor::State;
+use crate::lease::Conflict;
+use crate::namespace::volume;
+use crate::service::Meta;
+use std::time::Duration;
+use weir_proto::{Error, InodeId, Result, SessionId, VolumeId};
+
+/// No client's: it holds no lease, so everybody else's is in the way.
+const NOBODY: SessionId = SessionId(0);
+/// A client that was asked for a lease and does not give it loses its session in time: then it is looked again.
+const LOOK_AGAIN: Duration = Duration::from_millis(500);
+
+impl Meta {
+    /// Removes what is to be removed for ever; returns only the error after which the node must stop.
+    pub(crate) async fn remove_volumes(&self) -> Error {
+        loop {
+            match self.remove_next().await {
+                Ok(true) => {}
+                Ok(false) => self.leader().removal.notified().await,
+                Err(e) => return e.doing("remove deleted volumes"),
+            }
+        }
+    }
+
+    /// False: there is nothing to remove.
+    async fn remove_next(&self) -> Result<bool> {
+        let leader = self.leader();
+        while leader.lock().grace_until.is_some() {
+            // Clients of before a restart still come back with their leases.
+            leader.env.clock.sleep(LOOK_AGAIN).await;
+        }
+        let mut next = None;
+        leader.kv.read(&mut |read| {
+            next = volume::next_deleted(read)?;
+            Ok(())
+        })?;
+        let Some(id) = next else { return Ok(false) };
+        while !self.remove_some(id).await? {}
+        tracing::info!(volume = %id, "all of a deleted volume is removed");
+        Ok(true)
+    }
+
+    /// One step. True: that was the last one.
+    async fn remove_some(&self, id: VolumeId) -> Result<bool> {
+        let leader = self.leader();
+        let mut parked = Parked { meta: self, inodes: Vec::new() };
+        loop {
+            let (mut last, mut conflicts) = (false, Vec::new());
+            let (step, wait, newest) = {
+                let mut state = leader.lock();
+                state.give_up(&mut parked.inodes);
+                let step = leader.housekeep_asking(&mut state, NOBODY, &mut conflicts, &mut |cx| {
+                    last = volume::remove_some(cx, id)?;
+                    Ok(())
+                });
+                let wait = self.park(&mut state, &conflicts, &mut parked.inodes);
+                (step, wait, state.newest)
+            };
+            let Some(wait) = wait else {
+                step?;
+                // What is not durable is not much, and who waits for the journal comes in between.
+                leader.durable(newest).await?;
+                return Ok(last);
+            };
+            self.recall(conflicts);
+            let _ = leader.env.clock.timeout(LOOK_AGAIN, wait).await; // looks again either way
+        }
+    }
+
+    fn park(
+        &self,
+        state: &mut State,
+        conflicts: &[Conflict],
+        parked: &mut Vec<InodeId>,
+    ) -> Option<tokio::sync::futures::OwnedNotified> {
+        (!conflicts.is_empty()).then(|| state.park(conflicts, parked))
+    }
+}
+
+/// Inodes that nobody gets a lease on; given up when this is dropped.
+struct Parked<'a> {
+    meta: &'a Meta,
+    inodes: Vec<InodeId>,
+}
+
+impl Drop for Parked<'_> {
+    fn drop(&mut self) {
+        if !self.inodes.is_empty() {
+            self.meta.leader().lock().give_up(&mut self.inodes);
+        }
+    }
+}
