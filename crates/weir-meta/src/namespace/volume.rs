@@ -419,6 +419,13 @@ pub fn delete(cx: &mut Cx<'_>, r: &volume::VolumeDelete) -> Result<Volume> {
             format!("volume {inside:?} lies in volume {:?}: delete that first", record.name),
         ));
     }
+    let related = crate::relation::store::relations(cx.read())?;
+    if related.iter().any(|(_, relation)| relation.volume == r.volume) {
+        return Err(Error::name(
+            NameRule::Busy,
+            format!("volume {:?} has a relation with home: remove that first", record.name),
+        ));
+    }
     let access = load_access(cx.read(), record.root)?;
     cx.need(access.parent, Need::Change);
     cx.need(record.root, Need::Change);
