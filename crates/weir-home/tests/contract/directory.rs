@@ -129,3 +129,80 @@ async fn a_name_kept_for_marks_is_not_touched_and_not_shown() {
     std::fs::write(dir.path().join("d/.weir-home-x"), "a mark").unwrap();
     assert!(home.remove(&path("d"), &unchanged(&d)).await.is_err());
 }
+
+/// A small file system in a file, mounted; gone with the value.
+struct SmallDisk(tempfile::TempDir);
+
+impl SmallDisk {
+    /// None: this is not allowed here, and nobody insists.
+    fn new() -> Option<SmallDisk> {
+        let disk = SmallDisk(tempfile::tempdir().unwrap());
+        let (image, at) = (disk.0.path().join("image"), disk.path());
+        std::fs::File::create(&image).unwrap().set_len(24 << 20).unwrap();
+        std::fs::create_dir(&at).unwrap();
+        let run = |program: &str, args: &[&std::ffi::OsStr]| {
+            std::process::Command::new(program)
+                .args(args)
+                .output()
+                .is_ok_and(|output| output.status.success())
+        };
+        let made = run("mkfs.ext4", &["-q".as_ref(), "-N64".as_ref(), "-m0".as_ref(), image.as_ref()])
+            && run("mount", &["-o".as_ref(), "loop".as_ref(), image.as_ref(), at.as_ref()]);
+        if !made {
+            assert!(std::env::var_os("WEIR_TEST_ALL").is_none(), "a file system in a file cannot be mounted");
+            eprintln!("left out: a file system in a file cannot be mounted here");
+        }
+        made.then_some(disk)
+    }
+    fn path(&self) -> std::path::PathBuf {
+        self.0.path().join("disk")
+    }
+}
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("umount").arg("-l").arg(self.path()).output();
+    }
+}
+
+#[tokio::test]
+async fn a_full_home_says_so_keeps_what_it_has_and_goes_on_with_space() {
+    let Some(disk) = SmallDisk::new() else { return };
+    let home: Arc<dyn Home> = Arc::new(open_file(&disk.path(), true).await);
+    let kept = put(&home, &path("kept"), b"kept", &attrs(0o644)).await;
+    let f = home.make(&path("f"), &Make::File, &attrs(0o644)).await.unwrap();
+    let writer = home.open_write(&path("f"), &unchanged(&f)).await.unwrap();
+    let piece = bytes::Bytes::from(vec![7; 1 << 20]);
+    let (mut offset, mut synced) = (0, 0);
+    let fault = loop {
+        match writer.write_at(offset, vec![piece.clone()]).await {
+            Ok(()) => offset += 1 << 20,
+            Err(fault) => break fault,
+        }
+        match writer.sync().await {
+            Ok(stamp) => synced = stamp.size,
+            Err(fault) => break fault,
+        }
+        assert!(offset < 100 << 20, "a small disk takes no end of bytes");
+    };
+    assert!(matches!(&fault, Fault::Full(e) if e.context.contains("free space")), "{fault}");
+    assert!(synced > 10 << 20 && home.space().await.unwrap().free < 2 << 20);
+    let found = home.stat(&path("f")).await.unwrap().unwrap().stamp;
+    let reader = home.open_read(&path("f"), &ours(&f)).await.unwrap();
+    let read = reader.read_at(0, synced as usize).await.unwrap().concat();
+    assert!(read.len() as u64 == synced && read.iter().all(|b| *b == 7));
+    // Nor is there room for names, once there are enough of them.
+    let mut n = 0;
+    let fault = loop {
+        match home.make(&path(format!("n{n}")), &Make::File, &attrs(0o644)).await {
+            Ok(_) => n += 1,
+            Err(fault) => break fault,
+        }
+        assert!(n < 100);
+    };
+    assert!(matches!(fault, Fault::Full(_)), "{fault}");
+    drop((reader, writer));
+    home.remove(&path("f"), &ours(&found)).await.unwrap();
+    home.settle().await.unwrap();
+    put(&home, &path("f"), &piece, &attrs(0o644)).await;
+    assert_eq!(home.stat(&path("kept")).await.unwrap().unwrap().stamp, kept);
+}
