@@ -16,6 +16,8 @@ pub mod order;
 mod path;
 mod s3;
 mod stamp;
+mod url;
+mod weir;
 
 pub use fault::{Divergence, Fault, FaultKind, Outcome, judge_errno};
 pub use file::{FileHome, FileHomeConfig};
@@ -25,3 +27,5 @@ pub use lane::{HomeLane, LaneLimits};
 pub use path::{HomePath, RESERVED};
 pub use s3::{S3Home, S3HomeConfig, judge_status};
 pub use stamp::{Attrs, Expect, Make, STAMP_ID_BYTES_MAX, Stamp, Xattr};
+pub use url::{Credentials, HomeUrl, parse_credentials};
+pub use weir::{WeirHome, WeirHomeConfig, judge_kind};

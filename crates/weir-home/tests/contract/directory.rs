@@ -120,6 +120,18 @@ async fn what_the_system_shows_is_what_was_asked_for() {
 }
 
 #[tokio::test]
+async fn a_hole_made_where_data_was_takes_no_space() {
+    let (dir, home) = fresh().await;
+    let stamp = put(&home, &path("f"), &vec![1; 3 << 20], &attrs(0o644)).await;
+    let blocks = || std::fs::metadata(dir.path().join("f")).unwrap().blocks() * 512;
+    assert!(blocks() >= 3 << 20);
+    let writer = home.open_write(&path("f"), &unchanged(&stamp)).await.unwrap();
+    writer.zero(0..2 << 20).await.unwrap();
+    writer.finish(3 << 20, &attrs(0o644)).await.unwrap();
+    assert!((1 << 20..2 << 20).contains(&blocks()), "{} bytes taken", blocks());
+}
+
+#[tokio::test]
 async fn a_name_kept_for_marks_is_not_touched_and_not_shown() {
     let (dir, home) = fresh().await;
     std::fs::write(dir.path().join(".weir-home-x"), "a mark").unwrap();

@@ -8,11 +8,15 @@
 )]
 mod cases;
 mod directory;
+#[path = "../../../weir-client/tests/lab/mod.rs"]
+mod lab;
 mod service;
 
 use std::{path::Path, sync::Arc, time::Duration};
 use weir_env::Env;
-use weir_home::{FileHome, FileHomeConfig, Home, IdMap, LaneLimits, S3Home};
+use weir_home::{
+    FileHome, FileHomeConfig, Home, HomePath, IdMap, LaneLimits, S3Home, WeirHome, WeirHomeConfig,
+};
 
 /// One home, opened twice.
 pub struct Bench {
@@ -47,6 +51,29 @@ async fn on_s3<F: Future<Output = ()>>(case: impl FnOnce(Bench) -> F) {
     case(Bench { home, stranger }).await;
 }
 
+/// A whole cluster in the simulated world; home and stranger are two of its clients.
+fn on_weir<F: Future<Output = ()>>(case: impl FnOnce(Bench) -> F) {
+    lab::Lab::new(1).run(6, |lab| async move {
+        let mut opened: Vec<Arc<dyn Home>> = Vec::new();
+        for name in ["home", "stranger"] {
+            let client = lab.client(name).await;
+            let config = WeirHomeConfig {
+                url: "weir://lab/".into(),
+                client,
+                base: HomePath::root(),
+                relation: "test".into(),
+                is_new: opened.is_empty(),
+                ids: IdMap::default(),
+                limits: LaneLimits::default(),
+            };
+            let env = lab.world().node(name);
+            opened.push(Arc::new(WeirHome::open(&env, config).await.unwrap()));
+        }
+        let [home, stranger] = <[_; 2]>::try_from(opened).ok().unwrap();
+        case(Bench { home, stranger }).await;
+    });
+}
+
 macro_rules! cases {
     ($($case:ident),* $(,)?) => {
         mod file {
@@ -59,6 +86,12 @@ macro_rules! cases {
             $(#[tokio::test]
             async fn $case() {
                 super::on_s3(super::cases::$case).await;
+            })*
+        }
+        mod weir {
+            $(#[test]
+            fn $case() {
+                super::on_weir(super::cases::$case);
             })*
         }
     };
