@@ -62,7 +62,7 @@ use weir_env::{Env, TaskHandle};
 use weir_proto::lock::{LockEntry, LockOwner};
 use weir_proto::map::Role;
 use weir_proto::meta::{Cred, FileKind, Listing, RenameMode, Usage};
-use weir_proto::recall::{Evicted, Residence};
+use weir_proto::recall::{Evicted, EvictionLevel, Residence, SetMarks};
 use weir_proto::{InodeId, Result};
 
 /// How often changed data that nobody syncs is looked at.
@@ -378,6 +378,11 @@ impl Client {
     /// but this may be dropped at any time.
     pub async fn bring_back(&self, handle: Handle, offset: Option<u64>, len: usize) -> Result<()> {
         self.inner.bring_back_for(handle, offset, len).await
+    }
+
+    /// How full pools and volumes are, and the marks from which on room is made; `set` changes a volume's marks first.
+    pub async fn eviction(&self, cred: &Cred, set: Option<SetMarks>) -> Result<Vec<EvictionLevel>> {
+        self.inner.eviction(cred, set).await
     }
 
     // ---- movers

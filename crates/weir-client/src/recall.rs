@@ -16,8 +16,8 @@ use weir_proto::data::{FILL_COUNTER, WriteMode};
 use weir_proto::map::Layout;
 use weir_proto::meta::{Cred, LeaseKind};
 use weir_proto::recall::{
-    AwaitRecall, Evict, Evicted, EvictedRanges, Filled, GetResidence, RecallFailed, RecallId, RecallWork,
-    Residence, SetPinned, TakeRecalls, WantRecall,
+    AwaitRecall, Evict, Evicted, EvictedRanges, EvictionLevel, Filled, GetEviction, GetResidence,
+    RecallFailed, RecallId, RecallWork, Residence, SetMarks, SetPinned, TakeRecalls, WantRecall,
 };
 use weir_proto::{Error, InodeId, Result, Version};
 
@@ -299,6 +299,11 @@ impl Inner {
         let entry = self.session.change(self.deadline(), ask).await?;
         self.apply(&entry, stamp);
         Ok(())
+    }
+
+    pub async fn eviction(&self, cred: &Cred, set: Option<SetMarks>) -> Result<Vec<EvictionLevel>> {
+        let ask = |session| GetEviction { session, cred: cred.clone(), set: set.clone() };
+        Ok(self.session.ask(self.deadline(), ask).await?.levels)
     }
 
     pub async fn residence(&self, ino: InodeId) -> Result<Residence> {

@@ -62,6 +62,7 @@ impl Bench {
             lease_ms: 10_000,
             layout: Arc::new(layout),
             at_home: Arc::new(weir_meta::at_home),
+            space: Arc::new(|| Box::pin(std::future::ready(None))),
             purge: Arc::new(NoTargets),
             gone: Arc::new(|_| false),
         };

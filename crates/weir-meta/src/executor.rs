@@ -6,6 +6,7 @@
 //!
 //! Knows nothing of the wire but the messages' types.
 
+use crate::evictor::{Evictor, Space};
 use crate::keys::Sequence;
 use crate::lease::{ByInode, Conflict, LeaseTable};
 use crate::lock::LockTable;
@@ -49,6 +50,8 @@ pub struct MetaConfig {
     pub layout: Arc<dyn Fn() -> Option<LayoutPolicy> + Send + Sync>,
     /// Whether home has bytes of a file: only then they may be evicted.
     pub at_home: Arc<AtHome>,
+    /// How full the targets are.
+    pub space: Arc<Space>,
     /// Drops the cells of deleted files.
     pub purge: Arc<dyn Purge>,
     /// Whether the process that a client named is gone for certain, as only a leader on the same machine can see. Its
@@ -65,6 +68,7 @@ pub(crate) struct Leader {
     pub replies: Arc<Replies>,
     /// There is garbage to sweep.
     pub garbage: Notify,
+    pub evictor: Evictor,
     pub relations: Relations,
     /// A volume was deleted.
     pub removal: Notify,
@@ -148,6 +152,7 @@ impl Leader {
             state: Mutex::new(state),
             replies: Arc::default(),
             garbage: Notify::new(),
+            evictor: Evictor::default(),
             relations,
             removal: Notify::new(),
             failed,

@@ -14,6 +14,7 @@
 //! U/<session>/<slot>      the last change of a slot and its reply               SlotRecord
 //! G/<time>/<ino>          deleted, or evicted: cells are to be dropped from targets Garbage
 //! W/<ino>/<from>          bytes from there on are at home only                  EvictedRange
+//! W/<last>/<volume>       its marks of eviction: high and low, hundredths        two bytes
 //! R/<dir>/<counter>       recursive usage below a directory                     i64
 //! c/<volume>              number of a volume's newest change                    u64
 //! C/<volume>/<number>     a change                                              ChangeRecord
@@ -150,6 +151,11 @@ pub fn garbage_ino(key: &[u8]) -> Option<InodeId> {
 }
 pub fn evicted(ino: InodeId, from: u64) -> [u8; 17] {
     key17(b'W', ino.0, from)
+}
+/// No inode has this number.
+const NO_INODE: InodeId = InodeId(u64::MAX);
+pub fn eviction_marks(volume: VolumeId) -> [u8; 17] {
+    evicted(NO_INODE, volume.0.into())
 }
 /// Where the bytes begin of a key made by [`evicted`].
 pub fn evicted_from(key: &[u8]) -> Option<u64> {

@@ -6,6 +6,8 @@
 //! Knows nothing of disks, of FUSE or of home back ends; it never touches a file's data except inline bytes.
 #![forbid(unsafe_code)]
 
+pub mod evict;
+mod evictor;
 mod executor;
 pub mod keys;
 pub mod lease;
@@ -25,6 +27,8 @@ mod service;
 mod session;
 mod sweeper;
 
+pub use evict::Level;
+pub use evictor::Space;
 pub use executor::MetaConfig;
 pub use namespace::LayoutPolicy;
 pub use namespace::home::{AtHome, at_home};

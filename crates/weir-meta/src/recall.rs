@@ -33,6 +33,7 @@ impl Meta {
             TakeRecalls::METHOD => self.later(call, move |leader, r| take_recalls(leader, r, deadline)),
             WantRecall::METHOD => Outcome::plain(call.decode().and_then(|r| self.want_recall(&r))),
             RecallFailed::METHOD => Outcome::plain(call.decode().and_then(|r| self.recall_failed(&r))),
+            GetEviction::METHOD => Outcome::plain(call.decode().and_then(|r| self.eviction(&r))),
             GetResidence::METHOD => Outcome::plain(call.decode().and_then(|r| self.residence(&r))),
             _ => Outcome::refused(call.unknown()),
         }

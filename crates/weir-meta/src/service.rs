@@ -18,7 +18,7 @@ use weir_env::{BoxFuture, Env, Instant};
 use weir_kv::{CommitSeq, SharedKv};
 use weir_proto::lock::{CancelLock, ListLocks, ReclaimLocks, SetLock, TestLock};
 use weir_proto::meta::*;
-use weir_proto::recall::{AwaitRecall, Evict, EvictedRanges, Filled, GetResidence, SetPinned};
+use weir_proto::recall::{AwaitRecall, Evict, EvictedRanges, Filled, GetEviction, SetPinned};
 use weir_proto::relation::{
     AckChanges, DropCursor, ReadChanges, RelationAdd, RelationDo, RelationList, RelationResolve, TakeWork,
     WhereAtHome, WorkDone,
@@ -59,6 +59,7 @@ impl Meta {
         let mut failed = self.leader.failed.subscribe();
         let sweeper = crate::sweeper::run(self.leader.clone());
         let replies = self.leader.replies.clone();
+        let evictor = crate::evictor::run(self.clone());
         let relations = crate::relation::run(self.leader.clone());
         tokio::select! {
             biased;
@@ -68,6 +69,7 @@ impl Meta {
             e = replies.run(&self.leader) => e,
             () = self.expire() => Error::io("the expiry of sessions ended"),
             e = sweeper => e,
+            e = evictor => e,
             e = relations => e,
             e = self.remove_volumes() => e,
         }
@@ -619,7 +621,7 @@ impl Meta {
             EvictedRanges::METHOD => self.operate::<EvictedRanges>(call),
             Filled::METHOD => self.operate::<Filled>(call),
             SetPinned::METHOD => self.operate::<SetPinned>(call),
-            AwaitRecall::METHOD..=GetResidence::METHOD => self.handle_recall(call),
+            AwaitRecall::METHOD..=GetEviction::METHOD => self.handle_recall(call),
             _ => self.handle_session(call),
         }
     }

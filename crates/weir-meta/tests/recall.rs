@@ -6,6 +6,8 @@ use std::time::Duration;
 use weir_env::sim::{SimConfig, World};
 use weir_proto::meta::*;
 use weir_proto::recall::*;
+use weir_proto::relation::{Direction, RelationAdd};
+use weir_proto::volume::{Policy, Quota, VolumeCreate};
 use weir_proto::{ErrorKind, InodeId, NameRule, Result};
 
 /// Of the layout that files get here.
@@ -235,5 +237,98 @@ async fn until(world: &World, is_so: impl Fn() -> bool) {
     while !is_so() {
         assert!(env.clock.now() < deadline, "it never is");
         env.clock.sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// A volume with a limit whose files are at home never fills: what was used longest ago goes, nothing that is pinned, open
+/// or not at home.
+#[test]
+fn a_volume_makes_room_by_itself() {
+    simulate(6, async |world| {
+        let meta = start(&world).await;
+        let user = Client::start(&world, "user").await;
+        let quota =
+            Quota { bytes_hard: 20 * STRIPE, bytes_soft: 0, inodes_hard: 0, inodes_soft: 0, grace_s: 60 };
+        let make = VolumeCreate {
+            op: user.op(),
+            cred: root(),
+            name: "beamline".into(),
+            parent: ROOT,
+            entry: b("beamline"),
+            path: b("/beamline"),
+            owner: 7,
+            group: 7,
+            mode: 0o755,
+            admins: vec![],
+            quota,
+            policy: Policy { scheme: None, pool: None },
+        };
+        let volume = user.call(&make).await.unwrap();
+        let (id, url, direction) = (volume.id, "file:///home".to_owned(), Direction::Push);
+        let add = RelationAdd { op: user.op(), cred: root(), volume: id, url, direction, evict: true };
+        user.call(&add).await.unwrap();
+        let mut files = Vec::new();
+        for n in 0..19 {
+            let made = user.create(volume.root, &format!("f{n:02}")).await.unwrap().entry;
+            let ino = made.attr.ino;
+            user.commit(ino, made.lease.token_epoch, STRIPE, true).await.unwrap();
+            if n != 3 {
+                user.close(ino, true).await.unwrap();
+            }
+            if n != 1 {
+                meta.at_home.lock().unwrap().insert(ino);
+            }
+            files.push(ino);
+        }
+        // The oldest is pinned, the second is not at home, the fourth is open for writing; the third was read just now.
+        let pin = SetPinned { op: user.op(), cred: root(), ino: files[0], pinned: true };
+        user.call(&pin).await.unwrap();
+        let at = user.getattr(files[18]).await.unwrap().attr.atime;
+        let read = AccessTime { ino: files[2], at: Time { nanos: at.nanos + 1 } };
+        user.call(&NoteAccess { session: user.session, accesses: vec![read] }).await.unwrap();
+        let away = || async {
+            let mut away = Vec::new();
+            for (n, ino) in files.iter().enumerate() {
+                if user.residence(*ino).await.evicted > 0 {
+                    away.push(n);
+                }
+            }
+            away
+        };
+        let env = world.node("watch");
+        let deadline = env.clock.now() + PATIENCE;
+        while away().await.len() < 2 {
+            assert!(env.clock.now() < deadline, "no room was made");
+            env.clock.sleep(Duration::from_millis(500)).await;
+        }
+        env.clock.sleep(Duration::from_secs(20)).await;
+        // 19 of 20 stripes were used: above 90 %, so room is made until 85 % is reached.
+        assert_eq!(away().await, [4, 5]);
+        let set = Some(SetMarks { volume: id, high: 50, low: 40 });
+        let ask = |cred, set| GetEviction { session: user.session, cred, set };
+        let levels = user.call(&ask(root(), None)).await.unwrap().levels;
+        assert_eq!((levels[0].volume, levels[0].used, levels[0].high), (Some(id), 17 * STRIPE, 18 * STRIPE));
+        let stranger = Cred { uid: 9, gid: 9, groups: vec![] };
+        assert_eq!(
+            user.call(&ask(stranger, set.clone())).await.unwrap_err().kind,
+            ErrorKind::Name(NameRule::NotOwner)
+        );
+        user.call(&ask(root(), set)).await.unwrap();
+        until_used(&env, &user, &ask(root(), None), 8 * STRIPE).await;
+        let gone = away().await;
+        assert!(!gone.contains(&0) && !gone.contains(&1) && !gone.contains(&3), "{gone:?}");
+    });
+}
+
+async fn until_used(env: &weir_env::Env, user: &Client, ask: &GetEviction, used: u64) {
+    let deadline = env.clock.now() + PATIENCE;
+    loop {
+        let level = user.call(ask).await.unwrap().levels.remove(0);
+        if level.used <= used {
+            assert!(level.is_set);
+            return;
+        }
+        assert!(env.clock.now() < deadline, "{level:?}");
+        env.clock.sleep(Duration::from_millis(500)).await;
     }
 }

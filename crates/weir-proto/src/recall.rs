@@ -3,7 +3,7 @@
 //! Sent to a namespace's metadata leader by clients (what is evicted, wait for it) and by movers (what to fetch).
 use crate::map::Layout;
 use crate::meta::{Cred, Entry, Op};
-use crate::{InodeId, SessionId, message};
+use crate::{InodeId, SessionId, VolumeId, message};
 
 /// Recalls that one `TakeRecalls` answers with at most.
 pub const RECALLS_MAX: u32 = 64;
@@ -120,4 +120,29 @@ message!(RecallState {
     /// Tries that failed, and the last error.
     failures: u32,
     error: String,
+});
+message!(
+    /// How full pools and volumes are, and from where on room is made by eviction. `set`: changes a volume's marks first.
+    GetEviction = 189 -> Levels { session: SessionId, cred: Cred, set: Option<SetMarks> }
+);
+message!(
+    /// Hundredths of the volume's limit; `high` 0: as the leader finds them itself.
+    SetMarks { volume: VolumeId, high: u8, low: u8 }
+);
+message!(Levels { levels: Vec<EvictionLevel> });
+message!(EvictionLevel {
+    /// `None`: the targets.
+    volume: Option<VolumeId>,
+    capacity: u64,
+    used: u64,
+    /// Above this room is made, until `low` is reached. Bytes used.
+    high: u64,
+    low: u64,
+    /// Somebody has set them.
+    is_set: bool,
+    /// How fast it fills.
+    bytes_per_s: u64,
+    making_room: bool,
+    /// Since the leader started.
+    evicted: u64,
 });

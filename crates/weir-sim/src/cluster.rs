@@ -1,6 +1,7 @@
 //! A whole cluster in the simulated world: each role as the binary runs it, on a node of its own.
 
 use crate::Options;
+use crate::home::Home;
 use crate::wiring::{ClusterPurge, Gate};
 use std::{
     collections::BTreeSet,
@@ -37,6 +38,9 @@ pub fn storage_name(n: usize) -> String {
     format!("s{n}")
 }
 
+/// Movers that die are back within seconds.
+const RECALL_PATIENCE: Duration = Duration::from_secs(100);
+
 pub struct Cluster {
     world: World,
     options: Options,
@@ -45,6 +49,7 @@ pub struct Cluster {
     lost: Mutex<BTreeSet<TargetId>>,
     /// Roles whose disk may fail them.
     may_end: Arc<Mutex<BTreeSet<String>>>,
+    home: Home,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -64,8 +69,14 @@ impl Cluster {
         let env = world.node(HARNESS);
         let seen =
             weir_coord::Cluster::observe(&env, observer(HARNESS, Role::Console, "harness"), PATIENCE).await?;
-        let cluster =
-            Cluster { world: world.clone(), options: options.clone(), seen, lost: Mutex::default(), may_end };
+        let cluster = Cluster {
+            world: world.clone(),
+            options: options.clone(),
+            seen,
+            lost: Mutex::default(),
+            may_end,
+            home: Home::default(),
+        };
         cluster.start(META);
         (0..options.storage_nodes).for_each(|n| cluster.start(&storage_name(n)));
         cluster.wait_whole(PATIENCE).await?;
@@ -83,12 +94,16 @@ impl Cluster {
         };
         match name {
             COORDINATOR => start(Box::pin(run_coordinator(env.clone(), self.options.clone()))),
-            META => start(Box::pin(run_meta(env.clone()))),
+            META => start(Box::pin(run_meta(env.clone(), self.home.clone()))),
             _ => {
                 let n: usize = name[1..].parse().expect("storage nodes are s0, s1, …");
                 start(Box::pin(run_storage(env.clone(), n, format!("host{}", n % self.options.hosts))));
             }
         }
+    }
+
+    pub fn home(&self) -> Home {
+        self.home.clone()
     }
 
     /// The role may end by itself from now on: its disk fails.
@@ -141,8 +156,11 @@ impl Cluster {
     }
 
     pub async fn client(&self, name: &str) -> Result<Client> {
-        let config =
-            ClientConfig { memory_bytes: CLIENT_BYTES, ..ClientConfig::new(coordinators(), name, name) };
+        let config = ClientConfig {
+            memory_bytes: CLIENT_BYTES,
+            recall_patience: RECALL_PATIENCE,
+            ..ClientConfig::new(coordinators(), name, name)
+        };
         Client::connect(self.world.node(name), config, Arc::new(NoKernel)).await
     }
 
@@ -243,7 +261,7 @@ async fn run_coordinator(env: Env, options: Options) -> Result<()> {
     std::future::pending().await
 }
 
-async fn run_meta(env: Env) -> Result<()> {
+async fn run_meta(env: Env, home: Home) -> Result<()> {
     let dir = Path::new("/meta");
     made(&env, dir).await?;
     let cluster = weir_coord::Cluster::observe(&env, observer(META, Role::Meta, "host0"), PATIENCE).await?;
@@ -259,7 +277,8 @@ async fn run_meta(env: Env) -> Result<()> {
         namespace: lead.namespace,
         lease_ms: lead.map.settings.lease_ms,
         layout: Arc::new(move || layout_policy(&policy)),
-        at_home: Arc::new(weir_meta::at_home),
+        at_home: Arc::new(move |_, ino, inode, _, _| home.has(ino, inode.data_version)),
+        space: Arc::new(|| Box::pin(std::future::ready(None))),
         purge: Arc::new(ClusterPurge(cluster.clone())),
         gone: Arc::new(|_| false),
     };

@@ -10,6 +10,7 @@
 
 mod cluster;
 mod faults;
+mod home;
 mod kinds;
 pub mod marks;
 pub mod model;
@@ -59,6 +60,8 @@ pub struct Options {
     pub faults: Vec<FaultKind>,
     /// Faults that are left out, by their number in the run: see [`shrink`].
     pub mute: BTreeSet<u64>,
+    /// Files are evicted and come back from a home, by movers that die.
+    pub home: bool,
     /// Keep the trace as text.
     pub log: bool,
 }
@@ -76,6 +79,7 @@ impl Default for Options {
             pause_ms_max: 200,
             faults: Vec::new(),
             mute: BTreeSet::new(),
+            home: false,
             log: false,
         }
     }
@@ -174,9 +178,14 @@ async fn play(world: World, options: Options, chosen: Arc<AtomicU64>) -> Result<
         seats.no_space();
     }
     let founder = cluster.client("founder").await?;
-    let work = Arc::new(Workload::prepare(&world, &founder, &seats, &options).await?);
+    let work = Arc::new(
+        Workload::prepare(&world, &founder, &seats, &options, options.home.then(|| cluster.home())).await?,
+    );
     founder.shutdown().await?;
     (0..options.clients).for_each(|me| attend(&world, &cluster, &work, me));
+    if options.home {
+        start_movers(&world, &cluster, &work);
+    }
     let faults = Faults::new(cluster.clone(), work.clone(), world.clone(), options.clone(), chosen);
     let faults = Arc::new(faults);
     let (tell_healed, healed) = tokio::sync::oneshot::channel();
@@ -196,6 +205,30 @@ async fn play(world: World, options: Options, chosen: Arc<AtomicU64>) -> Result<
     let (operations, excused) = (work.operations(), work.excused());
     let (faults, disk_hits, met) = (faults.counts(), faults.disk_hits(), work.marks.met());
     Ok(Outcome { trace_hash: 0, operations, faults, excused, met, disk_hits, simulated, log: Vec::new() })
+}
+
+/// Starts movers; they live and die as long as applications work.
+fn start_movers(world: &World, cluster: &Arc<Cluster>, work: &Arc<Workload>) {
+    let start = {
+        let (world, cluster) = (world.clone(), cluster.clone());
+        move |n: usize| {
+            let (name, cluster) = (home::mover_name(n), cluster.clone());
+            let rng = world.rng(&format!("{name}, life from {:?}", world.now()));
+            let home = cluster.home();
+            world.node(&name.clone()).tasks.spawn("mover", async move {
+                loop {
+                    // It connects when the leader is there again.
+                    if let Ok(client) = cluster.client(&name).await {
+                        home.work(&client, &rng).await;
+                    }
+                }
+            });
+        }
+    };
+    (0..home::MOVERS).for_each(&start);
+    let (watched, disturbed) = (work.clone(), world.clone());
+    let disturbing = async move { home::disturb(disturbed, start, || watched.is_done()).await };
+    world.node(cluster::HARNESS).tasks.spawn("movers' lives", disturbing);
 }
 
 /// Starts the process of a client: it connects, and its applications go on where the last ones were.

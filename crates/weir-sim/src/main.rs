@@ -14,7 +14,7 @@ use weir_sim::marks::{Met, table};
 use weir_sim::{FaultKind, Options, run, shrink::shrink};
 
 const USAGE: &str = "usage: weir-sim [--seed N] [--runs N] [--jobs N] [--operations N] [--pause-ms N] [--faults none|NAME,NAME…] [--mute N,N…] \
-                     [--shrink yes|no] [--marks yes|no] [--log FILE] [--trace FILTER]";
+                     [--home yes|no] [--shrink yes|no] [--marks yes|no] [--log FILE] [--trace FILTER]";
 
 struct Args {
     seed: u64,
@@ -157,8 +157,12 @@ fn write_log(path: &str, lines: &[String]) {
 
 impl Args {
     fn options_of(&self, seed: u64) -> Options {
-        let mixed =
-            Options { mute: self.options.mute.clone(), log: self.options.log, ..Options::mixed(seed) };
+        let mixed = Options {
+            mute: self.options.mute.clone(),
+            home: self.options.home,
+            log: self.options.log,
+            ..Options::mixed(seed)
+        };
         let mut options = match &self.faults {
             None => mixed,
             Some(faults) => Options { faults: faults.clone(), ..self.options.clone() },
@@ -198,6 +202,7 @@ fn parse(mut words: impl Iterator<Item = String>) -> Result<Args, String> {
             "--operations" => args.operations = Some(number(&value)?),
             "--pause-ms" => args.pause_ms_max = Some(number(&value)?),
             "--jobs" => args.jobs = number(&value)?.clamp(1, 64),
+            "--home" => args.options.home = choice()?,
             "--mute" => args.options.mute = value.split(',').map(number).collect::<Result<_, _>>()?,
             "--shrink" => args.shrinks = choice()?,
             "--marks" => args.marks = choice()?,

@@ -5,8 +5,8 @@ use crate::workload::{DIRS, Slot, TurnFile, Workload, close, read_all, root_cred
 use std::{collections::BTreeMap, fmt::Display};
 use weir_client::{Allocate, Client, Handle, OpenMode, SetAttrs};
 use weir_env::Rng;
-use weir_proto::Error;
 use weir_proto::meta::RenameMode;
+use weir_proto::{Error, ErrorKind};
 
 /// Largest turn file, in bytes: several stripes of 4 × 64 KiB.
 const FILE_BYTES_MAX: u64 = 1_200_000;
@@ -32,9 +32,12 @@ impl<T> Doing<T> for Result<T, Error> {
 
 impl Turn<'_> {
     /// What to do next with the file in this place.
-    pub fn choose(slot: &Slot, rng: &Rng) -> &'static str {
+    pub fn choose(slot: &Slot, rng: &Rng, has_home: bool) -> &'static str {
         if slot.file.is_none() {
             return "create";
+        }
+        if has_home && rng.below(7) == 0 {
+            return "evict";
         }
         match rng.below(100) {
             0..35 => "write",
@@ -69,6 +72,7 @@ impl Turn<'_> {
             "punch" => self.punch(file).await,
             "close" => self.close(file).await,
             "stat" => self.stat(file).await,
+            "evict" => self.evict(file).await,
             "rename" => self.rename(file).await,
             "read all" => self.read_and_check(file, 0, file.model.len() as usize + 5000).await,
             // Whatever it ends with, the place is free.
@@ -325,6 +329,36 @@ impl Turn<'_> {
         self.work.found().uncertain.retain(|known| *known != old && *known != new);
         (file.dir, file.name) = (dir, name);
         Ok(())
+    }
+
+    /// Copies the file home, and gives its space back, or that of a part of it.
+    async fn evict(&self, file: &mut TurnFile) -> Told<()> {
+        let Some(home) = &self.work.home else { return Ok(()) };
+        self.work.close_everywhere(file).await;
+        if self.doubts_self(file) {
+            return Ok(());
+        }
+        let before = self.client.getattr(file.ino).await.doing("getattr")?.attr;
+        let handle = self.client.open(&root_cred(), file.ino, OpenMode::READ).await.doing("open")?.handle;
+        let got = read_all(self.client, handle, 0, usize::MAX).await.doing("read to copy it home")?;
+        close(self.client, handle).await.doing("close after a copy")?;
+        let after = self.client.getattr(file.ino).await.doing("getattr")?.attr;
+        let is_whole = before.data_version == after.data_version && after.size == got.len() as u64;
+        if !is_whole || self.doubts_self(file) {
+            return Ok(());
+        }
+        let what = |e| panic!("operation {}: {} {} copied: {e}", self.op, self.who(), file.name);
+        file.model.check(0, got.len() + 1, &got).unwrap_or_else(what);
+        file.model.seen_by(self.me.client);
+        home.keep(file.ino, after.data_version, got);
+        let from = self.rng.below(4) * 262_144;
+        self.log(file, format_args!("evict from {from}"));
+        match self.client.evict(&root_cred(), file.ino, from, u64::MAX).await {
+            Ok(_) => Ok(()),
+            // Somebody who is cut off has it open still, or a change of it was on its way.
+            Err(e) if matches!(e.kind, ErrorKind::Name(_) | ErrorKind::Denied) => Ok(()),
+            Err(e) => Err(e).doing("evict"),
+        }
     }
 
     /// Removes the name; who has it open still reads it.

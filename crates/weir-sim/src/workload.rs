@@ -6,6 +6,7 @@
 //! What a client that died or was cut off left behind is in doubt until somebody looks: see the model.
 //! An error that nothing excuses breaks a promise.
 
+use crate::home::Home;
 use crate::marks::Marks;
 use crate::model::{FileModel, What, Who, bytes_of};
 use crate::seats::Seats;
@@ -29,6 +30,8 @@ use weir_proto::{Error, InodeId};
 pub const APPS: usize = 3;
 /// What an operation may take: its patience, and a little for the work after the last wait.
 const OPERATION_MAX: Duration = Duration::from_secs(35);
+/// What the wait for movers that die may add to it.
+const RECALL_MAX: Duration = Duration::from_secs(120);
 const RECORDS: u64 = 12;
 pub const DIRS: usize = 3;
 
@@ -41,6 +44,8 @@ pub struct Workload {
     pub world: World,
     pub seats: Arc<Seats>,
     pub marks: Marks,
+    /// Where files go that are evicted.
+    pub home: Option<Home>,
     pub dirs: Vec<InodeId>,
     slots: Vec<tokio::sync::Mutex<Slot>>,
     shared: Vec<SharedFile>,
@@ -108,7 +113,8 @@ impl UnderWay<'_> {
         let took = self.work.world.now().since(self.begun);
         let excused = self.work.seats.excuses_all(self.me);
         assert!(
-            excused || took <= OPERATION_MAX,
+            excused
+                || took <= OPERATION_MAX + if self.work.home.is_some() { RECALL_MAX } else { Duration::ZERO },
             "operation {}, c{}: {what} took {took:?}",
             self.op,
             self.me
@@ -123,6 +129,7 @@ impl Workload {
         client: &Client,
         seats: &Arc<Seats>,
         options: &crate::Options,
+        home: Option<Home>,
     ) -> Result<Workload, Error> {
         let cred = root_cred();
         let mut dirs = vec![InodeId::ROOT];
@@ -147,6 +154,7 @@ impl Workload {
             world: world.clone(),
             seats: seats.clone(),
             marks: Marks::default(),
+            home,
             dirs,
             slots: (0..options.files).map(|_| Default::default()).collect(),
             shared,
@@ -230,7 +238,7 @@ impl Workload {
         if !self.take_one(me, app) {
             return;
         }
-        let operation = Turn::choose(&slot, rng);
+        let operation = Turn::choose(&slot, rng, self.home.is_some());
         let under_way = self.begin(me, operation);
         let op = under_way.op;
         let turn = Turn { work: self, client, me: self.seats.who(me), rng, op };
@@ -312,7 +320,14 @@ impl Workload {
     pub async fn close_all(&self) {
         for slot in &self.slots {
             let mut slot = slot.lock().await;
-            let Some(file) = &mut slot.file else { continue };
+            if let Some(file) = &mut slot.file {
+                self.close_everywhere(file).await;
+            }
+        }
+    }
+    /// Closes a file at every client that is alive.
+    pub async fn close_everywhere(&self, file: &mut TurnFile) {
+        {
             for (me, (handle, who)) in std::mem::take(&mut file.handles) {
                 let Some(client) = self.seats.client(me).filter(|_| self.seats.is_alive(who)) else {
                     continue;

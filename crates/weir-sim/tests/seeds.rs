@@ -107,3 +107,24 @@ survives! {
     survives_disks_that_lie: 3900..3908, [LostWrites, MisdirectedWrites];
     survives_an_empty_disk_in_place_of_a_full_one: 4000..4006, [ReplaceDisk];
 }
+
+/// Files are evicted and come back by movers that die and come late, while applications change them, storage nodes and the
+/// leader are killed. No byte is ever zeros, or old.
+#[test]
+fn survives_evictions() {
+    use FaultKind::*;
+    let halves = [0, 1].map(|half| {
+        thread::spawn(move || {
+            let faults = |seed: u64| match seed % 3 {
+                0 => vec![],
+                1 => vec![KillMeta, KillClient],
+                _ => vec![KillStorage, KillMeta],
+            };
+            let options =
+                |seed| Options { faults: faults(seed), operations: 40, home: true, ..Options::default() };
+            keeps_every_promise((51_000 + half..51_012).step_by(2), options)
+        })
+    });
+    let met = halves.map(|half| half.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+    drop(met);
+}

@@ -12,6 +12,7 @@ mod bench_meta;
 mod cli;
 mod config;
 mod demo;
+mod eviction;
 mod failure;
 mod file;
 mod fuse;

@@ -8,6 +8,7 @@ use crate::process::{PidFile, is_gone, own_process};
 use crate::wiring::{ClusterPurge, Gate, share_of_space};
 use crate::{file, fuse, residence};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -17,7 +18,7 @@ use weir_client::{Client, ClientConfig};
 use weir_coord::identity::{KnownTargets, TargetIdentity, open_target};
 use weir_coord::{Cluster, CoordConfig, Coordinator, Membership, Observer, no_reports};
 use weir_env::real::{RealConfig, env_with};
-use weir_env::{Addr, Env};
+use weir_env::{Addr, BoxFuture, Env};
 use weir_kv::{Engine, EngineConfig, Kv};
 use weir_meta::MetaConfig;
 use weir_proto::coord::TargetOffer;
@@ -280,6 +281,7 @@ async fn run_meta(node: Node) -> Outcome<()> {
         lease_ms: lead.map.settings.lease_ms,
         layout: Arc::new(layout_policy(cluster.clone())),
         at_home: Arc::new(weir_meta::at_home),
+        space: Arc::new(space_of_targets(cluster.clone())),
         purge: Arc::new(ClusterPurge(cluster.clone())),
         gone: Arc::new(is_gone),
     };
@@ -296,6 +298,24 @@ async fn run_meta(node: Node) -> Outcome<()> {
     // The next start is quick; without it the journal is replayed.
     kv.checkpoint().await?;
     ended
+}
+
+/// How full the targets are, in payload: redundancy is taken off.
+fn space_of_targets(cluster: Cluster) -> impl Fn() -> BoxFuture<'static, Option<weir_meta::Level>> {
+    move || {
+        let cluster = cluster.clone();
+        Box::pin(async move {
+            let status = cluster.status().await.ok()?;
+            let scheme = status.map.settings.scheme;
+            let payload =
+                |raw: u64| (u128::from(raw) * u128::from(scheme.data) / scheme.width() as u128) as u64;
+            // One report per target: the newest counts.
+            let newest: BTreeMap<_, _> =
+                status.targets.iter().map(|r| (r.target, (r.capacity, r.used))).collect();
+            let (capacity, used) = newest.values().fold((0, 0), |sum, r| (sum.0 + r.0, sum.1 + r.1));
+            (capacity > 0).then(|| weir_meta::Level { capacity: payload(capacity), used: payload(used) })
+        })
+    }
 }
 
 /// Where new files go: worked out once for each map, as every create asks.

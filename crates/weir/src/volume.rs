@@ -1,5 +1,6 @@
 //! `weir volume`: asks the metadata leader as a client does, without a mount.
 use crate::cli;
+use crate::eviction;
 use crate::failure::{Failure, Outcome};
 use crate::observe;
 use crate::process::own_process;
@@ -39,6 +40,8 @@ pub enum VolumeCommand {
     Policy(SetPolicy),
     /// Say who owns and who administers the volume
     Admin(Admin),
+    /// Show from where on room is made by eviction, or set a volume's marks
+    Eviction(crate::eviction::Eviction),
 }
 
 /// Where the cluster is.
@@ -186,6 +189,7 @@ pub fn run(command: &VolumeCommand) -> Outcome<()> {
         VolumeCommand::Quota(args) => &args.at,
         VolumeCommand::Policy(args) => &args.at,
         VolumeCommand::Admin(args) => &args.at,
+        VolumeCommand::Eviction(args) => &args.at,
     };
     let coordinators = coordinators(&at.cluster)?;
     let told = observe::block_on(async {
@@ -238,6 +242,7 @@ enum Told {
     All(Vec<Volume>),
     One(Volume),
     Done(&'static str, Volume),
+    Levels(eviction::Named),
 }
 
 async fn carry_out(client: &Client, command: &VolumeCommand) -> Outcome<Told> {
@@ -245,6 +250,7 @@ async fn carry_out(client: &Client, command: &VolumeCommand) -> Outcome<Told> {
     Ok(match command {
         VolumeCommand::List(_) => Told::All(all(client).await?),
         VolumeCommand::Show(args) => Told::One(named(client, &args.name).await?),
+        VolumeCommand::Eviction(args) => Told::Levels(eviction::ask(client, args).await?),
         VolumeCommand::Create(args) => {
             Told::Done("made", client.create_volume(&cred, &new_volume(args)).await.map_err(explain)?)
         }
@@ -427,6 +433,7 @@ fn parse_mode(text: &str) -> Result<u32, String> {
 impl Told {
     fn print(&self, json: bool) {
         match (self, json) {
+            (Told::Levels(levels), json) => eviction::show(levels, json),
             (Told::All(all), true) => println!("{:#}", Value::Array(all.iter().map(as_json).collect())),
             (Told::All(all), false) => print!("{}", as_table(all)),
             (Told::One(one) | Told::Done(_, one), true) => println!("{:#}", as_json(one)),

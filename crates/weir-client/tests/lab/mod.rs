@@ -229,6 +229,7 @@ impl Lab {
             lease_ms: self.0.lease_ms,
             layout: Arc::new(layout),
             at_home: Arc::new(|_, _, _, _, _| Ok(())),
+            space: Arc::new(|| Box::pin(std::future::ready(None))),
             purge: Arc::new(ClusterPurge(cluster.clone())),
             gone: Arc::new(|_| false),
         };

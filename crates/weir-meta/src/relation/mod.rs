@@ -144,6 +144,12 @@ fn pass(leader: &Arc<Leader>) -> Result<bool> {
     Ok(more)
 }
 
+/// Volumes whose files may be evicted.
+pub fn evicting(read: &dyn Read) -> Result<std::collections::BTreeSet<weir_proto::VolumeId>> {
+    let all = store::relations(read)?;
+    Ok(all.into_iter().filter(|(_, r)| r.evict).map(|(_, r)| r.volume).collect())
+}
+
 /// Whether home has all of `from..to` of a file, durably and as it is now; else the reason why not.
 pub fn at_home(
     read: &dyn Read,

@@ -93,6 +93,7 @@ pub async fn start(world: &World) -> Node {
             true => Ok(()),
             false => Err(Error::denied("home does not have it")),
         }),
+        space: Arc::new(|| Box::pin(std::future::ready(None))),
         purge: targets.clone(),
         gone: Arc::new(|process| GONE.with_borrow(|gone| gone.iter().any(|p| p == process))),
     };

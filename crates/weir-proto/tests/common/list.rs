@@ -26,7 +26,8 @@ macro_rules! for_every_message {
                 Expected, HomeAttrs, NameWork, ExtentWork, Finish, WorkDone, NameDone, ExtentDone, WhereAtHome,
                 HomePlace, Receipt}
             recall::{ByteRange, Evict, Evicted, EvictedRanges, EvictedList, AwaitRecall, RecallWaited, WantRecall, TakeRecalls,
-                RecallId, RecallsTaken, RecallWork, Filled, RecallFailed, SetPinned, GetResidence, Residence, RecallState}
+                RecallId, RecallsTaken, RecallWork, Filled, RecallFailed, SetPinned, GetResidence, Residence, RecallState, GetEviction, SetMarks,
+                Levels, EvictionLevel}
             lock::{LockOwner, LockEntry, SetLock, LockAnswer, TestLock, CancelLock, LockCancelled, ListLocks,
                 LockList, HeldLock, ReclaimLocks, Reclaimed, LockFree}
             map::{Node, Target, Member, Group, NamespaceEntry, Settings, ClusterMap}

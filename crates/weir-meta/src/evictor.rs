@@ -1,0 +1,292 @@
+//! Makes room: watches how full pools and volumes are, looks for the files whose turn it is, and evicts them.
+//!
+//! The leader does it itself, not a mover: it knows who uses a file and what home has, it needs no bytes for it, and room is
+//! made also while all movers are busy or gone. The namespace is looked through in batches, so nobody waits for it.
+//! `evict` decides.
+use crate::evict::{self, Candidate, Level, Oldest, Percent, Watched};
+use crate::executor::Leader;
+use crate::keys;
+use crate::namespace::{self, find_inode};
+use crate::record::{Inode, Record};
+use crate::service::Meta;
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use weir_env::BoxFuture;
+use weir_kv::{Read, Scan};
+use weir_proto::meta::FileKind;
+use weir_proto::recall::{EvictionLevel, GetEviction, Levels, SetMarks};
+use weir_proto::{Error, ErrorKind, InodeId, NameRule, Result, SessionId, VolumeId};
+
+/// Between looks.
+const LOOK: Duration = Duration::from_secs(5);
+/// Files that one look through the namespace finds, at most.
+const CANDIDATES_MAX: usize = 4096;
+/// Inodes looked at in one go.
+const BATCH: usize = 2000;
+/// Between two batches others have their turn.
+const BATCH_PAUSE: Duration = Duration::from_millis(1);
+/// A file whose leases do not come back is left for another time.
+const LEASE_TRIES: u32 = 50;
+const LEASE_PAUSE: Duration = Duration::from_millis(20);
+/// What was evicted so long ago is gone from the targets' reports.
+const DROPPED_WITHIN: Duration = Duration::from_secs(60);
+
+/// How full the targets are that files of the namespace go to, in payload.
+pub type Space = dyn Fn() -> BoxFuture<'static, Option<Level>> + Send + Sync;
+
+/// What is watched, by volume; the pool is `None`.
+#[derive(Default)]
+pub(crate) struct Evictor(Mutex<BTreeMap<Option<VolumeId>, Seen>>);
+
+#[derive(Default)]
+struct Seen {
+    watched: Watched,
+    shown: Option<EvictionLevel>,
+    /// Evicted bytes that targets may report as used still.
+    dropping: Vec<(weir_env::Instant, u64)>,
+}
+
+impl Evictor {
+    fn seen(&self) -> MutexGuard<'_, BTreeMap<Option<VolumeId>, Seen>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Watches for ever; returns only the error after which the node must stop.
+pub(crate) async fn run(meta: Meta) -> Error {
+    let leader = meta.leader().clone();
+    loop {
+        leader.env.clock.sleep(LOOK).await;
+        match look(&meta).await {
+            Err(e) if e.kind == ErrorKind::Io => return e.doing("make room"),
+            Err(e) => tracing::debug!("make room: {e}"),
+            Ok(()) => {}
+        }
+    }
+}
+
+async fn look(meta: &Meta) -> Result<()> {
+    let leader = meta.leader();
+    let mut levels: Vec<(Option<VolumeId>, Level, Option<Percent>)> = Vec::new();
+    let mut any = false;
+    leader.kv.read(&mut |read| {
+        levels.clear();
+        let volumes = crate::relation::evicting(read)?;
+        any = !volumes.is_empty();
+        for volume in volumes {
+            let quota = namespace::volume::load(read, volume)?.quota;
+            let limit = [quota.bytes_soft, quota.bytes_hard].into_iter().filter(|l| *l > 0).min();
+            if let Some(capacity) = limit {
+                let used = namespace::volume_usage(read, volume)?.bytes;
+                levels.push((Some(volume), Level { capacity, used }, set_marks(read, volume)?));
+            }
+        }
+        Ok(())
+    })?;
+    if !any {
+        return Ok(());
+    }
+    if let Some(level) = (leader.config.space)().await {
+        levels.push((None, level, None));
+    }
+    for (of, level, set) in levels {
+        let want = leader.weigh(of, level, set);
+        if want > 0 {
+            make_room(meta, of, want).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Marks of a volume that somebody has set.
+fn set_marks(read: &dyn Read, volume: VolumeId) -> Result<Option<Percent>> {
+    let value = read.get(&keys::eviction_marks(volume))?;
+    Ok(value.and_then(|v| <[u8; 2]>::try_from(v).ok()).map(|[high, low]| Percent { high, low }))
+}
+
+impl Leader {
+    /// Notes how full something is; how many bytes are to be evicted.
+    fn weigh(&self, of: Option<VolumeId>, level: Level, set: Option<Percent>) -> u64 {
+        let now = self.env.clock.now();
+        let mut all = self.evictor.seen();
+        let seen = all.entry(of).or_default();
+        seen.dropping.retain(|(at, _)| now.since(*at) < DROPPED_WITHIN);
+        // A volume's usage is exact; what targets report follows.
+        let dropping = if of.is_some() { 0 } else { seen.dropping.iter().map(|(_, n)| n).sum() };
+        let level = Level { used: level.used.saturating_sub(dropping), ..level };
+        seen.watched.note(now, level.used);
+        let bytes_per_s = seen.watched.rate();
+        let marks = evict::marks(level.capacity, bytes_per_s, set);
+        let want = seen.watched.to_free(level, marks);
+        seen.shown = Some(EvictionLevel {
+            volume: of,
+            capacity: level.capacity,
+            used: level.used,
+            high: marks.high,
+            low: marks.low,
+            is_set: set.is_some(),
+            bytes_per_s,
+            making_room: seen.watched.making_room,
+            evicted: seen.watched.evicted(),
+        });
+        want
+    }
+
+    fn note_evicted(&self, of: Option<VolumeId>, bytes: u64) {
+        let now = self.env.clock.now();
+        let mut all = self.evictor.seen();
+        let seen = all.entry(of).or_default();
+        seen.watched.note_evicted(bytes);
+        seen.dropping.push((now, bytes));
+    }
+}
+
+/// Evicts `want` bytes, what was used longest ago first.
+async fn make_room(meta: &Meta, of: Option<VolumeId>, want: u64) -> Result<()> {
+    let leader = meta.leader();
+    let (mut freed, mut files) = (0, 0u32);
+    for candidate in oldest(leader, of).await?.into_order() {
+        if freed >= want {
+            break;
+        }
+        let end = evict::end_of(&candidate, want - freed);
+        let evicted = evict_one(meta, candidate.ino, end).await?;
+        freed += evicted;
+        files += u32::from(evicted > 0);
+        leader.note_evicted(of, evicted);
+    }
+    let what = of.map_or_else(|| "the targets".to_owned(), |v| format!("volume {v}"));
+    if freed < want {
+        tracing::warn!(
+            "{what}: {want} bytes should be evicted, {freed} could be: home has not more of it yet"
+        );
+    } else {
+        tracing::info!("{what}: {freed} bytes of {files} files evicted");
+    }
+    Ok(())
+}
+
+/// The files of a volume, or of all whose relations evict, that were used longest ago.
+async fn oldest(leader: &Leader, of: Option<VolumeId>) -> Result<Oldest> {
+    let mut found = Oldest::new(CANDIDATES_MAX);
+    let (first, end) = keys::range_of_letter(b'I');
+    let mut start = first.to_vec();
+    let mut volumes: BTreeMap<InodeId, Option<VolumeId>> = BTreeMap::new();
+    loop {
+        let (mut batch, mut last) = (Vec::new(), None);
+        leader.kv.read(&mut |read| {
+            (batch, last) = (Vec::new(), None);
+            let mut looked = 0;
+            read.scan(&start, &end, &mut |key, value| {
+                looked += 1;
+                let number = key.get(1..9).and_then(|b| b.try_into().ok()).map(u64::from_be_bytes);
+                // A record that is damaged is found by whoever uses it.
+                let inode = Inode::from_value(value, || "an inode".to_owned()).ok();
+                batch.extend(number.map(InodeId).zip(inode.filter(may_go)));
+                last = Some(key.to_vec());
+                if looked < BATCH { Scan::More } else { Scan::Stop }
+            })?;
+            let evicting = crate::relation::evicting(read)?;
+            for (_, inode) in &batch {
+                volumes.entry(inode.parent).or_insert_with(|| {
+                    let volume = namespace::volume::volume_of(read, inode.parent).ok();
+                    volume.filter(|v| evicting.contains(v))
+                });
+            }
+            Ok(())
+        })?;
+        for (ino, inode) in batch {
+            let volume = volumes.get(&inode.parent).copied().flatten();
+            if volume.is_some() && (of.is_none() || volume == of) {
+                let (online, evicted) = (inode.online(), inode.evicted);
+                found.add(Candidate { atime_nanos: inode.atime.nanos, ino, online, evicted });
+            }
+        }
+        let Some(mut last) = last else { return Ok(found) };
+        last.push(0);
+        start = last;
+        leader.env.clock.sleep(BATCH_PAUSE).await;
+    }
+}
+
+fn may_go(inode: &Inode) -> bool {
+    inode.kind == FileKind::Regular
+        && !inode.pinned
+        && inode.nlink > 0
+        && inode.online() > 0
+        && inode.data_end > 0
+}
+
+/// Evicts a file up to `end`, if nobody uses it and home has it; how many bytes that frees.
+async fn evict_one(meta: &Meta, ino: InodeId, end: u64) -> Result<u64> {
+    let leader = meta.leader();
+    for _ in 0..LEASE_TRIES {
+        let mut freed = 0;
+        let mut conflicts = Vec::new();
+        let done = {
+            let mut state = leader.lock();
+            if state.leases.is_open_for_writing(ino) || state.recalls.concern(ino) {
+                return Ok(0);
+            }
+            leader.housekeep_asking(&mut state, SessionId(0), &mut conflicts, &mut |cx| {
+                freed = 0;
+                if let Some(inode) = find_inode(&*cx.txn, ino)? {
+                    let before = inode.online();
+                    let (inode, _) = cx.evict_range(ino, inode, 0, end)?;
+                    freed = before.saturating_sub(inode.online());
+                }
+                Ok(())
+            })
+        };
+        if conflicts.is_empty() {
+            return match done {
+                Ok(()) => Ok(freed),
+                // In use, or home has not all of it.
+                Err(e) if e.kind != ErrorKind::Io => Ok(0),
+                Err(e) => Err(e),
+            };
+        }
+        meta.recall(conflicts);
+        leader.env.clock.sleep(LEASE_PAUSE).await;
+    }
+    Ok(0)
+}
+
+// ---- for people
+
+impl Meta {
+    pub(crate) fn eviction(&self, r: &GetEviction) -> Result<Levels> {
+        let leader = self.leader();
+        leader.lock().session(r.session)?.heard = leader.env.clock.now();
+        if let Some(set) = &r.set {
+            leader.set_eviction_marks(r, set)?;
+        }
+        let all = leader.evictor.seen();
+        Ok(Levels { levels: all.values().filter_map(|s| s.shown.clone()).collect() })
+    }
+}
+
+impl Leader {
+    fn set_eviction_marks(&self, r: &GetEviction, set: &SetMarks) -> Result<()> {
+        let is_order = set.low <= set.high && set.high <= 100;
+        if !is_order {
+            return Err(Error::invalid("marks are hundredths, the lower one not above the higher one"));
+        }
+        let mut state = self.lock();
+        let committed = self.kv.transact(&mut |txn| {
+            let record = namespace::volume::load(&*txn, set.volume)?;
+            if r.cred.uid != 0 && r.cred.uid != record.owner {
+                let why = format!("user {} does not own volume {:?}", r.cred.uid, record.name);
+                return Err(Error::name(NameRule::NotOwner, why));
+            }
+            match set.high {
+                0 => txn.delete(&keys::eviction_marks(set.volume)),
+                _ => txn.put(&keys::eviction_marks(set.volume), &[set.high, set.low]),
+            }
+            Ok(())
+        })?;
+        state.newest = state.newest.max(committed);
+        Ok(())
+    }
+}

@@ -1,0 +1,94 @@
+//! `weir volume eviction`: how full pools and volumes are, from where on room is made, and a volume's own marks.
+use crate::failure::{Failure, Outcome};
+use crate::table;
+use crate::volume::{Cluster, named, own_cred};
+use clap::Args;
+use serde_json::{Value, json};
+use weir_client::Client;
+use weir_proto::recall::{EvictionLevel, SetMarks};
+use weir_proto::{Error, VolumeId};
+
+#[derive(Args)]
+pub struct Eviction {
+    /// The volume whose marks are set [default: all are shown]
+    pub name: Option<String>,
+    /// Make room when so many hundredths of the volume's limit are used
+    #[arg(long, value_name = "PERCENT", requires = "name", value_parser = clap::value_parser!(u8).range(1..=100))]
+    pub high: Option<u8>,
+    /// Then until so many are left in use [default: 5 below]
+    #[arg(long, value_name = "PERCENT", requires = "high", value_parser = clap::value_parser!(u8).range(0..=100))]
+    pub low: Option<u8>,
+    /// Let the leader find the marks itself, from how fast the volume fills
+    #[arg(long, requires = "name", conflicts_with = "high")]
+    pub auto: bool,
+    #[command(flatten)]
+    pub at: Cluster,
+}
+
+/// Levels, with the names of their volumes.
+pub type Named = Vec<(String, EvictionLevel)>;
+
+/// Sets marks, if any are named, and asks for all.
+pub async fn ask(client: &Client, args: &Eviction) -> Outcome<Named> {
+    if args.name.is_some() && args.high.is_none() && !args.auto {
+        return Err(Failure::new(
+            Error::invalid("nothing is said about the volume's marks"),
+            "name --high PERCENT, or --auto",
+        ));
+    }
+    let set = match &args.name {
+        None => None,
+        Some(name) => {
+            let high = args.high.unwrap_or(0);
+            let low = args.low.unwrap_or(high.saturating_sub(5));
+            Some(SetMarks { volume: named(client, name).await?.id, high, low })
+        }
+    };
+    let mut levels = Vec::new();
+    for level in client.eviction(&own_cred(), set).await? {
+        let name = match level.volume {
+            None => "all targets".to_owned(),
+            Some(id) => {
+                // The first one behind the number before.
+                let (found, _) = client.volumes(VolumeId(id.0.saturating_sub(1))).await?;
+                found.into_iter().find(|v| v.id == id).map_or_else(|| id.to_string(), |v| v.name)
+            }
+        };
+        levels.push((name, level));
+    }
+    Ok(levels)
+}
+
+pub fn show(levels: &[(String, EvictionLevel)], json: bool) {
+    let value = |(name, l): &(String, EvictionLevel)| -> Value {
+        json!({
+            "name": name, "volume": l.volume.map(|v| v.0), "capacity": l.capacity, "used": l.used, "high": l.high,
+            "low": l.low, "set": l.is_set, "bytes_per_s": l.bytes_per_s, "making_room": l.making_room,
+            "evicted": l.evicted,
+        })
+    };
+    if json {
+        println!("{:#}", json!({ "levels": levels.iter().map(value).collect::<Vec<_>>() }));
+        return;
+    }
+    if levels.is_empty() {
+        println!("nothing is evicted: no relation allows it, or it was looked at not yet");
+        return;
+    }
+    let percent = |part: u64, of: u64| format!("{} %", u128::from(part) * 100 / u128::from(of.max(1)));
+    let row = |(name, l): &(String, EvictionLevel)| {
+        vec![
+            name.clone(),
+            percent(l.used, l.capacity),
+            percent(l.high, l.capacity),
+            percent(l.low, l.capacity),
+            if l.is_set { "set" } else { "found" }.to_owned(),
+            format!("{} MB/s", l.bytes_per_s / 1_000_000),
+            l.evicted.to_string(),
+            if l.making_room { "makes room" } else { "" }.to_owned(),
+        ]
+    };
+    let rows: Vec<Vec<String>> = levels.iter().map(row).collect();
+    let header = ["NAME", "USED", "ABOVE", "DOWN TO", "MARKS", "FILLS BY", "EVICTED BYTES", ""];
+    print!("{}", table::render(&header, &rows));
+}
