@@ -215,18 +215,23 @@ impl Inner {
         len: usize,
         mut deadline: Instant,
     ) -> Result<Vec<Bytes>> {
+        // However often they go again.
+        let give_up = deadline + self.config.recall_patience;
         loop {
-            match self.read_once(file, offset, len, deadline).await? {
+            let again_until = match self.read_once(file, offset, len, deadline).await? {
                 Read::Done(parts) => return Ok(parts),
-                Read::Moved if self.data.left(deadline).is_zero() => {
-                    return Err(Error::deadline(format!(
-                        "read file {}: bytes came and went until the deadline",
-                        file.node.ino
-                    )));
-                }
-                Read::Moved => {}
+                Read::Moved => deadline,
                 // That has taken its own time.
-                Read::CameBack => deadline = self.deadline(),
+                Read::CameBack => {
+                    deadline = self.deadline();
+                    give_up
+                }
+            };
+            if self.data.left(again_until).is_zero() {
+                return Err(Error::io(format!(
+                    "read file {}: its bytes came and went until the deadline",
+                    file.node.ino
+                )));
             }
         }
     }

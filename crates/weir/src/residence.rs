@@ -144,7 +144,7 @@ pub fn state(args: &ManyPaths) -> Outcome<()> {
         states.push(state);
     }
     if args.json {
-        println!("{:#}", json!({ "files": states }));
+        println!("{:#}", Value::Array(states));
         return Ok(());
     }
     let cell = |state: &Value, key: &str| match &state[key] {
@@ -186,7 +186,7 @@ fn each(args: &ManyPaths, work: impl Fn(&Path) -> Outcome<()>) -> Outcome<()> {
         }
     }
     if args.json {
-        println!("{:#}", json!({ "files": done }));
+        println!("{:#}", Value::Array(done));
     }
     failed
 }
