@@ -67,9 +67,10 @@ fn functions(krate: &str) -> BTreeSet<String> {
                 dirs.push(path);
             } else if path.extension().is_some_and(|e| e == "rs") {
                 let text = std::fs::read_to_string(&path).unwrap();
-                let after_fn = text
-                    .lines()
-                    .filter_map(|l| l.trim_start().trim_start_matches("async ").strip_prefix("fn "));
+                let after_fn = text.lines().filter_map(|l| {
+                    let l = l.trim_start().trim_start_matches("pub ");
+                    l.trim_start_matches("async ").strip_prefix("fn ")
+                });
                 names.extend(after_fn.filter_map(|l| l.split(['(', '<']).next()).map(str::to_owned));
                 let claims = text.lines().filter(|l| l.contains("..") && l.ends_with("];"));
                 names.extend(

@@ -182,6 +182,7 @@ impl Client {
         let agent = Agent::config_builder()
             .http_status_as_error(false)
             .max_redirects(0)
+            .proxy(None) // what the environment says is read in main only
             .timeout_global(Some(config.limits.deadline))
             .max_idle_connections_per_host(config.limits.threads_max)
             .build()
