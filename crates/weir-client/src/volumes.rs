@@ -4,8 +4,8 @@ use crate::api::Stat;
 use bytes::Bytes;
 use weir_proto::meta::{Cred, FileKind};
 use weir_proto::volume::{
-    Policy, Quota, VOLUMES_MAX, Volume, VolumeAt, VolumeChange, VolumeCreate, VolumeDelete, VolumeGet,
-    VolumeList, check_volume_name,
+    Policy, Quota, ScanInodes, Scanned, VOLUMES_MAX, Volume, VolumeAt, VolumeChange, VolumeCreate,
+    VolumeDelete, VolumeGet, VolumeList, check_volume_name,
 };
 use weir_proto::{Error, InodeId, NameRule, Result, VolumeId};
 
@@ -36,6 +36,7 @@ pub struct VolumeEdit {
 impl Client {
     pub async fn create_volume(&self, cred: &Cred, new: &NewVolume) -> Result<Volume> {
         check_volume_name(&new.name)?;
+        self.check_policy(&new.policy).await?;
         let (above, entry) = split(&new.path)?;
         let parent = self.find_path(cred, above).await?.attr.ino;
         let make = |op| VolumeCreate {
@@ -71,6 +72,9 @@ impl Client {
     }
 
     pub async fn change_volume(&self, cred: &Cred, volume: VolumeId, edit: &VolumeEdit) -> Result<Volume> {
+        if let Some(policy) = &edit.policy {
+            self.check_policy(policy).await?;
+        }
         let make = |op| VolumeChange {
             op,
             cred: cred.clone(),
@@ -84,10 +88,32 @@ impl Client {
         self.inner.session.change(self.inner.deadline(), make).await
     }
 
+    /// Refuses what the cluster cannot hold; placement groups for what it can hold are there then.
+    async fn check_policy(&self, policy: &Policy) -> Result<()> {
+        if policy.scheme.is_none() && policy.pool.is_none() {
+            return Ok(());
+        }
+        let cluster = &self.inner.data.cluster;
+        let scheme = policy.scheme.unwrap_or(cluster.map().settings.scheme);
+        cluster.make_groups(policy.pool.clone(), scheme).await.map(drop)
+    }
+
     /// `force`: also if something is in it. What is in it is removed in the background.
     pub async fn delete_volume(&self, cred: &Cred, volume: VolumeId, force: bool) -> Result<Volume> {
         let make = |op| VolumeDelete { op, cred: cred.clone(), volume, force };
         self.inner.session.change(self.inner.deadline(), make).await
+    }
+
+    /// What a usage report needs of inodes after `after`; `volume` 0: of all volumes.
+    pub async fn scan_inodes(
+        &self,
+        cred: &Cred,
+        volume: VolumeId,
+        directories: bool,
+        after: InodeId,
+    ) -> Result<Scanned> {
+        let ask = |session| ScanInodes { session, cred: cred.clone(), volume, directories, after };
+        self.inner.session.ask(self.inner.deadline(), ask).await
     }
 
     /// What a path from the root of the namespace leads to; symbolic links in it are not followed.

@@ -11,9 +11,9 @@ use weir_env::watch;
 use weir_env::{Addr, Env, TaskHandle};
 use weir_proto::coord::{
     CaughtUp, ClearTarget, ClusterStatus, Doubt, GetMap, GetStatus, Joined, LeadNamespace, LeadReply, Leave,
-    MapReply, ReportTarget,
+    MakeGroups, MapReply, ReportTarget,
 };
-use weir_proto::map::{ClusterMap, Node, Role};
+use weir_proto::map::{ClusterMap, Node, Role, Scheme};
 use weir_proto::{ClusterId, DiskUuid, Epoch, Error, NodeId, PgId, Request, Result, TargetId};
 use weir_rpc::{Channel, Identity, NoService, Service};
 
@@ -196,6 +196,11 @@ impl Cluster {
     /// Lets a failed target be used again; for an administrator who has seen to its disk.
     pub async fn clear_target(&self, target: TargetId) -> Result<Arc<ClusterMap>> {
         self.change(&ClearTarget { target }).await
+    }
+
+    /// Makes the placement groups of a scheme where there are none yet.
+    pub async fn make_groups(&self, pool: Option<String>, scheme: Scheme) -> Result<Arc<ClusterMap>> {
+        self.change(&MakeGroups { pool, scheme }).await
     }
 
     async fn change<R: Request<Reply = MapReply>>(&self, request: &R) -> Result<Arc<ClusterMap>> {

@@ -17,6 +17,6 @@ mod server;
 pub mod store;
 
 pub use cluster::{Cluster, Observer, addrs_in_order};
-pub use decide::layout_for_new_file;
+pub use decide::{layout_for_new_file, layout_in};
 pub use member::{Membership, Reports, no_reports};
 pub use server::{CoordConfig, Coordinator};

@@ -4,7 +4,7 @@
 //! durable, publishes it, and only then answers: nobody learns of a map that a restart could forget.
 //!
 //! Knows nothing of how messages travel; decisions are in `decide` and `members`.
-use crate::decide::{HealthLimits, Strikes, caught_up, is_spare, set_aside};
+use crate::decide::{HealthLimits, Strikes, caught_up, is_spare, make_groups, set_aside};
 use crate::members::Members;
 use crate::probe::{PROBE_PATIENCE, QUICK_PROBE_PATIENCE, probe};
 use crate::store::{Revision, Store, Swap};
@@ -15,7 +15,7 @@ use tokio::sync::{mpsc, oneshot};
 use weir_env::{Env, Instant, watch};
 use weir_proto::coord::{
     CaughtUp, ClusterStatus, Doubt, Heartbeat, HeartbeatAck, Join, Joined, LeadNamespace, LeadReply,
-    MapReply, ReportTarget, TargetReport,
+    MakeGroups, MapReply, ReportTarget, TargetReport,
 };
 use weir_proto::map::{ClusterMap, MemberState, NamespaceEntry, Node, Role, TargetState};
 use weir_proto::{Epoch, Error, NamespaceId, NodeId, Result, TargetId, Wire};
@@ -40,6 +40,7 @@ pub enum Event {
     Probed { target: TargetId, doubt: Doubt, outcome: Result<TargetReport> },
     CaughtUp { said: CaughtUp, answer: Answer<MapReply> },
     Clear { target: TargetId, answer: Answer<MapReply> },
+    MakeGroups { wanted: MakeGroups, answer: Answer<MapReply> },
     Leave { node: NodeId, connection: u64, answer: Answer<()> },
     Lead { lead: LeadNamespace, connection: u64, answer: Answer<LeadReply> },
     Status { answer: Answer<ClusterStatus> },
@@ -186,6 +187,17 @@ impl Owner {
                     batch.after(answer, newest);
                 }
             },
+            Event::MakeGroups { wanted, answer } => {
+                match make_groups(&mut batch.draft, wanted.pool.as_deref(), wanted.scheme) {
+                    Err(e) => refuse(answer, e),
+                    Ok(news) => {
+                        if news {
+                            tracing::info!("placement groups for {} are made", wanted.scheme);
+                        }
+                        batch.after(answer, newest);
+                    }
+                }
+            }
             Event::Leave { node, connection, answer } => match self.members.member_on(node, connection) {
                 Err(e) => refuse(answer, e),
                 Ok(member) => {

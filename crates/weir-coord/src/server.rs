@@ -11,7 +11,8 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use weir_env::{BoxFuture, Env, watch};
 use weir_proto::coord::{
-    CaughtUp, ClearTarget, GetMap, GetStatus, Heartbeat, Join, LeadNamespace, Leave, MapReply, ReportTarget,
+    CaughtUp, ClearTarget, GetMap, GetStatus, Heartbeat, Join, LeadNamespace, Leave, MakeGroups, MapReply,
+    ReportTarget,
 };
 use weir_proto::map::{ClusterMap, Settings};
 use weir_proto::{ClusterId, Error, Request, Result, Wire};
@@ -146,6 +147,10 @@ impl Coordinator {
             ClearTarget::METHOD => {
                 let ClearTarget { target } = call.decode::<ClearTarget>()?;
                 self.ask::<ClearTarget>(|answer| Event::Clear { target, answer })
+            }
+            MakeGroups::METHOD => {
+                let wanted = call.decode::<MakeGroups>()?;
+                self.ask::<MakeGroups>(|answer| Event::MakeGroups { wanted, answer })
             }
             Leave::METHOD => {
                 let Leave { node } = call.decode::<Leave>()?;

@@ -52,7 +52,7 @@ impl Bench {
     async fn start(env: &Env, dir: &std::path::Path, in_flight: u32) -> Result<Bench> {
         assert!(in_flight <= SLOTS, "a session has {SLOTS} slots");
         let kv = Engine::open(env, &dir.join("kv"), EngineConfig::default()).await?;
-        let layout = || {
+        let layout = |_: &weir_proto::volume::Policy| {
             let scheme = Scheme { data: 4, parity: 2 };
             Some(LayoutPolicy { scheme, cell_shift: 20, first_pg: PgId(0), pg_count: 24 })
         };

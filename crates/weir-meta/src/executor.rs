@@ -30,6 +30,7 @@ use tokio::sync::futures::OwnedNotified;
 use weir_env::{Env, Instant};
 use weir_kv::{CommitSeq, SharedKv, Txn};
 use weir_proto::meta::{LeaseKind, Op, SLOTS, Time};
+use weir_proto::volume::Policy;
 use weir_proto::{Error, ErrorKind, InodeId, NamespaceId, Result, SessionId, VolumeId, Wire, Writer};
 
 /// Room for most replies.
@@ -40,14 +41,17 @@ const CONTENDED: Duration = Duration::from_millis(50);
 /// Contended inodes that are remembered.
 const CONTENDED_MAX: usize = 4096;
 
+/// Where new files of a volume with a policy go; `None`: no placement group exists for it yet.
+pub type ChooseLayout = dyn Fn(&Policy) -> Option<LayoutPolicy> + Send + Sync;
+
 /// What a leader is told when it starts.
 #[derive(Clone)]
 pub struct MetaConfig {
     pub namespace: NamespaceId,
     /// A client that is silent this long loses its leases, ms.
     pub lease_ms: u32,
-    /// Where new files go now, from the cluster map.
-    pub layout: Arc<dyn Fn() -> Option<LayoutPolicy> + Send + Sync>,
+    /// Where new files of a volume with this policy go now, from the cluster map.
+    pub layout: Arc<ChooseLayout>,
     /// Whether home has bytes of a file: only then they may be evicted.
     pub at_home: Arc<AtHome>,
     /// How full the targets are.

@@ -258,6 +258,11 @@ pub fn range_of_pair(letter: u8, first: u32, second: u64) -> (Vec<u8>, Vec<u8>) 
     (start, end)
 }
 
+/// The inode in a key that is a letter and its number.
+pub fn numbered(key: &[u8]) -> InodeId {
+    InodeId(number_of(key).unwrap_or(u64::MAX))
+}
+
 /// The end of the range of all keys that begin with `prefix` (which must not be all 255).
 pub fn after(prefix: &[u8]) -> Vec<u8> {
     let mut end = prefix.to_vec();

@@ -5,7 +5,7 @@
 use crate::lease::{ByInode, LeaseTable};
 use crate::namespace::create::meta_open;
 use crate::namespace::{
-    Cx, View, attr, create, data, evict, list, open, remove, rename, totals, usage_of, volume, xattr,
+    Cx, View, attr, create, data, evict, list, open, remove, rename, report, totals, usage_of, volume, xattr,
 };
 use crate::relation::serve;
 use crate::rooms::Rooms;
@@ -248,3 +248,4 @@ operation!(EvictedRanges, Show evict::list, (r, reply, g) { let _ = reply; });
 change!(Evict, evict::evict, (r, reply, g) { let _ = reply; });
 change!(Filled, evict::filled, (r, reply, g) { let _ = reply; });
 change!(SetPinned, evict::set_pinned, (r, reply, g) g.entry(reply));
+operation!(ScanInodes, Show report::scan, (r, reply, g) { let _ = reply; });

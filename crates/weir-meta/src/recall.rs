@@ -4,6 +4,7 @@
 use crate::executor::{Leader, State};
 use crate::namespace;
 use crate::namespace::evict::{Handed, layout_to_fill, ranges};
+use crate::rooms::NO_POLICY;
 use crate::service::{Meta, Outcome};
 use std::sync::Arc;
 use std::time::Duration;
@@ -109,7 +110,8 @@ impl Leader {
             let Some(inode) = namespace::find_inode(read, ino)?.filter(|i| i.evicted > 0) else {
                 return Ok(());
             };
-            let Some(stripe) = layout_to_fill(ino, &inode, &*self.config.layout).map(|l| l.stripe_bytes())
+            let Some(stripe) =
+                layout_to_fill(ino, &inode, &|| (self.config.layout)(&NO_POLICY)).map(|l| l.stripe_bytes())
             else {
                 return Err(Error::unavailable("there is no placement group to bring bytes back to"));
             };

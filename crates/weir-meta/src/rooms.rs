@@ -9,17 +9,21 @@
 use crate::record::VolumeRecord;
 use std::collections::BTreeMap;
 use weir_proto::meta::{Time, Usage};
-use weir_proto::volume::Quota;
+use weir_proto::volume::{Policy, Quota};
 use weir_proto::{Error, Result, SessionId, VolumeId};
 
 /// Of what is free beyond what a client must have now, it gets at most this part: others want some, too.
 const SHARE: u64 = 4;
 const SECOND: i64 = 1_000_000_000;
 
-/// All volumes with a limit.
+/// As the cluster's settings say.
+pub static NO_POLICY: Policy = Policy { scheme: None, pool: None };
+
+/// All volumes with a limit or a policy.
 #[derive(Default, Debug)]
 pub struct Rooms {
     limited: BTreeMap<VolumeId, Limited>,
+    policies: BTreeMap<VolumeId, Policy>,
 }
 
 #[derive(Debug)]
@@ -51,6 +55,10 @@ pub struct Ask {
 impl Rooms {
     /// A volume's record as it is now; `None`: it is gone.
     pub fn note(&mut self, id: VolumeId, record: Option<&VolumeRecord>) {
+        match record.filter(|r| r.policy != NO_POLICY) {
+            Some(record) => drop(self.policies.insert(id, record.policy.clone())),
+            None => drop(self.policies.remove(&id)),
+        }
         let Some(record) = record.filter(|r| has_limit(&r.quota)) else {
             self.limited.remove(&id);
             return;
@@ -61,6 +69,10 @@ impl Rooms {
         self.limited.insert(id, limited);
     }
 
+    pub fn policy(&self, id: VolumeId) -> &Policy {
+        self.policies.get(&id).unwrap_or(&NO_POLICY)
+    }
+    /// Whether no volume has a limit.
     pub fn is_empty(&self) -> bool {
         self.limited.is_empty()
     }

@@ -590,6 +590,7 @@ impl Meta {
             VolumeAt::METHOD => self.operate::<VolumeAt>(call),
             VolumeChange::METHOD => self.operate::<VolumeChange>(call),
             VolumeDelete::METHOD => self.operate::<VolumeDelete>(call),
+            ScanInodes::METHOD => self.operate::<ScanInodes>(call),
             TakeRoom::METHOD => self.operate::<TakeRoom>(call),
             ReclaimRoom::METHOD => Outcome::now(call.decode().and_then(|r| self.reclaim_room(&r))),
             _ => self.dispatch_relation(call),

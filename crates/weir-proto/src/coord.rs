@@ -1,5 +1,5 @@
 //! Messages to the coordinator.
-use crate::map::{ClusterMap, Role};
+use crate::map::{ClusterMap, Role, Scheme};
 use crate::message;
 use crate::wire_enum;
 use crate::{ClusterId, DiskUuid, Epoch, NodeId, PgId, TargetId};
@@ -86,3 +86,11 @@ message!(
     ClearTarget = 9 -> MapReply { target: TargetId }
 );
 message!(LeadReply { namespace: crate::NamespaceId, leader_epoch: Epoch, map: ClusterMap });
+message!(
+    /// Makes the placement groups of a scheme where there are none yet. `Invalid`: no pool has targets enough that are up.
+    MakeGroups = 10 -> MapReply {
+        /// In this pool; absent: in every pool that has targets enough.
+        pool: Option<String>,
+        scheme: Scheme,
+    }
+);

@@ -4,7 +4,7 @@
 //! deletes volumes, gives them to an owner and sets hard limits; the owner and the administrators do the rest.
 use crate::map::Scheme;
 use crate::message;
-use crate::meta::{Cred, Op, Time, Usage};
+use crate::meta::{Cred, FileKind, Op, Time, Usage};
 use crate::{Error, InodeId, Result, SessionId, VolumeId};
 use bytes::Bytes;
 
@@ -139,3 +139,43 @@ message!(
     ReclaimRoom = 192 -> () { session: SessionId, held: Vec<HeldRoom> }
 );
 message!(HeldRoom { volume: VolumeId, bytes: u64 });
+
+/// Inodes that one `ScanInodes` looks at: a moment of the leader's time.
+pub const SCANNED_MAX: u32 = 4096;
+
+message!(
+    /// What a usage report needs of inodes after `after`, in the order of their numbers, at most `SCANNED_MAX` at a time. For
+    /// the superuser; of a volume also for who owns or administers it.
+    ScanInodes = 193 -> Scanned {
+        session: SessionId,
+        cred: Cred,
+        /// Only of this volume; 0: of all.
+        volume: VolumeId,
+        directories: bool,
+        after: InodeId,
+    }
+);
+message!(Scanned {
+    directories: Vec<DirectoryFacts>,
+    files: Vec<FileFacts>,
+    /// The last one that was looked at: go on behind it.
+    last: InodeId,
+    end: bool,
+});
+message!(DirectoryFacts { ino: InodeId, parent: InodeId, volume: VolumeId, uid: u32 });
+message!(
+    /// Everything that is not a directory and has a name.
+    FileFacts {
+        ino: InodeId,
+        kind: FileKind,
+        /// The directory of its first link.
+        parent: InodeId,
+        uid: u32,
+        size: u64,
+        allocated: u64,
+        /// Bytes that are at home only.
+        evicted: u64,
+        /// Its bytes are kept with its attributes.
+        inline: bool,
+    }
+);

@@ -276,7 +276,7 @@ async fn run_meta(env: Env, home: Home) -> Result<()> {
     let config = MetaConfig {
         namespace: lead.namespace,
         lease_ms: lead.map.settings.lease_ms,
-        layout: Arc::new(move || layout_policy(&policy)),
+        layout: Arc::new(move |_| layout_policy(&policy)),
         at_home: Arc::new(move |_, ino, inode, _, _| home.has(ino, inode.data_version)),
         space: Arc::new(|| Box::pin(std::future::ready(None))),
         purge: Arc::new(ClusterPurge(cluster.clone())),

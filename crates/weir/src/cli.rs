@@ -35,6 +35,8 @@ pub enum Command {
     /// Subtrees with an owner, limits and a policy of their own
     #[command(subcommand)]
     Volume(crate::volume::VolumeCommand),
+    /// Tell what a volume, a directory or everything holds: entries, sizes, the biggest, the fullest, by user
+    Report(crate::report::Report),
     /// Decode a target's directory offline
     Inspect(Inspect),
     /// Measure with workloads that verify what they read

@@ -22,6 +22,7 @@ mod mounts;
 mod observe;
 mod place;
 mod process;
+mod report;
 mod residence;
 mod roles;
 mod status;
@@ -90,6 +91,7 @@ fn run(command: cli::Command, environment: &roles::Environment) -> Outcome<ExitC
         Command::File(FileCommand::Pin(args)) => residence::pin(&args, true),
         Command::File(FileCommand::Unpin(args)) => residence::pin(&args, false),
         Command::File(FileCommand::State(args)) => residence::state(&args),
+        Command::Report(args) => report::report(&args),
         Command::Volume(command) => volume::run(&command),
         Command::Inspect(args) => return inspect::inspect(&args),
         Command::Bench(bench) => return bench::run(bench, environment),

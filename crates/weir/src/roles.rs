@@ -25,6 +25,7 @@ use weir_proto::coord::TargetOffer;
 use weir_proto::lock::{LOCK_END, LockKind, LockSpace};
 use weir_proto::map::{Role, Settings};
 use weir_proto::meta::Attr;
+use weir_proto::volume::Policy;
 use weir_proto::{Error, ErrorKind, InodeId, MIB};
 use weir_rpc::{Identity, Server, Service};
 use weir_store::{Geometry, StorageNode, TargetConfig};
@@ -318,26 +319,30 @@ fn space_of_targets(cluster: Cluster) -> impl Fn() -> BoxFuture<'static, Option<
     }
 }
 
-/// Where new files go: worked out once for each map, as every create asks.
-fn layout_policy(cluster: Cluster) -> impl Fn() -> Option<weir_meta::LayoutPolicy> {
-    let known = Mutex::new(None);
-    move || {
+/// Layouts that are remembered: one for each policy that volumes have.
+const POLICIES_MAX: usize = 64;
+
+/// Where new files go: worked out once for each map and policy, as every create asks.
+fn layout_policy(cluster: Cluster) -> impl Fn(&Policy) -> Option<weir_meta::LayoutPolicy> {
+    let known: Mutex<(u64, Vec<(Policy, weir_meta::LayoutPolicy)>)> = Mutex::default();
+    move |policy| {
         let map = cluster.map();
         let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((version, policy)) = *known
-            && version == map.version
-        {
-            return Some(policy);
+        if known.0 != map.version || known.1.len() > POLICIES_MAX {
+            *known = (map.version, Vec::new());
         }
-        let layout = weir_coord::layout_for_new_file(&map, 0).ok()?;
-        let policy = weir_meta::LayoutPolicy {
+        if let Some((_, layout)) = known.1.iter().find(|(of, _)| of == policy) {
+            return Some(*layout);
+        }
+        let layout = weir_coord::layout_in(&map, policy.scheme, policy.pool.as_deref(), 0).ok()?;
+        let layout = weir_meta::LayoutPolicy {
             scheme: layout.scheme,
             cell_shift: layout.cell_shift,
             first_pg: layout.first_pg,
             pg_count: layout.pg_count,
         };
-        *known = Some((map.version, policy));
-        Some(policy)
+        known.1.push((policy.clone(), layout));
+        Some(layout)
     }
 }
 

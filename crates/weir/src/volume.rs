@@ -378,7 +378,7 @@ fn policy(args: &Policies, before: &Policy) -> Policy {
 // ---- what people write
 
 /// `10GB` is 10^10 bytes, `10GiB` and `10G` are 10 × 2^30; `none` is no limit.
-fn parse_size(text: &str) -> Result<u64, String> {
+pub fn parse_size(text: &str) -> Result<u64, String> {
     let bad =
         || format!("{text:?} is no size: expected a number with B, kB, MB, GB, TB, PB or KiB … PiB, or none");
     if text.eq_ignore_ascii_case("none") {

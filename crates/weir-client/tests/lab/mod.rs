@@ -215,8 +215,8 @@ impl Lab {
         cluster.join(membership, no_reports()).await.unwrap();
         let lead = cluster.lead_namespace("root").await.unwrap();
         let of = cluster.clone();
-        let layout = move || {
-            let layout = weir_coord::layout_for_new_file(&of.map(), 0).ok()?;
+        let layout = move |policy: &weir_proto::volume::Policy| {
+            let layout = weir_coord::layout_in(&of.map(), policy.scheme, policy.pool.as_deref(), 0).ok()?;
             Some(LayoutPolicy {
                 scheme: layout.scheme,
                 cell_shift: layout.cell_shift,

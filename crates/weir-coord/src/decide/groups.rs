@@ -123,21 +123,9 @@ pub fn create_groups(map: &mut ClusterMap, expected_targets: usize) -> bool {
     if map.targets.iter().filter(|t| up(t.state)).count() < expected_targets {
         return false;
     }
-    let mut pools: Vec<String> = map.targets.iter().map(|t| t.pool.clone()).collect();
-    pools.sort_unstable();
-    pools.dedup();
     let before = map.groups.len();
-    for pool in pools {
-        let candidates: Vec<Candidate> = map
-            .targets
-            .iter()
-            .filter(|t| t.pool == pool && up(t.state))
-            .map(|t| Candidate {
-                target: t.id,
-                node: t.node,
-                host: map.node(t.node).map(|n| n.host.clone()).unwrap_or_default(),
-            })
-            .collect();
+    for pool in pools(map) {
+        let candidates = candidates(map, &pool);
         for scheme in schemes_wanted(map.settings.scheme) {
             if map.groups_of(&pool, scheme).is_none() {
                 append_groups(map, &pool, scheme, &candidates);
@@ -145,6 +133,48 @@ pub fn create_groups(map: &mut ClusterMap, expected_targets: usize) -> bool {
         }
     }
     map.groups.len() > before
+}
+
+/// Creates the groups of a scheme that somebody wants, in one pool or in all that can hold it. True if there are new ones;
+/// an error says what is lacking.
+pub fn make_groups(map: &mut ClusterMap, pool: Option<&str>, scheme: Scheme) -> Result<bool> {
+    let all = pools(map);
+    if let Some(pool) = pool.filter(|pool| !all.iter().any(|p| p == pool)) {
+        return Err(Error::not_found(format!(
+            "no target is in pool {pool:?}; hint: there are the pools {}",
+            all.join(", ")
+        )));
+    }
+    let (before, mut there) = (map.groups.len(), false);
+    for pool in all.iter().filter(|p| pool.is_none_or(|pool| *p == pool)) {
+        if map.groups_of(pool, scheme).is_none() {
+            let candidates = candidates(map, pool);
+            append_groups(map, pool, scheme, &candidates);
+        }
+        there |= map.groups_of(pool, scheme).is_some();
+    }
+    if !there {
+        let up = all.iter().map(|p| candidates(map, p).len()).max().unwrap_or(0);
+        return Err(Error::invalid(format!(
+            "scheme {scheme} needs {} targets that are up in one pool, {up} are there",
+            scheme.width()
+        )));
+    }
+    Ok(map.groups.len() > before)
+}
+
+fn pools(map: &ClusterMap) -> Vec<String> {
+    let mut pools: Vec<String> = map.targets.iter().map(|t| t.pool.clone()).collect();
+    pools.sort_unstable();
+    pools.dedup();
+    pools
+}
+
+/// The targets of a pool that are up.
+fn candidates(map: &ClusterMap, pool: &str) -> Vec<Candidate> {
+    let of_pool = map.targets.iter().filter(|t| t.pool == pool && t.state == TargetState::Up);
+    let host = |t: &Target| map.node(t.node).map(|n| n.host.clone()).unwrap_or_default();
+    of_pool.map(|t| Candidate { target: t.id, node: t.node, host: host(t) }).collect()
 }
 
 fn schemes_wanted(for_new_files: Scheme) -> Vec<Scheme> {

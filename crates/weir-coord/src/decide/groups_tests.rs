@@ -51,6 +51,23 @@ fn t(n: u32) -> TargetId {
 }
 
 #[test]
+fn groups_are_made_on_demand_where_the_targets_can_hold_them() {
+    let mut map = with_groups(6, "ec:4+2");
+    let before = map.groups.clone();
+    let scheme = |text: &str| text.parse::<Scheme>().unwrap();
+    assert_eq!(make_groups(&mut map, None, scheme("ec:4+2")), Ok(false), "they are there");
+    assert_eq!(make_groups(&mut map, Some("hdd"), scheme("ec:2+1")), Ok(true));
+    assert_eq!(make_groups(&mut map, None, scheme("ec:2+1")), Ok(false));
+    assert!(map.groups_of("hdd", scheme("ec:2+1")).is_some());
+    // Those that were there keep their numbers.
+    assert_eq!(map.groups[..before.len()], before);
+    assert_eq!(make_groups(&mut map, None, scheme("ec:8+2")).unwrap_err().kind, ErrorKind::Invalid);
+    assert_eq!(make_groups(&mut map, Some("ssd"), scheme("single")).unwrap_err().kind, ErrorKind::NotFound);
+    assert!(target_down(&mut map, t(1)));
+    assert!(make_groups(&mut map, None, scheme("ec:5+1")).is_err(), "only five are up");
+}
+
+#[test]
 fn groups_appear_once_when_all_expected_targets_are_up() {
     let mut map = cluster(6, "ec:4+2");
     map.targets[5].state = TargetState::Down;

@@ -8,10 +8,10 @@ mod placement;
 mod slow;
 
 pub use groups::{
-    caught_up, create_groups, is_spare, rejoin_groups, set_aside, target_back, target_cleared, target_down,
-    target_failed,
+    caught_up, create_groups, is_spare, make_groups, rejoin_groups, set_aside, target_back, target_cleared,
+    target_down, target_failed,
 };
 pub use health::{HealthLimits, Presence, Verdict, judge};
-pub use layout::layout_for_new_file;
+pub use layout::{layout_for_new_file, layout_in};
 pub use placement::{Candidate, group_count, place};
 pub use slow::Strikes;

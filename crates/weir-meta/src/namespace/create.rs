@@ -210,7 +210,8 @@ impl Cx<'_> {
         inode.recover = recover;
         inode.dirty = true;
         if inode.layout.is_none() {
-            inode.layout = (self.rules.layout)().map(|p| place(p, ino));
+            let volume = self.volume_of(inode.parent).unwrap_or(VolumeId::ROOT);
+            inode.layout = self.rules.layout_in(volume).map(|p| place(p, ino));
         }
         *inode != before
     }
@@ -242,7 +243,7 @@ pub fn create(cx: &mut Cx<'_>, r: &meta::Create) -> Result<Created> {
     let permissions = cx.permissions(&birth, r.mode, r.umask, false)?;
     let mut inode = cx.newborn(&birth, &r.cred, FileKind::Regular, &permissions);
     permissions.store(cx, ino);
-    inode.layout = (cx.rules.layout)().map(|p| place(p, ino));
+    inode.layout = cx.rules.layout_in(birth.access.volume).map(|p| place(p, ino));
     if r.open & meta_open::WRITE != 0 {
         cx.take_writer(ino, &mut inode);
     }

@@ -9,6 +9,7 @@
 use super::open::next_cut;
 use super::*;
 use crate::record::{EvictedRange, Garbage, StripeCut};
+use crate::rooms::NO_POLICY;
 use weir_kv::Scan;
 use weir_proto::map::Layout;
 use weir_proto::recall::{
@@ -61,7 +62,8 @@ fn parse(ino: InodeId, key: &[u8], value: &[u8]) -> Result<Found> {
     }
 }
 
-/// Where a file's bytes come back to: one that was made from a listing of home has no place yet.
+/// Where a file's bytes come back to: one that was made from a listing of home has no place yet, and gets one as the
+/// cluster's settings say.
 pub fn layout_to_fill(
     ino: InodeId,
     inode: &Inode,
@@ -241,7 +243,7 @@ impl Cx<'_> {
                 .filter(|e| *e < u32::MAX)
                 .ok_or_else(|| Error::unsupported(format!("inode {ino}: its token epochs are used up")))?;
         }
-        inode.layout = layout_to_fill(ino, &inode, self.rules.layout);
+        inode.layout = layout_to_fill(ino, &inode, &|| (self.rules.layout)(&NO_POLICY));
         let Some(layout) = inode.layout else { return Ok(None) };
         // Cells come to be: they go with the file.
         inode.data_end = inode.data_end.max(last.range.to.min(to));

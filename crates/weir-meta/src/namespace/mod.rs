@@ -17,6 +17,7 @@ pub mod log;
 pub mod open;
 pub mod remove;
 pub mod rename;
+pub mod report;
 mod usage;
 pub mod volume;
 pub mod xattr;
@@ -36,6 +37,7 @@ use std::collections::BTreeSet;
 use weir_kv::{Read, Txn};
 use weir_proto::map::Scheme;
 use weir_proto::meta::{Attr, Cred, Entry, FileKind, Lease, NAME_MAX, Time};
+use weir_proto::volume::Policy;
 use weir_proto::{Error, InodeId, NameRule, PgId, Result, SessionId, VolumeId};
 
 /// Where new files go, as the cluster map says.
@@ -62,8 +64,8 @@ pub struct Rules<'a> {
     pub listened: &'a BTreeSet<VolumeId>,
     /// Whether home has bytes of a file.
     pub at_home: &'a AtHome,
-    /// `None`: no placement group exists yet.
-    pub layout: &'a dyn Fn() -> Option<LayoutPolicy>,
+    /// For a volume's policy. `None`: no placement group exists for it yet.
+    pub layout: &'a dyn Fn(&Policy) -> Option<LayoutPolicy>,
 }
 
 /// A reading operation at work.
@@ -152,6 +154,10 @@ fn halt_if(blocked: bool) -> Result<()> {
 }
 
 impl Rules<'_> {
+    /// Where a new file of a volume goes.
+    fn layout_in(&self, volume: VolumeId) -> Option<LayoutPolicy> {
+        (self.layout)(self.rooms.policy(volume))
+    }
     /// The time of a change after one at `last`: a clock that was set back does not make what is newer look older.
     /// Clients tell replies that crossed on their way by it.
     pub fn after(&self, last: Time) -> Time {

@@ -53,8 +53,8 @@ impl World {
     }
     pub fn change<T>(&mut self, body: impl Fn(&mut Cx<'_>) -> Result<T>) -> Result<T> {
         self.now += 1;
-        let layout = || {
-            let scheme = Scheme { data: 4, parity: 2 };
+        let layout = |policy: &Policy| {
+            let scheme = policy.scheme.unwrap_or(Scheme { data: 4, parity: 2 });
             Some(LayoutPolicy { scheme, cell_shift: 20, first_pg: PgId(0), pg_count: 24 })
         };
         let known = self.at_home.clone();
@@ -92,7 +92,7 @@ impl World {
             deaths: 0,
             listened: &BTreeSet::new(),
             at_home: &at_home,
-            layout: &|| None,
+            layout: &|_| None,
         };
         let (mut out, mut conflicts) = (None, Vec::new());
         self.kv.read(&mut |read| {

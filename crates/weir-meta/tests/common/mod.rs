@@ -79,7 +79,7 @@ pub async fn start(world: &World) -> Node {
     let config = EngineConfig { cache_bytes: 1 << 20, journal_bytes_max: 4 << 20 };
     let kv = Engine::open(&env, Path::new("/meta"), config).await.unwrap();
     let targets = Arc::new(Targets::default());
-    let layout = || {
+    let layout = |_: &weir_proto::volume::Policy| {
         let scheme = Scheme { data: 4, parity: 2 };
         Some(LayoutPolicy { scheme, cell_shift: 20, first_pg: PgId(0), pg_count: 24 })
     };

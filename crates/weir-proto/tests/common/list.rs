@@ -8,7 +8,8 @@ macro_rules! for_every_message {
     ($check:ident) => {
         for_every_message!($check:
             coord::{TargetOffer, Join, Joined, TargetReport, Heartbeat, HeartbeatAck, GetMap, MapReply, ReportTarget,
-                CaughtUp, Leave, ClearTarget, GetStatus, ClusterStatus, LeadNamespace, LeadReply}
+                CaughtUp, Leave, ClearTarget, GetStatus, ClusterStatus, LeadNamespace, LeadReply,
+                MakeGroups}
             data::{Place, WriteFragment, CommitStripe, DropPrepared, WriteOverlay, OverlayWritten, MirrorOverlay,
                 ReadCell, CellRead, ReadOverlays, OverlayExtent, OverlaysRead, StatCell, CellStat, MarkMissing,
                 DropFile, GroupAt, ListCuts, CutList, Cut, DropFileReply, PreparedCell, SealCell, SealedCell, ListCells, CellList, CellSummary,
@@ -20,7 +21,8 @@ macro_rules! for_every_message {
                 Mkdir, Made, Symlink, Mknod, Link, Unlink, Rmdir, Removed, Rename, Renamed, SetAttr, Commit,
                 SetXattr, RemoveXattr, CreateNameless, NoteAccess, AccessTime, Recall}
             volume::{Quota, Policy, Volume, VolumeCreate, VolumeList, VolumePage, VolumeGet, VolumeAt, VolumeChange, VolumeDelete,
-                TakeRoom, Room, ReclaimRoom, HeldRoom}
+                TakeRoom, Room, ReclaimRoom, HeldRoom,
+                ScanInodes, Scanned, DirectoryFacts, FileFacts}
             relation::{Change, ReadChanges, Changes, NamedChange, AckChanges, DropCursor, RelationAdd, RelationList,
                 Relations, RelationDo, RelationInfo, Aside, RelationResolve, TakeWork, WorkTaken, RelationWork,
                 Expected, HomeAttrs, NameWork, ExtentWork, Finish, WorkDone, NameDone, ExtentDone, WhereAtHome,
