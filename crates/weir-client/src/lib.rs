@@ -34,6 +34,7 @@ mod recall;
 mod rooms;
 mod seek;
 mod session;
+mod shipping;
 mod status;
 mod turn;
 mod volumes;

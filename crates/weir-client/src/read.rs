@@ -378,7 +378,7 @@ impl Inner {
     }
 
     /// Bytes from targets.
-    async fn fetch(
+    pub async fn fetch(
         &self,
         node: &Node,
         layout: Layout,

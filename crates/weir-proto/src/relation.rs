@@ -176,7 +176,12 @@ message!(
     }
 );
 message!(WorkTaken { relations: Vec<RelationWork> });
-message!(RelationWork { relation: RelationId, url: String, names: Vec<NameWork>, extents: Vec<ExtentWork> });
+message!(RelationWork {
+    relation: RelationId,
+    url: String,
+    /// Nothing was ever shipped there.
+    is_new: bool,
+    names: Vec<NameWork>, extents: Vec<ExtentWork> });
 
 /// How home identifies what was left there, as the back end encodes it; empty: not known.
 pub type StampBytes = Bytes;

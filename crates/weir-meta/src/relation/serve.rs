@@ -363,13 +363,14 @@ impl Leader {
         items: usize,
     ) -> Result<Option<(RelationWork, CommitSeq)>> {
         loop {
-            let (mut offer, mut url) = (Offer::default(), String::new());
+            let (mut offer, mut url, mut is_new) = (Offer::default(), String::new(), false);
             self.kv.read(&mut |read| {
                 let Some(record) = store::find_relation(read, id)? else { return Ok(()) };
                 if record.paused.is_some() {
                     return Ok(());
                 }
                 url.clone_from(&record.url);
+                is_new = record.shipped_names == 0 && record.shipped_bytes == 0;
                 let look =
                     Look { read, relation: id, record: &record, session: r.session, bytes: r.bytes, items };
                 lane.names(&look, &mut offer)?;
@@ -379,7 +380,8 @@ impl Leader {
             let void = offer.has_void();
             let noted = self.settle_offer(id, lane, &offer)?;
             if !offer.is_empty() {
-                let work = RelationWork { relation: id, url, names: offer.names, extents: offer.extents };
+                let work =
+                    RelationWork { relation: id, url, is_new, names: offer.names, extents: offer.extents };
                 return Ok(Some((work, noted)));
             }
             if !void {

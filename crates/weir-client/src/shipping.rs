@@ -1,0 +1,121 @@
+//! Relations as movers and administrators see them: asked of the leader each time, nothing is kept.
+use crate::Client;
+use crate::node::Node;
+use bytes::Bytes;
+use std::time::Duration;
+use weir_proto::map::Layout;
+use weir_proto::meta::Cred;
+use weir_proto::relation::*;
+use weir_proto::{InodeId, Result, SessionId, VolumeId};
+
+/// For movers.
+impl Client {
+    /// Work for a mover. Waits up to `wait` for some.
+    pub async fn take_work(
+        &self,
+        bytes: u64,
+        items: u32,
+        wait: Duration,
+        limited_by: &str,
+    ) -> Result<WorkTaken> {
+        let wait_ms = wait.as_millis() as u32;
+        let limited_by = limited_by.to_owned();
+        let ask = |session| TakeWork { session, bytes, items, wait_ms, limited_by: limited_by.clone() };
+        self.inner.session.ask(self.inner.deadline() + wait, ask).await
+    }
+    /// Tells what came of work. What was given to an earlier session of this client is not counted.
+    pub async fn work_done(
+        &self,
+        relation: RelationId,
+        names: Vec<NameDone>,
+        extents: Vec<ExtentDone>,
+    ) -> Result<()> {
+        let done = |session| WorkDone { session, relation, names: names.clone(), extents: extents.clone() };
+        self.inner.session.ask(self.inner.deadline(), done).await
+    }
+    pub async fn where_at_home(&self, ino: InodeId) -> Result<HomePlace> {
+        self.inner.session.ask(self.inner.deadline(), |session| WhereAtHome { session, ino }).await
+    }
+    /// Bytes that are committed, straight from targets: no lease is asked for and no writer is disturbed. What is being
+    /// overwritten meanwhile may be of either time.
+    pub async fn read_committed(
+        &self,
+        ino: InodeId,
+        layout: Layout,
+        offset: u64,
+        len: u64,
+    ) -> Result<Vec<Bytes>> {
+        let (node, end) = (Node::new(ino, 0), offset + len);
+        let parts = self.inner.fetch(&node, layout, &[(offset, end)], self.inner.deadline()).await?;
+        let clip = |(at, bytes): (u64, Bytes)| {
+            let from = offset.saturating_sub(at).min(bytes.len() as u64);
+            let to = end.saturating_sub(at).min(bytes.len() as u64);
+            (from < to).then(|| bytes.slice(from as usize..to as usize))
+        };
+        Ok(parts.into_iter().filter_map(clip).collect())
+    }
+}
+
+/// For administrators and followers.
+impl Client {
+    pub async fn add_relation(
+        &self,
+        cred: &Cred,
+        volume: VolumeId,
+        url: &str,
+        evict: bool,
+    ) -> Result<RelationInfo> {
+        let make = |op| RelationAdd {
+            op,
+            cred: cred.clone(),
+            volume,
+            url: url.to_owned(),
+            direction: Direction::Push,
+            evict,
+        };
+        self.inner.session.change(self.inner.deadline(), make).await
+    }
+    pub async fn relations(&self, volume: Option<VolumeId>) -> Result<Vec<RelationInfo>> {
+        let ask = |session: SessionId| RelationList { session, volume };
+        Ok(self.inner.session.ask(self.inner.deadline(), ask).await?.relations)
+    }
+    pub async fn change_relation(&self, cred: &Cred, relation: RelationId, verb: RelationVerb) -> Result<()> {
+        let make = |op| RelationDo { op, cred: cred.clone(), relation, verb };
+        self.inner.session.change(self.inner.deadline(), make).await
+    }
+    pub async fn resolve(
+        &self,
+        cred: &Cred,
+        relation: RelationId,
+        ino: InodeId,
+        how: Resolution,
+    ) -> Result<()> {
+        let make = |op| RelationResolve { op, cred: cred.clone(), relation, ino, how };
+        self.inner.session.change(self.inner.deadline(), make).await
+    }
+    /// Changes of a volume after `after`, or after what a cursor acknowledged; waits up to `wait` for the first.
+    pub async fn changes(
+        &self,
+        cred: &Cred,
+        volume: VolumeId,
+        cursor: Option<&str>,
+        after: u64,
+        wait: Duration,
+    ) -> Result<Changes> {
+        let (limit, wait_ms) = (CHANGES_MAX, wait.as_millis() as u32);
+        let ask = |session| {
+            let (cred, cursor) = (cred.clone(), cursor.map(str::to_owned));
+            ReadChanges { session, cred, volume, cursor, after, limit, wait_ms }
+        };
+        self.inner.session.ask(self.inner.deadline() + wait, ask).await
+    }
+    /// Makes the cursor if there is none: then changes are kept for it from now on.
+    pub async fn acknowledge(&self, cred: &Cred, volume: VolumeId, cursor: &str, upto: u64) -> Result<()> {
+        let make = |op| AckChanges { op, cred: cred.clone(), volume, cursor: cursor.to_owned(), upto };
+        self.inner.session.change(self.inner.deadline(), make).await
+    }
+    pub async fn drop_cursor(&self, cred: &Cred, volume: VolumeId, cursor: &str) -> Result<()> {
+        let make = |op| DropCursor { op, cred: cred.clone(), volume, cursor: cursor.to_owned() };
+        self.inner.session.change(self.inner.deadline(), make).await
+    }
+}

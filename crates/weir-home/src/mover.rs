@@ -1,0 +1,570 @@
+//! The mover: takes work from the metadata leader, reads like a client, writes home, tells what came of it.
+//!
+//! Always holds: memory is a window per stream, whatever the backlog; what is told as done is durable at home; ranges of one
+//! file are written in the order given. Everything may be done twice: a mover that dies is nobody's loss.
+//!
+//! Refuses to know: what is to be shipped next and in which order (the leader), how a home keeps things (the back ends).
+use crate::pace::{Pace, STREAMS_MAX};
+use crate::{Attrs, Expect, Fault, Home, HomePath, HomeWriter, Make, Outcome, Stamp, Xattr};
+use bytes::Bytes;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::{Notify, Semaphore, mpsc};
+use weir_client::Client;
+use weir_env::{BoxFuture, Env};
+use weir_proto::checksum::crc32c_append;
+use weir_proto::meta::FileKind;
+use weir_proto::relation::{
+    ExtentDone, ExtentWork, HomeAttrs, NameAction, NameDone, NameWork, Outcome as Told, RECEIPT_BLOCK,
+    RelationId, RelationWork,
+};
+use weir_proto::{Error, ErrorKind, InodeId, Result, Wire};
+
+/// Pieces of one stream that are read ahead of what is being written.
+const PIECES_AHEAD: usize = 2;
+/// Ranges and names that this mover has at most.
+const ITEMS_MAX: usize = 256;
+/// Bytes of ranges that this mover asks for at once. They are read piece by piece: this is no memory.
+const ASKED_MAX: u64 = 512 << 20;
+/// Changes of names that are made side by side.
+const NAMES_AT_ONCE: usize = 32;
+/// A request for work waits so long for some.
+const WAIT: Duration = Duration::from_secs(2);
+/// After an error that is nobody's fault here.
+const PAUSE: Duration = Duration::from_millis(500);
+/// The number of streams is looked at so often.
+const MEASURE: Duration = Duration::from_secs(1);
+
+/// Opens a home by its URL.
+pub trait OpenHome: Send + Sync + 'static {
+    /// `is_new`: nothing was ever shipped there for this relation.
+    fn open(&self, url: &str, relation: RelationId, is_new: bool) -> BoxFuture<'_, Outcome<Arc<dyn Home>>>;
+}
+
+/// A running mover. Cheap to clone.
+#[derive(Clone)]
+pub struct Mover {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    env: Env,
+    client: Client,
+    opener: Arc<dyn OpenHome>,
+    relations: Mutex<BTreeMap<RelationId, Arc<Relation>>>,
+    /// Items that are under way.
+    items: AtomicUsize,
+    less: Notify,
+}
+
+/// What this mover does for one relation.
+struct Relation {
+    id: RelationId,
+    home: Arc<dyn Home>,
+    done: mpsc::UnboundedSender<Done>,
+    streams: Semaphore,
+    /// Streams to be given up when they end.
+    surplus: AtomicUsize,
+    pace: Mutex<Pace>,
+    /// Ranges of files that wait for their turn, by file.
+    files: Mutex<BTreeMap<InodeId, VecDeque<ExtentWork>>>,
+    meter: Meter,
+}
+
+/// Where the time of streams goes.
+#[derive(Default)]
+struct Meter {
+    bytes: AtomicU64,
+    reading_us: AtomicU64,
+    writing_us: AtomicU64,
+    busy: AtomicUsize,
+}
+
+enum Done {
+    Name(NameDone),
+    Extent(ExtentDone),
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Mover {
+    pub fn new(env: Env, client: Client, opener: Arc<dyn OpenHome>) -> Mover {
+        let relations = Mutex::default();
+        let shared =
+            Shared { env, client, opener, relations, items: AtomicUsize::new(0), less: Notify::new() };
+        Mover { shared: Arc::new(shared) }
+    }
+
+    /// Works for ever.
+    pub async fn run(&self) {
+        let shared = &self.shared;
+        loop {
+            let less = shared.less.notified();
+            let under_way = shared.items.load(Relaxed);
+            if under_way >= ITEMS_MAX {
+                less.await;
+                continue;
+            }
+            let items = (ITEMS_MAX - under_way) as u32;
+            match shared.client.take_work(ASKED_MAX, items, WAIT, &shared.limited_by()).await {
+                Ok(taken) => {
+                    for work in taken.relations {
+                        shared.begin(work).await;
+                    }
+                }
+                Err(e) => {
+                    tracing::debug!("no work: {e}");
+                    shared.env.clock.sleep(PAUSE).await;
+                }
+            }
+        }
+    }
+}
+
+impl Shared {
+    async fn begin(self: &Arc<Self>, work: RelationWork) {
+        self.items.fetch_add(work.names.len() + work.extents.len(), Relaxed);
+        let relation = match self.relation(&work).await {
+            Ok(relation) => relation,
+            Err(fault) => return self.refuse_all(work, fault),
+        };
+        if !work.names.is_empty() {
+            let (me, relation, names) = (self.clone(), relation.clone(), work.names);
+            self.env.tasks.spawn("names", async move { me.names(&relation, names).await });
+        }
+        for item in work.extents {
+            let (ino, mut files) = (item.ino, lock(&relation.files));
+            if let Some(queue) = files.get_mut(&ino) {
+                queue.push_back(item);
+                continue;
+            }
+            files.insert(ino, VecDeque::from([item]));
+            drop(files);
+            let (me, relation) = (self.clone(), relation.clone());
+            self.env.tasks.spawn("ship file", async move { me.file(&relation, ino).await });
+        }
+    }
+
+    /// Opens the home when it is first needed.
+    async fn relation(self: &Arc<Self>, work: &RelationWork) -> Outcome<Arc<Relation>> {
+        if let Some(known) = lock(&self.relations).get(&work.relation) {
+            return Ok(known.clone());
+        }
+        let home = self.opener.open(&work.url, work.relation, work.is_new).await?;
+        let (done, told) = mpsc::unbounded_channel();
+        let pace = Pace::default();
+        let relation = Arc::new(Relation {
+            id: work.relation,
+            home,
+            done,
+            streams: Semaphore::new(pace.streams()),
+            surplus: AtomicUsize::new(0),
+            pace: Mutex::new(pace),
+            files: Mutex::default(),
+            meter: Meter::default(),
+        });
+        lock(&self.relations).insert(work.relation, relation.clone());
+        let (me, of) = (self.clone(), relation.clone());
+        self.env.tasks.spawn("tell", async move { me.tell(of.id, told).await });
+        let (me, of) = (self.clone(), relation.clone());
+        self.env.tasks.spawn("pace", async move { me.keep_pace(&of).await });
+        Ok(relation)
+    }
+
+    fn refuse_all(self: &Arc<Self>, work: RelationWork, fault: Fault) {
+        let outcome = told(&fault);
+        let names: Vec<NameDone> =
+            work.names.iter().map(|n| NameDone { number: n.number, outcome: outcome.clone() }).collect();
+        let extents: Vec<ExtentDone> = work.extents.iter().map(|e| extent_done(e, outcome.clone())).collect();
+        let (me, count) = (self.clone(), names.len() + extents.len());
+        self.env.tasks.spawn("tell", async move {
+            if let Err(e) = me.client.work_done(work.relation, names, extents).await {
+                tracing::debug!("the leader was not told: {e}");
+            }
+            me.end_items(count);
+        });
+    }
+
+    fn end_items(&self, count: usize) {
+        self.items.fetch_sub(count, Relaxed);
+        self.less.notify_one();
+    }
+
+    /// Tells the leader what is done: as much at once as there is.
+    async fn tell(&self, relation: RelationId, mut done: mpsc::UnboundedReceiver<Done>) {
+        let mut batch = Vec::new();
+        while done.recv_many(&mut batch, ITEMS_MAX).await > 0 {
+            let (mut names, mut extents, count) = (Vec::new(), Vec::new(), batch.len());
+            for done in batch.drain(..) {
+                match done {
+                    Done::Name(done) => names.push(done),
+                    Done::Extent(done) => extents.push(done),
+                }
+            }
+            if let Err(e) = self.client.work_done(relation, names, extents).await {
+                tracing::debug!("the leader was not told: {e}");
+            }
+            self.end_items(count);
+        }
+    }
+
+    // ---- names
+
+    /// The leader gives only what may be done side by side.
+    async fn names(&self, relation: &Relation, names: Vec<NameWork>) {
+        let at_once = Semaphore::new(NAMES_AT_ONCE);
+        let calls: Vec<_> = names
+            .iter()
+            .map(|work| async {
+                let _one = at_once.acquire().await;
+                act(&*relation.home, &work.action).await
+            })
+            .collect();
+        let outcomes = join_all(calls).await;
+        let settled = relation.home.settle().await;
+        for (work, outcome) in names.iter().zip(outcomes) {
+            let outcome = match (outcome, &settled) {
+                (Ok(stamp), Ok(())) => Told::Done { stamp },
+                (Err(fault), _) => told(&fault),
+                (Ok(_), Err(fault)) => told(fault),
+            };
+            let _ = relation.done.send(Done::Name(NameDone { number: work.number, outcome })); // ends with this mover
+        }
+    }
+
+    // ---- data
+
+    /// Writes what was given of a file, in order, until there is no more.
+    async fn file(&self, relation: &Relation, ino: InodeId) {
+        let stream = relation.streams.acquire().await;
+        relation.meter.busy.fetch_add(1, Relaxed);
+        let mut open: Option<Box<dyn HomeWriter>> = None;
+        let mut failed: Option<Told> = None;
+        let mut unsynced: Vec<ExtentDone> = Vec::new();
+        loop {
+            let next = lock(&relation.files).get_mut(&ino).and_then(VecDeque::pop_front);
+            let more = lock(&relation.files).get(&ino).is_some_and(|queue| !queue.is_empty());
+            let Some(item) = next else {
+                let mut files = lock(&relation.files);
+                // Something may have come meanwhile.
+                if files.get(&ino).is_none_or(VecDeque::is_empty) {
+                    files.remove(&ino);
+                    break;
+                }
+                continue;
+            };
+            if let Some(told) = &failed {
+                // What comes later in the file must not come first at home.
+                unsynced.push(extent_done(&item, told.clone()));
+                continue;
+            }
+            match self.extent(relation, &mut open, &item).await {
+                Ok(mut done) => {
+                    let synced = match (&done.outcome, &open) {
+                        // A sync for each range, but for a small one before others: they are synced together.
+                        (Told::Done { stamp }, Some(writer))
+                            if stamp.is_empty() && (!more || item.len >= RECEIPT_BLOCK) =>
+                        {
+                            Some(writer.sync().await)
+                        }
+                        _ => None,
+                    };
+                    match synced {
+                        None => {}
+                        Some(Ok(stamp)) => done.outcome = Told::Done { stamp: Bytes::from(stamp.to_bytes()) },
+                        Some(Err(fault)) => {
+                            failed = Some(told(&fault));
+                            done.outcome = told(&fault);
+                        }
+                    }
+                    let durable = matches!(&done.outcome, Told::Done { stamp } if !stamp.is_empty());
+                    unsynced.push(done);
+                    if durable {
+                        self.tell_all(relation, &mut unsynced);
+                    }
+                }
+                Err(outcome) => {
+                    failed = Some(outcome.clone());
+                    unsynced.push(extent_done(&item, outcome));
+                }
+            }
+        }
+        // What was never synced is not done.
+        if let Some(told) = &failed {
+            unsynced
+                .iter_mut()
+                .filter(|d| matches!(d.outcome, Told::Done { .. }))
+                .for_each(|d| d.outcome = told.clone());
+        }
+        self.tell_all(relation, &mut unsynced);
+        relation.meter.busy.fetch_sub(1, Relaxed);
+        let fewer = relation.surplus.fetch_update(Relaxed, Relaxed, |n| n.checked_sub(1)).is_ok();
+        if let (Ok(stream), true) = (stream, fewer) {
+            stream.forget();
+        }
+    }
+
+    fn tell_all(&self, relation: &Relation, done: &mut Vec<ExtentDone>) {
+        for done in done.drain(..) {
+            let _ = relation.done.send(Done::Extent(done)); // ends with this mover
+        }
+    }
+
+    /// One range, or the end of the file. The stamp of what is written but not synced yet is empty.
+    async fn extent(
+        &self,
+        relation: &Relation,
+        open: &mut Option<Box<dyn HomeWriter>>,
+        item: &ExtentWork,
+    ) -> std::result::Result<ExtentDone, Told> {
+        if open.is_none() {
+            let path = HomePath::parse(&item.path).map_err(|e| Told::Refused { why: e.to_string() })?;
+            let expect = expect(&*relation.home, &path, &item.expect).await.map_err(|f| told(&f))?;
+            *open = Some(relation.home.open_write(&path, &expect).await.map_err(|f| told(&f))?);
+        }
+        let writer = open.as_ref().expect("opened above");
+        let mut done = extent_done(item, Told::Done { stamp: Bytes::new() });
+        if let Some(finish) = &item.finish {
+            let attrs = attrs_of(&finish.attrs);
+            let stamp = writer.finish(finish.size, &attrs).await.map_err(|f| told(&f))?;
+            done.outcome = Told::Done { stamp: Bytes::from(stamp.to_bytes()) };
+            return Ok(done);
+        }
+        done.sums = self.copy(relation, &**writer, item).await?;
+        relation.meter.bytes.fetch_add(item.len, Relaxed);
+        Ok(done)
+    }
+
+    /// Copies a range piece by piece, reading ahead; the checksum of each piece.
+    async fn copy(
+        &self,
+        relation: &Relation,
+        writer: &dyn HomeWriter,
+        item: &ExtentWork,
+    ) -> std::result::Result<Vec<u32>, Told> {
+        let end = item.offset + item.len;
+        let (mut next, mut ahead, mut sums) = (item.offset, VecDeque::new(), Vec::new());
+        loop {
+            while next < end && ahead.len() < PIECES_AHEAD {
+                let (at, len) = (next, (end - next).min(RECEIPT_BLOCK));
+                let (tx, rx) = tokio::sync::oneshot::channel();
+                let (client, item) = (self.client.clone(), item.clone());
+                self.env.tasks.spawn("read piece", async move {
+                    let _ = tx.send(read(&client, &item, at, len).await); // nobody waits after an error
+                });
+                ahead.push_back((at, len, rx));
+                next += len;
+            }
+            let Some((at, len, rx)) = ahead.pop_front() else { return Ok(sums) };
+            let begun = self.env.clock.now();
+            let parts = match rx.await {
+                Ok(Ok(parts)) => parts,
+                Ok(Err(e)) => return Err(self.unread(&e).await),
+                Err(_) => return Err(Told::Moved {}),
+            };
+            let read = self.env.clock.now();
+            relation.meter.reading_us.fetch_add(read.since(begun).as_micros() as u64, Relaxed);
+            sums.push(parts.iter().fold(0, |sum, part| crc32c_append(sum, part)));
+            let zeros = parts.iter().all(|part| part.iter().all(|b| *b == 0));
+            let written = match zeros && relation.home.traits().holes {
+                true => writer.zero(at..at + len).await,
+                false => writer.write_at(at, parts).await,
+            };
+            relation.meter.writing_us.fetch_add(self.env.clock.now().since(read).as_micros() as u64, Relaxed);
+            written.map_err(|f| told(&f))?;
+        }
+    }
+
+    /// What is told when the volume cannot be read.
+    async fn unread(&self, e: &Error) -> Told {
+        match e.kind {
+            ErrorKind::Damaged => Told::Refused { why: format!("its data here cannot be read: {e}") },
+            ErrorKind::NotFound | ErrorKind::Stale => Told::Moved {},
+            _ => {
+                tracing::warn!("read what is to be shipped: {e}");
+                self.env.clock.sleep(PAUSE).await;
+                Told::Moved {}
+            }
+        }
+    }
+
+    // ---- pace
+
+    async fn keep_pace(&self, relation: &Relation) {
+        let (mut last, mut since) = (0, self.env.clock.now());
+        loop {
+            self.env.clock.sleep(MEASURE).await;
+            let (bytes, now) = (relation.meter.bytes.load(Relaxed), self.env.clock.now());
+            let rate = (bytes - last) as f64 / now.since(since).as_secs_f64().max(0.001);
+            let waiting = lock(&relation.files).len() > relation.meter.busy.load(Relaxed);
+            (last, since) = (bytes, now);
+            let mut pace = lock(&relation.pace);
+            let before = pace.streams();
+            if waiting && bytes > 0 {
+                pace.measured(rate);
+            }
+            let after = pace.streams();
+            if after > before {
+                relation.streams.add_permits(after - before);
+            } else if before > after {
+                let now = relation.streams.forget_permits(before - after);
+                relation.surplus.fetch_add(before - after - now, Relaxed);
+            }
+            relation.meter.reading_us.store(relation.meter.reading_us.load(Relaxed) / 2, Relaxed);
+            relation.meter.writing_us.store(relation.meter.writing_us.load(Relaxed) / 2, Relaxed);
+        }
+    }
+
+    /// What keeps this mover from being faster, in words; nothing where it has no more to do.
+    fn limited_by(&self) -> String {
+        let relations = lock(&self.relations);
+        let Some(busiest) = relations.values().max_by_key(|r| r.meter.busy.load(Relaxed)) else {
+            return String::new();
+        };
+        if busiest.meter.busy.load(Relaxed) == 0 {
+            return String::new();
+        }
+        let reading = busiest.meter.reading_us.load(Relaxed);
+        let writing = busiest.meter.writing_us.load(Relaxed);
+        let streams = lock(&busiest.pace).streams().min(STREAMS_MAX);
+        let share = 100 * writing.max(reading) / (writing + reading).max(1);
+        match writing >= reading {
+            true => format!(
+                "home takes no more ({share} % of the time is spent writing there, {streams} streams)"
+            ),
+            false => format!(
+                "the volume gives no more ({share} % of the time is spent reading it, {streams} streams)"
+            ),
+        }
+    }
+}
+
+async fn read(client: &Client, item: &ExtentWork, at: u64, len: u64) -> Result<Vec<Bytes>> {
+    if let Some(bytes) = &item.inline {
+        let from = (at - item.offset) as usize;
+        return Ok(vec![bytes.slice(from..from + len as usize)]);
+    }
+    let layout =
+        item.layout.ok_or_else(|| Error::stale(format!("inode {} has no data on targets", item.ino)))?;
+    client.read_committed(item.ino, layout, at, len).await
+}
+
+fn extent_done(item: &ExtentWork, outcome: Told) -> ExtentDone {
+    let (ino, offset, len) = (item.ino, item.offset, item.len);
+    ExtentDone { ino, offset, len, finished: item.finish.is_some(), sums: Vec::new(), outcome }
+}
+
+/// A fault as the leader hears of it.
+fn told(fault: &Fault) -> Told {
+    let why = fault.to_string();
+    match fault {
+        Fault::Diverged(_) => Told::Diverged { why },
+        Fault::Unreachable(_) | Fault::Full(_) | Fault::Denied(_) => Told::Later { why },
+        Fault::Broken(_) => Told::Refused { why },
+    }
+}
+
+fn attrs_of(attrs: &HomeAttrs) -> Attrs {
+    let mut xattrs: Vec<Xattr> =
+        attrs.xattrs.iter().map(|(name, value)| Xattr { name: name.clone(), value: value.clone() }).collect();
+    xattrs.sort_by(|a, b| a.name.cmp(&b.name));
+    let HomeAttrs { mode, uid, gid, atime, mtime, .. } = *attrs;
+    Attrs { mode, uid, gid, atime, mtime, xattrs }
+}
+
+/// What must be found. Without a stamp (home's root, or somebody decided that ours counts): what is there.
+async fn expect(
+    home: &dyn Home,
+    path: &HomePath,
+    expected: &weir_proto::relation::Expected,
+) -> Outcome<Expect> {
+    if expected.stamp.is_empty() {
+        let found = home.stat(path).await?;
+        return match found {
+            Some(found) => Ok(Expect::Ours(found.stamp)),
+            None => Err(Fault::diverged(path, None, None)),
+        };
+    }
+    let stamp =
+        Stamp::from_bytes(&expected.stamp).map_err(|e| Fault::new(crate::FaultKind::Broken, path, e))?;
+    Ok(if expected.writing { Expect::Ours(stamp) } else { Expect::Unchanged(stamp) })
+}
+
+/// Carries out a change of names; the stamp of what it left.
+async fn act(home: &dyn Home, action: &NameAction) -> Outcome<Bytes> {
+    let parse = |path: &Bytes| {
+        HomePath::parse(path).map_err(|e| Fault::new(crate::FaultKind::Broken, &HomePath::root(), e))
+    };
+    let stamp = match action {
+        NameAction::Make { path, kind, target, rdev, attrs } => {
+            let what = match kind {
+                FileKind::Directory => Make::Directory,
+                FileKind::Regular => Make::File,
+                FileKind::Symlink => Make::Symlink { target: target.clone() },
+                kind => Make::Special { kind: *kind, rdev: *rdev },
+            };
+            home.make(&parse(path)?, &what, &attrs_of(attrs)).await?
+        }
+        NameAction::Link { from, path, expect: expected } => {
+            let from = parse(from)?;
+            let expected = expect(home, &from, expected).await?;
+            home.link(&from, &expected, &parse(path)?).await?
+        }
+        NameAction::Remove { path, expect: expected, .. } => {
+            let path = parse(path)?;
+            if home.stat(&path).await?.is_none() {
+                return Ok(Bytes::new());
+            }
+            let expected = expect(home, &path, expected).await?;
+            home.remove(&path, &expected).await?;
+            return Ok(Bytes::new());
+        }
+        NameAction::Rename { from, to, expect: expected, replaced, .. } => {
+            let (from, to) = (parse(from)?, parse(to)?);
+            let expected = expect(home, &from, expected).await?;
+            let replaced = match replaced {
+                Some(replaced) => Some(expect(home, &to, replaced).await?),
+                None => None,
+            };
+            home.rename(&from, &expected, &to, replaced.as_ref()).await?
+        }
+        NameAction::Exchange { one, other, expect: expected, other_expect } => {
+            let (one, other) = (parse(one)?, parse(other)?);
+            let (a, b) = (expect(home, &one, expected).await?, expect(home, &other, other_expect).await?);
+            home.exchange(&one, &a, &other, &b).await?.0
+        }
+        NameAction::Attributes { path, attrs, expect: expected, .. } => {
+            let path = parse(path)?;
+            let expected = expect(home, &path, expected).await?;
+            home.set_attrs(&path, &expected, &attrs_of(attrs)).await?
+        }
+        NameAction::Resize { path, size, expect: expected } => {
+            let path = parse(path)?;
+            let expected = expect(home, &path, expected).await?;
+            home.resize(&path, &expected, *size).await?
+        }
+    };
+    Ok(Bytes::from(stamp.to_bytes()))
+}
+
+async fn join_all<T, F: Future<Output = T>>(calls: Vec<F>) -> Vec<T> {
+    let mut calls: Vec<_> = calls.into_iter().map(|call| (Box::pin(call), None)).collect();
+    std::future::poll_fn(move |cx| {
+        let mut waits = false;
+        for (call, out) in calls.iter_mut().filter(|(_, out)| out.is_none()) {
+            match call.as_mut().poll(cx) {
+                std::task::Poll::Ready(value) => *out = Some(value),
+                std::task::Poll::Pending => waits = true,
+            }
+        }
+        if waits {
+            return std::task::Poll::Pending;
+        }
+        std::task::Poll::Ready(calls.iter_mut().filter_map(|(_, out)| out.take()).collect())
+    })
+    .await
+}
