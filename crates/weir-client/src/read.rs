@@ -60,9 +60,9 @@ enum Read {
     Moved,
 }
 
-struct Fetched {
+pub struct Fetched {
     /// (offset, bytes) in order; they cover the ranges and may go beyond, to block borders.
-    parts: Vec<(u64, Bytes)>,
+    pub parts: Vec<(u64, Bytes)>,
     /// Some of it is zeros because there is nothing.
     holes: bool,
 }

@@ -46,13 +46,13 @@ impl Client {
         len: u64,
     ) -> Result<Vec<Bytes>> {
         let (node, end) = (Node::new(ino, 0), offset + len);
-        let parts = self.inner.fetch(&node, layout, &[(offset, end)], self.inner.deadline()).await?;
+        let fetched = self.inner.fetch(&node, layout, &[(offset, end)], self.inner.deadline()).await?;
         let clip = |(at, bytes): (u64, Bytes)| {
             let from = offset.saturating_sub(at).min(bytes.len() as u64);
             let to = end.saturating_sub(at).min(bytes.len() as u64);
             (from < to).then(|| bytes.slice(from as usize..to as usize))
         };
-        Ok(parts.into_iter().filter_map(clip).collect())
+        Ok(fetched.parts.into_iter().filter_map(clip).collect())
     }
 }
 

@@ -16,6 +16,7 @@ pub mod mover;
 pub mod order;
 pub mod pace;
 mod path;
+mod recall;
 mod s3;
 mod stamp;
 mod url;

@@ -5,6 +5,7 @@
 //!
 //! Refuses to know: what is to be shipped next and in which order (the leader), how a home keeps things (the back ends).
 use crate::pace::{Pace, STREAMS_MAX};
+use crate::recall;
 use crate::{Attrs, Expect, Fault, Home, HomePath, HomeWriter, Make, Outcome, Stamp, Xattr};
 use bytes::Bytes;
 use std::collections::{BTreeMap, VecDeque};
@@ -12,7 +13,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Notify, Semaphore, mpsc};
-use weir_client::Client;
+use weir_client::{Client, Recall};
 use weir_env::{BoxFuture, Env};
 use weir_proto::checksum::crc32c_append;
 use weir_proto::meta::FileKind;
@@ -28,6 +29,8 @@ const PIECES_AHEAD: usize = 2;
 const ITEMS_MAX: usize = 256;
 /// Bytes of ranges that this mover asks for at once. They are read piece by piece: this is no memory.
 const ASKED_MAX: u64 = 512 << 20;
+/// Ranges that are brought back at the same time.
+const RECALLS_AT_ONCE: usize = 8;
 /// Changes of names that are made side by side.
 const NAMES_AT_ONCE: usize = 32;
 /// A request for work waits so long for some.
@@ -101,6 +104,13 @@ impl Mover {
 
     /// Works for ever.
     pub async fn run(&self) {
+        let me = self.shared.clone();
+        let recalls = self.shared.env.tasks.spawn("recalls", async move { me.recalls().await });
+        self.ship().await;
+        recalls.abort();
+    }
+
+    async fn ship(&self) {
         let shared = &self.shared;
         loop {
             let less = shared.less.notified();
@@ -126,9 +136,57 @@ impl Mover {
 }
 
 impl Shared {
+    /// Brings evicted bytes back, for ever: readers wait for it, so nothing else is in its way.
+    async fn recalls(self: &Arc<Self>) {
+        let free = Arc::new(Semaphore::new(RECALLS_AT_ONCE));
+        loop {
+            let Ok(first) = free.clone().acquire_owned().await else { return };
+            let max = 1 + free.available_permits() as u32;
+            let taken = match self.client.take_recalls(max, WAIT).await {
+                Ok(taken) => taken,
+                Err(e) => {
+                    tracing::debug!("no recalls: {e}");
+                    self.env.clock.sleep(PAUSE).await;
+                    continue;
+                }
+            };
+            let mut permits = vec![first];
+            for recall in taken {
+                let permit = permits.pop().or_else(|| free.clone().try_acquire_owned().ok());
+                let me = self.clone();
+                self.env.tasks.spawn("recall", async move {
+                    let _one = permit;
+                    me.bring_back(recall).await;
+                });
+            }
+        }
+    }
+
+    async fn bring_back(self: &Arc<Self>, recall: Recall) {
+        let what = format!("inode {} bytes {} to {}", recall.work.ino, recall.work.from, recall.work.to);
+        let done = match self.bring(&recall).await {
+            Ok(()) => self.client.filled(recall).await,
+            Err(failed) => {
+                tracing::warn!("{what} could not be brought back: {}", failed.why);
+                self.client.recall_failed(recall, &failed.why, failed.retry).await
+            }
+        };
+        if let Err(e) = done {
+            tracing::debug!("{what}: the leader was not told: {e}");
+        }
+    }
+
+    async fn bring(self: &Arc<Self>, recall: &Recall) -> std::result::Result<(), recall::Failed> {
+        let place = self.client.where_at_home(recall.work.ino).await;
+        let place =
+            place.map_err(|e| recall::Failed { why: e.to_string(), retry: e.kind != ErrorKind::NotFound })?;
+        let relation = self.relation(place.relation, &place.url, false).await?;
+        recall::bring(&self.client, &*relation.home, &place, recall).await
+    }
+
     async fn begin(self: &Arc<Self>, work: RelationWork) {
         self.items.fetch_add(work.names.len() + work.extents.len(), Relaxed);
-        let relation = match self.relation(&work).await {
+        let relation = match self.relation(work.relation, &work.url, work.is_new).await {
             Ok(relation) => relation,
             Err(fault) => return self.refuse_all(work, fault),
         };
@@ -150,15 +208,15 @@ impl Shared {
     }
 
     /// Opens the home when it is first needed.
-    async fn relation(self: &Arc<Self>, work: &RelationWork) -> Outcome<Arc<Relation>> {
-        if let Some(known) = lock(&self.relations).get(&work.relation) {
+    async fn relation(self: &Arc<Self>, id: RelationId, url: &str, is_new: bool) -> Outcome<Arc<Relation>> {
+        if let Some(known) = lock(&self.relations).get(&id) {
             return Ok(known.clone());
         }
-        let home = self.opener.open(&work.url, work.relation, work.is_new).await?;
+        let home = self.opener.open(url, id, is_new).await?;
         let (done, told) = mpsc::unbounded_channel();
         let pace = Pace::default();
         let relation = Arc::new(Relation {
-            id: work.relation,
+            id,
             home,
             done,
             streams: Semaphore::new(pace.streams()),
@@ -167,7 +225,7 @@ impl Shared {
             files: Mutex::default(),
             meter: Meter::default(),
         });
-        lock(&self.relations).insert(work.relation, relation.clone());
+        lock(&self.relations).insert(id, relation.clone());
         let (me, of) = (self.clone(), relation.clone());
         self.env.tasks.spawn("tell", async move { me.tell(of.id, told).await });
         let (me, of) = (self.clone(), relation.clone());

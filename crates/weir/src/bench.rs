@@ -91,7 +91,7 @@ fn processes_of(dir: &Path) -> Outcome<Vec<Watched>> {
     let watched = |p: &crate::place::Process| {
         let running = PidFile::read(&place.pid_file(p)).filter(PidFile::alive)?;
         let role = match p.role {
-            RoleName::Mount => CpuRole::Client,
+            RoleName::Mount | RoleName::Mover => CpuRole::Client,
             RoleName::Storage => CpuRole::Storage,
             RoleName::Meta | RoleName::Coord => CpuRole::Names,
         };

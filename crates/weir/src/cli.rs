@@ -37,6 +37,9 @@ pub enum Command {
     Volume(crate::volume::VolumeCommand),
     /// Tell what a volume, a directory or everything holds: entries, sizes, the biggest, the fullest, by user
     Report(crate::report::Report),
+    /// Volumes and their homes: what is copied there, how far it is, what holds it back
+    #[command(subcommand)]
+    Relation(crate::relation::RelationCommand),
     /// Decode a target's directory offline
     Inspect(Inspect),
     /// Measure with workloads that verify what they read
@@ -54,6 +57,8 @@ pub enum Command {
     Meta(MetaRole),
     /// Run the storage role in the foreground
     Storage(StorageRole),
+    /// Run a mover in the foreground: it copies volumes to their homes and brings evicted data back
+    Mover(MoverRole),
     /// Configuration files
     #[command(subcommand)]
     Config(ConfigCommand),
@@ -84,6 +89,9 @@ pub struct Up {
     /// Mount the file system there; may be given several times
     #[arg(long, value_name = "PATH", value_hint = ValueHint::DirPath)]
     pub mount: Vec<PathBuf>,
+    /// Movers, which copy volumes to their homes and bring evicted data back [default: 0]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(0..=16))]
+    pub movers: Option<u32>,
     /// Keep everything in memory; `weir down` then leaves nothing
     #[arg(long)]
     pub memory: bool,
@@ -282,6 +290,18 @@ pub struct StorageRole {
     /// Pool of its targets
     #[arg(long)]
     pub pool: Option<String>,
+}
+
+#[derive(Args)]
+pub struct MoverRole {
+    #[command(flatten)]
+    pub role: RoleArgs,
+    /// The cluster of this directory (of `weir up`), instead of --config or --coordinator
+    #[arg(long, value_hint = ValueHint::DirPath)]
+    pub dir: Option<PathBuf>,
+    /// The namespace to work for
+    #[arg(long)]
+    pub namespace: Option<String>,
 }
 
 #[derive(Args)]

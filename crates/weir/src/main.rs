@@ -23,6 +23,7 @@ mod observe;
 mod place;
 mod process;
 mod report;
+mod relation;
 mod residence;
 mod roles;
 mod status;
@@ -93,6 +94,7 @@ fn run(command: cli::Command, environment: &roles::Environment) -> Outcome<ExitC
         Command::File(FileCommand::State(args)) => residence::state(&args),
         Command::Report(args) => report::report(&args),
         Command::Volume(command) => volume::run(&command),
+        Command::Relation(command) => relation::run(&command),
         Command::Inspect(args) => return inspect::inspect(&args),
         Command::Bench(bench) => return bench::run(bench, environment),
         Command::Demo(args) => return demo::demo(&args, environment),
@@ -101,6 +103,7 @@ fn run(command: cli::Command, environment: &roles::Environment) -> Outcome<ExitC
         Command::Coord(args) => roles::coord(&args, environment),
         Command::Meta(args) => roles::meta(&args, environment),
         Command::Storage(args) => roles::storage(&args, environment),
+        Command::Mover(args) => roles::mover(&args, environment),
         Command::Config(ConfigCommand::Reference) => {
             print!("{}", config::reference());
             Ok(())

@@ -41,14 +41,20 @@ pub enum RoleName {
     Meta,
     Storage,
     Mount,
+    Mover,
 }
 impl RoleName {
+    /// Whether other processes connect to it.
+    pub fn listens(self) -> bool {
+        !matches!(self, RoleName::Mount | RoleName::Mover)
+    }
     pub fn command(self) -> &'static str {
         match self {
             RoleName::Coord => "coord",
             RoleName::Meta => "meta",
             RoleName::Storage => "storage",
             RoleName::Mount => "mount",
+            RoleName::Mover => "mover",
         }
     }
 }
@@ -58,7 +64,7 @@ impl RoleName {
 pub struct Process {
     pub name: String,
     pub role: RoleName,
-    /// TCP port on the loopback address; 0 for mounts, which do not listen.
+    /// TCP port on the loopback address; 0 for mounts and movers, which do not listen.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub port: u16,
     /// Where its bytes are, or where it mounts.
@@ -164,7 +170,7 @@ impl Place {
         config.cluster.id = Some(self.manifest.cluster.clone());
         config.cluster.coordinators = self.coordinators().into_iter().map(Text).collect();
         config.node.name.clone_from(&process.name);
-        if process.role != RoleName::Mount {
+        if process.role.listens() {
             config.node.listen = self.addresses(process).into_iter().map(Text).collect();
         }
         match process.role {
@@ -179,6 +185,7 @@ impl Place {
                 config.storage.shared_by = self.manifest.targets;
             }
             RoleName::Mount => config.mount.path.clone_from(&process.path),
+            RoleName::Mover => {}
         }
         config
     }
@@ -193,6 +200,12 @@ pub fn processes(dir: &Path, targets: u32) -> Vec<Process> {
     ];
     all.extend((1..=targets).map(|n| process(format!("storage-{n}"), RoleName::Storage, &format!("t{n}"))));
     all
+}
+
+/// One more mover.
+pub fn mover_process(existing: &[Process]) -> Process {
+    let n = 1 + existing.iter().filter(|p| p.role == RoleName::Mover).count();
+    Process { name: format!("mover-{n}"), role: RoleName::Mover, port: 0, path: PathBuf::new() }
 }
 
 /// The name for one more mount.

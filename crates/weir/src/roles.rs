@@ -1,5 +1,5 @@
 //! Each role as a foreground process: configuration in, service up, readiness told, orderly end on a signal.
-use crate::cli::{CoordRole, MetaRole, MountRole, RoleArgs, StorageRole};
+use crate::cli::{CoordRole, MetaRole, MountRole, MoverRole, RoleArgs, StorageRole};
 use crate::config::{self, Config, Text};
 use crate::failure::{Doing, Failure, Outcome};
 use crate::observe::host_id;
@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
-use weir_client::{Client, ClientConfig};
+use weir_client::{Client, ClientConfig, NoKernel};
 use weir_coord::identity::{KnownTargets, TargetIdentity, open_target};
 use weir_coord::{Cluster, CoordConfig, Coordinator, Membership, Observer, no_reports};
 use weir_env::real::{RealConfig, env_with};
@@ -48,6 +48,9 @@ const LEAVE_PATIENCE: Duration = Duration::from_millis(500);
 const LAST_USE_PATIENCE: Duration = Duration::from_secs(5);
 /// Idle buffers that a server keeps: it must stay below 256 MiB in all.
 const SERVER_BUFFERS_BYTES: usize = 64 << 20;
+/// A mover caches nothing: what it holds are pieces on their way.
+const MOVER_MEMORY_BYTES: u64 = 16 * MIB;
+const MOVER_BUFFERS_BYTES: usize = 64 << 20;
 /// Locks that an attribute's value has room for.
 const LOCKS_SHOWN_MAX: usize = 150;
 /// More stripes than an attribute's value has room for are not listed.
@@ -486,12 +489,49 @@ async fn open_node(
     Ok(())
 }
 
+pub fn mover(args: &MoverRole, environment: &Environment) -> Outcome<()> {
+    let mut config = configure(&args.role, "mover")?;
+    if let Some(dir) = &args.dir {
+        use_place(&mut config, dir)?;
+    }
+    let namespace = args.namespace.clone().unwrap_or_else(|| config.mount.namespace.clone());
+    run(&args.role, config, environment, MOVER_BUFFERS_BYTES, move |node| run_mover(node, namespace))
+}
+
+async fn run_mover(node: Node, namespace: String) -> Outcome<()> {
+    let config = ClientConfig {
+        coordinators: node.coordinators()?,
+        namespace,
+        name: format!("mover {}", node.config.node.name),
+        host: node.config.node.host.clone(),
+        process: own_process(),
+        memory_bytes: MOVER_MEMORY_BYTES,
+        patience: ClientConfig::PATIENCE,
+        recall_patience: ClientConfig::RECALL_PATIENCE,
+    };
+    let cluster = node.observe(Role::Mount).await?;
+    let client = Client::connect(node.env.clone(), config, Arc::new(NoKernel)).await?;
+    let opener = crate::relation::Homes::new(node.env.clone(), cluster.id());
+    let mover = weir_home::mover::Mover::new(node.env.clone(), client.clone(), Arc::new(opener));
+    node.ready("mover")?;
+    let work = node.env.tasks.spawn("mover", async move { mover.run().await });
+    stop_signal().await?;
+    work.abort();
+    client.shutdown().await.map_err(|e| e.doing("close the mover's session").into())
+}
+
+/// The cluster that `weir up` made in a directory.
+fn use_place(config: &mut Config, dir: &Path) -> Outcome<()> {
+    let place = Place::open(dir)?;
+    config.cluster.id = Some(place.manifest.cluster.clone());
+    config.cluster.coordinators = place.coordinators().into_iter().map(Text).collect();
+    Ok(())
+}
+
 pub fn mount(args: &MountRole, environment: &Environment) -> Outcome<()> {
     let mut config = configure(&args.role, "mount")?;
     if let Some(dir) = &args.dir {
-        let place = Place::open(dir)?;
-        config.cluster.id = Some(place.manifest.cluster.clone());
-        config.cluster.coordinators = place.coordinators().into_iter().map(Text).collect();
+        use_place(&mut config, dir)?;
     }
     if let Some(path) = &args.path {
         config.mount.path.clone_from(path);

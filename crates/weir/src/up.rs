@@ -70,11 +70,12 @@ pub fn bring_up(args: &cli::Up) -> Outcome<(Place, Vec<Started>)> {
         fs::create_dir_all(path).doing(format_args!("make the mount point {}", path.display()))?;
     }
     add_mounts(&mut place, &args.mount)?;
+    add_movers(&mut place, args.movers)?;
     choose_ports(&mut place)?;
     let mut started = start_all(&place, &[RoleName::Coord])?;
     started.extend(start_all(&place, &[RoleName::Meta, RoleName::Storage])?);
     wait_healthy(&place, &started)?;
-    started.extend(start_all(&place, &[RoleName::Mount])?);
+    started.extend(start_all(&place, &[RoleName::Mount, RoleName::Mover])?);
     Ok((place, started))
 }
 
@@ -151,7 +152,7 @@ fn choose_ports(place: &mut Place) -> Outcome<()> {
         .filter(|&n| {
             let process = &place.manifest.processes[n];
             let running = PidFile::read(&place.pid_file(process)).is_some_and(|pid| pid.alive());
-            process.role != RoleName::Mount && !running
+            process.role.listens() && !running
         })
         .collect();
     for n in stopped {
@@ -228,6 +229,15 @@ fn add_mounts(place: &mut Place, paths: &[PathBuf]) -> Outcome<()> {
             let mount = place::mount_process(&place.manifest.processes, path);
             place.manifest.processes.push(mount);
         }
+    }
+    place.save()
+}
+
+/// There are never fewer than there were.
+fn add_movers(place: &mut Place, wanted: Option<u32>) -> Outcome<()> {
+    while place.of_role(RoleName::Mover).count() < wanted.unwrap_or(0) as usize {
+        let mover = place::mover_process(&place.manifest.processes);
+        place.manifest.processes.push(mover);
     }
     place.save()
 }
@@ -327,7 +337,7 @@ fn as_table(place: &Place, started: &[Started]) -> String {
 impl Place {
     fn addresses_shown(&self, process: &Process) -> Vec<String> {
         match process.role {
-            RoleName::Mount => Vec::new(),
+            RoleName::Mount | RoleName::Mover => Vec::new(),
             _ => self.addresses(process).iter().map(ToString::to_string).collect(),
         }
     }
@@ -363,7 +373,12 @@ pub fn down(args: &cli::Down) -> Outcome<()> {
 /// had to be killed.
 pub fn take_down(place: &Place) -> Outcome<Vec<String>> {
     let mut killed = Vec::new();
-    let order = [&[RoleName::Mount][..], &[RoleName::Meta], &[RoleName::Coord], &[RoleName::Storage]];
+    let order = [
+        &[RoleName::Mount, RoleName::Mover][..],
+        &[RoleName::Meta],
+        &[RoleName::Coord],
+        &[RoleName::Storage],
+    ];
     for roles in order {
         let group: Vec<&Process> =
             place.manifest.processes.iter().filter(|p| roles.contains(&p.role)).collect();

@@ -42,6 +42,8 @@ pub enum VolumeCommand {
     Admin(Admin),
     /// Show from where on room is made by eviction, or set a volume's marks
     Eviction(crate::eviction::Eviction),
+    /// Print what changes in the volume, one JSON object per line
+    Changes(crate::relation::Follow),
 }
 
 /// Where the cluster is.
@@ -181,6 +183,7 @@ pub struct Admin {
 
 pub fn run(command: &VolumeCommand) -> Outcome<()> {
     let at = match command {
+        VolumeCommand::Changes(args) => &args.at,
         VolumeCommand::List(at) => at,
         VolumeCommand::Create(args) => &args.at,
         VolumeCommand::Show(args) => &args.at,
@@ -239,6 +242,7 @@ pub fn own_cred() -> Cred {
 
 /// What a command has to say.
 enum Told {
+    Nothing,
     All(Vec<Volume>),
     One(Volume),
     Done(&'static str, Volume),
@@ -276,6 +280,10 @@ async fn carry_out(client: &Client, command: &VolumeCommand) -> Outcome<Told> {
                 ..VolumeEdit::default()
             };
             Told::Done("changed", change(client, &cred, &args.name, edit).await?)
+        }
+        VolumeCommand::Changes(args) => {
+            crate::relation::follow(client, args).await?;
+            Told::Nothing
         }
         VolumeCommand::Admin(args) => {
             let edit = |volume: &Volume| {
@@ -434,6 +442,7 @@ impl Told {
     fn print(&self, json: bool) {
         match (self, json) {
             (Told::Levels(levels), json) => eviction::show(levels, json),
+            (Told::Nothing, _) => {}
             (Told::All(all), true) => println!("{:#}", Value::Array(all.iter().map(as_json).collect())),
             (Told::All(all), false) => print!("{}", as_table(all)),
             (Told::One(one) | Told::Done(_, one), true) => println!("{:#}", as_json(one)),

@@ -83,10 +83,9 @@ pub fn add(cx: &mut Cx<'_>, r: &RelationAdd) -> Result<RelationInfo> {
 }
 
 fn check_url(url: &str) -> Result<()> {
-    let known = ["file:///", "s3://", "weir://"];
-    if url.len() > URL_MAX || !known.iter().any(|scheme| url.starts_with(scheme)) {
+    if url.len() > URL_MAX || !url.starts_with("file:///") {
         return Err(Error::invalid(format!(
-            "home {url:?}: expected file:///PATH, s3://BUCKET/PREFIX or weir://…, at most {URL_MAX} bytes"
+            "home {url:?}: expected file:///PATH, a directory that movers reach, at most {URL_MAX} bytes"
         )));
     }
     Ok(())
@@ -173,7 +172,10 @@ pub fn drop_cursor(cx: &mut Cx<'_>, r: &DropCursor) -> Result<()> {
 }
 
 pub fn where_at_home(view: &mut View<'_>, ino: InodeId) -> Result<HomePlace> {
-    for (id, record) in store::relations(view.read)? {
+    // What was evicted was so because a relation allows it: that one is asked first.
+    let mut relations = store::relations(view.read)?;
+    relations.sort_by_key(|(_, record)| !record.evict);
+    for (id, record) in relations {
         let Some(path) = tree::path(view.read, id, ino)? else { continue };
         let Some(twin) = tree::find_twin(view.read, id, ino)? else { continue };
         let receipts = store::receipts_of(view.read, id, ino)?;

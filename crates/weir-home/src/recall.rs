@@ -1,0 +1,175 @@
+//! Bringing evicted bytes back: read from home, verified against the receipts that home once gave, filled into the volume.
+//!
+//! Always holds: bytes that do not have the checksum of their receipt are never handed to a reader; which file it was, and
+//! where, is said instead.
+use crate::{Expect, Fault, Home, HomePath, HomeReader, Stamp};
+use bytes::{Bytes, BytesMut};
+use weir_client::{Client, Recall};
+use weir_proto::checksum::crc32c_append;
+use weir_proto::relation::{HomePlace, RECEIPT_BLOCK, Receipt};
+use weir_proto::{Error, Result, Wire};
+
+/// Bytes read at once, at least.
+const PIECE_BYTES: u64 = 4 << 20;
+
+/// A block of a receipt: these bytes had this checksum when home got them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Block {
+    start: u64,
+    end: u64,
+    sum: u32,
+}
+
+/// The blocks that reach into `from..to`, in order.
+fn blocks(receipts: &[Receipt], from: u64, to: u64) -> Vec<Block> {
+    let mut found: Vec<Block> = receipts
+        .iter()
+        .flat_map(|receipt| {
+            receipt.sums.iter().enumerate().map(|(i, sum)| {
+                let start = receipt.offset + i as u64 * RECEIPT_BLOCK;
+                let end = (start + RECEIPT_BLOCK).min(receipt.offset + receipt.len);
+                Block { start, end, sum: *sum }
+            })
+        })
+        .filter(|block| block.start < to && from < block.end)
+        .collect();
+    found.sort_by_key(|block| block.start);
+    found
+}
+
+/// Compares bytes that come in order with the blocks they are in.
+struct Check {
+    blocks: std::vec::IntoIter<Block>,
+    now: Option<(Block, u32)>,
+}
+
+impl Check {
+    fn new(blocks: Vec<Block>) -> Check {
+        let mut blocks = blocks.into_iter();
+        let now = blocks.next().map(|block| (block, 0));
+        Check { blocks, now }
+    }
+    /// The next bytes, from `at` on; an error names the block that is not what it was.
+    fn feed(&mut self, mut at: u64, mut bytes: &[u8]) -> Result<()> {
+        while let Some((block, sum)) = &mut self.now {
+            let skipped = block.start.saturating_sub(at).min(bytes.len() as u64);
+            (at, bytes) = (at + skipped, &bytes[skipped as usize..]);
+            let n = (block.end - at).min(bytes.len() as u64) as usize;
+            *sum = crc32c_append(*sum, &bytes[..n]);
+            (at, bytes) = (at + n as u64, &bytes[n..]);
+            if at < block.end {
+                return Ok(());
+            }
+            if *sum != block.sum {
+                return Err(Error::damaged(format!(
+                    "bytes {} to {} at home are not what was shipped: their checksum is {sum:08x}, not {:08x}",
+                    block.start, block.end, block.sum
+                )));
+            }
+            self.now = self.blocks.next().map(|block| (block, 0));
+        }
+        Ok(())
+    }
+}
+
+/// Why bytes could not be brought back, and whether another try may help.
+pub struct Failed {
+    pub why: String,
+    pub retry: bool,
+}
+impl From<Fault> for Failed {
+    fn from(fault: Fault) -> Failed {
+        let retry = !matches!(fault, Fault::Diverged(_) | Fault::Broken(_));
+        Failed { why: fault.to_string(), retry }
+    }
+}
+
+/// Brings a range back; it is in the volume when this returns, but not told yet.
+pub async fn bring(
+    client: &Client,
+    home: &dyn Home,
+    place: &HomePlace,
+    recall: &Recall,
+) -> std::result::Result<(), Failed> {
+    let broken = |e: Error| Failed { why: e.to_string(), retry: false };
+    let path = HomePath::parse(&place.path).map_err(broken)?;
+    let stamp = Stamp::from_bytes(&place.stamp).map_err(broken)?;
+    let reader = home.open_read(&path, &Expect::Unchanged(stamp)).await?;
+    let (from, to) = (recall.work.from, recall.work.to);
+    let blocks = blocks(&place.receipts, from, to);
+    // A block that begins before or ends behind is read whole, to be compared.
+    let first = blocks.first().map_or(from, |block| block.start.min(from));
+    let last = blocks.last().map_or(to, |block| block.end.max(to));
+    let mut check = Check::new(blocks);
+    let stripe = recall.work.layout.stripe_bytes();
+    let step = stripe * PIECE_BYTES.div_ceil(stripe);
+    for (start, end, fills) in [(first, from, false), (from, to, true), (to, last, false)] {
+        let mut at = start;
+        while at < end {
+            let len = (end - at).min(step);
+            let bytes = read(&*reader, &path, at, len).await?;
+            check.feed(at, &bytes).map_err(|e| broken(e.doing(format_args!("read {path} at home"))))?;
+            if fills {
+                client
+                    .fill(recall, at, bytes)
+                    .await
+                    .map_err(|e| Failed { why: e.to_string(), retry: true })?;
+            }
+            at += len;
+        }
+    }
+    Ok(())
+}
+
+async fn read(
+    reader: &dyn HomeReader,
+    path: &HomePath,
+    at: u64,
+    len: u64,
+) -> std::result::Result<Bytes, Failed> {
+    let mut bytes = BytesMut::with_capacity(len as usize);
+    while (bytes.len() as u64) < len {
+        let parts = reader.read_at(at + bytes.len() as u64, len as usize - bytes.len()).await?;
+        if parts.iter().all(Bytes::is_empty) {
+            let why = format!("{path} at home ends before byte {}", at + len);
+            return Err(Failed { why, retry: false });
+        }
+        parts.iter().for_each(|part| bytes.extend_from_slice(part));
+    }
+    Ok(bytes.freeze())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use weir_proto::checksum::crc32c;
+
+    #[test]
+    fn what_is_not_what_was_shipped_is_seen_whatever_the_pieces() {
+        let bytes: Vec<u8> = (0..9_000_000u32).map(|i| (i * 7 + i / 256) as u8).collect();
+        let sums =
+            |from: usize, to: usize| bytes[from..to].chunks(RECEIPT_BLOCK as usize).map(crc32c).collect();
+        let receipts = [
+            Receipt { offset: 5_000_000, len: 4_000_000, sums: sums(5_000_000, 9_000_000) },
+            Receipt { offset: 0, len: 5_000_000, sums: sums(0, 5_000_000) },
+        ];
+        let all = blocks(&receipts, 100, 8_999_999);
+        assert_eq!(
+            all.iter().map(|b| (b.start, b.end)).collect::<Vec<_>>(),
+            [(0, 4 << 20), (4 << 20, 5_000_000), (5_000_000, 9_000_000)]
+        );
+        for step in [1 << 20, 999_983, 9_000_000] {
+            let feed = |bytes: &[u8]| {
+                let mut check = Check::new(all.clone());
+                bytes.chunks(step).enumerate().try_for_each(|(i, part)| check.feed((i * step) as u64, part))
+            };
+            feed(&bytes).unwrap();
+            for damaged in [0, 4_999_999, 8_999_999] {
+                let mut bad = bytes.clone();
+                bad[damaged] ^= 1;
+                let error = feed(&bad).unwrap_err().to_string();
+                assert!(error.contains("are not what was shipped"), "{error}");
+            }
+        }
+    }
+}

@@ -1,0 +1,394 @@
+//! `weir relation` and `weir volume changes`: asks the metadata leader as a client does; and how a mover opens homes.
+use crate::failure::{Failure, Outcome};
+use crate::observe;
+use crate::status::coordinators;
+use crate::table;
+use crate::volume::{Cluster, connect, named, own_cred};
+use clap::{Args, Subcommand, ValueEnum};
+use serde_json::{Value, json};
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use weir_client::Client;
+use weir_env::{BoxFuture, Env};
+use weir_home::mover::OpenHome;
+use weir_home::{Fault, FileHome, FileHomeConfig, Home, IdMap, LaneLimits};
+use weir_proto::relation::{Change, RelationId, RelationInfo, RelationState, RelationVerb, Resolution, What};
+use weir_proto::{ClusterId, Error, ErrorKind, InodeId, VolumeId};
+
+/// Between looks of `--follow`.
+const FOLLOW_WAIT: Duration = Duration::from_secs(10);
+
+#[derive(Subcommand)]
+pub enum RelationCommand {
+    /// Give a volume a home: what is in it, and what comes, is copied there
+    ///
+    /// The home is a directory that movers reach, like file:///gpfs/home/beamline: a local or a mounted one (NFS). It must be
+    /// empty. Data arrives there while it is being written; names, sizes and deletes follow in the order in which they happened.
+    Add(Add),
+    /// Show all relations
+    List(List),
+    /// Show one relation: state, lag, backlog, what limits it, what is set aside
+    Show(One),
+    /// Copy nothing until `weir relation resume`
+    Pause(One),
+    /// Go on copying
+    Resume(One),
+    /// End the relation; what is at home stays there
+    Remove(One),
+    /// Decide about an item that is set aside
+    Resolve(Resolve),
+}
+
+#[derive(Args)]
+pub struct Add {
+    /// The volume
+    pub volume: String,
+    /// Where its home is, like file:///path
+    pub url: String,
+    /// What is at home may be evicted here: its names stay, its data comes back when it is read
+    #[arg(long)]
+    pub evict: bool,
+    #[command(flatten)]
+    pub at: Cluster,
+}
+
+#[derive(Args)]
+pub struct List {
+    /// Only those of this volume
+    pub volume: Option<String>,
+    #[command(flatten)]
+    pub at: Cluster,
+}
+
+#[derive(Args)]
+pub struct One {
+    /// The relation as `weir relation list` shows it, like r1
+    pub relation: String,
+    #[command(flatten)]
+    pub at: Cluster,
+}
+
+#[derive(Args)]
+pub struct Resolve {
+    /// The relation, like r1
+    pub relation: String,
+    /// The item's inode as `weir relation show` tells it, like i2000003
+    pub inode: String,
+    /// What counts
+    #[arg(long, value_enum)]
+    pub keep: Keep,
+    #[command(flatten)]
+    pub at: Cluster,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+pub enum Keep {
+    /// What is in the volume: what is at home is overwritten
+    Volume,
+    /// Nothing yet: home was put right, try again
+    Retry,
+}
+
+#[derive(Args)]
+pub struct Follow {
+    /// The volume
+    pub name: String,
+    /// Wait for more, for ever
+    #[arg(long)]
+    pub follow: bool,
+    /// Remember under this name how far was read: the next call goes on there, and nothing is forgotten meanwhile
+    #[arg(long, value_name = "NAME")]
+    pub cursor: Option<String>,
+    /// Forget the cursor
+    #[arg(long, requires = "cursor", conflicts_with = "follow")]
+    pub drop: bool,
+    #[command(flatten)]
+    pub at: Cluster,
+}
+
+pub fn run(command: &RelationCommand) -> Outcome<()> {
+    let at = match command {
+        RelationCommand::Add(args) => &args.at,
+        RelationCommand::List(args) => &args.at,
+        RelationCommand::Resolve(args) => &args.at,
+        RelationCommand::Show(args)
+        | RelationCommand::Pause(args)
+        | RelationCommand::Resume(args)
+        | RelationCommand::Remove(args) => &args.at,
+    };
+    with_client(at, async |client| carry_out(client, command, at.cluster.json).await)
+}
+
+fn with_client(at: &Cluster, work: impl AsyncFnOnce(&Client) -> Outcome<()>) -> Outcome<()> {
+    let found: Vec<weir_env::Addr> = coordinators(&at.cluster)?;
+    observe::block_on(async {
+        let client = connect(found, &at.namespace).await?;
+        let done = work(&client).await;
+        client.shutdown().await?;
+        done
+    })
+}
+
+async fn carry_out(client: &Client, command: &RelationCommand, json: bool) -> Outcome<()> {
+    let cred = own_cred();
+    match command {
+        RelationCommand::Add(args) => {
+            let volume = named(client, &args.volume).await?;
+            let made = client.add_relation(&cred, volume.id, &args.url, args.evict).await.map_err(explain)?;
+            if json {
+                println!("{:#}", as_json(&made));
+            } else {
+                println!("{}: {} goes to {}", made.id, args.volume, made.url);
+            }
+        }
+        RelationCommand::List(args) => {
+            let volume = match &args.volume {
+                Some(name) => Some(named(client, name).await?.id),
+                None => None,
+            };
+            list(&client.relations(volume).await?, json);
+        }
+        RelationCommand::Show(args) => show(&find(client, &args.relation).await?, json),
+        RelationCommand::Pause(args) => change(client, args, RelationVerb::Pause, "paused").await?,
+        RelationCommand::Resume(args) => change(client, args, RelationVerb::Resume, "goes on").await?,
+        RelationCommand::Remove(args) => change(client, args, RelationVerb::Remove, "removed").await?,
+        RelationCommand::Resolve(args) => {
+            let relation = find(client, &args.relation).await?;
+            let how = match args.keep {
+                Keep::Volume => Resolution::KeepVolume,
+                Keep::Retry => Resolution::Retry,
+            };
+            client.resolve(&cred, relation.id, parse_inode(&args.inode)?, how).await.map_err(explain)?;
+            println!("{}: tried again", args.inode);
+        }
+    }
+    Ok(())
+}
+
+async fn change(client: &Client, args: &One, verb: RelationVerb, said: &str) -> Outcome<()> {
+    let relation = find(client, &args.relation).await?;
+    client.change_relation(&own_cred(), relation.id, verb).await.map_err(explain)?;
+    println!("{}: {said}", relation.id);
+    Ok(())
+}
+
+async fn find(client: &Client, name: &str) -> Outcome<RelationInfo> {
+    let all = client.relations(None).await?;
+    all.into_iter().find(|r| r.id.to_string() == name).ok_or_else(|| {
+        let error = Error::not_found(format!("there is no relation {name:?}"));
+        Failure::new(error, "`weir relation list` shows all, like r1")
+    })
+}
+
+fn parse_inode(text: &str) -> Outcome<InodeId> {
+    let number = text.strip_prefix('i').and_then(|hex| u64::from_str_radix(hex, 16).ok());
+    number.map(InodeId).ok_or_else(|| {
+        let error = Error::invalid(format!("{text:?} is no inode"));
+        Failure::new(error, "`weir relation show` names what is set aside, like i2000003")
+    })
+}
+
+fn explain(e: Error) -> Failure {
+    match e.kind {
+        ErrorKind::Denied => {
+            Failure::new(e, "the volume's owner, its administrators and the superuser may do that")
+        }
+        ErrorKind::Exists => Failure::new(e, "`weir relation list` shows it"),
+        _ => e.into(),
+    }
+}
+
+fn state(info: &RelationInfo) -> String {
+    match &info.state {
+        RelationState::Synced {} => "synced".into(),
+        RelationState::Copying {} => "copying".into(),
+        RelationState::Paused { why } => format!("paused {why}"),
+        RelationState::Diverged { items } => format!("diverged in {items} items"),
+    }
+}
+
+/// Seconds until nothing is left at the present rate.
+fn eta_s(info: &RelationInfo) -> Option<u64> {
+    (info.backlog_bytes > 0 && info.rate > 0).then(|| info.backlog_bytes / info.rate)
+}
+
+fn as_json(info: &RelationInfo) -> Value {
+    let aside: Vec<Value> = info
+        .aside
+        .iter()
+        .map(|a| {
+            json!({
+                "inode": a.ino.to_string(), "path": String::from_utf8_lossy(&a.path), "diverged": a.diverged,
+                "why": a.why, "at_ns": a.at.nanos,
+            })
+        })
+        .collect();
+    let word = match &info.state {
+        RelationState::Synced {} => "synced",
+        RelationState::Copying {} => "copying",
+        RelationState::Paused { .. } => "paused",
+        RelationState::Diverged { .. } => "diverged",
+    };
+    json!({
+        "relation": info.id.to_string(), "volume": info.volume_name, "url": info.url, "evict": info.evict,
+        "state": word, "lag_ms": info.lag_ms, "backlog_bytes": info.backlog_bytes,
+        "backlog_names": info.backlog_names, "unseen_directories": info.unseen_directories,
+        "rate_bytes_per_s": info.rate, "eta_s": eta_s(info), "shipped_bytes": info.shipped_bytes,
+        "shipped_names": info.shipped_names, "movers": info.movers, "limited_by": info.limited_by, "aside": aside,
+    })
+}
+
+fn list(all: &[RelationInfo], as_json_too: bool) {
+    if as_json_too {
+        println!("{:#}", Value::Array(all.iter().map(as_json).collect()));
+        return;
+    }
+    let rows: Vec<Vec<String>> = all
+        .iter()
+        .map(|r| {
+            let lag = format!("{:.1} s", r.lag_ms as f64 / 1000.0);
+            vec![
+                r.id.to_string(),
+                r.volume_name.clone(),
+                r.url.clone(),
+                state(r),
+                lag,
+                table::bytes(r.backlog_bytes),
+                format!("{}/s", table::bytes(r.rate)),
+            ]
+        })
+        .collect();
+    print!("{}", table::render(&["RELATION", "VOLUME", "HOME", "STATE", "LAG", "BACKLOG", "RATE"], &rows));
+}
+
+fn show(info: &RelationInfo, json: bool) {
+    if json {
+        println!("{:#}", as_json(info));
+        return;
+    }
+    let evict = if info.evict { "data at home may be evicted here" } else { "data stays here, too" };
+    println!("{}: {} → {} ({evict})", info.id, info.volume_name, info.url);
+    println!("  state       {}", state(info));
+    println!("  lag         {:.1} s", info.lag_ms as f64 / 1000.0);
+    let (bytes, rate) = (table::bytes(info.backlog_bytes), table::bytes(info.rate));
+    println!("  backlog     {bytes}, {} names", info.backlog_names);
+    if info.unseen_directories > 0 {
+        println!("  first look  {} directories are still to be looked at", info.unseen_directories);
+    }
+    let eta = eta_s(info).map_or(String::new(), |s| format!(", {s} s to finish"));
+    println!("  rate        {rate}/s{eta}");
+    println!("  shipped     {}, {} names", table::bytes(info.shipped_bytes), info.shipped_names);
+    println!("  movers      {}", info.movers);
+    if !info.limited_by.is_empty() {
+        println!("  limited by  {}", info.limited_by);
+    }
+    for item in &info.aside {
+        println!("  set aside   {} {}: {}", item.ino, String::from_utf8_lossy(&item.path), item.why);
+    }
+}
+
+// ---- the changelog
+
+/// One change per line. With a cursor what was printed is acknowledged once it is out: a crash prints it again.
+pub async fn follow(client: &Client, args: &Follow) -> Outcome<()> {
+    let (cred, volume) = (own_cred(), named(client, &args.name).await?.id);
+    if let (Some(cursor), true) = (&args.cursor, args.drop) {
+        return client.drop_cursor(&cred, volume, cursor).await.map_err(explain);
+    }
+    if let Some(cursor) = &args.cursor {
+        client.acknowledge(&cred, volume, cursor, 0).await.map_err(explain)?;
+    }
+    let wait = if args.follow { FOLLOW_WAIT } else { Duration::ZERO };
+    let (mut after, mut out) = (0, std::io::stdout());
+    loop {
+        let got =
+            client.changes(&cred, volume, args.cursor.as_deref(), after, wait).await.map_err(explain)?;
+        let Some(last) = got.changes.last().map(|c| c.change.number) else {
+            if args.follow {
+                continue;
+            }
+            return Ok(());
+        };
+        for named in &got.changes {
+            let line = change_json(volume, &named.change).to_string();
+            writeln!(out, "{line}").map_err(|e| Error::from_io("print a change", &e))?;
+        }
+        out.flush().map_err(|e| Error::from_io("print a change", &e))?;
+        after = last;
+        if let Some(cursor) = &args.cursor {
+            client.acknowledge(&cred, volume, cursor, last).await.map_err(explain)?;
+        }
+    }
+}
+
+fn change_json(volume: VolumeId, change: &Change) -> Value {
+    let name = |name: &bytes::Bytes| String::from_utf8_lossy(name).into_owned();
+    let mut value = match &change.what {
+        What::Made { ino, kind, parent, name: n } => {
+            json!({ "what": "made", "inode": ino.0, "kind": format!("{kind:?}").to_lowercase(), "parent": parent.0, "name": name(n) })
+        }
+        What::Linked { ino, parent, name: n } => {
+            json!({ "what": "linked", "inode": ino.0, "parent": parent.0, "name": name(n) })
+        }
+        What::Removed { ino, parent, name: n, last, .. } => {
+            json!({ "what": "removed", "inode": ino.0, "parent": parent.0, "name": name(n), "last": last })
+        }
+        What::Renamed { ino, parent, name: n, new_parent, new_name, replaced, .. } => json!({
+            "what": "renamed", "inode": ino.0, "parent": parent.0, "name": name(n), "new_parent": new_parent.0,
+            "new_name": name(new_name), "replaced": replaced.map(|(ino, _)| ino.0),
+        }),
+        What::Exchanged { ino, other, parent, name: n, other_parent, other_name } => json!({
+            "what": "exchanged", "inode": ino.0, "other": other.0, "parent": parent.0, "name": name(n),
+            "other_parent": other_parent.0, "other_name": name(other_name),
+        }),
+        What::Attributes { ino } => json!({ "what": "attributes", "inode": ino.0 }),
+        What::Data { ino, offset, len } => {
+            json!({ "what": "data", "inode": ino.0, "offset": offset, "len": len })
+        }
+        What::Resized { ino, size } => json!({ "what": "resized", "inode": ino.0, "size": size }),
+        What::Complete { ino, size } => json!({ "what": "complete", "inode": ino.0, "size": size }),
+    };
+    value["number"] = json!(change.number);
+    value["at_ns"] = json!(change.at.nanos);
+    value["volume"] = json!(volume.0);
+    value
+}
+
+// ---- homes
+
+/// Opens homes for a mover.
+pub struct Homes {
+    env: Env,
+    cluster: ClusterId,
+}
+
+impl Homes {
+    pub fn new(env: Env, cluster: ClusterId) -> Homes {
+        Homes { env, cluster }
+    }
+}
+
+impl OpenHome for Homes {
+    fn open(
+        &self,
+        url: &str,
+        relation: RelationId,
+        is_new: bool,
+    ) -> BoxFuture<'_, Result<Arc<dyn Home>, Fault>> {
+        // The mark at home: another cluster's relation, or another one of this cluster, is not written over.
+        let mark = format!("cluster {} relation {relation}", self.cluster);
+        let path = url.strip_prefix("file://").map(PathBuf::from);
+        let url = url.to_owned();
+        Box::pin(async move {
+            let Some(path) = path else {
+                let why = format!("{url}: this mover knows homes in directories only, like file:///path");
+                return Err(Fault::Broken(Error::unsupported(why)));
+            };
+            let (ids, limits) = (IdMap::default(), LaneLimits::default());
+            let config = FileHomeConfig { path, relation: mark, is_new, ids, limits };
+            Ok(Arc::new(FileHome::open(&self.env, config).await?) as Arc<dyn Home>)
+        })
+    }
+}

@@ -1,0 +1,267 @@
+//! Claim: what is written in a volume with a home arrives there while it is written, exactly; a mover that dies is nobody's
+//! loss; what was changed at home is never written over silently; what is at home may be evicted and comes back, or is named.
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "tests are users of the operating system"
+)]
+mod common;
+
+use common::{Cluster, can_mount, pattern, text, wait_until, weir};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::os::unix::fs::{FileExt, MetadataExt, symlink};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A cluster with a volume `data` whose home is a directory.
+struct Bench {
+    cluster: Cluster,
+    _home: tempfile::TempDir,
+    home: PathBuf,
+    data: PathBuf,
+}
+
+impl Bench {
+    fn start() -> Bench {
+        let cluster = Cluster::with(1, &["--movers", "1"]);
+        let at = tempfile::tempdir().unwrap();
+        let home = at.path().join("home");
+        fs::create_dir(&home).unwrap();
+        let data = cluster.mount().join("data");
+        let bench = Bench { cluster, _home: at, home, data };
+        bench.tell(&["volume", "create", "data"]);
+        bench
+    }
+    fn relate(&self) {
+        self.tell(&["relation", "add", "data", &format!("file://{}", self.home.display()), "--evict"]);
+    }
+    fn try_tell(&self, args: &[&str]) -> std::process::Output {
+        let dir = self.cluster.dir();
+        weir(&[args, &["--dir", dir.to_str().unwrap()]].concat())
+    }
+    fn tell(&self, args: &[&str]) -> String {
+        let output = self.try_tell(args);
+        assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
+        text(&output.stdout)
+    }
+    fn relation(&self) -> Value {
+        let shown = self.tell(&["relation", "show", "r1", "--json"]);
+        serde_json::from_str(&shown).unwrap()
+    }
+    fn wait_state(&self, state: &str) {
+        let (mut last, started) = (Value::Null, std::time::Instant::now());
+        while started.elapsed() < PATIENCE {
+            last = self.relation();
+            if last["state"] == state {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        panic!("the relation is not {state}: {last:#}\n{}", self.cluster.logs());
+    }
+    /// Everything there is below a directory, as it matters.
+    fn tree(root: &Path) -> BTreeMap<PathBuf, String> {
+        let (mut tree, mut queue) = (BTreeMap::new(), vec![root.to_path_buf()]);
+        while let Some(dir) = queue.pop() {
+            for entry in fs::read_dir(&dir).unwrap() {
+                let path = entry.unwrap().path();
+                if path.ends_with(".weir-home") {
+                    continue;
+                }
+                let m = fs::symlink_metadata(&path).unwrap();
+                let content = if m.is_dir() {
+                    queue.push(path.clone());
+                    String::new()
+                } else if m.is_symlink() {
+                    fs::read_link(&path).unwrap().display().to_string()
+                } else {
+                    let bytes = fs::read(&path).unwrap();
+                    format!("{} bytes, crc {:08x}, {} links", bytes.len(), crc(&bytes), m.nlink())
+                };
+                let shown = format!(
+                    "{:o} {}:{} {}.{:09} {content}",
+                    m.mode(),
+                    m.uid(),
+                    m.gid(),
+                    m.mtime(),
+                    m.mtime_nsec()
+                );
+                tree.insert(path.strip_prefix(root).unwrap().to_path_buf(), shown);
+            }
+        }
+        tree
+    }
+    fn assert_same(&self) {
+        assert_eq!(Bench::tree(&self.data), Bench::tree(&self.home));
+    }
+}
+
+fn crc(bytes: &[u8]) -> u32 {
+    weir_proto::checksum::crc32c(bytes)
+}
+
+#[test]
+fn a_growing_file_is_at_home_as_a_prefix_and_names_follow() {
+    if !can_mount() {
+        return;
+    }
+    let bench = Bench::start();
+    // Some of it was there before the relation.
+    fs::create_dir(bench.data.join("before")).unwrap();
+    fs::write(bench.data.join("before/old"), pattern(1, 300_000)).unwrap();
+    bench.relate();
+    let (bytes, mut written) = (pattern(2, 24 << 20), 0);
+    let mut file = File::create(bench.data.join("growing")).unwrap();
+    while written < bytes.len() {
+        file.write_all(&bytes[written..written + (6 << 20)]).unwrap();
+        written += 6 << 20;
+        // Without a sync or a close: it comes by itself.
+        wait_until("some of what was written to be at home", PATIENCE, || {
+            fs::metadata(bench.home.join("growing")).is_ok_and(|m| m.len() + (6 << 20) > written as u64)
+        });
+        let there = fs::read(bench.home.join("growing")).unwrap();
+        assert!(there == bytes[..there.len()], "home shows something else than a prefix");
+    }
+    drop(file);
+    let data = &bench.data;
+    fs::create_dir_all(data.join("a/b")).unwrap();
+    fs::write(data.join("a/b/small"), b"small").unwrap();
+    fs::hard_link(data.join("a/b/small"), data.join("a/other name")).unwrap();
+    symlink("b/small", data.join("a/link")).unwrap();
+    fs::write(data.join("a/replaced"), b"first").unwrap();
+    fs::write(data.join("a/new"), pattern(3, 5 << 20)).unwrap();
+    fs::rename(data.join("a/new"), data.join("a/replaced")).unwrap();
+    fs::rename(data.join("a/b"), data.join("before/b")).unwrap();
+    let sparse = File::create(data.join("sparse")).unwrap();
+    sparse.write_all_at(b"end", 9_000_000).unwrap();
+    drop(sparse);
+    let cut = File::options().write(true).open(data.join("before/old")).unwrap();
+    cut.set_len(1000).unwrap();
+    cut.write_all_at(b"after the cut", 2000).unwrap();
+    drop(cut);
+    fs::write(data.join("gone"), b"gone").unwrap();
+    fs::remove_file(data.join("gone")).unwrap();
+    fs::set_permissions(data.join("growing"), std::os::unix::fs::PermissionsExt::from_mode(0o640)).unwrap();
+    bench.wait_state("synced");
+    bench.assert_same();
+    let relation = bench.relation();
+    assert_eq!((&relation["lag_ms"], &relation["backlog_bytes"]), (&0.into(), &0.into()));
+}
+
+#[test]
+fn a_mover_that_is_killed_in_the_middle_of_a_file_is_nobodys_loss() {
+    if !can_mount() {
+        return;
+    }
+    let bench = Bench::start();
+    bench.relate();
+    let bytes = pattern(4, 48 << 20);
+    let mut file = File::create(bench.data.join("big")).unwrap();
+    for (i, part) in bytes.chunks(4 << 20).enumerate() {
+        file.write_all(part).unwrap();
+        if i % 4 == 3 {
+            wait_until("some of it to be at home", PATIENCE, || {
+                fs::metadata(bench.home.join("big")).is_ok_and(|m| m.len() > (i as u64) << 20)
+            });
+            bench.cluster.kill("mover-1");
+            fs::rename(bench.data.join("big"), bench.data.join("x")).unwrap();
+            fs::rename(bench.data.join("x"), bench.data.join("big")).unwrap();
+            bench.cluster.up();
+        }
+    }
+    drop(file);
+    bench.wait_state("synced");
+    bench.assert_same();
+    assert!(fs::read(bench.home.join("big")).unwrap() == bytes);
+}
+
+#[test]
+fn what_somebody_changed_at_home_is_not_written_over() {
+    if !can_mount() {
+        return;
+    }
+    let bench = Bench::start();
+    bench.relate();
+    fs::write(bench.data.join("f"), b"from the volume").unwrap();
+    fs::write(bench.data.join("g"), b"undisturbed").unwrap();
+    bench.wait_state("synced");
+    fs::write(bench.home.join("f"), b"by a stranger at home").unwrap();
+    fs::write(bench.data.join("f"), b"from the volume again").unwrap();
+    bench.wait_state("diverged");
+    assert_eq!(fs::read(bench.home.join("f")).unwrap(), b"by a stranger at home");
+    let relation = bench.relation();
+    let item = &relation["aside"][0];
+    assert_eq!((&item["path"], &item["diverged"]), (&"f".into(), &true.into()), "{relation:#}");
+    // The others are not held up.
+    fs::write(bench.data.join("g"), b"goes on").unwrap();
+    wait_until("another file to be shipped", PATIENCE, || {
+        fs::read(bench.home.join("g")).is_ok_and(|bytes| bytes == b"goes on")
+    });
+    bench.tell(&["relation", "resolve", "r1", item["inode"].as_str().unwrap(), "--keep", "volume"]);
+    bench.wait_state("synced");
+    assert_eq!(fs::read(bench.home.join("f")).unwrap(), b"from the volume again");
+    bench.assert_same();
+    let refused = bench.try_tell(&["relation", "add", "data", "ftp://x"]);
+    assert_eq!(refused.status.code(), Some(2), "{}", text(&refused.stderr));
+}
+
+#[test]
+fn what_is_at_home_is_evicted_and_comes_back_or_is_named() {
+    if !can_mount() {
+        return;
+    }
+    let bench = Bench::start();
+    bench.relate();
+    let bytes = pattern(5, 20 << 20);
+    let path = bench.data.join("frames");
+    fs::write(&path, &bytes).unwrap();
+    bench.wait_state("synced");
+    let state = || -> Value {
+        let shown = weir(&["file", "state", path.to_str().unwrap(), "--json"]);
+        assert!(shown.status.success(), "{}", text(&shown.stderr));
+        let value: Value = serde_json::from_slice(&shown.stdout).unwrap();
+        if value.is_array() { value[0].clone() } else { value }
+    };
+    let evict = || {
+        let done = weir(&["file", "evict", path.to_str().unwrap()]);
+        assert!(done.status.success(), "{}", text(&done.stderr));
+        assert_eq!(state()["offline"], 20 << 20);
+    };
+    evict();
+    let before = fs::metadata(&path).unwrap();
+    assert_eq!(before.len(), 20 << 20, "the name and its attributes stay");
+    assert!(fs::read(&path).unwrap() == bytes);
+    assert_eq!(state()["offline"], 0);
+
+    // Writing to what is away brings it back first.
+    evict();
+    File::options().write(true).open(&path).unwrap().write_all_at(b"new", 7_000_000).unwrap();
+    let mut expected = bytes;
+    expected[7_000_000..7_000_003].copy_from_slice(b"new");
+    assert!(fs::read(&path).unwrap() == expected);
+    bench.wait_state("synced");
+    bench.assert_same();
+
+    // Damage at home that size and time do not show: the checksum does.
+    evict();
+    let home = bench.home.join("frames");
+    let (accessed, modified) = {
+        let m = fs::metadata(&home).unwrap();
+        (m.accessed().unwrap(), m.modified().unwrap())
+    };
+    let damaged = File::options().write(true).open(&home).unwrap();
+    damaged.write_all_at(b"rotten", 15_000_000).unwrap();
+    damaged.set_times(fs::FileTimes::new().set_accessed(accessed).set_modified(modified)).unwrap();
+    drop(damaged);
+    let mut file = File::open(&path).unwrap();
+    let mut read = Vec::new();
+    let error = file.read_to_end(&mut read).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EIO));
+    assert!(read == expected[..read.len()], "what was read is right");
+    assert!(bench.cluster.logs().contains("are not what was shipped"));
+}
