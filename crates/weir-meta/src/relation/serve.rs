@@ -465,6 +465,11 @@ impl Leader {
                     other => set_aside(txn, r.relation, done.ino, wall, other),
                 }
             }
+            for ino in lane.at_rest_after(r) {
+                if let Some(twin) = tree::find_twin(txn, r.relation, ino)? {
+                    txn.put(&keys::twin(r.relation, ino), &Twin { writing: false, ..twin }.to_value());
+                }
+            }
             record.shipped_bytes += shipped;
             txn.put(&keys::relation(r.relation), &record.to_value());
             Ok(())
@@ -539,7 +544,6 @@ fn receive(
         if !newer {
             txn.delete(&keys::pending(relation, done.ino, FINISH));
             twin.complete = finish;
-            twin.writing = false;
         }
     } else {
         let end = done.offset.saturating_add(done.len);
@@ -559,6 +563,22 @@ fn receive(
 }
 
 impl Lane {
+    /// Files of which no mover has anything any more, and the last stamp tells how they are.
+    fn at_rest_after(&self, r: &WorkDone) -> Vec<InodeId> {
+        let is_told = |ino: InodeId, offset: u64| {
+            r.extents
+                .iter()
+                .any(|d| (d.ino, d.offset) == (ino, offset) && matches!(&d.outcome, Outcome::Done { .. }))
+        };
+        let mut files: Vec<InodeId> = r.extents.iter().map(|done| done.ino).collect();
+        files.dedup();
+        files.retain(|ino| {
+            let mut out = self.extents_out.range((*ino, 0)..=(*ino, u64::MAX)).peekable();
+            out.peek().is_some()
+                && out.all(|((_, offset), out)| out.session == r.session && is_told(*ino, *offset))
+        });
+        files
+    }
     pub(super) fn forget_cut(&mut self, number: u64) {
         self.cuts.retain(|_, numbers| {
             numbers.remove(&number);
