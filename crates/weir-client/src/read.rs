@@ -64,7 +64,7 @@ pub struct Fetched {
     /// (offset, bytes) in order; they cover the ranges and may go beyond, to block borders.
     pub parts: Vec<(u64, Bytes)>,
     /// Some of it is zeros because there is nothing.
-    holes: bool,
+    pub holes: bool,
 }
 
 impl Assembly {

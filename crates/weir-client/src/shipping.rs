@@ -5,8 +5,9 @@ use bytes::Bytes;
 use std::time::Duration;
 use weir_proto::map::Layout;
 use weir_proto::meta::Cred;
+use weir_proto::recall::EvictedRanges;
 use weir_proto::relation::*;
-use weir_proto::{InodeId, Result, SessionId, VolumeId};
+use weir_proto::{Error, InodeId, Result, SessionId, VolumeId};
 
 /// For movers.
 impl Client {
@@ -47,6 +48,17 @@ impl Client {
     ) -> Result<Vec<Bytes>> {
         let (node, end) = (Node::new(ino, 0), offset + len);
         let fetched = self.inner.fetch(&node, layout, &[(offset, end)], self.inner.deadline()).await?;
+        if fetched.holes {
+            // Zeros because there is nothing, or because it is at a home only?
+            let away = self.inner.session.ask(self.inner.deadline(), |session| EvictedRanges {
+                session,
+                ino,
+                from: offset,
+            });
+            if away.await?.ranges.iter().any(|range| range.from < end && offset < range.to) {
+                return Err(Error::stale(format!("file {ino}: bytes {offset} to {end} are evicted")));
+            }
+        }
         let clip = |(at, bytes): (u64, Bytes)| {
             let from = offset.saturating_sub(at).min(bytes.len() as u64);
             let to = end.saturating_sub(at).min(bytes.len() as u64);

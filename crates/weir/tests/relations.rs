@@ -225,7 +225,7 @@ fn what_is_at_home_is_evicted_and_comes_back_or_is_named() {
         let shown = weir(&["file", "state", path.to_str().unwrap(), "--json"]);
         assert!(shown.status.success(), "{}", text(&shown.stderr));
         let value: Value = serde_json::from_slice(&shown.stdout).unwrap();
-        value["files"][0].clone()
+        value[0].clone()
     };
     let evict = || {
         let done = weir(&["file", "evict", path.to_str().unwrap()]);

@@ -357,6 +357,7 @@ impl Lane {
             expect: tree::expected(&twin),
             finish,
         };
+        let evicted = if inode.evicted > 0 { store::evicted_of(look.read, ino)? } else { Vec::new() };
         let begun = offer.extents.len();
         let mut all_out = true;
         for (at, range) in &ranges {
@@ -376,6 +377,11 @@ impl Lane {
                 let next_out =
                     self.extents_of(ino).map(|((_, s), _)| *s).find(|s| *s > start).unwrap_or(u64::MAX);
                 let len = (end - start).min(EXTENT_MAX).min(next_out - start);
+                if evicted.iter().any(|(from, to)| *from < start + len && start < *to) {
+                    // At another home only: not to be had here until somebody recalls it.
+                    all_out = false;
+                    break;
+                }
                 *left = left.saturating_sub(len);
                 let bytes = inline.as_ref().map(|bytes| part(bytes, start, len));
                 let out =

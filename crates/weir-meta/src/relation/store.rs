@@ -2,6 +2,7 @@
 use super::pending::{self, Apart, Ranges};
 use super::record::{FINISH, Pending, ReceiptRecord, RelationRecord};
 use crate::keys;
+use crate::namespace::evict;
 use crate::record::Record;
 use weir_kv::{Read, Scan, Txn};
 use weir_proto::relation::{RECEIPT_BLOCK, RelationId};
@@ -103,6 +104,11 @@ pub fn delete_range(txn: &mut dyn Txn, start: &[u8], end: &[u8], limit: usize) -
     let found = collect(txn, start, end, limit, |key, _| Ok(key.to_vec()))?;
     found.iter().for_each(|key| txn.delete(key));
     Ok(found.len())
+}
+
+/// The bytes of a file that are at home only: (from, to). Whoever reads them from targets reads zeros.
+pub fn evicted_of(read: &dyn Read, ino: InodeId) -> Result<Vec<(u64, u64)>> {
+    Ok(evict::ranges(read, ino, 0, usize::MAX)?.iter().map(|found| (found.from, found.range.to)).collect())
 }
 
 // ---- receipts

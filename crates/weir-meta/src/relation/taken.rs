@@ -101,7 +101,9 @@ fn take_one(
 fn unproved(read: &dyn Read, relation: RelationId, ino: InodeId, size: u64) -> Result<Vec<(u64, u64)>> {
     let receipts = store::receipts_of(read, relation, ino)?.into_iter().map(|(at, r)| (at, at + r.len));
     let pending = store::pending_of(read, relation, ino)?.into_iter().map(|(at, p)| (at, at + p.len));
-    let mut covered: Vec<(u64, u64)> = receipts.chain(pending).collect();
+    // What is evicted is at home for certain, and cannot be read here.
+    let evicted = store::evicted_of(read, ino)?;
+    let mut covered: Vec<(u64, u64)> = receipts.chain(pending).chain(evicted).collect();
     covered.sort_unstable();
     let (mut at, mut gaps) = (0, Vec::new());
     for (from, to) in covered.into_iter().chain([(size, size)]) {
