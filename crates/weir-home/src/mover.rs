@@ -177,11 +177,23 @@ impl Shared {
     }
 
     async fn bring(self: &Arc<Self>, recall: &Recall) -> std::result::Result<(), recall::Failed> {
-        let place = self.client.where_at_home(recall.work.ino).await;
-        let place =
-            place.map_err(|e| recall::Failed { why: e.to_string(), retry: e.kind != ErrorKind::NotFound })?;
-        let relation = self.relation(place.relation, &place.url, false).await?;
-        recall::bring(&self.client, &*relation.home, &place, recall).await
+        let mut before = None;
+        loop {
+            let place = self.client.where_at_home(recall.work.ino).await.map_err(|e| recall::Failed {
+                why: e.to_string(),
+                retry: e.kind != ErrorKind::NotFound,
+                diverged: false,
+            })?;
+            let relation = self.relation(place.relation, &place.url, false).await?;
+            match recall::bring(&self.client, &*relation.home, &place, recall).await {
+                // Another range of the file may have been shipped meanwhile: what is expected changes with it.
+                Err(failed) if failed.diverged && before.as_ref() != Some(&place) => {
+                    before = Some(place);
+                    self.env.clock.sleep(PAUSE).await;
+                }
+                done => return done,
+            }
+        }
     }
 
     async fn begin(self: &Arc<Self>, work: RelationWork) {

@@ -76,11 +76,14 @@ impl Check {
 pub struct Failed {
     pub why: String,
     pub retry: bool,
+    /// Home was not as it should be: perhaps because a mover has just written there.
+    pub diverged: bool,
 }
 impl From<Fault> for Failed {
     fn from(fault: Fault) -> Failed {
         let retry = !matches!(fault, Fault::Diverged(_) | Fault::Broken(_));
-        Failed { why: fault.to_string(), retry }
+        let diverged = matches!(fault, Fault::Diverged(_));
+        Failed { why: fault.to_string(), retry, diverged }
     }
 }
 
@@ -91,10 +94,11 @@ pub async fn bring(
     place: &HomePlace,
     recall: &Recall,
 ) -> std::result::Result<(), Failed> {
-    let broken = |e: Error| Failed { why: e.to_string(), retry: false };
+    let broken = |e: Error| Failed { why: e.to_string(), retry: false, diverged: false };
     let path = HomePath::parse(&place.path).map_err(broken)?;
-    let stamp = Stamp::from_bytes(&place.stamp).map_err(broken)?;
-    let reader = home.open_read(&path, &Expect::Unchanged(stamp)).await?;
+    let stamp = Stamp::from_bytes(&place.expect.stamp).map_err(broken)?;
+    let expect = if place.expect.writing { Expect::Ours(stamp) } else { Expect::Unchanged(stamp) };
+    let reader = home.open_read(&path, &expect).await?;
     let (from, to) = (recall.work.from, recall.work.to);
     let blocks = blocks(&place.receipts, from, to);
     // A block that begins before or ends behind is read whole, to be compared.
@@ -110,10 +114,11 @@ pub async fn bring(
             let bytes = read(&*reader, &path, at, len).await?;
             check.feed(at, &bytes).map_err(|e| broken(e.doing(format_args!("read {path} at home"))))?;
             if fills {
-                client
-                    .fill(recall, at, bytes)
-                    .await
-                    .map_err(|e| Failed { why: e.to_string(), retry: true })?;
+                client.fill(recall, at, bytes).await.map_err(|e| Failed {
+                    why: e.to_string(),
+                    retry: true,
+                    diverged: false,
+                })?;
             }
             at += len;
         }
@@ -132,7 +137,7 @@ async fn read(
         let parts = reader.read_at(at + bytes.len() as u64, len as usize - bytes.len()).await?;
         if parts.iter().all(Bytes::is_empty) {
             let why = format!("{path} at home ends before byte {}", at + len);
-            return Err(Failed { why, retry: false });
+            return Err(Failed { why, retry: false, diverged: true });
         }
         parts.iter().for_each(|part| bytes.extend_from_slice(part));
     }

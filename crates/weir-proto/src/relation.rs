@@ -259,7 +259,7 @@ message!(
     /// Where a file's bytes are at home, for a recall.
     WhereAtHome = 169 -> HomePlace { session: SessionId, ino: InodeId }
 );
-message!(HomePlace { relation: RelationId, url: String, path: Bytes, stamp: StampBytes, receipts: Vec<Receipt> });
+message!(HomePlace { relation: RelationId, url: String, path: Bytes, expect: Expected, receipts: Vec<Receipt> });
 message!(
     /// Proof from home: these bytes are durable there. One checksum (CRC32C) for each `RECEIPT_BLOCK`, counted
     /// from `offset` on, the last one of what is left.

@@ -97,6 +97,12 @@ impl Bench {
         tree
     }
     fn assert_same(&self) {
+        // Closes are told late: the final times follow them.
+        let (started, mut same) = (std::time::Instant::now(), false);
+        while !same && started.elapsed() < PATIENCE {
+            std::thread::sleep(Duration::from_millis(100));
+            same = Bench::tree(&self.data) == Bench::tree(&self.home);
+        }
         assert_eq!(Bench::tree(&self.data), Bench::tree(&self.home));
     }
 }
@@ -228,8 +234,9 @@ fn what_is_at_home_is_evicted_and_comes_back_or_is_named() {
         value[0].clone()
     };
     let evict = || {
-        let done = weir(&["file", "evict", path.to_str().unwrap()]);
-        assert!(done.status.success(), "{}", text(&done.stderr));
+        wait_until("home to have proved all of it", PATIENCE, || {
+            weir(&["file", "evict", path.to_str().unwrap()]).status.success()
+        });
         assert_eq!(state()["offline"], 20 << 20);
     };
     evict();

@@ -181,8 +181,8 @@ pub fn where_at_home(view: &mut View<'_>, ino: InodeId) -> Result<HomePlace> {
         let receipts = store::receipts_of(view.read, id, ino)?;
         let receipts =
             receipts.into_iter().map(|(offset, r)| Receipt { offset, len: r.len, sums: r.sums }).collect();
-        let (path, stamp) = (Bytes::from(path), twin.stamp);
-        return Ok(HomePlace { relation: id, url: record.url, path, stamp, receipts });
+        let (path, expect) = (Bytes::from(path), tree::expected(&twin));
+        return Ok(HomePlace { relation: id, url: record.url, path, expect, receipts });
     }
     Err(Error::not_found(format!("inode {ino} is not at any home")))
 }
