@@ -15,6 +15,7 @@ use weir_proto::map::Layout;
 use weir_proto::recall::{
     ByteRange, Evict, Evicted, EvictedList, EvictedRanges, Filled, RANGES_MAX, SetPinned,
 };
+use weir_proto::relation::What;
 
 /// A range with its record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -293,6 +294,10 @@ pub fn filled(cx: &mut Cx<'_>, r: &Filled) -> Result<()> {
     cx.set_space(&mut inode, allocated, evicted)?;
     cx.put_inode(r.ino, &inode);
     cx.events.filled.push((r.ino, r.from, r.token_epoch));
+    // A write next to what was away took the proof of it, too: now that it is here it can be proved again.
+    if !cx.rules.listened.is_empty() && crate::relation::lacks_proof(cx.read(), r.ino, &inode)? {
+        cx.log(inode.parent, || What::Complete { ino: r.ino, size: inode.size })?;
+    }
     Ok(())
 }
 

@@ -180,3 +180,18 @@ pub fn at_home(
     }
     Ok(())
 }
+
+/// Whether a file that nobody writes has bytes here that are neither proved to be at a home nor on their way there.
+pub fn lacks_proof(read: &dyn Read, ino: InodeId, inode: &crate::record::Inode) -> Result<bool> {
+    if inode.dirty || inode.nlink == 0 {
+        return Ok(false);
+    }
+    let volume = crate::namespace::volume::volume_of(read, inode.parent)?;
+    for (id, record) in store::relations(read)? {
+        let of_it = record.volume == volume && record.evict && tree::find_twin(read, id, ino)?.is_some();
+        if of_it && !taken::unproved(read, id, ino, inode.size)?.is_empty() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}

@@ -98,7 +98,7 @@ fn take_one(
 }
 
 /// What of a file is neither proved to be at home nor on its way.
-fn unproved(read: &dyn Read, relation: RelationId, ino: InodeId, size: u64) -> Result<Vec<(u64, u64)>> {
+pub fn unproved(read: &dyn Read, relation: RelationId, ino: InodeId, size: u64) -> Result<Vec<(u64, u64)>> {
     let receipts = store::receipts_of(read, relation, ino)?.into_iter().map(|(at, r)| (at, at + r.len));
     let pending = store::pending_of(read, relation, ino)?.into_iter().map(|(at, p)| (at, at + p.len));
     // What is evicted is at home for certain, and cannot be read here.
