@@ -13,7 +13,6 @@ mod home;
 mod idmap;
 mod lane;
 pub mod mover;
-pub mod order;
 pub mod pace;
 mod path;
 mod recall;
