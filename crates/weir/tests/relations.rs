@@ -240,6 +240,8 @@ fn what_is_at_home_is_evicted_and_comes_back_or_is_named() {
         assert_eq!(state()["offline"], 20 << 20);
     };
     evict();
+    let kept = bench.try_tell(&["relation", "remove", "r1"]);
+    assert!(text(&kept.stderr).contains("recall them first"), "{}", text(&kept.stderr));
     let before = fs::metadata(&path).unwrap();
     assert_eq!(before.len(), 20 << 20, "the name and its attributes stay");
     assert!(fs::read(&path).unwrap() == bytes);

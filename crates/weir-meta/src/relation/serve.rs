@@ -5,7 +5,7 @@ use super::{Lanes, MOVER_SILENT, pending, store, taken, tree};
 use crate::executor::Leader;
 use crate::keys::{self, Sequence};
 use crate::namespace::create::next_number;
-use crate::namespace::{Cx, View, log, volume};
+use crate::namespace::{Cx, View, find_inode, log, volume};
 use crate::record::{ChangeRecord, Record};
 use bytes::Bytes;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use weir_env::Instant;
 use weir_kv::CommitSeq;
 use weir_proto::meta::{FileKind, Time};
 use weir_proto::relation::*;
-use weir_proto::{Error, InodeId, Result, VolumeId};
+use weir_proto::{Error, InodeId, NameRule, Result, VolumeId};
 
 /// Relations of one volume.
 const RELATIONS_MAX: usize = 8;
@@ -100,6 +100,7 @@ pub fn change(cx: &mut Cx<'_>, r: &RelationDo) -> Result<()> {
         RelationVerb::AllowEviction => record.evict = true,
         RelationVerb::ForbidEviction => record.evict = false,
         RelationVerb::Remove => {
+            refuse_if_needed(&*cx.txn, &record)?;
             for letter in b"BOPYLqad" {
                 let (start, end) = keys::range_of_short(*letter, r.relation.0);
                 store::delete_range(cx.txn, &start, &end, usize::MAX)?;
@@ -111,6 +112,33 @@ pub fn change(cx: &mut Cx<'_>, r: &RelationDo) -> Result<()> {
     }
     cx.txn.put(&keys::relation(r.relation), &record.to_value());
     cx.events.logged = true;
+    Ok(())
+}
+
+/// What is evicted is found at home through its relation only.
+fn refuse_if_needed(read: &dyn weir_kv::Read, record: &RelationRecord) -> Result<()> {
+    let (start, end) = keys::range_of_letter(b'W');
+    let files = store::collect(read, &start, &end, usize::MAX, |key, _| {
+        let ino = key.get(1..9).and_then(|b| b.try_into().ok()).map(u64::from_be_bytes);
+        ino.map(InodeId).ok_or_else(|| Error::damaged("the key of an evicted range is damaged"))
+    })?;
+    let files: std::collections::BTreeSet<InodeId> = files.into_iter().collect();
+    let mut away = 0u64;
+    for ino in files {
+        if let Some(inode) = find_inode(read, ino)? {
+            away += u64::from(volume::volume_of(read, inode.parent)? == record.volume);
+        }
+    }
+    let of_volume = store::relations(read)?.into_iter().filter(|(_, r)| r.volume == record.volume);
+    let elsewhere = !record.evict && of_volume.filter(|(_, r)| r.evict).count() > 0;
+    if away > 0 && !elsewhere {
+        return Err(Error::name(
+            NameRule::Busy,
+            format!(
+                "{away} files of the volume have bytes that are at this home only: recall them first (`weir file recall`)"
+            ),
+        ));
+    }
     Ok(())
 }
 
