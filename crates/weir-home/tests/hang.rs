@@ -7,8 +7,9 @@
 )]
 use bytes::Bytes;
 use fuser::{
-    BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, Generation, INodeNo,
-    LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyWrite, Request, WriteFlags,
+    BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation,
+    INodeNo, LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyStatfs,
+    ReplyWrite, Request, WriteFlags,
 };
 use std::{
     ffi::OsStr,
@@ -76,6 +77,7 @@ impl Hanging {
 
 impl Filesystem for Hanging {
     fn lookup(&self, _: &Request, _: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        self.gate.pass();
         let ino = match name.to_str() {
             Some(".weir-home") => 2,
             Some("f") => 3,
@@ -87,6 +89,7 @@ impl Filesystem for Hanging {
         }
     }
     fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        self.gate.pass();
         match self.attr(ino.0) {
             Some(attr) => reply.attr(&Duration::ZERO, &attr),
             None => reply.error(Errno::ENOENT),
@@ -128,6 +131,14 @@ impl Filesystem for Hanging {
         bytes.resize(len, 0);
         bytes[offset as usize..end].copy_from_slice(data);
         reply.written(data.len() as u32);
+    }
+    fn opendir(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        self.gate.pass();
+        reply.opened(FileHandle(0), FopenFlags::empty());
+    }
+    fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
+        self.gate.pass();
+        reply.statfs(1, 1, 1, 1, 1, 512, 255, 512);
     }
     fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
         self.gate.pass();
