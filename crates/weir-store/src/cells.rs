@@ -8,7 +8,7 @@ use crate::cuts::void_below;
 use crate::format::*;
 use std::collections::BTreeMap;
 use weir_kv::{Read, Scan, Txn};
-use weir_proto::data::{FILL_COUNTER, MissingMask, OverlayKind};
+use weir_proto::data::{CHECKSUM_BLOCK, FILL_COUNTER, MissingMask, OverlayKind};
 use weir_proto::map::{Group, MemberState, Scheme};
 use weir_proto::{CellId, Epoch, Error, FileId, PgId, Result, Seq, Version};
 
@@ -222,14 +222,20 @@ pub enum Admission {
     Present,
 }
 
-/// Whether `version` may be written to `cell`.
-pub fn admit(read: &dyn Read, cell: CellId, version: Version, block_crcs: &[u32]) -> Result<Admission> {
+/// Whether a fragment of `version` with these bytes may be written to `cell`.
+pub fn admit(
+    read: &dyn Read,
+    cell: CellId,
+    version: Version,
+    bytes: &[u8],
+    block_crcs: &[u32],
+) -> Result<Admission> {
     check_fence(read, cell.file, version.token_epoch())?;
     if version == Version(0) {
         return Err(Error::invalid(format!("cell {cell}: version 0 means that nothing was written")));
     }
     let Some(base) = get::<Fragment>(read, &base_key(cell))? else { return Ok(Admission::Write) };
-    if version == base.version && base.block_crcs == block_crcs {
+    if version == base.version && holds_bytes(&base, bytes, block_crcs) {
         return Ok(Admission::Present);
     }
     if version <= base.version {
@@ -239,6 +245,18 @@ pub fn admit(read: &dyn Read, cell: CellId, version: Version, block_crcs: &[u32]
         )));
     }
     Ok(Admission::Write)
+}
+/// Whether a fragment is of these bytes. One that repair rebuilt is as long as the stripe's longest: zeros follow.
+fn holds_bytes(fragment: &Fragment, bytes: &[u8], block_crcs: &[u32]) -> bool {
+    if fragment.block_crcs == block_crcs {
+        return true;
+    }
+    let zeros = (fragment.fragment_bytes as usize).saturating_sub(bytes.len());
+    if zeros == 0 {
+        return false;
+    }
+    let padded: Vec<u8> = bytes.iter().copied().chain(std::iter::repeat_n(0, zeros)).collect();
+    weir_proto::checksum::block_crcs(&padded, CHECKSUM_BLOCK as usize) == fragment.block_crcs
 }
 
 /// Whether evicted bytes may come back to `cell`: what is there has a lower token epoch, so it is void or the work of a mover

@@ -598,7 +598,7 @@ fn admit(read: &dyn Read, scope: &Scope, write: &FragmentWrite<'_>) -> Result<Ad
     match write.mode {
         WriteMode::Fill => cells::admit_fill(read, scope, write.cell, write.version, write.block_crcs),
         WriteMode::Fresh | WriteMode::Prepare | WriteMode::PrepareSeal => {
-            cells::admit(read, write.cell, write.version, write.block_crcs)
+            cells::admit(read, write.cell, write.version, write.data, write.block_crcs)
         }
     }
 }

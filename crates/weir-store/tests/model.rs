@@ -299,6 +299,25 @@ fn lower_epochs_tokens_and_versions_are_stale() {
     });
 }
 
+/// Repair may rebuild a fragment while the write that made it is on its way once more. It cannot know how short the fragment
+/// was: what it leaves ends with zeros (simulator seed 1102).
+#[test]
+fn a_write_is_known_again_where_repair_has_rebuilt_it() {
+    with_store(|_, _, store| {
+        let (mut rebuilt, data) = (bytes_of(1, 30_000), bytes_of(1, 30_000));
+        rebuilt.resize(70_000, 0);
+        write(&store, cell(0, 0), 4, WriteMode::Fresh, &[], &rebuilt).unwrap();
+        for mode in [WriteMode::Fresh, WriteMode::Prepare] {
+            write(&store, cell(0, 0), 4, mode, &[], &data).unwrap();
+        }
+        assert_eq!(read(&store, cell(0, 0), 0, CELL_BYTES).1, rebuilt);
+        for other in [bytes_of(2, 30_000), bytes_of(1, 29_999), bytes_of(1, 80_000)] {
+            let refused = write(&store, cell(0, 0), 4, WriteMode::Prepare, &[], &other).unwrap_err();
+            assert_eq!(refused.kind, ErrorKind::Stale);
+        }
+    });
+}
+
 #[test]
 fn mirrors_take_numbers_in_order() {
     with_store(|_, _, store| {

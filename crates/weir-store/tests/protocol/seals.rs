@@ -155,7 +155,7 @@ fn prepare(rules: &Rules, s: &mut State, n: usize, to: usize) -> bool {
     let scope = seal.acting.scope();
     s.targets[to].change(|txn, delta| {
         cells::check_epoch(txn, GROUP, scope.epoch)?;
-        match cells::admit(txn, cell(to), seal.version, &parity.block_crcs)? {
+        match cells::admit(txn, cell(to), seal.version, &content(&parity), &parity.block_crcs)? {
             cells::Admission::Present => Ok(()),
             cells::Admission::Write => cells::prepare(txn, &scope, cell(to), &parity, delta),
         }
