@@ -136,10 +136,19 @@ impl Session {
 
     /// Whether the leader was heard within the lease term.
     pub fn leases_hold(&self) -> bool {
+        self.env.clock.now() < self.leases_hold_until()
+    }
+    fn leases_hold_until(&self) -> Instant {
         let term_ms = self.lease_ms.load(Ordering::Relaxed);
-        let until = Instant(self.heard.load(Ordering::Relaxed))
-            + Duration::from_millis(term_ms - term_ms / u64::from(TERM_MARGIN));
-        self.env.clock.now() < until
+        Instant(self.heard.load(Ordering::Relaxed))
+            + Duration::from_millis(term_ms - term_ms / u64::from(TERM_MARGIN))
+    }
+    /// Waits until the leader was not heard for so long that it may count this client among the dead.
+    pub async fn unheard(&self) {
+        while self.leases_hold() {
+            let until = self.leases_hold_until();
+            self.env.clock.sleep(until.since(self.env.clock.now())).await;
+        }
     }
 
     fn left(&self, deadline: Instant) -> Duration {
@@ -274,7 +283,12 @@ impl Session {
         }
     }
 
-    async fn once<R: Request>(&self, deadline: Instant, make: &impl Fn(SessionId) -> R) -> Result<R::Reply> {
+    /// Asks once: for requests whose answer must not get lost without the sender's knowing.
+    pub async fn once<R: Request>(
+        &self,
+        deadline: Instant,
+        make: &impl Fn(SessionId) -> R,
+    ) -> Result<R::Reply> {
         let (connection, session) = self.ready(deadline).await?;
         self.send(&connection, &make(session), deadline).await
     }

@@ -11,9 +11,15 @@ use weir_proto::{Error, InodeId, Result, SessionId, VolumeId};
 
 /// For movers.
 impl Client {
-    /// Work for a mover. Waits up to `wait` for some.
+    /// Waits until the leader may count this client among the dead, and give what it had to others.
+    pub async fn may_be_taken_for_dead(&self) {
+        self.inner.session.unheard().await;
+    }
+    /// Work for a mover. Waits up to `wait` for some. After an error the leader may have given work that did not arrive:
+    /// only the end of this client's session gives it to others. `leader`: see `TakeWork`.
     pub async fn take_work(
         &self,
+        leader: u64,
         bytes: u64,
         items: u32,
         wait: Duration,
@@ -21,8 +27,9 @@ impl Client {
     ) -> Result<WorkTaken> {
         let wait_ms = wait.as_millis() as u32;
         let limited_by = limited_by.to_owned();
-        let ask = |session| TakeWork { session, bytes, items, wait_ms, limited_by: limited_by.clone() };
-        self.inner.session.ask(self.inner.deadline() + wait, ask).await
+        let ask =
+            |session| TakeWork { session, leader, bytes, items, wait_ms, limited_by: limited_by.clone() };
+        self.inner.session.once(self.inner.deadline() + wait, &ask).await
     }
     /// Tells what came of work. What was given to an earlier session of this client is not counted.
     pub async fn work_done(

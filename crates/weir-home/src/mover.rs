@@ -1,7 +1,8 @@
 //! The mover: takes work from the metadata leader, reads like a client, writes home, tells what came of it.
 //!
 //! Always holds: memory is a window per stream, whatever the backlog; what is told as done is durable at home; ranges of one
-//! file are written in the order given. Everything may be done twice: a mover that dies is nobody's loss.
+//! file are written in the order given. Everything may be done twice: a mover that dies is nobody's loss. One that the leader may
+//! take for dead begins nothing more at home: others have its work.
 //!
 //! Refuses to know: what is to be shipped next and in which order (the leader), how a home keeps things (the back ends).
 use crate::pace::{Pace, STREAMS_MAX};
@@ -12,7 +13,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::sync::{Notify, Semaphore, mpsc};
+use tokio::sync::{Notify, Semaphore, mpsc, watch};
 use weir_client::{Client, Recall};
 use weir_env::{BoxFuture, Env};
 use weir_proto::checksum::crc32c_append;
@@ -46,16 +47,23 @@ pub trait OpenHome: Send + Sync + 'static {
     fn open(&self, url: &str, relation: RelationId, is_new: bool) -> BoxFuture<'_, Outcome<Arc<dyn Home>>>;
 }
 
-/// A running mover. Cheap to clone.
-#[derive(Clone)]
+/// A mover. The homes that it has opened stay open from one life to the next.
 pub struct Mover {
-    shared: Arc<Shared>,
+    env: Env,
+    opener: Arc<dyn OpenHome>,
+    homes: Arc<Homes>,
 }
 
+type Homes = Mutex<BTreeMap<RelationId, Arc<dyn Home>>>;
+
+/// One life: as long as the leader hears it.
 struct Shared {
     env: Env,
     client: Client,
     opener: Arc<dyn OpenHome>,
+    homes: Arc<Homes>,
+    /// Set when this life is over: everything that was begun ends.
+    over: watch::Sender<bool>,
     relations: Mutex<BTreeMap<RelationId, Arc<Relation>>>,
     /// Items that are under way.
     items: AtomicUsize,
@@ -95,23 +103,60 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Mover {
-    pub fn new(env: Env, client: Client, opener: Arc<dyn OpenHome>) -> Mover {
-        let relations = Mutex::default();
-        let shared =
-            Shared { env, client, opener, relations, items: AtomicUsize::new(0), less: Notify::new() };
-        Mover { shared: Arc::new(shared) }
+    pub fn new(env: Env, opener: Arc<dyn OpenHome>) -> Mover {
+        Mover { env, opener, homes: Arc::default() }
     }
 
-    /// Works for ever.
-    pub async fn run(&self) {
-        let me = self.shared.clone();
-        let recalls = self.shared.env.tasks.spawn("recalls", async move { me.recalls().await });
-        self.ship().await;
-        recalls.abort();
+    /// Works until the leader may take `client` for dead, was out of reach or has begun anew: what this mover had is to be
+    /// given to others, so close `client` and go on with a new one.
+    pub async fn run(&self, client: &Client) {
+        let shared = Arc::new(Shared {
+            env: self.env.clone(),
+            client: client.clone(),
+            opener: self.opener.clone(),
+            homes: self.homes.clone(),
+            over: watch::Sender::new(false),
+            relations: Mutex::default(),
+            items: AtomicUsize::new(0),
+            less: Notify::new(),
+        });
+        // Ends what was begun also when nobody waits for this any more.
+        let _life = Life(shared.clone());
+        let me = shared.clone();
+        shared.spawn("recalls", async move { me.recalls().await });
+        let mut over = shared.over.subscribe();
+        tokio::select! {
+            biased;
+            () = client.may_be_taken_for_dead() => {}
+            _ = over.wait_for(|over| *over) => {}
+            () = shared.ship() => {}
+        }
+    }
+}
+
+struct Life(Arc<Shared>);
+impl Drop for Life {
+    fn drop(&mut self) {
+        self.0.over.send_replace(true);
+    }
+}
+
+impl Shared {
+    /// A task that ends with this life.
+    fn spawn(&self, name: &'static str, work: impl Future<Output = ()> + Send + 'static) {
+        let mut over = self.over.subscribe();
+        self.env.tasks.spawn(name, async move {
+            tokio::select! {
+                biased;
+                _ = over.wait_for(|over| *over) => {}
+                () = work => {}
+            }
+        });
     }
 
-    async fn ship(&self) {
-        let shared = &self.shared;
+    /// Until an error: what was given with an answer that is lost is known to the leader only.
+    async fn ship(self: &Arc<Self>) {
+        let (shared, mut leader) = (self, 0);
         loop {
             let less = shared.less.notified();
             let under_way = shared.items.load(Relaxed);
@@ -120,22 +165,21 @@ impl Mover {
                 continue;
             }
             let items = (ITEMS_MAX - under_way) as u32;
-            match shared.client.take_work(ASKED_MAX, items, WAIT, &shared.limited_by()).await {
+            match shared.client.take_work(leader, ASKED_MAX, items, WAIT, &shared.limited_by()).await {
                 Ok(taken) => {
+                    leader = taken.leader;
                     for work in taken.relations {
                         shared.begin(work).await;
                     }
                 }
                 Err(e) => {
                     tracing::debug!("no work: {e}");
-                    shared.env.clock.sleep(PAUSE).await;
+                    return shared.env.clock.sleep(PAUSE).await;
                 }
             }
         }
     }
-}
 
-impl Shared {
     /// Brings evicted bytes back, for ever: readers wait for it, so nothing else is in its way.
     async fn recalls(self: &Arc<Self>) {
         let free = Arc::new(Semaphore::new(RECALLS_AT_ONCE));
@@ -154,7 +198,7 @@ impl Shared {
             for recall in taken {
                 let permit = permits.pop().or_else(|| free.clone().try_acquire_owned().ok());
                 let me = self.clone();
-                self.env.tasks.spawn("recall", async move {
+                self.spawn("recall", async move {
                     let _one = permit;
                     me.bring_back(recall).await;
                 });
@@ -186,8 +230,8 @@ impl Shared {
             })?;
             let relation = self.relation(place.relation, &place.url, false).await?;
             match recall::bring(&self.client, &*relation.home, &place, recall).await {
-                // Another range of the file may have been shipped meanwhile: what is expected changes with it.
-                Err(failed) if failed.diverged && before.as_ref() != Some(&place) => {
+                // Another range may have been shipped, or its name changed meanwhile: what is expected changes with it.
+                Err(failed) if failed.diverged && (place.changing || before.as_ref() != Some(&place)) => {
                     before = Some(place);
                     self.env.clock.sleep(PAUSE).await;
                 }
@@ -204,7 +248,7 @@ impl Shared {
         };
         if !work.names.is_empty() {
             let (me, relation, names) = (self.clone(), relation.clone(), work.names);
-            self.env.tasks.spawn("names", async move { me.names(&relation, names).await });
+            self.spawn("names", async move { me.names(&relation, names).await });
         }
         for item in work.extents {
             let (ino, mut files) = (item.ino, lock(&relation.files));
@@ -215,7 +259,7 @@ impl Shared {
             files.insert(ino, VecDeque::from([item]));
             drop(files);
             let (me, relation) = (self.clone(), relation.clone());
-            self.env.tasks.spawn("ship file", async move { me.file(&relation, ino).await });
+            self.spawn("ship file", async move { me.file(&relation, ino).await });
         }
     }
 
@@ -224,7 +268,12 @@ impl Shared {
         if let Some(known) = lock(&self.relations).get(&id) {
             return Ok(known.clone());
         }
-        let home = self.opener.open(url, id, is_new).await?;
+        let opened = lock(&self.homes).get(&id).cloned();
+        let home = match opened {
+            Some(home) => home,
+            None => self.opener.open(url, id, is_new).await?,
+        };
+        lock(&self.homes).insert(id, home.clone());
         let (done, told) = mpsc::unbounded_channel();
         let pace = Pace::default();
         let relation = Arc::new(Relation {
@@ -239,9 +288,9 @@ impl Shared {
         });
         lock(&self.relations).insert(id, relation.clone());
         let (me, of) = (self.clone(), relation.clone());
-        self.env.tasks.spawn("tell", async move { me.tell(of.id, told).await });
+        self.spawn("tell", async move { me.tell(of.id, told).await });
         let (me, of) = (self.clone(), relation.clone());
-        self.env.tasks.spawn("pace", async move { me.keep_pace(&of).await });
+        self.spawn("pace", async move { me.keep_pace(&of).await });
         Ok(relation)
     }
 
@@ -251,11 +300,8 @@ impl Shared {
             work.names.iter().map(|n| NameDone { number: n.number, outcome: outcome.clone() }).collect();
         let extents: Vec<ExtentDone> = work.extents.iter().map(|e| extent_done(e, outcome.clone())).collect();
         let (me, count) = (self.clone(), names.len() + extents.len());
-        self.env.tasks.spawn("tell", async move {
-            if let Err(e) = me.client.work_done(work.relation, names, extents).await {
-                tracing::debug!("the leader was not told: {e}");
-            }
-            me.end_items(count);
+        self.spawn("tell", async move {
+            me.tell_leader(work.relation, names, extents, count).await;
         });
     }
 
@@ -275,10 +321,24 @@ impl Shared {
                     Done::Extent(done) => extents.push(done),
                 }
             }
-            if let Err(e) = self.client.work_done(relation, names, extents).await {
+            self.tell_leader(relation, names, extents, count).await;
+        }
+    }
+
+    /// What cannot be told stays with this mover for the leader: then this life must end.
+    async fn tell_leader(
+        &self,
+        relation: RelationId,
+        names: Vec<NameDone>,
+        extents: Vec<ExtentDone>,
+        count: usize,
+    ) {
+        match self.client.work_done(relation, names, extents).await {
+            Ok(()) => self.end_items(count),
+            Err(e) => {
                 tracing::debug!("the leader was not told: {e}");
+                self.over.send_replace(true);
             }
-            self.end_items(count);
         }
     }
 
@@ -423,7 +483,7 @@ impl Shared {
                 let (at, len) = (next, (end - next).min(RECEIPT_BLOCK));
                 let (tx, rx) = tokio::sync::oneshot::channel();
                 let (client, item) = (self.client.clone(), item.clone());
-                self.env.tasks.spawn("read piece", async move {
+                self.spawn("read piece", async move {
                     let _ = tx.send(read(&client, &item, at, len).await); // nobody waits after an error
                 });
                 ahead.push_back((at, len, rx));

@@ -129,7 +129,7 @@ impl Leader {
             rooms = namespace::volume::load_rooms(read)?;
             deaths = session::deaths(read)?;
             listened = relation::listened(read)?;
-            relations = Relations::load(read)?;
+            relations = Relations::load(read, env.rng.next_u64() | 1)?;
             Ok(())
         })?;
         let term = Duration::from_millis(config.lease_ms.into());

@@ -28,6 +28,7 @@
 //! q/<relation>/<ino>/<offset>   proof from home                                 ReceiptRecord
 //! a/<relation>/<ino>      set aside until somebody decides                      AsideRecord
 //! d/<relation>/<dir>      its attributes at home are old                        nothing
+//! M/<session>             a mover that may have work                            nothing
 //! V/<counter>             the namespace's next numbers                             u64
 //! v/<volume>              a volume                                              VolumeRecord
 //! n/<name>                the volume of that name                               u32
@@ -132,9 +133,12 @@ pub fn held_pair(key: &[u8]) -> Option<(InodeId, SessionId)> {
 pub fn session(session: SessionId) -> Key9 {
     key9(b'S', session.0)
 }
-/// The session in a key made by [`session`].
+/// The session in a key made by [`session`] or [`mover`].
 pub fn session_of(key: &[u8]) -> Option<SessionId> {
     Some(SessionId(number_of(key)?))
+}
+pub fn mover(session: SessionId) -> Key9 {
+    key9(b'M', session.0)
 }
 pub fn slot(session: SessionId, slot: u32) -> [u8; 13] {
     let mut key = [b'U'; 13];

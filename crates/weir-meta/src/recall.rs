@@ -125,6 +125,12 @@ impl Leader {
         Ok(away)
     }
 
+    /// All that is evicted of a file is to be brought back; nobody waits for it.
+    pub fn want_back(&self, ino: InodeId) -> Result<()> {
+        let away = self.away(ino, 0, u64::MAX)?;
+        self.want(&mut self.lock(), ino, &away, false)
+    }
+
     fn want(&self, state: &mut State, ino: InodeId, away: &Away, awaited: bool) -> Result<()> {
         let now = self.env.clock.now();
         away.parts

@@ -121,6 +121,7 @@ pub fn forget(cx: &mut Cx<'_>, session: SessionId) -> Result<()> {
         release_orphan(cx, ino, session)?;
     }
     cx.txn.delete(&keys::session(session));
+    cx.txn.delete(&keys::mover(session));
     for slot in 0..SLOTS {
         let key = keys::slot(session, slot);
         if cx.txn.get(&key)?.is_some() {

@@ -165,8 +165,11 @@ wire_enum!(Resolution {
 // ---- movers
 message!(
     /// Work for a mover: waits up to `wait_ms` until there is some.
+    /// `Stale`: it has work of a former leader.
     TakeWork = 167 -> WorkTaken {
         session: SessionId,
+        /// Of the last answer; 0: it has no work of anybody.
+        leader: u64,
         /// Bytes of extents that it takes at most.
         bytes: u64,
         items: u32,
@@ -175,7 +178,11 @@ message!(
         limited_by: String,
     }
 );
-message!(WorkTaken { relations: Vec<RelationWork> });
+message!(WorkTaken {
+    /// The number of this leader, for as long as it leads.
+    leader: u64,
+    relations: Vec<RelationWork>,
+});
 message!(RelationWork {
     relation: RelationId,
     url: String,
@@ -259,7 +266,15 @@ message!(
     /// Where a file's bytes are at home, for a recall.
     WhereAtHome = 169 -> HomePlace { session: SessionId, ino: InodeId }
 );
-message!(HomePlace { relation: RelationId, url: String, path: Bytes, expect: Expected, receipts: Vec<Receipt> });
+message!(HomePlace {
+    relation: RelationId,
+    url: String,
+    path: Bytes,
+    expect: Expected,
+    /// A change of names or attributes may be under way there: what is found may be its result.
+    changing: bool,
+    receipts: Vec<Receipt>,
+});
 message!(
     /// Proof from home: these bytes are durable there. One checksum (CRC32C) for each `RECEIPT_BLOCK`, counted
     /// from `offset` on, the last one of what is left.

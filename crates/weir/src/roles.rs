@@ -510,13 +510,31 @@ async fn run_mover(node: Node, namespace: String) -> Outcome<()> {
         recall_patience: ClientConfig::RECALL_PATIENCE,
     };
     let cluster = node.observe(Role::Mount).await?;
-    let client = Client::connect(node.env.clone(), config, Arc::new(NoKernel)).await?;
+    let connect = move |env| Client::connect(env, config.clone(), Arc::new(NoKernel));
+    let mut client = connect(node.env.clone()).await?;
     let opener = crate::relation::Homes::new(node.env.clone(), cluster.id());
-    let mover = weir_home::mover::Mover::new(node.env.clone(), client.clone(), Arc::new(opener));
+    let mover = weir_home::mover::Mover::new(node.env.clone(), Arc::new(opener));
     node.ready("mover")?;
-    let work = node.env.tasks.spawn("mover", async move { mover.run().await });
-    stop_signal().await?;
-    work.abort();
+    let stop = stop_signal();
+    tokio::pin!(stop);
+    loop {
+        tokio::select! {
+            biased;
+            stopped = &mut stop => {
+                stopped?;
+                break;
+            }
+            () = mover.run(&client) => {}
+        }
+        tracing::warn!(
+            "the metadata leader was not heard, or has begun anew: what this mover had is given to others"
+        );
+        let gone = client.shutdown().await;
+        if let Err(e) = gone {
+            tracing::debug!("close the session: {e}");
+        }
+        client = connect(node.env.clone()).await?;
+    }
     client.shutdown().await.map_err(|e| e.doing("close the mover's session").into())
 }
 

@@ -54,6 +54,8 @@ pub struct Lane {
     /// Numbers of changes of size that home has not seen, by inode.
     pub cuts: BTreeMap<InodeId, BTreeSet<u64>>,
     next_ino: InodeId,
+    /// Files whose bytes home would lose, and somebody still reads: to be brought back first.
+    pub wanted: BTreeSet<InodeId>,
     /// Home did not answer: until when nobody asks it again, how often so far, and why.
     pub back_off: Option<(Instant, u32, String)>,
 }
@@ -123,6 +125,16 @@ fn moves_a_directory(step: &Step) -> bool {
         NameAction::Exchange { .. } => true,
         _ => false,
     }
+}
+/// Whether a mover may be changing, or may have changed without telling, what is at the place of one of these inodes.
+pub fn may_change(read: &dyn Read, relation: RelationId, inodes: &BTreeSet<InodeId>) -> Result<bool> {
+    let (start, end) = keys::range_of_short(b'O', relation.0);
+    let concerned = store::collect(read, &start, &end, WINDOW, |key, value| {
+        let change = tree::load_change(value, store::number_of(key)?)?;
+        let (changes, _) = touches(&change.what);
+        Ok(change.tried && changes.iter().any(|t| matches!(t, Touch::Inode(ino) if inodes.contains(ino))))
+    })?;
+    Ok(concerned.contains(&true))
 }
 /// Whether paths below it change.
 fn is_barrier(what: &What) -> bool {
@@ -220,6 +232,13 @@ impl Lane {
             && self.extents_of(*other).next().is_some()
         {
             self.awaited.insert(*other);
+            return Ok(true);
+        }
+        if let What::Removed { ino, last: true, .. } | What::Renamed { replaced: Some((ino, true)), .. } =
+            what
+            && find_inode(look.read, *ino)?.is_some_and(|inode| inode.nlink == 0 && inode.evicted > 0)
+        {
+            self.wanted.insert(*ino);
             return Ok(true);
         }
         let file = match what {
@@ -367,6 +386,8 @@ impl Lane {
                 if let Some((_, out)) =
                     self.extents_of(ino).find(|((_, s), out)| *s <= start && start < out.end)
                 {
+                    // What came while it is on its way goes once more, and the end after it.
+                    all_out &= range.newest <= out.mark;
                     start = out.end;
                     continue;
                 }
@@ -412,10 +433,12 @@ impl Lane {
         Ok(())
     }
 
-    /// Takes back what a mover has.
-    pub fn end_session(&mut self, session: SessionId) {
+    /// Takes back what a mover has; whether it had anything.
+    pub fn end_session(&mut self, session: SessionId) -> bool {
+        let before = self.names_out.len() + self.extents_out.len();
         self.names_out.retain(|_, out| out.session != session);
         self.extents_out.retain(|_, out| out.session != session);
+        self.names_out.len() + self.extents_out.len() < before
     }
 
     /// Home did not answer.

@@ -1,5 +1,8 @@
 //! Relations: how far home has come, and what movers do about it. See decision record 12.
 //!
+//! Invariant: what is given to a mover is given to nobody else before that mover has ended, also after a restart of the leader;
+//! for nothing at home can tell a late writer from one who may write.
+//!
 //! `tree` and `pending` say what a change means, `taken` brings changes from the changelog to the queues, `lane` gives work
 //! out, `serve` answers messages, `store` knows the records.
 mod lane;
@@ -13,8 +16,9 @@ pub mod tree;
 pub use taken::listened;
 
 use crate::executor::Leader;
+use crate::keys;
 use lane::Lane;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::Notify;
@@ -29,7 +33,8 @@ const METER_SPAN: Duration = Duration::from_secs(10);
 /// A mover that has not asked for so long does not count.
 const MOVER_SILENT: Duration = Duration::from_secs(15);
 
-/// What is under way for all relations of a namespace. In memory only: a new leader gives all work out again.
+/// What is under way for all relations of a namespace. In memory only: a new leader gives all work out again, when those
+/// who had some are gone.
 #[derive(Default)]
 pub struct Relations {
     lanes: Mutex<Lanes>,
@@ -47,6 +52,10 @@ struct Lanes {
     movers: BTreeMap<SessionId, (Instant, String)>,
     /// The relation that was served last.
     last: RelationId,
+    /// The number of this leader: movers that know another one have work of its time.
+    leader: u64,
+    /// Movers that may have work of a former leader.
+    former: BTreeSet<SessionId>,
 }
 
 /// Bytes that came home in the last seconds.
@@ -73,8 +82,13 @@ impl Meter {
 }
 
 impl Relations {
-    pub fn load(read: &dyn Read) -> Result<Relations> {
-        let mut lanes = Lanes::default();
+    /// `leader`: a number that no other leader has; not 0.
+    pub fn load(read: &dyn Read, leader: u64) -> Result<Relations> {
+        let (start, end) = keys::range_of_letter(b'M');
+        let former = store::collect(read, &start, &end, usize::MAX, |key, _| {
+            keys::session_of(key).ok_or_else(|| Error::damaged("the key of a mover is damaged"))
+        })?;
+        let mut lanes = Lanes { leader, former: former.into_iter().collect(), ..Lanes::default() };
         for (id, _) in store::relations(read)? {
             let mut lane = Lane::default();
             for (ino, number) in taken::cuts(read, id)? {
@@ -92,8 +106,9 @@ impl Relations {
     /// What a mover had is given to others.
     pub fn end_session(&self, session: SessionId) {
         let mut lanes = self.lock();
-        if lanes.movers.remove(&session).is_some() {
-            lanes.lanes.values_mut().for_each(|lane| lane.end_session(session));
+        let is_known = lanes.movers.remove(&session).is_some() | lanes.former.remove(&session);
+        let had_work = lanes.lanes.values_mut().fold(false, |had, lane| had | lane.end_session(session));
+        if is_known || had_work {
             self.work.notify_waiters();
         }
     }

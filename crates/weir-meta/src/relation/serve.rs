@@ -1,5 +1,5 @@
 //! Messages about relations: administration, followers of a changelog, movers.
-use super::lane::{self, Lane, Look, Offer};
+use super::lane::{self, ExtentOut, Lane, Look, Offer};
 use super::record::{AsideRecord, FINISH, Pending, ReceiptRecord, RelationRecord, Twin};
 use super::{Lanes, MOVER_SILENT, pending, store, taken, tree};
 use crate::executor::Leader;
@@ -8,13 +8,14 @@ use crate::namespace::create::next_number;
 use crate::namespace::{Cx, View, find_inode, log, volume};
 use crate::record::{ChangeRecord, Record};
 use bytes::Bytes;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 use weir_env::Instant;
 use weir_kv::CommitSeq;
 use weir_proto::meta::{FileKind, Time};
 use weir_proto::relation::*;
-use weir_proto::{Error, InodeId, NameRule, Result, VolumeId};
+use weir_proto::{Error, InodeId, NameRule, Result, SessionId, VolumeId};
 
 /// Relations of one volume.
 const RELATIONS_MAX: usize = 8;
@@ -210,7 +211,9 @@ pub fn where_at_home(view: &mut View<'_>, ino: InodeId) -> Result<HomePlace> {
         let receipts =
             receipts.into_iter().map(|(offset, r)| Receipt { offset, len: r.len, sums: r.sums }).collect();
         let (path, expect) = (Bytes::from(path), tree::expected(&twin));
-        return Ok(HomePlace { relation: id, url: record.url, path, expect, receipts });
+        let way = tree::way(view.read, id, ino, &twin)?;
+        let changing = lane::may_change(view.read, id, &way)?;
+        return Ok(HomePlace { relation: id, url: record.url, path, expect, changing, receipts });
     }
     Err(Error::not_found(format!("inode {ino} is not at any home")))
 }
@@ -341,7 +344,10 @@ impl Leader {
         let deadline = self.env.clock.now() + Duration::from_millis(r.wait_ms.into()).min(WAIT_MAX);
         loop {
             let waiting = self.relations.work.notified();
-            let (taken, noted) = self.offer_work(&r)?;
+            let (taken, noted, wanted) = self.offer_work(&r)?;
+            for ino in wanted {
+                self.want_back(ino)?;
+            }
             if !taken.relations.is_empty() {
                 // What a mover may have done must be known after a crash of this leader.
                 self.durable(noted).await?;
@@ -356,7 +362,8 @@ impl Leader {
         }
     }
 
-    fn offer_work(&self, r: &TakeWork) -> Result<(WorkTaken, CommitSeq)> {
+    /// Work, when it may be given, and files of which all is to be brought back.
+    fn offer_work(&self, r: &TakeWork) -> Result<(WorkTaken, CommitSeq, BTreeSet<InodeId>)> {
         let now = self.env.clock.now();
         {
             let mut state = self.lock();
@@ -364,10 +371,24 @@ impl Leader {
         }
         let mut lanes = self.relations.lock();
         lanes.movers.insert(r.session, (now, r.limited_by.clone()));
+        let leader = lanes.leader;
+        match r.leader {
+            0 => drop(lanes.former.remove(&r.session)),
+            known if known == leader => {}
+            _ => {
+                return Err(Error::stale(
+                    "work of a former metadata leader is with this mover: it must give it up, and open a new session",
+                ));
+            }
+        }
+        let mut taken = WorkTaken { leader, relations: Vec::new() };
+        if !lanes.former.is_empty() {
+            return Ok((taken, CommitSeq(0), BTreeSet::new()));
+        }
         let mut ids: Vec<RelationId> = lanes.lanes.keys().copied().collect();
         let first = ids.iter().position(|id| *id > lanes.last).unwrap_or(0);
         ids.rotate_left(first);
-        let (mut taken, mut noted) = (WorkTaken { relations: Vec::new() }, CommitSeq(0));
+        let (mut noted, mut wanted) = (CommitSeq(0), BTreeSet::new());
         for id in ids {
             let Some(lane) = lanes.lanes.get_mut(&id) else { continue };
             if lane.back_off.as_ref().is_some_and(|(until, ..)| now < *until) {
@@ -375,14 +396,16 @@ impl Leader {
             }
             // After a silence home is asked for one thing.
             let items = if lane.back_off.is_some() { 1 } else { r.items as usize };
-            if let Some((work, seq)) = self.offer_of(id, lane, r, items)? {
+            let offered = self.offer_of(id, lane, r, items)?;
+            wanted.append(&mut lane.wanted);
+            if let Some((work, seq)) = offered {
                 taken.relations.push(work);
                 noted = seq;
                 lanes.last = id;
                 break;
             }
         }
-        Ok((taken, noted))
+        Ok((taken, noted, wanted))
     }
 
     fn offer_of(
@@ -408,7 +431,7 @@ impl Leader {
                 lane.extents(&look, &mut offer)
             })?;
             let void = offer.has_void();
-            let noted = self.settle_offer(id, lane, &offer)?;
+            let noted = self.settle_offer(id, lane, &offer, r.session)?;
             if !offer.is_empty() {
                 let work =
                     RelationWork { relation: id, url, is_new, names: offer.names, extents: offer.extents };
@@ -420,9 +443,26 @@ impl Leader {
         }
     }
 
-    /// What needs nothing at home is done with; what a mover begins to write is noted before it does.
-    fn settle_offer(&self, id: RelationId, lane: &mut Lane, offer: &Offer) -> Result<CommitSeq> {
+    /// What needs nothing at home is done with; what a mover begins to change is noted before it does, and that it is a mover.
+    fn settle_offer(
+        &self,
+        id: RelationId,
+        lane: &mut Lane,
+        offer: &Offer,
+        mover: SessionId,
+    ) -> Result<CommitSeq> {
+        for name in &offer.names {
+            tracing::trace!(relation = %id, number = name.number, action = %lane::describe(&name.action), "given");
+        }
+        for extent in &offer.extents {
+            let ExtentWork { ino, offset, len, .. } = extent;
+            tracing::trace!(relation = %id, %ino, offset, len, finish = extent.finish.is_some(), expect = ?extent.expect, "given");
+        }
         let noted = self.kv.transact(&mut |txn| {
+            let key = keys::mover(mover);
+            if !offer.is_empty() && txn.get(&key)?.is_none() {
+                txn.put(&key, &[]);
+            }
             offer.void_names.iter().for_each(|number| txn.delete(&keys::name_change(id, *number)));
             offer.void_directories.iter().for_each(|dir| txn.delete(&keys::old_attributes(id, *dir)));
             for ino in &offer.gone {
@@ -453,6 +493,7 @@ impl Leader {
 
     /// What came of work.
     pub(crate) fn work_done(&self, r: &WorkDone) -> Result<CommitSeq> {
+        tracing::trace!(relation = %r.relation, session = %r.session, names = ?r.names, extents = ?r.extents, "told");
         let now = self.env.clock.now();
         let wall = Time { nanos: self.env.clock.wall().0 };
         self.lock().session(r.session)?.heard = now;
@@ -488,7 +529,7 @@ impl Leader {
                 match &done.outcome {
                     Outcome::Done { stamp } => {
                         shipped += done.len;
-                        receive(txn, r.relation, done, out.mark, out.finish, stamp)?;
+                        receive(txn, r.relation, lane, wall, done, *out, stamp)?;
                     }
                     other => set_aside(txn, r.relation, done.ino, wall, other),
                 }
@@ -558,18 +599,29 @@ fn set_aside(txn: &mut dyn weir_kv::Txn, relation: RelationId, ino: InodeId, at:
 fn receive(
     txn: &mut dyn weir_kv::Txn,
     relation: RelationId,
+    lane: &Lane,
+    now: Time,
     done: &ExtentDone,
-    mark: u64,
-    finish: Option<u64>,
+    out: ExtentOut,
     stamp: &StampBytes,
 ) -> Result<()> {
+    let ExtentOut { mark, finish, .. } = out;
     let Some(mut twin) = tree::find_twin(txn, relation, done.ino)? else { return Ok(()) };
     if !stamp.is_empty() {
         twin.stamp = stamp.clone();
     }
     if done.offset == FINISH {
         let newer = store::pending_finish(txn, relation, done.ino)?.is_some_and(|p| p.newest > mark);
-        if !newer {
+        let unproved = match finish.filter(|_| !newer) {
+            Some(size) => taken::unproved(txn, relation, done.ino, size)?,
+            None => Vec::new(),
+        };
+        // What lay beside bytes that changed while it was on its way has no proof: it goes once more, and the end after it.
+        for (from, to) in &unproved {
+            let again = Pending { len: to - from, since: now, oldest: mark, newest: mark };
+            taken::add_pending(txn, relation, lane, done.ino, *from, again)?;
+        }
+        if !newer && unproved.is_empty() {
             txn.delete(&keys::pending(relation, done.ino, FINISH));
             twin.complete = finish;
         }

@@ -61,9 +61,7 @@ fn take_one(
     number: u64,
     change: &ChangeRecord,
 ) -> Result<()> {
-    let apart = |ino: InodeId| {
-        (move |a, b| lane.is_out(ino, a, b), move |oldest, newest| lane.is_cut_between(ino, oldest, newest))
-    };
+    tracing::trace!(%relation, number, what = ?change.what, "taken");
     let news = |len| Pending { len, since: change.at, oldest: number, newest: number };
     if is_of_names(&change.what) {
         txn.put(&keys::name_change(relation, number), &change.to_value());
@@ -71,9 +69,7 @@ fn take_one(
     match &change.what {
         What::Data { ino, offset, len } => {
             store::cut_receipts(txn, relation, *ino, *offset, offset + len)?;
-            let (busy, cut_between) = apart(*ino);
-            let apart = Apart { busy: &busy, cut_between: &cut_between };
-            store::add_pending(txn, relation, *ino, *offset, news(*len), &apart)
+            add_pending(txn, relation, lane, *ino, *offset, news(*len))
         }
         What::Resized { ino, size } => {
             store::trim_receipts(txn, relation, *ino, *size)?;
@@ -81,11 +77,9 @@ fn take_one(
         }
         What::Complete { ino, size } => {
             txn.put(&keys::pending(relation, *ino, FINISH), &news(0).to_value());
-            let (busy, cut_between) = apart(*ino);
-            let apart = Apart { busy: &busy, cut_between: &cut_between };
             // Holes, and what a receipt does not prove any more.
             for (from, to) in unproved(txn, relation, *ino, *size)? {
-                store::add_pending(txn, relation, *ino, from, news(to - from), &apart)?;
+                add_pending(txn, relation, lane, *ino, from, news(to - from))?;
             }
             Ok(())
         }
@@ -95,6 +89,21 @@ fn take_one(
         }
         _ => Ok(()),
     }
+}
+
+/// Bytes that home is to get: not joined with what is on its way, nor over a change of size.
+pub fn add_pending(
+    txn: &mut dyn Txn,
+    relation: RelationId,
+    lane: &Lane,
+    ino: InodeId,
+    offset: u64,
+    pending: Pending,
+) -> Result<()> {
+    let busy = |start, end| lane.is_out(ino, start, end);
+    let cut_between = |oldest, newest| lane.is_cut_between(ino, oldest, newest);
+    let apart = Apart { busy: &busy, cut_between: &cut_between };
+    store::add_pending(txn, relation, ino, offset, pending, &apart)
 }
 
 /// What of a file is neither proved to be at home nor on its way.

@@ -112,6 +112,16 @@ fn path_of(read: &dyn Read, relation: RelationId, place: &TwinPlace) -> Result<O
     )))
 }
 
+/// An inode and the directories on the way to it at home.
+pub fn way(read: &dyn Read, relation: RelationId, ino: InodeId, twin: &Twin) -> Result<BTreeSet<InodeId>> {
+    let mut way = BTreeSet::from([ino]);
+    let mut above = twin.places.first().map(|place| place.dir);
+    while let Some(dir) = above.filter(|dir| way.insert(*dir)) {
+        above = find_twin(read, relation, dir)?.and_then(|twin| Some(twin.places.first()?.dir));
+    }
+    Ok(way)
+}
+
 /// An inode as home shall show it.
 pub struct Present {
     pub kind: FileKind,

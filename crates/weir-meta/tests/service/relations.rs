@@ -272,8 +272,14 @@ impl Bench {
     /// A mover takes work; does some of it; dies before it tells, or tells.
     async fn ship(&mut self, mover: &mut Client, world: &World, calm: bool) -> bool {
         let dice = world.node("dice");
-        let take =
-            TakeWork { session: mover.session, bytes: 64, items: 8, wait_ms: 0, limited_by: String::new() };
+        let take = TakeWork {
+            session: mover.session,
+            leader: 0,
+            bytes: 64,
+            items: 8,
+            wait_ms: 0,
+            limited_by: String::new(),
+        };
         let work = mover.call(&take).await.unwrap();
         let Some(work) = work.relations.into_iter().next() else { return false };
         let dies = !calm && dice.rng.below(6) == 0;
