@@ -1,7 +1,6 @@
 //! A whole cluster in the simulated world: each role as the binary runs it, on a node of its own.
 
 use crate::Options;
-use crate::home::Home;
 use crate::wiring::{ClusterPurge, Gate};
 use std::{
     collections::BTreeSet,
@@ -49,7 +48,6 @@ pub struct Cluster {
     lost: Mutex<BTreeSet<TargetId>>,
     /// Roles whose disk may fail them.
     may_end: Arc<Mutex<BTreeSet<String>>>,
-    home: Home,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -69,14 +67,8 @@ impl Cluster {
         let env = world.node(HARNESS);
         let seen =
             weir_coord::Cluster::observe(&env, observer(HARNESS, Role::Console, "harness"), PATIENCE).await?;
-        let cluster = Cluster {
-            world: world.clone(),
-            options: options.clone(),
-            seen,
-            lost: Mutex::default(),
-            may_end,
-            home: Home::default(),
-        };
+        let cluster =
+            Cluster { world: world.clone(), options: options.clone(), seen, lost: Mutex::default(), may_end };
         cluster.start(META);
         (0..options.storage_nodes).for_each(|n| cluster.start(&storage_name(n)));
         cluster.wait_whole(PATIENCE).await?;
@@ -94,16 +86,12 @@ impl Cluster {
         };
         match name {
             COORDINATOR => start(Box::pin(run_coordinator(env.clone(), self.options.clone()))),
-            META => start(Box::pin(run_meta(env.clone(), self.home.clone()))),
+            META => start(Box::pin(run_meta(env.clone()))),
             _ => {
                 let n: usize = name[1..].parse().expect("storage nodes are s0, s1, …");
                 start(Box::pin(run_storage(env.clone(), n, format!("host{}", n % self.options.hosts))));
             }
         }
-    }
-
-    pub fn home(&self) -> Home {
-        self.home.clone()
     }
 
     /// The role may end by itself from now on: its disk fails.
@@ -261,7 +249,7 @@ async fn run_coordinator(env: Env, options: Options) -> Result<()> {
     std::future::pending().await
 }
 
-async fn run_meta(env: Env, home: Home) -> Result<()> {
+async fn run_meta(env: Env) -> Result<()> {
     let dir = Path::new("/meta");
     made(&env, dir).await?;
     let cluster = weir_coord::Cluster::observe(&env, observer(META, Role::Meta, "host0"), PATIENCE).await?;
@@ -277,7 +265,7 @@ async fn run_meta(env: Env, home: Home) -> Result<()> {
         namespace: lead.namespace,
         lease_ms: lead.map.settings.lease_ms,
         layout: Arc::new(move |_| layout_policy(&policy)),
-        at_home: Arc::new(move |_, ino, inode, _, _| home.has(ino, inode.data_version)),
+        at_home: Arc::new(weir_meta::at_home),
         space: Arc::new(|| Box::pin(std::future::ready(None))),
         purge: Arc::new(ClusterPurge(cluster.clone())),
         gone: Arc::new(|_| false),

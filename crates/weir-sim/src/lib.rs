@@ -25,6 +25,7 @@ mod workload;
 
 use cluster::Cluster;
 use faults::Faults;
+use home::Home;
 pub use kinds::{FaultKind, Toll};
 use marks::Met;
 use seats::{Seats, client_name};
@@ -115,6 +116,8 @@ pub struct Outcome {
     pub faults: BTreeMap<&'static str, u64>,
     /// Errors that a fault excuses.
     pub excused: u64,
+    /// How often bytes of a file were evicted.
+    pub evictions: u64,
     pub met: Met,
     /// How often a disk did, during faults of each kind, what it was told to do wrong.
     pub disk_hits: BTreeMap<&'static str, u64>,
@@ -178,14 +181,13 @@ async fn play(world: World, options: Options, chosen: Arc<AtomicU64>) -> Result<
         seats.no_space();
     }
     let founder = cluster.client("founder").await?;
-    let work = Arc::new(
-        Workload::prepare(&world, &founder, &seats, &options, options.home.then(|| cluster.home())).await?,
-    );
+    let home = match options.home {
+        true => Some(Home::begin(&world, &cluster, &founder).await?),
+        false => None,
+    };
+    let work = Arc::new(Workload::prepare(&world, &founder, &seats, &options, home.clone()).await?);
     founder.shutdown().await?;
     (0..options.clients).for_each(|me| attend(&world, &cluster, &work, me));
-    if options.home {
-        start_movers(&world, &cluster, &work);
-    }
     let faults = Faults::new(cluster.clone(), work.clone(), world.clone(), options.clone(), chosen);
     let faults = Arc::new(faults);
     let (tell_healed, healed) = tokio::sync::oneshot::channel();
@@ -194,8 +196,13 @@ async fn play(world: World, options: Options, chosen: Arc<AtomicU64>) -> Result<
         running.run().await;
         let _ = tell_healed.send(()); // the run ended with a panic
     });
-    while !work.is_done() {
-        world.sleep(LOOK_EVERY).await;
+    match &home {
+        Some(home) => home.disturb(|| work.is_done()).await,
+        None => {
+            while !work.is_done() {
+                world.sleep(LOOK_EVERY).await;
+            }
+        }
     }
     faults.stop();
     healed.await.map_err(|_| Error::unavailable("the faults ended early"))?;
@@ -203,32 +210,19 @@ async fn play(world: World, options: Options, chosen: Arc<AtomicU64>) -> Result<
     verify_from_all_sides(&world, &cluster, &work, &options, &faults.spent()).await?;
     let simulated = Duration::from_nanos(world.now().0);
     let (operations, excused) = (work.operations(), work.excused());
+    let evictions = home.map_or(0, |home| home.evictions.load(Ordering::Relaxed));
     let (faults, disk_hits, met) = (faults.counts(), faults.disk_hits(), work.marks.met());
-    Ok(Outcome { trace_hash: 0, operations, faults, excused, met, disk_hits, simulated, log: Vec::new() })
-}
-
-/// Starts movers; they live and die as long as applications work.
-fn start_movers(world: &World, cluster: &Arc<Cluster>, work: &Arc<Workload>) {
-    let start = {
-        let (world, cluster) = (world.clone(), cluster.clone());
-        move |n: usize| {
-            let (name, cluster) = (home::mover_name(n), cluster.clone());
-            let rng = world.rng(&format!("{name}, life from {:?}", world.now()));
-            let home = cluster.home();
-            world.node(&name.clone()).tasks.spawn("mover", async move {
-                loop {
-                    // It connects when the leader is there again.
-                    if let Ok(client) = cluster.client(&name).await {
-                        home.work(&client, &rng).await;
-                    }
-                }
-            });
-        }
-    };
-    (0..home::MOVERS).for_each(&start);
-    let (watched, disturbed) = (work.clone(), world.clone());
-    let disturbing = async move { home::disturb(disturbed, start, || watched.is_done()).await };
-    world.node(cluster::HARNESS).tasks.spawn("movers' lives", disturbing);
+    Ok(Outcome {
+        trace_hash: 0,
+        operations,
+        faults,
+        excused,
+        evictions,
+        met,
+        disk_hits,
+        simulated,
+        log: Vec::new(),
+    })
 }
 
 /// Starts the process of a client: it connects, and its applications go on where the last ones were.
@@ -291,6 +285,11 @@ async fn verify_from_all_sides(
     spent: &BTreeSet<String>,
 ) -> Result<(), Error> {
     verify(cluster, work, "after everything healed").await?;
+    if let Some(home) = &work.home {
+        let reader = cluster.client("looks at home").await?;
+        home.verify(&reader).await.map_err(|e| e.doing("home, after everything healed"))?;
+        reader.shutdown().await?;
+    }
     cluster.power_cut_all();
     world.sleep(Duration::from_secs(1)).await;
     cluster.restart_all();
@@ -312,6 +311,9 @@ async fn verify_from_all_sides(
     whole.map_err(|e| e.doing("wait after the losses at the end"))?;
     let cleaner = cluster.client("cleaner").await?;
     work.remove_all(&cleaner).await?;
+    if let Some(home) = &work.home {
+        home.verify_empty(&cleaner).await.map_err(|e| e.doing("home, after all was removed"))?;
+    }
     cleaner.shutdown().await?;
     cluster.wait_empty(EMPTY_PATIENCE).await.map_err(|e| e.doing("wait for the space of deleted files"))
 }

@@ -1,15 +1,20 @@
 //! One operation on one turn file: what the client is asked, what it must answer, and what it leaves in the model.
 
+use crate::home::may_not_yet;
 use crate::model::{What, Who, bytes_of};
 use crate::workload::{DIRS, Slot, TurnFile, Workload, close, read_all, root_cred};
-use std::{collections::BTreeMap, fmt::Display};
+use std::{collections::BTreeMap, fmt::Display, time::Duration};
 use weir_client::{Allocate, Client, Handle, OpenMode, SetAttrs};
 use weir_env::Rng;
+use weir_proto::Error;
 use weir_proto::meta::RenameMode;
-use weir_proto::{Error, ErrorKind};
 
 /// Largest turn file, in bytes: several stripes of 4 × 64 KiB.
 const FILE_BYTES_MAX: u64 = 1_200_000;
+
+/// How often, and how long apart, it is tried to evict a file that home may not have yet.
+const HOME_LOOKS: u32 = 5;
+const HOME_PAUSE: Duration = Duration::from_millis(700);
 
 pub struct Turn<'w> {
     pub work: &'w Workload,
@@ -331,34 +336,28 @@ impl Turn<'_> {
         Ok(())
     }
 
-    /// Copies the file home, and gives its space back, or that of a part of it.
+    /// Gives the space of a file or of a part of it back, as soon as home has it.
     async fn evict(&self, file: &mut TurnFile) -> Told<()> {
         let Some(home) = &self.work.home else { return Ok(()) };
         self.work.close_everywhere(file).await;
         if self.doubts_self(file) {
             return Ok(());
         }
-        let before = self.client.getattr(file.ino).await.doing("getattr")?.attr;
-        let handle = self.client.open(&root_cred(), file.ino, OpenMode::READ).await.doing("open")?.handle;
-        let got = read_all(self.client, handle, 0, usize::MAX).await.doing("read to copy it home")?;
-        close(self.client, handle).await.doing("close after a copy")?;
-        let after = self.client.getattr(file.ino).await.doing("getattr")?.attr;
-        let is_whole = before.data_version == after.data_version && after.size == got.len() as u64;
-        if !is_whole || self.doubts_self(file) {
-            return Ok(());
-        }
-        let what = |e| panic!("operation {}: {} {} copied: {e}", self.op, self.who(), file.name);
-        file.model.check(0, got.len() + 1, &got).unwrap_or_else(what);
-        file.model.seen_by(self.me.client);
-        home.keep(file.ino, after.data_version, got);
         let from = self.rng.below(4) * 262_144;
         self.log(file, format_args!("evict from {from}"));
-        match self.client.evict(&root_cred(), file.ino, from, u64::MAX).await {
-            Ok(_) => Ok(()),
-            // Somebody who is cut off has it open still, or a change of it was on its way.
-            Err(e) if matches!(e.kind, ErrorKind::Name(_) | ErrorKind::Denied) => Ok(()),
-            Err(e) => Err(e).doing("evict"),
+        for _ in 0..HOME_LOOKS {
+            match self.client.evict(&root_cred(), file.ino, from, u64::MAX).await {
+                Ok(evicted) if evicted.ranges.is_empty() => return Ok(()),
+                Ok(_) => {
+                    home.evicted();
+                    return Ok(());
+                }
+                // Home does not have it yet, or somebody who is cut off has it open still.
+                Err(e) if may_not_yet(&e) => self.work.world.sleep(HOME_PAUSE).await,
+                Err(e) => return Err(e).doing("evict"),
+            }
         }
+        Ok(())
     }
 
     /// Removes the name; who has it open still reads it.

@@ -1,0 +1,294 @@
+//! The volume's home in the simulation: real movers that die, a home that fails, freezes and loses what was not durable; and the
+//! oracle: in the end home is as the volume is, damage there is never read as good, and what a stranger wrote there stays.
+//!
+//! Nobody touches home behind the movers' backs before the end, so a divergence is a promise broken.
+mod memory;
+
+use crate::Cluster;
+use crate::workload::{self, root_cred};
+pub use memory::MemoryHome;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+use weir_client::{Client, OpenMode};
+use weir_env::{BoxFuture, Env, sim::World};
+use weir_home::mover::{Mover, OpenHome};
+use weir_home::{HomePath, Outcome};
+use weir_proto::meta::{FileKind, Time};
+use weir_proto::relation::{RelationId, RelationInfo, RelationState, Resolution};
+use weir_proto::{Error, ErrorKind, InodeId, NameRule, Result, VolumeId};
+
+pub const URL: &str = "file:///home";
+const MOVERS: usize = 2;
+/// A mover lives so long, at most, while faults come.
+const LIFE_MAX: Duration = Duration::from_secs(8);
+const FREEZE_MAX: Duration = Duration::from_secs(15);
+/// Everything is at home by then.
+const PATIENCE: Duration = Duration::from_secs(300);
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+fn mover_name(n: usize) -> String {
+    format!("mover{n}")
+}
+
+struct Opener {
+    env: Env,
+    home: MemoryHome,
+}
+
+impl OpenHome for Opener {
+    fn open(
+        &self,
+        _url: &str,
+        _relation: RelationId,
+        _is_new: bool,
+    ) -> BoxFuture<'_, Outcome<Arc<dyn weir_home::Home>>> {
+        Box::pin(async { Ok(Arc::new(self.home.open(self.env.clone())) as Arc<dyn weir_home::Home>) })
+    }
+}
+
+/// Home, its movers, and what came of them.
+pub struct Home {
+    world: World,
+    cluster: Arc<Cluster>,
+    home: MemoryHome,
+    pub evictions: AtomicU64,
+}
+
+impl Home {
+    /// Everything of the root volume goes home from now on.
+    pub async fn begin(world: &World, cluster: &Arc<Cluster>, founder: &Client) -> Result<Arc<Home>> {
+        let home = MemoryHome::default();
+        home.found();
+        founder.add_relation(&root_cred(), VolumeId::ROOT, URL, true).await?;
+        let begun =
+            Home { world: world.clone(), cluster: cluster.clone(), home, evictions: AtomicU64::new(0) };
+        (0..MOVERS).for_each(|n| begun.start_mover(n));
+        Ok(Arc::new(begun))
+    }
+
+    fn start_mover(&self, n: usize) {
+        let (cluster, home, env) = (self.cluster.clone(), self.home.clone(), self.world.node(&mover_name(n)));
+        let node = env.clone();
+        env.tasks.spawn("mover", async move {
+            let mover = Mover::new(node.clone(), Arc::new(Opener { env: node, home }));
+            loop {
+                // It connects when the leader is there again.
+                if let Ok(client) = cluster.client(&mover_name(n)).await {
+                    mover.run(&client).await;
+                    let _ = client.shutdown().await; // the leader is out of reach
+                }
+            }
+        });
+    }
+
+    /// Faults of home and of movers, until told that it is enough.
+    pub async fn disturb(&self, is_enough: impl Fn() -> bool) {
+        let (world, rng) = (&self.world, self.world.rng("home's faults"));
+        let pause = |max: Duration| world.sleep(Duration::from_nanos(rng.below(max.as_nanos() as u64)));
+        while !is_enough() {
+            pause(LIFE_MAX).await;
+            match rng.below(10) {
+                0..5 => {
+                    let n = rng.below(MOVERS as u64) as usize;
+                    world.kill(&mover_name(n));
+                    pause(Duration::from_secs(2)).await;
+                    self.start_mover(n);
+                }
+                5..7 => {
+                    self.home.freeze(true);
+                    pause(FREEZE_MAX).await;
+                    self.home.freeze(false);
+                }
+                7..9 => {
+                    self.home.fail_one_of(2 + rng.below(20));
+                    pause(FREEZE_MAX).await;
+                    self.home.fail_one_of(0);
+                }
+                _ => {
+                    // Its disk is that of the movers' machine.
+                    (0..MOVERS).for_each(|n| world.kill(&mover_name(n)));
+                    self.home.power_cut();
+                    pause(Duration::from_secs(2)).await;
+                    (0..MOVERS).for_each(|n| self.start_mover(n));
+                }
+            }
+        }
+    }
+
+    // ---- the oracle
+
+    /// Home is as the volume is; so it is after somebody has meddled with it and others have decided.
+    pub async fn verify(&self, client: &Client) -> Result<()> {
+        self.wait_synced(client).await?;
+        let files = self.compare(client).await?;
+        let rng = self.world.rng("meddling");
+        let files: Vec<(InodeId, HomePath)> = files.into_iter().collect();
+        if files.is_empty() {
+            return Ok(());
+        }
+        let (ino, path) = &files[rng.below(files.len() as u64) as usize];
+        self.damage(client, *ino, path).await?;
+        self.meddle(client).await?;
+        self.wait_synced(client).await?;
+        self.compare(client).await.map(|_| ())
+    }
+
+    /// Home is empty.
+    pub async fn verify_empty(&self, client: &Client) -> Result<()> {
+        self.wait_synced(client).await?;
+        let files = self.compare(client).await?;
+        assert!(files.is_empty(), "everything was removed, but home has {files:?}");
+        Ok(())
+    }
+
+    async fn relation(&self, client: &Client) -> Result<RelationInfo> {
+        let relations = client.relations(None).await?;
+        relations.into_iter().next().ok_or_else(|| Error::not_found("the relation is gone"))
+    }
+    async fn wait_synced(&self, client: &Client) -> Result<()> {
+        let synced = |info: &RelationInfo| {
+            assert!(info.aside.is_empty(), "set aside though nobody touched home: {:?}", info.aside);
+            info.state == RelationState::Synced {}
+        };
+        self.wait_for(client, "home is not as the volume is", synced).await.map(|_| ())
+    }
+    async fn wait_for(
+        &self,
+        client: &Client,
+        otherwise: &str,
+        is_so: impl Fn(&RelationInfo) -> bool,
+    ) -> Result<RelationInfo> {
+        let deadline = self.world.now() + PATIENCE;
+        loop {
+            let info = self.relation(client).await?;
+            if is_so(&info) {
+                return Ok(info);
+            }
+            if self.world.now() > deadline {
+                return Err(Error::deadline(format!("{otherwise}: {info:?}")));
+            }
+            self.world.sleep(LOOK_EVERY).await;
+        }
+    }
+
+    /// Names, kinds, sizes, attributes and bytes. The files.
+    async fn compare(&self, client: &Client) -> Result<BTreeMap<InodeId, HomePath>> {
+        let mut at_home = self.home.all();
+        at_home.remove(&HomePath::root());
+        let (mut files, mut dirs) = (BTreeMap::new(), vec![(InodeId::ROOT, HomePath::root())]);
+        while let Some((dir, path)) = dirs.pop() {
+            for name in workload::names_in(client, dir).await? {
+                let path = path.join(name.as_bytes())?;
+                let found = client.lookup(&root_cred(), dir, name.as_bytes()).await?;
+                let attr = found.unwrap_or_else(|| panic!("{path} was just listed")).attr;
+                let thing = at_home.remove(&path).unwrap_or_else(|| panic!("home has no {path}"));
+                let mode = attr.mode & 0o7777;
+                assert_eq!((thing.kind, thing.attrs.mode), (attr.kind, mode), "{path} at home");
+                match attr.kind {
+                    FileKind::Directory => dirs.push((attr.ino, path)),
+                    _ => {
+                        let got = workload::read_whole(client, attr.ino).await?;
+                        assert!(got == thing.bytes, "{path} at home: {} bytes", differ(&got, &thing.bytes));
+                        assert_eq!(thing.attrs.mtime, attr.mtime, "{path} at home: time of its bytes");
+                        files.insert(attr.ino, path);
+                    }
+                }
+            }
+        }
+        assert!(at_home.is_empty(), "only home has {:?}", at_home.keys().collect::<Vec<_>>());
+        Ok(files)
+    }
+
+    /// What is at home only, and damaged there, is not read as good; and it is read again when the damage is mended.
+    async fn damage(&self, client: &Client, ino: InodeId, path: &HomePath) -> Result<()> {
+        let good = workload::read_whole(client, ino).await?;
+        let deadline = self.world.now() + PATIENCE;
+        let evicted = loop {
+            match client.evict(&root_cred(), ino, 0, u64::MAX).await {
+                Ok(evicted) => break evicted,
+                Err(e) if may_not_yet(&e) && self.world.now() < deadline => {}
+                Err(e) => return Err(e),
+            }
+            self.world.sleep(LOOK_EVERY).await;
+        };
+        let Some(last) = client.residence(ino).await.map(|r| (r.evicted > 0).then(|| r.size - 1))? else {
+            assert!(
+                evicted.ranges.is_empty(),
+                "{path}: nothing is evicted, though {:?} were",
+                evicted.ranges
+            );
+            return Ok(());
+        };
+        self.world.trace(&format!("damage {path} at home"));
+        let flip = |bytes: &mut Vec<u8>| bytes[last as usize] ^= 1;
+        self.home.meddle(path, None, flip);
+        let reader = self.cluster.client("reads what is damaged").await?;
+        match workload::read_whole(&reader, ino).await {
+            Ok(got) => panic!("{path}: read as good, though damaged at home: {}", differ(&got, &good)),
+            Err(e) => assert!(
+                e.to_string().contains(&path.to_string()),
+                "{path} is damaged at home, and who reads it is told: {e}"
+            ),
+        }
+        reader.shutdown().await?;
+        self.home.meddle(path, None, flip);
+        let deadline = self.world.now() + PATIENCE;
+        loop {
+            match workload::read_whole(client, ino).await {
+                Ok(got) => {
+                    assert!(got == good, "{path}: mended at home, and read: {}", differ(&got, &good));
+                    return Ok(());
+                }
+                Err(e) if self.world.now() > deadline => return Err(e.doing("read what is mended at home")),
+                Err(_) => self.world.sleep(LOOK_EVERY).await,
+            }
+        }
+    }
+
+    /// What a stranger wrote at home is not written over before somebody decides.
+    async fn meddle(&self, client: &Client) -> Result<()> {
+        let (cred, name) = (root_cred(), b"met by a stranger");
+        let made = client.create(&cred, InodeId::ROOT, name, 0o644, true, OpenMode::BOTH).await?;
+        let (ino, path) = (made.stat.attr.ino, HomePath::root().join(name)?);
+        client.write(made.handle, 0, b"as it was made".as_slice().into()).await?;
+        workload::close(client, made.handle).await?;
+        self.wait_synced(client).await?;
+        self.world.trace("a stranger writes to a file at home");
+        let at = Time { nanos: self.world.now().0 as i64 };
+        self.home.meddle(&path, Some(at), |bytes| bytes.extend_from_slice(b", and a stranger's"));
+        let strange = self.home.all()[&path].clone();
+        let handle = client.open(&cred, ino, OpenMode::WRITE).await?.handle;
+        client.write(handle, 0, b"of the volume".as_slice().into()).await?;
+        workload::close(client, handle).await?;
+        let wait = self.wait_for(client, "a stranger's change was not found", |info| !info.aside.is_empty());
+        let info = wait.await?;
+        let aside = &info.aside[0];
+        assert!(aside.ino == ino && aside.diverged, "another file was set aside: {aside:?}");
+        assert!(self.home.all()[&path] == strange, "what a stranger wrote at home was changed");
+        client.resolve(&cred, info.id, ino, Resolution::KeepVolume).await?;
+        self.wait_synced(client).await?;
+        self.compare(client).await?;
+        client.unlink(&cred, InodeId::ROOT, name).await
+    }
+}
+
+/// Whether a file cannot be evicted yet, for a reason that is nobody's fault.
+pub fn may_not_yet(e: &Error) -> bool {
+    matches!(e.kind, ErrorKind::Name(NameRule::Busy) | ErrorKind::Denied | ErrorKind::Unavailable)
+}
+
+/// Where two contents part.
+fn differ(one: &[u8], other: &[u8]) -> String {
+    match one.iter().zip(other).position(|(a, b)| a != b) {
+        Some(at) => format!("{} and {}, the first that differs is {at}", one.len(), other.len()),
+        None => format!("{} and {}", one.len(), other.len()),
+    }
+}
+
+impl Home {
+    pub fn evicted(&self) {
+        self.evictions.fetch_add(1, Relaxed);
+    }
+}
