@@ -13,9 +13,9 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::sync::{Notify, Semaphore, mpsc, watch};
+use tokio::sync::{Notify, Semaphore, mpsc};
 use weir_client::{Client, Recall};
-use weir_env::{BoxFuture, Env};
+use weir_env::{BoxFuture, Env, watch};
 use weir_proto::checksum::crc32c_append;
 use weir_proto::meta::FileKind;
 use weir_proto::relation::{
@@ -124,14 +124,18 @@ impl Mover {
         let _life = Life(shared.clone());
         let me = shared.clone();
         shared.spawn("recalls", async move { me.recalls().await });
-        let mut over = shared.over.subscribe();
         tokio::select! {
             biased;
             () = client.may_be_taken_for_dead() => {}
-            _ = over.wait_for(|over| *over) => {}
+            () = ended(shared.over.subscribe()) => {}
             () = shared.ship() => {}
         }
     }
+}
+
+/// Waits for the end of a life.
+async fn ended(mut over: watch::Receiver<bool>) {
+    let _ = over.wait_for(|over| *over).await; // closed: all of that life is gone
 }
 
 struct Life(Arc<Shared>);
@@ -144,11 +148,11 @@ impl Drop for Life {
 impl Shared {
     /// A task that ends with this life.
     fn spawn(&self, name: &'static str, work: impl Future<Output = ()> + Send + 'static) {
-        let mut over = self.over.subscribe();
+        let over = self.over.subscribe();
         self.env.tasks.spawn(name, async move {
             tokio::select! {
                 biased;
-                _ = over.wait_for(|over| *over) => {}
+                () = ended(over) => {}
                 () = work => {}
             }
         });
