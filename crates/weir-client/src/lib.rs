@@ -47,6 +47,7 @@ pub use api::{
 pub use locks::{InTheWay, LockWish, Locked};
 pub use recall::Recall;
 pub use seek::COPY_BYTES_MAX;
+pub use shipping::NewRelation;
 pub use volumes::{NewVolume, VolumeEdit};
 
 use bytes::Bytes;
@@ -63,7 +64,7 @@ use weir_env::{Env, TaskHandle};
 use weir_proto::lock::{LockEntry, LockOwner};
 use weir_proto::map::Role;
 use weir_proto::meta::{Cred, FileKind, Listing, RenameMode, Usage};
-use weir_proto::recall::{Evicted, EvictionLevel, Residence, SetMarks};
+use weir_proto::recall::{Evicted, EvictionLevel, Learned, Residence, SetMarks};
 use weir_proto::{InodeId, Result};
 
 /// How often changed data that nobody syncs is looked at.
@@ -398,7 +399,11 @@ impl Client {
     }
     /// All of a recall is filled: it may be read.
     pub async fn filled(&self, recall: Recall) -> Result<()> {
-        self.inner.filled(recall).await
+        self.inner.filled(recall, None).await
+    }
+    /// The same, with checksums of what was read where nothing proved it before.
+    pub async fn filled_with(&self, recall: Recall, learned: Option<Learned>) -> Result<()> {
+        self.inner.filled(recall, learned).await
     }
     /// `retry`: later, by whoever has time; else whoever waits for it is told `error`.
     pub async fn recall_failed(&self, recall: Recall, error: &str, retry: bool) -> Result<()> {

@@ -16,7 +16,7 @@ use weir_proto::data::{FILL_COUNTER, WriteMode};
 use weir_proto::map::Layout;
 use weir_proto::meta::{Cred, LeaseKind};
 use weir_proto::recall::{
-    AwaitRecall, Evict, Evicted, EvictedRanges, EvictionLevel, Filled, GetEviction, GetResidence,
+    AwaitRecall, Evict, Evicted, EvictedRanges, EvictionLevel, Filled, GetEviction, GetResidence, Learned,
     RecallFailed, RecallId, RecallWork, Residence, SetMarks, SetPinned, TakeRecalls, WantRecall,
 };
 use weir_proto::{Error, InodeId, Result, Version};
@@ -248,9 +248,10 @@ impl Inner {
         encode(&coder, &self.env, (0..layout.scheme.data).map(cell).collect())
     }
 
-    pub async fn filled(&self, recall: Recall) -> Result<()> {
+    pub async fn filled(&self, recall: Recall, learned: Option<Learned>) -> Result<()> {
         let RecallWork { ino, from, to, token_epoch, .. } = recall.work;
-        self.session.change(self.deadline(), |op| Filled { op, ino, from, to, token_epoch }).await
+        let filled = |op| Filled { op, ino, from, to, token_epoch, learned: learned.clone() };
+        self.session.change(self.deadline(), filled).await
     }
 
     pub async fn recall_failed(&self, recall: Recall, error: &str, retry: bool) -> Result<()> {

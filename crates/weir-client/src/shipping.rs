@@ -1,6 +1,6 @@
 //! Relations as movers and administrators see them: asked of the leader each time, nothing is kept.
-use crate::Client;
 use crate::node::Node;
+use crate::{Client, OpenMode};
 use bytes::Bytes;
 use std::time::Duration;
 use weir_proto::map::Layout;
@@ -8,6 +8,17 @@ use weir_proto::meta::Cred;
 use weir_proto::recall::EvictedRanges;
 use weir_proto::relation::*;
 use weir_proto::{Error, InodeId, Result, SessionId, VolumeId};
+
+/// A relation to be made.
+#[derive(Clone, Debug, Default)]
+pub struct NewRelation {
+    pub url: String,
+    /// Data that is at home may be evicted here.
+    pub evict: bool,
+    /// The volume, which is empty, gets what is there.
+    pub adopt: bool,
+    pub ids: HomeIds,
+}
 
 /// For movers.
 impl Client {
@@ -37,9 +48,36 @@ impl Client {
         relation: RelationId,
         names: Vec<NameDone>,
         extents: Vec<ExtentDone>,
+        orphans: Vec<InodeId>,
+        listings: Vec<ListDone>,
     ) -> Result<()> {
-        let done = |session| WorkDone { session, relation, names: names.clone(), extents: extents.clone() };
+        let done = |session| {
+            let (names, extents) = (names.clone(), extents.clone());
+            let (orphans, listings) = (orphans.clone(), listings.clone());
+            WorkDone { session, relation, names, extents, orphans, listings }
+        };
         self.inner.session.ask(self.inner.deadline(), done).await
+    }
+    /// Some of what is in a directory at home; `end`: that was the rest.
+    pub async fn tell_listing(
+        &self,
+        relation: RelationId,
+        dir: InodeId,
+        entries: Vec<HomeEntry>,
+        end: bool,
+    ) -> Result<()> {
+        let tell = |op| TellListing { op, relation, dir, entries: entries.clone(), end };
+        self.inner.session.change(self.inner.deadline(), tell).await
+    }
+    /// Finishes what a writer left that died, if one did: then the file is complete.
+    pub async fn recover_file(&self, ino: InodeId) -> Result<()> {
+        let opened = self.open(&Cred { uid: 0, gid: 0, groups: vec![0] }, ino, OpenMode::WRITE).await?;
+        let recovered = match self.inner.handle(opened.handle) {
+            Ok(file) => self.inner.recover(&file.node).await,
+            Err(e) => Err(e),
+        };
+        let closed = self.release(opened.handle).await;
+        recovered.and(closed)
     }
     pub async fn where_at_home(&self, ino: InodeId) -> Result<HomePlace> {
         self.inner.session.ask(self.inner.deadline(), |session| WhereAtHome { session, ino }).await
@@ -81,16 +119,17 @@ impl Client {
         &self,
         cred: &Cred,
         volume: VolumeId,
-        url: &str,
-        evict: bool,
+        new: &NewRelation,
     ) -> Result<RelationInfo> {
         let make = |op| RelationAdd {
             op,
             cred: cred.clone(),
             volume,
-            url: url.to_owned(),
+            url: new.url.clone(),
             direction: Direction::Push,
-            evict,
+            evict: new.evict,
+            adopt: new.adopt,
+            ids: new.ids.clone(),
         };
         self.inner.session.change(self.inner.deadline(), make).await
     }

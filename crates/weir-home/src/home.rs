@@ -181,7 +181,16 @@ pub trait Home: Send + Sync + 'static {
         limit: usize,
     ) -> BoxFuture<'a, Outcome<Listing>>;
 
+    /// Begins to read a directory from its beginning to its end, once, however large it is.
+    fn read_dir<'a>(&'a self, dir: &'a HomePath) -> BoxFuture<'a, Outcome<Box<dyn HomeLister>>>;
+
     fn space(&self) -> BoxFuture<'_, Outcome<HomeSpace>>;
+}
+
+/// A directory at home that is being read, in an order of the home's own; memory is one part, whatever is in it.
+pub trait HomeLister: Send + 'static {
+    /// The next entries, about `limit`; perhaps none although more come. Not to be asked after the end.
+    fn next(&mut self, limit: usize) -> BoxFuture<'_, Outcome<Listing>>;
 }
 
 /// A file at home, open to be written. Dropped without `finish`: what was synced stays.

@@ -4,6 +4,7 @@
 //! way back leads to the mapped one.
 use crate::{Attrs, Xattr};
 use bytes::Bytes;
+use weir_proto::relation::{HomeIds, IdMapping};
 use weir_proto::{Error, Result};
 
 /// `count` numbers from `here` on are `there` on at home.
@@ -26,6 +27,13 @@ impl IdMap {
         check("user", &users)?;
         check("group", &groups)?;
         Ok(IdMap { users, groups })
+    }
+    /// As a relation has it.
+    pub fn of(ids: &HomeIds) -> Result<IdMap> {
+        let ranges = |all: &[IdMapping]| {
+            all.iter().map(|m| IdRange { here: m.here, there: m.there, count: m.count }).collect()
+        };
+        IdMap::new(ranges(&ids.users), ranges(&ids.groups))
     }
     pub fn is_identity(&self) -> bool {
         self.users.is_empty() && self.groups.is_empty()

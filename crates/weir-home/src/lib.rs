@@ -23,7 +23,7 @@ mod weir;
 
 pub use fault::{Divergence, Fault, FaultKind, Outcome, judge_errno};
 pub use file::{FileHome, FileHomeConfig};
-pub use home::{Found, Home, HomeReader, HomeSpace, HomeWriter, ListEntry, Listing, Traits};
+pub use home::{Found, Home, HomeLister, HomeReader, HomeSpace, HomeWriter, ListEntry, Listing, Traits};
 pub use idmap::{IdMap, IdRange};
 pub use lane::{HomeLane, LaneLimits};
 pub use path::{HomePath, RESERVED};

@@ -7,7 +7,7 @@
 //! Refuses to know: what is to be shipped next and in which order (the leader), how a home keeps things (the back ends).
 use crate::pace::{Pace, STREAMS_MAX};
 use crate::recall;
-use crate::{Attrs, Expect, Fault, Home, HomePath, HomeWriter, Make, Outcome, Stamp, Xattr};
+use crate::{Attrs, Expect, Fault, Home, HomePath, HomeWriter, ListEntry, Make, Outcome, Stamp, Xattr};
 use bytes::Bytes;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -18,9 +18,10 @@ use weir_client::{Client, Recall};
 use weir_env::{BoxFuture, Env, watch};
 use weir_proto::checksum::crc32c_append;
 use weir_proto::meta::FileKind;
+use weir_proto::recall::Learned;
 use weir_proto::relation::{
-    ExtentDone, ExtentWork, HomeAttrs, NameAction, NameDone, NameWork, Outcome as Told, RECEIPT_BLOCK,
-    RelationId, RelationWork,
+    ExtentDone, ExtentWork, HOME_ENTRIES_MAX, HomeAttrs, HomeEntry, HomeIds, ListDone, ListWork, NameAction,
+    NameDone, NameWork, Outcome as Told, RECEIPT_BLOCK, RelationId, RelationWork,
 };
 use weir_proto::{Error, ErrorKind, InodeId, Result, Wire};
 
@@ -34,6 +35,9 @@ const ASKED_MAX: u64 = 512 << 20;
 const RECALLS_AT_ONCE: usize = 8;
 /// Changes of names that are made side by side.
 const NAMES_AT_ONCE: usize = 32;
+/// Bytes of a message about a directory, and of an entry beside what has no fixed length.
+const LISTING_BYTES_MAX: usize = 256 << 10;
+const ENTRY_BYTES: usize = 128;
 /// A request for work waits so long for some.
 const WAIT: Duration = Duration::from_secs(2);
 /// After an error that is nobody's fault here.
@@ -43,8 +47,17 @@ const MEASURE: Duration = Duration::from_secs(1);
 
 /// Opens a home by its URL.
 pub trait OpenHome: Send + Sync + 'static {
-    /// `is_new`: nothing was ever shipped there for this relation.
-    fn open(&self, url: &str, relation: RelationId, is_new: bool) -> BoxFuture<'_, Outcome<Arc<dyn Home>>>;
+    fn open(&self, which: &HomeOf) -> BoxFuture<'_, Outcome<Arc<dyn Home>>>;
+}
+
+/// Which home.
+#[derive(Clone, Debug)]
+pub struct HomeOf {
+    pub relation: RelationId,
+    pub url: String,
+    pub ids: HomeIds,
+    /// Nothing was ever shipped there for this relation.
+    pub is_new: bool,
 }
 
 /// A mover. The homes that it has opened stay open from one life to the next.
@@ -65,6 +78,8 @@ struct Shared {
     /// Set when this life is over: everything that was begun ends.
     over: watch::Sender<bool>,
     relations: Mutex<BTreeMap<RelationId, Arc<Relation>>>,
+    /// Homes that are being opened, and what waits for it.
+    opening: Mutex<BTreeMap<RelationId, Vec<RelationWork>>>,
     /// Items that are under way.
     items: AtomicUsize,
     less: Notify,
@@ -96,6 +111,17 @@ struct Meter {
 enum Done {
     Name(NameDone),
     Extent(ExtentDone),
+    Orphan(InodeId),
+    List(ListDone),
+}
+
+/// What is told at once.
+struct Batch {
+    names: Vec<NameDone>,
+    extents: Vec<ExtentDone>,
+    orphans: Vec<InodeId>,
+    listings: Vec<ListDone>,
+    count: usize,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -117,6 +143,7 @@ impl Mover {
             homes: self.homes.clone(),
             over: watch::Sender::new(false),
             relations: Mutex::default(),
+            opening: Mutex::default(),
             items: AtomicUsize::new(0),
             less: Notify::new(),
         });
@@ -173,7 +200,7 @@ impl Shared {
                 Ok(taken) => {
                     leader = taken.leader;
                     for work in taken.relations {
-                        shared.begin(work).await;
+                        shared.begin(work);
                     }
                 }
                 Err(e) => {
@@ -213,7 +240,7 @@ impl Shared {
     async fn bring_back(self: &Arc<Self>, recall: Recall) {
         let what = format!("inode {} bytes {} to {}", recall.work.ino, recall.work.from, recall.work.to);
         let done = match self.bring(&recall).await {
-            Ok(()) => self.client.filled(recall).await,
+            Ok(learned) => self.client.filled_with(recall, learned).await,
             Err(failed) => {
                 tracing::warn!("{what} could not be brought back: {}", failed.why);
                 self.client.recall_failed(recall, &failed.why, failed.retry).await
@@ -224,7 +251,10 @@ impl Shared {
         }
     }
 
-    async fn bring(self: &Arc<Self>, recall: &Recall) -> std::result::Result<(), recall::Failed> {
+    async fn bring(
+        self: &Arc<Self>,
+        recall: &Recall,
+    ) -> std::result::Result<Option<Learned>, recall::Failed> {
         let mut before = None;
         loop {
             let place = self.client.where_at_home(recall.work.ino).await.map_err(|e| recall::Failed {
@@ -232,7 +262,8 @@ impl Shared {
                 retry: e.kind != ErrorKind::NotFound,
                 diverged: false,
             })?;
-            let relation = self.relation(place.relation, &place.url, false).await?;
+            let (relation, url, ids) = (place.relation, place.url.clone(), place.ids.clone());
+            let relation = self.relation(&HomeOf { relation, url, ids, is_new: false }).await?;
             match recall::bring(&self.client, &*relation.home, &place, recall).await {
                 // Another range may have been shipped, or its name changed meanwhile: what is expected changes with it.
                 Err(failed) if failed.diverged && (place.changing || before.as_ref() != Some(&place)) => {
@@ -244,12 +275,43 @@ impl Shared {
         }
     }
 
-    async fn begin(self: &Arc<Self>, work: RelationWork) {
-        self.items.fetch_add(work.names.len() + work.extents.len(), Relaxed);
-        let relation = match self.relation(work.relation, &work.url, work.is_new).await {
-            Ok(relation) => relation,
-            Err(fault) => return self.refuse_all(work, fault),
-        };
+    /// Nobody waits here for a home that does not open.
+    fn begin(self: &Arc<Self>, work: RelationWork) {
+        self.items.fetch_add(items_of(&work), Relaxed);
+        let mut opening = lock(&self.opening);
+        if let Some(waiting) = opening.get_mut(&work.relation) {
+            return waiting.push(work);
+        }
+        let known = lock(&self.relations).get(&work.relation).cloned();
+        if let Some(relation) = known {
+            drop(opening);
+            return self.start(relation, work);
+        }
+        let (relation, url, ids) = (work.relation, work.url.clone(), work.ids.clone());
+        let which = HomeOf { relation, url, ids, is_new: work.is_new };
+        opening.insert(relation, vec![work]);
+        let me = self.clone();
+        self.spawn("open home", async move {
+            let opened = me.relation(&which).await;
+            let waiting = lock(&me.opening).remove(&which.relation).unwrap_or_default();
+            for work in waiting {
+                match &opened {
+                    Ok(relation) => me.start(relation.clone(), work),
+                    Err(fault) => me.refuse_all(work, fault.clone()),
+                }
+            }
+        });
+    }
+
+    fn start(self: &Arc<Self>, relation: Arc<Relation>, work: RelationWork) {
+        for list in work.listings {
+            let (me, relation) = (self.clone(), relation.clone());
+            self.spawn("read directory", async move { me.list(&relation, list).await });
+        }
+        for ino in work.orphans {
+            let (me, relation) = (self.clone(), relation.clone());
+            self.spawn("recover file", async move { me.recover(&relation, ino).await });
+        }
         if !work.names.is_empty() {
             let (me, relation, names) = (self.clone(), relation.clone(), work.names);
             self.spawn("names", async move { me.names(&relation, names).await });
@@ -268,14 +330,15 @@ impl Shared {
     }
 
     /// Opens the home when it is first needed.
-    async fn relation(self: &Arc<Self>, id: RelationId, url: &str, is_new: bool) -> Outcome<Arc<Relation>> {
+    async fn relation(self: &Arc<Self>, which: &HomeOf) -> Outcome<Arc<Relation>> {
+        let id = which.relation;
         if let Some(known) = lock(&self.relations).get(&id) {
             return Ok(known.clone());
         }
         let opened = lock(&self.homes).get(&id).cloned();
         let home = match opened {
             Some(home) => home,
-            None => self.opener.open(url, id, is_new).await?,
+            None => self.opener.open(which).await?,
         };
         lock(&self.homes).insert(id, home.clone());
         let (done, told) = mpsc::unbounded_channel();
@@ -303,9 +366,12 @@ impl Shared {
         let names: Vec<NameDone> =
             work.names.iter().map(|n| NameDone { number: n.number, outcome: outcome.clone() }).collect();
         let extents: Vec<ExtentDone> = work.extents.iter().map(|e| extent_done(e, outcome.clone())).collect();
-        let (me, count) = (self.clone(), names.len() + extents.len());
+        let listings =
+            work.listings.iter().map(|l| ListDone { dir: l.dir, outcome: outcome.clone() }).collect();
+        let (me, count) = (self.clone(), items_of(&work));
+        let done = Batch { names, extents, orphans: work.orphans, listings, count };
         self.spawn("tell", async move {
-            me.tell_leader(work.relation, names, extents, count).await;
+            me.tell_leader(work.relation, done).await;
         });
     }
 
@@ -318,30 +384,70 @@ impl Shared {
     async fn tell(&self, relation: RelationId, mut done: mpsc::UnboundedReceiver<Done>) {
         let mut batch = Vec::new();
         while done.recv_many(&mut batch, ITEMS_MAX).await > 0 {
-            let (mut names, mut extents, count) = (Vec::new(), Vec::new(), batch.len());
+            let (mut names, mut extents, mut orphans) = (Vec::new(), Vec::new(), Vec::new());
+            let (mut listings, count) = (Vec::new(), batch.len());
             for done in batch.drain(..) {
                 match done {
                     Done::Name(done) => names.push(done),
                     Done::Extent(done) => extents.push(done),
+                    Done::Orphan(ino) => orphans.push(ino),
+                    Done::List(done) => listings.push(done),
                 }
             }
-            self.tell_leader(relation, names, extents, count).await;
+            self.tell_leader(relation, Batch { names, extents, orphans, listings, count }).await;
         }
     }
 
     /// What cannot be told stays with this mover for the leader: then this life must end.
-    async fn tell_leader(
-        &self,
-        relation: RelationId,
-        names: Vec<NameDone>,
-        extents: Vec<ExtentDone>,
-        count: usize,
-    ) {
-        match self.client.work_done(relation, names, extents).await {
+    async fn tell_leader(&self, relation: RelationId, done: Batch) {
+        let Batch { names, extents, orphans, listings, count } = done;
+        match self.client.work_done(relation, names, extents, orphans, listings).await {
             Ok(()) => self.end_items(count),
             Err(e) => {
                 tracing::debug!("the leader was not told: {e}");
                 self.over.send_replace(true);
+            }
+        }
+    }
+
+    /// Opens a file whose writer died, as whoever comes next would.
+    async fn recover(&self, relation: &Relation, ino: InodeId) {
+        if let Err(e) = self.client.recover_file(ino).await {
+            tracing::debug!("recover inode {ino}, whose writer died: {e}");
+            self.env.clock.sleep(PAUSE).await;
+        }
+        let _ = relation.done.send(Done::Orphan(ino)); // ends with this mover
+    }
+
+    // ---- what is at home and not here yet
+
+    async fn list(&self, relation: &Relation, work: ListWork) {
+        let outcome = match self.read_to_end(relation, &work).await {
+            Ok(()) => Told::Done { stamp: Bytes::new() },
+            Err(told) => told,
+        };
+        let _ = relation.done.send(Done::List(ListDone { dir: work.dir, outcome })); // ends with this mover
+    }
+
+    async fn read_to_end(&self, relation: &Relation, work: &ListWork) -> std::result::Result<(), Told> {
+        let path = HomePath::parse(&work.path).map_err(|e| Told::Refused { why: e.to_string() })?;
+        let mut lister = relation.home.read_dir(&path).await.map_err(|f| told(&f))?;
+        let mut left = Vec::new();
+        loop {
+            let listing = lister.next(HOME_ENTRIES_MAX).await.map_err(|f| told(&f))?;
+            left.extend(listing.entries.into_iter().map(home_entry));
+            while !left.is_empty() || listing.end {
+                let rest = left.split_off(fits_a_message(&left));
+                let part = std::mem::replace(&mut left, rest);
+                let end = listing.end && left.is_empty();
+                let told = self.client.tell_listing(relation.id, work.dir, part, end).await;
+                told.map_err(|e| match e.kind {
+                    ErrorKind::Invalid | ErrorKind::Name(_) => Told::Refused { why: e.to_string() },
+                    _ => Told::Later { why: e.to_string() },
+                })?;
+                if end {
+                    return Ok(());
+                }
             }
         }
     }
@@ -574,6 +680,41 @@ impl Shared {
                 "the volume gives no more ({share} % of the time is spent reading it, {streams} streams)"
             ),
         }
+    }
+}
+
+fn items_of(work: &RelationWork) -> usize {
+    work.names.len() + work.extents.len() + work.orphans.len() + work.listings.len()
+}
+
+/// How many of the first entries one message has room for; at least one, if there is one.
+fn fits_a_message(entries: &[HomeEntry]) -> usize {
+    let mut bytes = 0;
+    let fits = entries.iter().take(HOME_ENTRIES_MAX).take_while(|entry| {
+        let xattrs: usize = entry.attrs.xattrs.iter().map(|(name, value)| name.len() + value.len() + 8).sum();
+        let first = bytes == 0;
+        bytes += ENTRY_BYTES + entry.name.len() + entry.target.len() + entry.stamp.len() + xattrs;
+        first || bytes <= LISTING_BYTES_MAX
+    });
+    fits.count()
+}
+
+fn home_entry(entry: ListEntry) -> HomeEntry {
+    let ListEntry { name, found } = entry;
+    let a = &found.attrs;
+    let xattrs = a.xattrs.iter().map(|x| (x.name.clone(), x.value.clone())).collect();
+    let attrs = HomeAttrs { mode: a.mode, uid: a.uid, gid: a.gid, atime: a.atime, mtime: a.mtime, xattrs };
+    let kind = found.stamp.kind;
+    let has_more_names = kind != FileKind::Directory && found.nlink > 1;
+    HomeEntry {
+        name,
+        kind,
+        stamp: Bytes::from(found.stamp.to_bytes()),
+        id: if has_more_names { found.stamp.id.clone() } else { Bytes::new() },
+        attrs,
+        size: found.stamp.size,
+        target: found.target,
+        rdev: found.rdev,
     }
 }
 

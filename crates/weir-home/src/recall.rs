@@ -6,6 +6,7 @@ use crate::{Expect, Fault, Home, HomePath, HomeReader, Stamp};
 use bytes::{Bytes, BytesMut};
 use weir_client::{Client, Recall};
 use weir_proto::checksum::crc32c_append;
+use weir_proto::recall::Learned;
 use weir_proto::relation::{HomePlace, RECEIPT_BLOCK, Receipt};
 use weir_proto::{Error, Result, Wire};
 
@@ -93,7 +94,7 @@ pub async fn bring(
     home: &dyn Home,
     place: &HomePlace,
     recall: &Recall,
-) -> std::result::Result<(), Failed> {
+) -> std::result::Result<Option<Learned>, Failed> {
     let broken = |e: Error| Failed { why: e.to_string(), retry: false, diverged: false };
     let path = HomePath::parse(&place.path).map_err(broken)?;
     let stamp = Stamp::from_bytes(&place.expect.stamp).map_err(broken)?;
@@ -104,7 +105,9 @@ pub async fn bring(
     // A block that begins before or ends behind is read whole, to be compared.
     let first = blocks.first().map_or(from, |block| block.start.min(from));
     let last = blocks.last().map_or(to, |block| block.end.max(to));
+    let is_proved = covers(&blocks, from, to);
     let mut check = Check::new(blocks);
+    let mut sums = Sums::default();
     let stripe = recall.work.layout.stripe_bytes();
     let step = stripe * PIECE_BYTES.div_ceil(stripe);
     for (start, end, fills) in [(first, from, false), (from, to, true), (to, last, false)] {
@@ -114,6 +117,7 @@ pub async fn bring(
             let bytes = read(&*reader, &path, at, len).await?;
             check.feed(at, &bytes).map_err(|e| broken(e.doing(format_args!("read {path} at home"))))?;
             if fills {
+                sums.feed(&bytes);
                 client.fill(recall, at, bytes).await.map_err(|e| Failed {
                     why: e.to_string(),
                     retry: true,
@@ -123,7 +127,46 @@ pub async fn bring(
             at += len;
         }
     }
-    Ok(())
+    Ok((!is_proved).then(|| Learned { relation: place.relation, sums: sums.end() }))
+}
+
+/// Whether all of `from..to` has a checksum; the blocks are in order.
+fn covers(blocks: &[Block], from: u64, to: u64) -> bool {
+    let mut at = from;
+    for block in blocks.iter().take_while(|block| block.start <= to) {
+        if block.start <= at {
+            at = at.max(block.end);
+        }
+    }
+    at >= to
+}
+
+/// Checksums of blocks, of bytes that come in order.
+#[derive(Default)]
+struct Sums {
+    done: Vec<u32>,
+    now: u32,
+    len: u64,
+}
+
+impl Sums {
+    fn feed(&mut self, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            let n = (RECEIPT_BLOCK - self.len).min(bytes.len() as u64) as usize;
+            self.now = crc32c_append(self.now, &bytes[..n]);
+            (self.len, bytes) = (self.len + n as u64, &bytes[n..]);
+            if self.len == RECEIPT_BLOCK {
+                self.done.push(self.now);
+                (self.now, self.len) = (0, 0);
+            }
+        }
+    }
+    fn end(mut self) -> Vec<u32> {
+        if self.len > 0 {
+            self.done.push(self.now);
+        }
+        self.done
+    }
 }
 
 async fn read(
@@ -148,6 +191,21 @@ async fn read(
 mod tests {
     use super::*;
     use weir_proto::checksum::crc32c;
+
+    #[test]
+    fn what_was_read_is_known_by_its_blocks() {
+        let bytes: Vec<u8> = (0..9_000_000u32).map(|i| (i / 5) as u8).collect();
+        let wished: Vec<u32> = bytes.chunks(RECEIPT_BLOCK as usize).map(crc32c).collect();
+        for step in [1 << 20, 999_983, 9_000_000] {
+            let mut sums = Sums::default();
+            bytes.chunks(step).for_each(|part| sums.feed(part));
+            assert_eq!(sums.end(), wished);
+        }
+        let block = |start, end| Block { start, end, sum: 0 };
+        assert!(covers(&[block(0, 5), block(5, 9)], 3, 9));
+        assert!(!covers(&[block(0, 5), block(6, 9)], 3, 9));
+        assert!(!covers(&[], 0, 1));
+    }
 
     #[test]
     fn what_is_not_what_was_shipped_is_seen_whatever_the_pieces() {

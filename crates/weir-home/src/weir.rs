@@ -4,8 +4,8 @@
 //! calls by its patience; a call of ours is a few of them. A call runs to its end in a task of its own, also when whoever
 //! asked goes away.
 use crate::{
-    Attrs, Expect, Fault, FaultKind, Found, Home, HomePath, HomeReader, HomeSpace, HomeWriter, IdMap,
-    LaneLimits, ListEntry, Listing, Make, Outcome, RESERVED, Stamp, Traits, Xattr,
+    Attrs, Expect, Fault, FaultKind, Found, Home, HomeLister, HomePath, HomeReader, HomeSpace, HomeWriter,
+    IdMap, LaneLimits, ListEntry, Listing, Make, Outcome, RESERVED, Stamp, Traits, Xattr,
     decide::{self, RenameStep, Step},
 };
 use bytes::Bytes;
@@ -450,12 +450,10 @@ impl Inner {
     /// A directory is read once per page and only the page is kept in memory, however large it is.
     async fn list(&self, dir: &HomePath, after: Option<&[u8]>, limit: usize) -> Outcome<Listing> {
         let failed = |e| fault("list", dir, e);
-        let found = self.place(dir).await.map_err(failed)?.and_then(|place| place.found);
-        let is_dir = found.as_ref().is_some_and(|stat| stat.attr.kind == FileKind::Directory);
-        let Some(stat) = found.filter(|_| is_dir) else { return Err(Fault::diverged(dir, None, None)) };
+        let ino = self.dir_at(dir).await?;
         let (mut page, mut cookie, mut end) = (BTreeMap::new(), 0, true);
         loop {
-            let listed = self.client.readdir(stat.attr.ino, cookie, LIST_MAX, false).await.map_err(failed)?;
+            let listed = self.client.readdir(ino, cookie, LIST_MAX, false).await.map_err(failed)?;
             for entry in listed.entries {
                 cookie = entry.cookie;
                 let is_ours =
@@ -474,18 +472,56 @@ impl Inner {
         }
         let mut entries = Vec::with_capacity(page.len());
         for (name, ino) in page {
-            // Gone since it was read: as if it had never been there.
-            let found = match self.client.getattr(ino).await {
-                Ok(stat) => self.look(&stat.attr).await,
-                Err(e) => Err(e),
-            };
-            match found {
-                Ok(found) => entries.push(ListEntry { name, found: self.to_here(found) }),
-                Err(e) if e.kind == ErrorKind::NotFound => {}
-                Err(e) => return Err(failed(e)),
+            if let Some(found) = self.found(ino).await.map_err(failed)? {
+                entries.push(ListEntry { name, found });
             }
         }
         Ok(Listing { entries, end })
+    }
+
+    async fn dir_at(&self, dir: &HomePath) -> Outcome<InodeId> {
+        let found = self.place(dir).await.map_err(|e| fault("list", dir, e))?.and_then(|place| place.found);
+        match found.filter(|stat| stat.attr.kind == FileKind::Directory) {
+            Some(stat) => Ok(stat.attr.ino),
+            None => Err(Fault::diverged(dir, None, None)),
+        }
+    }
+
+    /// Some entries behind a cookie, and the cookie behind them.
+    async fn next_of(
+        &self,
+        dir: &HomePath,
+        ino: InodeId,
+        cookie: u64,
+        limit: usize,
+    ) -> Outcome<(Listing, u64)> {
+        let failed = |e| fault("list", dir, e);
+        let limit = u32::try_from(limit).unwrap_or(LIST_MAX).clamp(1, LIST_MAX);
+        let listed = self.client.readdir(ino, cookie, limit, false).await.map_err(failed)?;
+        let (mut entries, mut cookie) = (Vec::with_capacity(listed.entries.len()), cookie);
+        for entry in listed.entries {
+            cookie = entry.cookie;
+            if entry.name.starts_with(RESERVED) {
+                continue;
+            }
+            if let Some(found) = self.found(entry.ino).await.map_err(failed)? {
+                entries.push(ListEntry { name: entry.name, found });
+            }
+        }
+        Ok((Listing { entries, end: listed.end }, cookie))
+    }
+
+    /// None: gone since its name was read, as if it had never been there.
+    async fn found(&self, ino: InodeId) -> Result<Option<Found>> {
+        let found = match self.client.getattr(ino).await {
+            Ok(stat) => self.look(&stat.attr).await,
+            Err(e) => Err(e),
+        };
+        match found {
+            Ok(found) => Ok(Some(self.to_here(found))),
+            Err(e) if e.kind == ErrorKind::NotFound || e.kind == ErrorKind::Stale => Ok(None),
+            Err(e) => Err(e),
+        }
     }
 
     async fn check_mark(&self, relation: &str, is_new: bool) -> Outcome<()> {
@@ -869,6 +905,16 @@ impl Home for WeirHome {
         let (dir, after) = (dir.clone(), after.map(<[u8]>::to_vec));
         self.call(move |inner| async move { inner.list(&dir, after.as_deref(), limit).await })
     }
+    fn read_dir<'a>(&'a self, dir: &'a HomePath) -> BoxFuture<'a, Outcome<Box<dyn HomeLister>>> {
+        let (calls, dir) = (self.calls.clone(), dir.clone());
+        Box::pin(async move {
+            let lister = self.call(move |inner| async move {
+                let ino = inner.dir_at(&dir).await?;
+                Ok(WeirLister { calls, inner, dir, ino, cookie: 0 })
+            });
+            Ok(Box::new(lister.await?) as Box<dyn HomeLister>)
+        })
+    }
     fn space(&self) -> BoxFuture<'_, Outcome<HomeSpace>> {
         self.call(|inner| async move {
             let space = inner
@@ -878,6 +924,27 @@ impl Home for WeirHome {
                 .map_err(|e| fault("ask for the space of", &HomePath::root(), e))?;
             let free = space.capacity_bytes.saturating_sub(space.used_bytes);
             Ok(HomeSpace { total: space.capacity_bytes, free })
+        })
+    }
+}
+
+/// A directory there that is being read.
+struct WeirLister {
+    calls: Calls,
+    inner: Arc<Inner>,
+    dir: HomePath,
+    ino: InodeId,
+    cookie: u64,
+}
+
+impl HomeLister for WeirLister {
+    fn next(&mut self, limit: usize) -> BoxFuture<'_, Outcome<Listing>> {
+        let (inner, dir, ino, cookie) = (self.inner.clone(), self.dir.clone(), self.ino, self.cookie);
+        Box::pin(async move {
+            let next = async move { inner.next_of(&dir, ino, cookie, limit).await };
+            let (listing, cookie) = self.calls.run(&self.inner.url, next).await?;
+            self.cookie = cookie;
+            Ok(listing)
         })
     }
 }

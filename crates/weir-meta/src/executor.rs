@@ -15,7 +15,7 @@ use crate::namespace::{AtHome, Cx, Events, LayoutPolicy, Rules, View};
 use crate::ops::{Grants, Operation, Work};
 use crate::points;
 use crate::recalls::Recalls;
-use crate::record::{Record, SlotRecord, slot_value};
+use crate::record::{Inode, Record, SlotRecord, slot_value};
 use crate::relation::Relations;
 use crate::replies::Replies;
 use crate::rooms::Rooms;
@@ -38,6 +38,8 @@ const REPLY_BYTES: usize = 384;
 /// After a recall of a directory nobody gets a lease on it for so long: clients that create files in it by turns would
 /// wait for a recall each time. A recall takes about 1 ms, so it costs them 2 % at most.
 const CONTENDED: Duration = Duration::from_millis(50);
+/// No client's session.
+const NOBODY: SessionId = SessionId(0);
 /// Contended inodes that are remembered.
 const CONTENDED_MAX: usize = 4096;
 
@@ -205,6 +207,9 @@ impl Leader {
             let ran = ran.map_err(|e| self.judge(e));
             return ran.map(|reply| (Step::Done(reply, state.newest), Vec::new()));
         }
+        for conflict in conflicts.iter().filter(|c| c.is_unlisted()) {
+            self.want_names(conflict.ino)?;
+        }
         let wait = state.park(&conflicts, parked);
         state.note_contended(&conflicts, self.env.clock.now());
         Ok((Step::Wait(wait), conflicts))
@@ -339,6 +344,12 @@ impl Leader {
         let (now, deaths, layout) = (self.wall(), state.deaths, &*self.config.layout);
         let (rooms, listened, at_home) = (&state.rooms, &state.listened, &*self.config.at_home);
         Rules { session, now, leases: &state.leases, rooms, live, deaths, listened, at_home, layout }
+    }
+
+    /// Whether a writer died with data of this file possibly on its way.
+    pub fn must_recover(&self, state: &State, inode: &Inode) -> bool {
+        let live = |s: SessionId| state.sessions.contains_key(&s);
+        self.rules(state, NOBODY, &live).must_recover(inode)
     }
 
     fn hear(&self, state: &mut State, session: SessionId, events: &Events) -> Result<()> {

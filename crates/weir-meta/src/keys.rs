@@ -28,6 +28,10 @@
 //! q/<relation>/<ino>/<offset>   proof from home                                 ReceiptRecord
 //! a/<relation>/<ino>      set aside until somebody decides                      AsideRecord
 //! d/<relation>/<dir>      its attributes at home are old                        nothing
+//! l/<relation>/<dir>      a directory whose names are not all known here          nothing
+//! i/<relation>/<identity> which inode a file of several names is, as home knows it  u64
+//! u/<relation>/<ino>      parts of it are at home, and nobody sees them there yet   nothing
+//! g/<relation>/<ino>      was written, and is not known to be complete          nothing
 //! M/<session>             a mover that may have work                            nothing
 //! V/<counter>             the namespace's next numbers                             u64
 //! v/<volume>              a volume                                              VolumeRecord
@@ -223,6 +227,18 @@ pub fn aside(relation: RelationId, ino: InodeId) -> [u8; 13] {
 }
 pub fn old_attributes(relation: RelationId, dir: InodeId) -> [u8; 13] {
     key13(b'd', relation.0, dir.0)
+}
+pub fn unlisted(relation: RelationId, dir: InodeId) -> [u8; 13] {
+    key13(b'l', relation.0, dir.0)
+}
+pub fn identity(relation: RelationId, id: &[u8]) -> Vec<u8> {
+    [&key5(b'i', relation.0)[..], id].concat()
+}
+pub fn unfinished(relation: RelationId, ino: InodeId) -> [u8; 13] {
+    key13(b'u', relation.0, ino.0)
+}
+pub fn growing(relation: RelationId, ino: InodeId) -> [u8; 13] {
+    key13(b'g', relation.0, ino.0)
 }
 /// The number behind letter and short number: of a change, a directory or an inode.
 pub fn long_number(key: &[u8]) -> Option<u64> {

@@ -38,6 +38,16 @@ pub struct Conflict {
     pub ask: bool,
 }
 
+impl Conflict {
+    /// No lease at all: the names of a directory are still to come.
+    pub fn unlisted(dir: InodeId) -> Conflict {
+        Conflict { ino: dir, session: SessionId(0), keep: LeaseKind::None, ask: false }
+    }
+    pub fn is_unlisted(&self) -> bool {
+        self.session == SessionId(0)
+    }
+}
+
 /// How often a session has a file open.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Opens {

@@ -5,14 +5,17 @@
 use crate::lease::{ByInode, LeaseTable};
 use crate::namespace::create::meta_open;
 use crate::namespace::{
-    Cx, View, attr, create, data, evict, list, open, remove, rename, report, totals, usage_of, volume, xattr,
+    Cx, View, adopt, attr, create, data, evict, list, open, remove, rename, report, totals, usage_of, volume,
+    xattr,
 };
 use crate::relation::serve;
 use crate::rooms::Rooms;
 use weir_env::Instant;
 use weir_proto::meta::*;
 use weir_proto::recall::{Evict, EvictedRanges, Filled, SetPinned};
-use weir_proto::relation::{AckChanges, DropCursor, RelationAdd, RelationDo, RelationResolve, WhereAtHome};
+use weir_proto::relation::{
+    AckChanges, DropCursor, RelationAdd, RelationDo, RelationResolve, TellListing, WhereAtHome,
+};
 use weir_proto::volume::*;
 use weir_proto::{InodeId, Request, Result, SessionId};
 
@@ -240,6 +243,10 @@ operation!(TakeRoom, Show volume::take_room, (r, reply, g) g.rooms.set(r.volume,
 
 operation!(WhereAtHome, Show |view, r| serve::where_at_home(view, r.ino), (r, reply, g) { let _ = reply; });
 change!(RelationAdd, serve::add, (r, reply, g) { let _ = reply; });
+change!(TellListing, adopt::tell, (r, reply, g) {
+    let _ = reply;
+    g.woken = Some(r.dir);
+});
 change!(RelationDo, serve::change, (r, reply, g) { let _ = reply; });
 change!(RelationResolve, serve::resolve, (r, reply, g) { let _ = reply; });
 change!(AckChanges, serve::ack, (r, reply, g) { let _ = reply; });

@@ -125,6 +125,19 @@ impl Leader {
         Ok(away)
     }
 
+    /// Has bytes brought back that the leader itself has a use for.
+    pub(crate) fn bring_back(&self, ranges: &[(InodeId, u64, u64)]) -> Result<()> {
+        if ranges.is_empty() {
+            return Ok(());
+        }
+        let mut state = self.lock();
+        for (ino, from, to) in ranges {
+            let away = self.away(*ino, *from, *to)?;
+            self.want(&mut state, *ino, &away, false)?;
+        }
+        Ok(())
+    }
+
     /// All that is evicted of a file is to be brought back; nobody waits for it.
     pub fn want_back(&self, ino: InodeId) -> Result<()> {
         let away = self.away(ino, 0, u64::MAX)?;

@@ -14,6 +14,8 @@ use weir_proto::{Error, InodeId, PgId, Reader, Result, SessionId, VolumeId, Wire
 
 /// In `mode` of `Access` and `Inode`: there is an access control list (of a directory: of either kind) under `X/`.
 pub const HAS_ACL: u32 = 1 << 31;
+/// In `mode` of `Access`: what is in the directory is not all known here yet, but where it comes from (`namespace::adopt`).
+pub const UNLISTED: u32 = 1 << 30;
 /// All that chmod may set.
 pub const MODE_BITS: u32 = 0o7777;
 /// `parent` of a file that was made without a name.

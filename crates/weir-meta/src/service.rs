@@ -21,7 +21,7 @@ use weir_proto::meta::*;
 use weir_proto::recall::{AwaitRecall, Evict, EvictedRanges, Filled, GetEviction, SetPinned};
 use weir_proto::relation::{
     AckChanges, DropCursor, ReadChanges, RelationAdd, RelationDo, RelationList, RelationResolve, TakeWork,
-    WhereAtHome, WorkDone,
+    TellListing, WhereAtHome, WorkDone,
 };
 use weir_proto::volume::*;
 use weir_proto::{Error, ErrorKind, InodeId, Request, Result, SessionId, Wire};
@@ -116,6 +116,17 @@ impl Meta {
     pub fn counts(&self) -> (usize, usize) {
         let state = self.leader.lock();
         (state.sessions.len(), state.leases.len())
+    }
+
+    /// Records that are kept of a relation, for tests.
+    pub fn relation_records(&self, relation: weir_proto::relation::RelationId) -> usize {
+        let mut count = 0;
+        // A store that fails has told so elsewhere.
+        let _ = self.leader.kv.read(&mut |read| {
+            count = crate::relation::store::count(read, relation)?;
+            Ok(())
+        });
+        count
     }
 
     fn operate<R: Operation>(&self, call: &Call) -> Outcome {
@@ -255,7 +266,9 @@ async fn wait_and_retry<R: Operation>(
 }
 
 fn too_late<R: Request>(leader: &Leader, parked: &[InodeId]) -> Error {
+    let unlisted = parked.iter().find_map(|ino| leader.why_unlisted(*ino));
     let why = match parked.first() {
+        _ if unlisted.is_some() => unlisted.unwrap_or_default(),
         Some(ino) => format!("another client has not given its lease on inode {ino} back yet"),
         None if leader.lock().grace_until.is_some() => {
             "clients of before the restart may still come back".to_owned()
@@ -602,6 +615,7 @@ impl Meta {
         match call.method {
             WhereAtHome::METHOD => self.operate::<WhereAtHome>(call),
             RelationAdd::METHOD => self.operate::<RelationAdd>(call),
+            TellListing::METHOD => self.operate::<TellListing>(call),
             RelationDo::METHOD => self.operate::<RelationDo>(call),
             RelationResolve::METHOD => self.operate::<RelationResolve>(call),
             AckChanges::METHOD => self.operate::<AckChanges>(call),

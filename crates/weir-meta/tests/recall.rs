@@ -6,7 +6,7 @@ use std::time::Duration;
 use weir_env::sim::{SimConfig, World};
 use weir_proto::meta::*;
 use weir_proto::recall::*;
-use weir_proto::relation::{Direction, RelationAdd};
+use weir_proto::relation::{Direction, HomeIds, RelationAdd};
 use weir_proto::volume::{Policy, Quota, VolumeCreate};
 use weir_proto::{ErrorKind, InodeId, NameRule, Result};
 
@@ -40,7 +40,7 @@ impl Client {
     }
     async fn filled(&self, work: &RecallWork) -> Result<()> {
         let RecallWork { ino, from, to, token_epoch, .. } = *work;
-        self.call(&Filled { op: self.op(), ino, from, to, token_epoch }).await
+        self.call(&Filled { op: self.op(), ino, from, to, token_epoch, learned: None }).await
     }
     async fn failed(&self, work: &RecallWork, error: &str, retry: bool) {
         let RecallWork { ino, from, to, token_epoch, .. } = *work;
@@ -138,7 +138,14 @@ fn a_mover_that_is_lost_harms_nobody() {
             second.token_epoch > first.token_epoch,
             "what the first one still sends is refused by targets"
         );
-        let late = Filled { op: b.op(), ino, from: 0, to: 2 * STRIPE, token_epoch: first.token_epoch };
+        let late = Filled {
+            op: b.op(),
+            ino,
+            from: 0,
+            to: 2 * STRIPE,
+            token_epoch: first.token_epoch,
+            learned: None,
+        };
         assert_eq!(b.call(&late).await.unwrap_err().kind, ErrorKind::Stale);
         b.filled(&second).await.unwrap();
         assert!(waits.done().await.done);
@@ -265,7 +272,16 @@ fn a_volume_makes_room_by_itself() {
         };
         let volume = user.call(&make).await.unwrap();
         let (id, url, direction) = (volume.id, "file:///home".to_owned(), Direction::Push);
-        let add = RelationAdd { op: user.op(), cred: root(), volume: id, url, direction, evict: true };
+        let add = RelationAdd {
+            op: user.op(),
+            cred: root(),
+            volume: id,
+            url,
+            direction,
+            evict: true,
+            adopt: false,
+            ids: HomeIds::default(),
+        };
         user.call(&add).await.unwrap();
         let mut files = Vec::new();
         for n in 0..19 {

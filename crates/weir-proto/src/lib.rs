@@ -16,6 +16,7 @@ pub mod layout;
 pub mod lock;
 pub mod map;
 pub mod meta;
+pub mod piece;
 pub mod recall;
 pub mod relation;
 pub mod volume;

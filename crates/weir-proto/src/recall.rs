@@ -3,6 +3,7 @@
 //! Sent to a namespace's metadata leader by clients (what is evicted, wait for it) and by movers (what to fetch).
 use crate::map::Layout;
 use crate::meta::{Cred, Entry, Op};
+use crate::relation::RelationId;
 use crate::{InodeId, SessionId, VolumeId, message};
 
 /// Recalls that one `TakeRecalls` answers with at most.
@@ -77,7 +78,15 @@ message!(
 );
 message!(
     /// All of a recall is on all live targets. `Stale`: it is another's meanwhile, or the file was cut.
-    Filled = 185 -> () { op: Op, ino: InodeId, from: u64, to: u64, token_epoch: u32 }
+    Filled = 185 -> () {
+        op: Op, ino: InodeId, from: u64, to: u64, token_epoch: u32,
+        /// Of bytes that no receipt proved before.
+        learned: Option<Learned>,
+    }
+);
+message!(
+    /// What was read at a home: checksums as in its receipts.
+    Learned { relation: RelationId, sums: Vec<u32> }
 );
 message!(
     /// A recall ended without its bytes. `retry`: after a pause it is given out again; else whoever waits is told `error`.

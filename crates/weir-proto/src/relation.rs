@@ -107,7 +107,24 @@ message!(RelationAdd = 163 -> RelationInfo {
     direction: Direction,
     /// Data that is at home may be evicted here.
     evict: bool,
+    /// The volume is empty and home is not: what is there becomes the volume's.
+    adopt: bool,
+    ids: HomeIds,
 });
+message!(
+    /// Users and groups that have other numbers at home; the others have the same.
+    HomeIds { users: Vec<IdMapping>, groups: Vec<IdMapping> }
+);
+impl Default for HomeIds {
+    /// All are called the same.
+    fn default() -> HomeIds {
+        HomeIds { users: Vec::new(), groups: Vec::new() }
+    }
+}
+message!(
+    /// `count` numbers from `here` on are `there` on at home.
+    IdMapping { here: u32, there: u32, count: u32 }
+);
 message!(RelationList = 164 -> Relations { session: SessionId, volume: Option<VolumeId> });
 message!(Relations { relations: Vec<RelationInfo> });
 wire_enum!(RelationVerb { Pause = 1, Resume = 2, Remove = 3, AllowEviction = 4, ForbidEviction = 5 });
@@ -186,9 +203,37 @@ message!(WorkTaken {
 message!(RelationWork {
     relation: RelationId,
     url: String,
+    ids: HomeIds,
     /// Nothing was ever shipped there.
     is_new: bool,
-    names: Vec<NameWork>, extents: Vec<ExtentWork> });
+    names: Vec<NameWork>, extents: Vec<ExtentWork>,
+    /// Files whose writer died: whoever opens one to write finishes what was left, then they are complete.
+    orphans: Vec<InodeId>,
+    /// Directories to be read to their end, for `TellListing`.
+    listings: Vec<ListWork>,
+});
+message!(ListWork { dir: InodeId, path: Bytes });
+message!(
+    /// What is in a directory at home, some of it; `end`: that was the rest. The same may be told twice.
+    TellListing = 170 -> () { op: Op, relation: RelationId, dir: InodeId, entries: Vec<HomeEntry>, end: bool }
+);
+message!(
+    /// Something that is at home and not here yet.
+    HomeEntry {
+        name: Bytes,
+        kind: FileKind,
+        stamp: StampBytes,
+        /// The same for all names of one file; empty: it has one name only.
+        id: Bytes,
+        attrs: HomeAttrs,
+        size: u64,
+        /// Of a symbolic link.
+        target: Bytes,
+        rdev: u32,
+    }
+);
+/// Entries of one `TellListing`.
+pub const HOME_ENTRIES_MAX: usize = 256;
 
 /// How home identifies what was left there, as the back end encodes it; empty: not known.
 pub type StampBytes = Bytes;
@@ -245,7 +290,16 @@ message!(Finish { size: u64, attrs: HomeAttrs });
 
 message!(
     /// What came of work. Receipts: home has the bytes durably.
-    WorkDone = 168 -> () { session: SessionId, relation: RelationId, names: Vec<NameDone>, extents: Vec<ExtentDone> }
+    WorkDone = 168 -> () {
+        session: SessionId, relation: RelationId, names: Vec<NameDone>, extents: Vec<ExtentDone>,
+        /// Dealt with, also in vain: the leader sees for itself which ones are recovered.
+        orphans: Vec<InodeId>,
+        listings: Vec<ListDone>,
+    }
+);
+message!(
+    /// A directory was read to its end (`Done`), or why not.
+    ListDone { dir: InodeId, outcome: Outcome }
 );
 message!(NameDone { number: u64, outcome: Outcome });
 message!(ExtentDone { ino: InodeId, offset: u64, len: u64, finished: bool, sums: Vec<u32>, outcome: Outcome });
@@ -269,6 +323,7 @@ message!(
 message!(HomePlace {
     relation: RelationId,
     url: String,
+    ids: HomeIds,
     path: Bytes,
     expect: Expected,
     /// A change of names or attributes may be under way there: what is found may be its result.

@@ -16,11 +16,13 @@ mod eviction;
 mod failure;
 mod file;
 mod fuse;
+mod homes;
 mod inspect;
 mod manual;
 mod mounts;
 mod observe;
 mod place;
+mod prefetch;
 mod process;
 mod relation;
 mod report;
@@ -51,8 +53,17 @@ fn main() -> ExitCode {
         log: std::env::var("WEIR_LOG").ok(),
         frames: std::env::var_os("WEIR_FRAMES").map(Into::into),
         kill_at: std::env::var("WEIR_KILL_AT").ok(),
+        s3_keys: s3_keys(),
     };
     ended(run(cli.command, &environment))
+}
+
+/// As Amazon's tools name them.
+fn s3_keys() -> Option<weir_home::Credentials> {
+    let access_key = std::env::var("AWS_ACCESS_KEY_ID").ok()?;
+    let secret_key = std::env::var("AWS_SECRET_ACCESS_KEY").ok()?;
+    let token = std::env::var("AWS_SESSION_TOKEN").ok();
+    Some(weir_home::Credentials { access_key, secret_key, token })
 }
 
 fn ended(done: Outcome<ExitCode>) -> ExitCode {

@@ -1,4 +1,4 @@
-//! `weir relation` and `weir volume changes`: asks the metadata leader as a client does; and how a mover opens homes.
+//! `weir relation` and `weir volume changes`: asks the metadata leader as a client does.
 use crate::failure::{Failure, Outcome};
 use crate::observe;
 use crate::status::coordinators;
@@ -7,15 +7,13 @@ use crate::volume::{Cluster, connect, named, own_cred};
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::{Value, json};
 use std::io::Write;
-use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
-use weir_client::Client;
-use weir_env::{BoxFuture, Env};
-use weir_home::mover::OpenHome;
-use weir_home::{Fault, FileHome, FileHomeConfig, Home, IdMap, LaneLimits};
-use weir_proto::relation::{Change, RelationId, RelationInfo, RelationState, RelationVerb, Resolution, What};
-use weir_proto::{ClusterId, Error, ErrorKind, InodeId, VolumeId};
+use weir_client::{Client, NewRelation};
+use weir_home::{HomeUrl, IdMap};
+use weir_proto::relation::{
+    Change, HomeIds, IdMapping, RelationInfo, RelationState, RelationVerb, Resolution, What,
+};
+use weir_proto::{Error, ErrorKind, InodeId, VolumeId};
 
 /// Between looks of `--follow`.
 const FOLLOW_WAIT: Duration = Duration::from_secs(10);
@@ -24,8 +22,12 @@ const FOLLOW_WAIT: Duration = Duration::from_secs(10);
 pub enum RelationCommand {
     /// Give a volume a home: what is in it, and what comes, is copied there
     ///
-    /// The home is a directory that movers reach, like file:///gpfs/home/beamline: a local or a mounted one (NFS). It must be
-    /// empty. Data arrives there while it is being written; names, sizes and deletes follow in the order in which they happened.
+    /// The home is a directory that movers reach, local or mounted (file:///gpfs/home/beamline), a part of an S3 bucket
+    /// (s3://bucket/prefix?endpoint=https://host&credentials=FILE) or a directory of another Weir
+    /// (weir://coordinator:port/path). It must be empty. Data arrives there while it is being written, in S3 to be seen once a
+    /// file is complete; names, sizes and deletes follow in the order in which they happened. A URL holds no secret: movers read
+    /// the keys of S3 from the credentials file that it names (as Amazon's tools write it; profile=NAME if not default), or
+    /// from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in their environment.
     Add(Add),
     /// Show all relations
     List(List),
@@ -39,19 +41,52 @@ pub enum RelationCommand {
     Remove(One),
     /// Decide about an item that is set aside
     Resolve(Resolve),
+    /// Bring back what is at home only, of many files and directories
+    Prefetch(crate::prefetch::Prefetch),
 }
 
 #[derive(Args)]
 pub struct Add {
     /// The volume
     pub volume: String,
-    /// Where its home is, like file:///path
+    /// Where its home is, like file:///path, s3://bucket/prefix or weir://coordinator:port/path
     pub url: String,
     /// What is at home may be evicted here: its names stay, its data comes back when it is read
     #[arg(long)]
     pub evict: bool,
     #[command(flatten)]
+    pub new: Ids,
+    #[command(flatten)]
     pub at: Cluster,
+}
+
+#[derive(Args)]
+pub struct Ids {
+    /// User HERE is called THERE at home; with +COUNT so many from there on; may be given several times
+    #[arg(long, value_name = "HERE=THERE[+COUNT]", value_parser = parse_mapping)]
+    pub map_uid: Vec<IdMapping>,
+    /// The same for groups
+    #[arg(long, value_name = "HERE=THERE[+COUNT]", value_parser = parse_mapping)]
+    pub map_gid: Vec<IdMapping>,
+}
+
+impl Ids {
+    /// Checked as far as it can be without the cluster.
+    pub fn relation(&self, url: String, evict: bool, adopt: bool) -> Outcome<NewRelation> {
+        HomeUrl::parse(&url)?;
+        let ids = HomeIds { users: self.map_uid.clone(), groups: self.map_gid.clone() };
+        IdMap::of(&ids)?;
+        Ok(NewRelation { url, evict, adopt, ids })
+    }
+}
+
+fn parse_mapping(text: &str) -> std::result::Result<IdMapping, String> {
+    let parsed = || {
+        let (here, there) = text.split_once('=')?;
+        let (there, count) = there.split_once('+').unwrap_or((there, "1"));
+        Some(IdMapping { here: here.parse().ok()?, there: there.parse().ok()?, count: count.parse().ok()? })
+    };
+    parsed().ok_or_else(|| format!("{text:?}: expected numbers like 1000=2000 or 1000=2000+50"))
 }
 
 #[derive(Args)]
@@ -110,6 +145,7 @@ pub struct Follow {
 
 pub fn run(command: &RelationCommand) -> Outcome<()> {
     let at = match command {
+        RelationCommand::Prefetch(args) => return crate::prefetch::run(args),
         RelationCommand::Add(args) => &args.at,
         RelationCommand::List(args) => &args.at,
         RelationCommand::Resolve(args) => &args.at,
@@ -136,7 +172,8 @@ async fn carry_out(client: &Client, command: &RelationCommand, json: bool) -> Ou
     match command {
         RelationCommand::Add(args) => {
             let volume = named(client, &args.volume).await?;
-            let made = client.add_relation(&cred, volume.id, &args.url, args.evict).await.map_err(explain)?;
+            let new = args.new.relation(args.url.clone(), args.evict, false)?;
+            let made = client.add_relation(&cred, volume.id, &new).await.map_err(explain)?;
             if json {
                 println!("{:#}", as_json(&made));
             } else {
@@ -163,6 +200,7 @@ async fn carry_out(client: &Client, command: &RelationCommand, json: bool) -> Ou
             client.resolve(&cred, relation.id, parse_inode(&args.inode)?, how).await.map_err(explain)?;
             println!("{}: tried again", args.inode);
         }
+        RelationCommand::Prefetch(_) => {} // asks mounts, not the leader
     }
     Ok(())
 }
@@ -354,41 +392,4 @@ fn change_json(volume: VolumeId, change: &Change) -> Value {
     value["at_ns"] = json!(change.at.nanos);
     value["volume"] = json!(volume.0);
     value
-}
-
-// ---- homes
-
-/// Opens homes for a mover.
-pub struct Homes {
-    env: Env,
-    cluster: ClusterId,
-}
-
-impl Homes {
-    pub fn new(env: Env, cluster: ClusterId) -> Homes {
-        Homes { env, cluster }
-    }
-}
-
-impl OpenHome for Homes {
-    fn open(
-        &self,
-        url: &str,
-        relation: RelationId,
-        is_new: bool,
-    ) -> BoxFuture<'_, Result<Arc<dyn Home>, Fault>> {
-        // The mark at home: another cluster's relation, or another one of this cluster, is not written over.
-        let mark = format!("cluster {} relation {relation}", self.cluster);
-        let path = url.strip_prefix("file://").map(PathBuf::from);
-        let url = url.to_owned();
-        Box::pin(async move {
-            let Some(path) = path else {
-                let why = format!("{url}: this mover knows homes in directories only, like file:///path");
-                return Err(Fault::Broken(Error::unsupported(why)));
-            };
-            let (ids, limits) = (IdMap::default(), LaneLimits::default());
-            let config = FileHomeConfig { path, relation: mark, is_new, ids, limits };
-            Ok(Arc::new(FileHome::open(&self.env, config).await?) as Arc<dyn Home>)
-        })
-    }
 }

@@ -110,6 +110,19 @@ pub fn recall(args: &ManyPaths) -> Outcome<()> {
     })
 }
 
+/// Bytes of a file that are at home only.
+pub fn offline(path: &Path) -> Outcome<u64> {
+    Ok(file::ask(path, STATE)?["offline"].as_u64().unwrap_or(0))
+}
+/// Has all of a file brought back, when there is time for it.
+pub fn want(path: &Path) -> Outcome<()> {
+    set(path, RECALL, b"want")
+}
+/// Waits until it is back.
+pub fn wait(path: &Path) -> Outcome<()> {
+    set(path, RECALL, b"wait").map_err(|e| why_not_recalled(path, e))
+}
+
 fn how_far(path: &Path) -> String {
     let Ok(state) = file::ask(path, STATE) else { return String::new() };
     let (size, online) = (state["size"].as_u64().unwrap_or(0), state["online"].as_u64().unwrap_or(0));

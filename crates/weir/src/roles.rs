@@ -38,6 +38,8 @@ pub struct Environment {
     pub frames: Option<PathBuf>,
     /// `WEIR_KILL_AT`, for tests: the point at which a role's process kills itself.
     pub kill_at: Option<String>,
+    /// `AWS_ACCESS_KEY_ID` and its like: who a mover is at S3 where the home's URL names no file.
+    pub s3_keys: Option<weir_home::Credentials>,
 }
 
 /// How long a role waits for a coordinator that starts at the same time.
@@ -495,10 +497,11 @@ pub fn mover(args: &MoverRole, environment: &Environment) -> Outcome<()> {
         use_place(&mut config, dir)?;
     }
     let namespace = args.namespace.clone().unwrap_or_else(|| config.mount.namespace.clone());
-    run(&args.role, config, environment, MOVER_BUFFERS_BYTES, move |node| run_mover(node, namespace))
+    let keys = environment.s3_keys.clone();
+    run(&args.role, config, environment, MOVER_BUFFERS_BYTES, move |node| run_mover(node, namespace, keys))
 }
 
-async fn run_mover(node: Node, namespace: String) -> Outcome<()> {
+async fn run_mover(node: Node, namespace: String, keys: Option<weir_home::Credentials>) -> Outcome<()> {
     let config = ClientConfig {
         coordinators: node.coordinators()?,
         namespace,
@@ -512,8 +515,8 @@ async fn run_mover(node: Node, namespace: String) -> Outcome<()> {
     let cluster = node.observe(Role::Mount).await?;
     let connect = move |env| Client::connect(env, config.clone(), Arc::new(NoKernel));
     let mut client = connect(node.env.clone()).await?;
-    let opener = crate::relation::Homes::new(node.env.clone(), cluster.id());
-    let mover = weir_home::mover::Mover::new(node.env.clone(), Arc::new(opener));
+    let opener = Arc::new(crate::homes::Homes::new(node.env.clone(), cluster.id(), keys));
+    let mover = weir_home::mover::Mover::new(node.env.clone(), opener.clone());
     node.ready("mover")?;
     let stop = stop_signal();
     tokio::pin!(stop);
@@ -535,6 +538,7 @@ async fn run_mover(node: Node, namespace: String) -> Outcome<()> {
         }
         client = connect(node.env.clone()).await?;
     }
+    opener.close().await;
     client.shutdown().await.map_err(|e| e.doing("close the mover's session").into())
 }
 

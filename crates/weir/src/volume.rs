@@ -116,6 +116,15 @@ pub struct Create {
     pub limits: Limits,
     #[command(flatten)]
     pub policies: Policies,
+    /// Make it from what is at a home, like file:///data: names appear at once, data comes when it is read, and changes go
+    /// there (see `weir relation add`)
+    #[arg(long, value_name = "URL")]
+    pub from: Option<String>,
+    /// Data that came from home may be evicted again
+    #[arg(long, requires = "from")]
+    pub evict: bool,
+    #[command(flatten)]
+    pub ids: crate::relation::Ids,
     #[command(flatten)]
     pub at: Cluster,
 }
@@ -255,9 +264,7 @@ async fn carry_out(client: &Client, command: &VolumeCommand) -> Outcome<Told> {
         VolumeCommand::List(_) => Told::All(all(client).await?),
         VolumeCommand::Show(args) => Told::One(named(client, &args.name).await?),
         VolumeCommand::Eviction(args) => Told::Levels(eviction::ask(client, args).await?),
-        VolumeCommand::Create(args) => {
-            Told::Done("made", client.create_volume(&cred, &new_volume(args)).await.map_err(explain)?)
-        }
+        VolumeCommand::Create(args) => Told::Done("made", create(client, &cred, args).await?),
         VolumeCommand::Delete(args) => {
             let volume = named(client, &args.name).await?;
             let gone = client.delete_volume(&cred, volume.id, args.force).await;
@@ -297,6 +304,24 @@ async fn carry_out(client: &Client, command: &VolumeCommand) -> Outcome<Told> {
             Told::Done("changed", change(client, &cred, &args.name, edit).await?)
         }
     })
+}
+
+async fn create(client: &Client, cred: &Cred, args: &Create) -> Outcome<Volume> {
+    let home = match &args.from {
+        Some(url) => Some(args.ids.relation(url.clone(), args.evict, true)?),
+        None => None,
+    };
+    let made = client.create_volume(cred, &new_volume(args)).await.map_err(explain)?;
+    if let Some(home) = home
+        && let Err(e) = client.add_relation(cred, made.id, &home).await
+    {
+        // Nobody asked for an empty one.
+        if let Err(left) = client.delete_volume(cred, made.id, false).await {
+            tracing::warn!("the empty volume {:?} is left over: {left}", made.name);
+        }
+        return Err(explain(e));
+    }
+    Ok(made)
 }
 
 const NO_POLICY: Policy = Policy { scheme: None, pool: None };

@@ -7,109 +7,12 @@
 )]
 mod common;
 
-use common::{Cluster, can_mount, pattern, text, wait_until, weir};
+use common::relation::{Bench, PATIENCE};
+use common::{can_mount, pattern, text, wait_until, weir};
 use serde_json::Value;
-use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{Read, Write};
-use std::os::unix::fs::{FileExt, MetadataExt, symlink};
-use std::path::{Path, PathBuf};
-use std::time::Duration;
-
-const PATIENCE: Duration = Duration::from_secs(120);
-
-/// A cluster with a volume `data` whose home is a directory.
-struct Bench {
-    cluster: Cluster,
-    _home: tempfile::TempDir,
-    home: PathBuf,
-    data: PathBuf,
-}
-
-impl Bench {
-    fn start() -> Bench {
-        let cluster = Cluster::with(1, &["--movers", "1"]);
-        let at = tempfile::tempdir().unwrap();
-        let home = at.path().join("home");
-        fs::create_dir(&home).unwrap();
-        let data = cluster.mount().join("data");
-        let bench = Bench { cluster, _home: at, home, data };
-        bench.tell(&["volume", "create", "data"]);
-        bench
-    }
-    fn relate(&self) {
-        self.tell(&["relation", "add", "data", &format!("file://{}", self.home.display()), "--evict"]);
-    }
-    fn try_tell(&self, args: &[&str]) -> std::process::Output {
-        let dir = self.cluster.dir();
-        weir(&[args, &["--dir", dir.to_str().unwrap()]].concat())
-    }
-    fn tell(&self, args: &[&str]) -> String {
-        let output = self.try_tell(args);
-        assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
-        text(&output.stdout)
-    }
-    fn relation(&self) -> Value {
-        let shown = self.tell(&["relation", "show", "r1", "--json"]);
-        serde_json::from_str(&shown).unwrap()
-    }
-    fn wait_state(&self, state: &str) {
-        let (mut last, started) = (Value::Null, std::time::Instant::now());
-        while started.elapsed() < PATIENCE {
-            last = self.relation();
-            if last["state"] == state {
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(100));
-        }
-        panic!("the relation is not {state}: {last:#}\n{}", self.cluster.logs());
-    }
-    /// Everything there is below a directory, as it matters.
-    fn tree(root: &Path) -> BTreeMap<PathBuf, String> {
-        let (mut tree, mut queue) = (BTreeMap::new(), vec![root.to_path_buf()]);
-        while let Some(dir) = queue.pop() {
-            for entry in fs::read_dir(&dir).unwrap() {
-                let path = entry.unwrap().path();
-                if path.ends_with(".weir-home") {
-                    continue;
-                }
-                let m = fs::symlink_metadata(&path).unwrap();
-                let content = if m.is_dir() {
-                    queue.push(path.clone());
-                    String::new()
-                } else if m.is_symlink() {
-                    fs::read_link(&path).unwrap().display().to_string()
-                } else {
-                    let bytes = fs::read(&path).unwrap();
-                    format!("{} bytes, crc {:08x}, {} links", bytes.len(), crc(&bytes), m.nlink())
-                };
-                let shown = format!(
-                    "{:o} {}:{} {}.{:09} {content}",
-                    m.mode(),
-                    m.uid(),
-                    m.gid(),
-                    m.mtime(),
-                    m.mtime_nsec()
-                );
-                tree.insert(path.strip_prefix(root).unwrap().to_path_buf(), shown);
-            }
-        }
-        tree
-    }
-    fn assert_same(&self) {
-        // Closes are told late: the final times follow them.
-        let (started, mut same) = (std::time::Instant::now(), false);
-        while !same && started.elapsed() < PATIENCE {
-            std::thread::sleep(Duration::from_millis(100));
-            same = Bench::tree(&self.data) == Bench::tree(&self.home);
-        }
-        assert_eq!(Bench::tree(&self.data), Bench::tree(&self.home));
-    }
-}
-
-fn crc(bytes: &[u8]) -> u32 {
-    weir_proto::checksum::crc32c(bytes)
-}
+use std::os::unix::fs::{FileExt, symlink};
 
 #[test]
 fn a_growing_file_is_at_home_as_a_prefix_and_names_follow() {
@@ -273,4 +176,32 @@ fn what_is_at_home_is_evicted_and_comes_back_or_is_named() {
     assert_eq!(error.raw_os_error(), Some(libc::EIO));
     assert!(read == expected[..read.len()], "what was read is right");
     assert!(bench.cluster.logs().contains("are not what was shipped"));
+}
+
+#[test]
+fn a_file_whose_writer_was_killed_is_complete_at_home_by_itself() {
+    if !can_mount() {
+        return;
+    }
+    let bench = Bench::start();
+    bench.relate();
+    let bytes = pattern(6, 6 << 20);
+    let path = bench.data.join("frames");
+    let mut file = File::create(&path).unwrap();
+    file.write_all(&bytes).unwrap();
+    file.sync_all().unwrap();
+    wait_until("what was synced to be at home", PATIENCE, || {
+        fs::metadata(bench.home.join("frames")).is_ok_and(|m| m.len() == bytes.len() as u64)
+    });
+    bench.tell(&["volume", "changes", "data", "--cursor", "test"]);
+    bench.cluster.kill("mount-1");
+    drop(file); // the mount is gone: this tells nobody
+    // Nobody looks at the file: what happens to it is in the changelog.
+    wait_until("the file to be complete", PATIENCE, || {
+        bench.tell(&["volume", "changes", "data", "--cursor", "test"]).contains("\"what\":\"complete\"")
+    });
+    bench.wait_state("synced");
+    assert!(fs::read(bench.home.join("frames")).unwrap() == bytes);
+    bench.cluster.up();
+    bench.assert_same();
 }

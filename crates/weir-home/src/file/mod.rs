@@ -4,13 +4,14 @@
 //! `data.rs`, the way to a place in `root.rs`, attributes in `place.rs`. These four are where this crate reaches the
 //! machine, by `rustix`: a home is a foreign directory, not one of the node's disks, so `weir_env::Disk` is not for it.
 mod data;
+mod lister;
 mod names;
 mod place;
 mod root;
 
 use crate::{
-    Attrs, Expect, Fault, Found, Home, HomeLane, HomePath, HomeReader, HomeSpace, HomeWriter, IdMap,
-    LaneLimits, Listing, Make, Outcome, Stamp, Traits, judge_errno,
+    Attrs, Expect, Fault, Found, Home, HomeLane, HomeLister, HomePath, HomeReader, HomeSpace, HomeWriter,
+    IdMap, LaneLimits, Listing, Make, Outcome, Stamp, Traits, judge_errno,
 };
 use root::Root;
 use rustix::{fs::OFlags, io::Errno};
@@ -284,6 +285,13 @@ impl Home for FileHome {
     ) -> BoxFuture<'a, Outcome<Listing>> {
         let (d, after) = (dir.clone(), after.map(<[u8]>::to_vec));
         Box::pin(async move { self.call("list", &[], move |s| s.list(&d, after.as_deref(), limit)).await })
+    }
+    fn read_dir<'a>(&'a self, dir: &'a HomePath) -> BoxFuture<'a, Outcome<Box<dyn HomeLister>>> {
+        let (d, lane) = (dir.clone(), self.lane.clone());
+        Box::pin(async move {
+            let lister = self.call("list", &[], move |s| s.read_dir(&lane, &d)).await?;
+            Ok(Box::new(lister) as Box<dyn HomeLister>)
+        })
     }
     fn space(&self) -> BoxFuture<'_, Outcome<HomeSpace>> {
         Box::pin(self.call("ask for space", &[], |s| s.space()))

@@ -260,7 +260,7 @@ impl Shared {
         Ok(Listing { entries, end })
     }
 
-    fn to_here(&self, found: Found) -> Found {
+    pub(super) fn to_here(&self, found: Found) -> Found {
         Found { attrs: self.config.ids.to_here(&found.attrs), ..found }
     }
 

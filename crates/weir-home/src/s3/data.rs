@@ -10,7 +10,9 @@ use super::{
     meta::{Meta, Object, split_upload, with_upload},
     names::plain,
 };
-use crate::{Attrs, Expect, Fault, HomeLane, HomePath, HomeReader, HomeWriter, IdMap, Outcome, Stamp};
+use crate::{
+    Attrs, Expect, Fault, FaultKind, HomeLane, HomePath, HomeReader, HomeWriter, IdMap, Outcome, Stamp,
+};
 use bytes::Bytes;
 use std::{
     collections::BTreeMap,
@@ -82,6 +84,14 @@ impl Inner {
             Some(upload) => self.client.parts(&key, upload).map_err(failed)?,
             None => None,
         };
+        if named.is_some() && parts.is_none() && base.stamp().version == expected.stamp().version {
+            // Not ended, which would have made another object: the service gave it up, with what was in it.
+            let error = Error::stale(format!(
+                "{path} at home: the upload of it that was under way is gone, with the parts that were sent: perhaps the \
+                 bucket gives uploads up after some days; `weir relation resolve … --keep volume` sends all of it again"
+            ));
+            return Err(Fault::new(FaultKind::Diverged, path, error));
+        }
         let meta = base.meta.clone();
         let state = State {
             base,

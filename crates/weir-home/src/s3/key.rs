@@ -1,42 +1,14 @@
-//! Which key a path has, and which part of an upload an offset is in: pure.
+//! Which key a path has: pure. The parts of an upload are pieces as the leader gives them out.
 //!
 //! A name is its own key component; bytes that are not UTF-8, control characters and `%` are written `%XX`, so every name has
 //! exactly one key and every key of ours one name. A directory's key ends with a slash.
 use crate::HomePath;
-use std::ops::Range;
-use weir_proto::MIB;
+pub(super) use weir_proto::piece::{
+    FIRST_PIECE_BYTES as FIRST_PART_BYTES, piece_at as part_at, piece_start as part_start,
+};
 
 /// Longest key, in bytes (the service's limit).
 pub(super) const KEY_BYTES_MAX: usize = 1024;
-
-/// Parts of an upload grow with the file: a small one is at home soon, 10,000 parts (the service's limit) are enough for
-/// one terabyte, and a writer holds one part in memory. Count and bytes of each; none is below the service's 5 MiB.
-const PARTS: [(u64, u64); 3] = [(1000, 8 * MIB), (1000, 32 * MIB), (8000, 160 * MIB)];
-/// What ends in one part is put as a whole.
-pub(super) const FIRST_PART_BYTES: u64 = PARTS[0].1;
-
-/// The number (from 1 on) and the range of the part that `offset` is in; none: beyond the longest file.
-pub(super) fn part_at(offset: u64) -> Option<(u16, Range<u64>)> {
-    let (mut start, mut number) = (0, 1);
-    for (count, bytes) in PARTS {
-        let n = (offset - start) / bytes;
-        if n < count {
-            let from = start + n * bytes;
-            return Some(((number + n) as u16, from..from + bytes));
-        }
-        (start, number) = (start + count * bytes, number + count);
-    }
-    None
-}
-
-pub(super) fn part_start(number: u16) -> u64 {
-    let (mut start, mut left) = (0, u64::from(number).saturating_sub(1));
-    for (count, bytes) in PARTS {
-        start += left.min(count) * bytes;
-        left = left.saturating_sub(count);
-    }
-    start
-}
 
 pub(super) fn file_key(prefix: &str, path: &HomePath) -> String {
     let mut key = prefix.to_owned();
@@ -124,19 +96,6 @@ mod tests {
         assert_eq!(encode(b"\xff\xc3"), "%FF%C3");
         assert_eq!(decode("a%41"), None, "not as we write an A");
         assert_eq!(decode("100%"), None);
-    }
-
-    #[test]
-    fn parts_follow_each_other_without_gaps_up_to_a_terabyte() {
-        let (mut offset, mut number) = (0, 0);
-        while let Some((n, range)) = part_at(offset) {
-            assert_eq!((n, range.start), (number + 1, offset));
-            assert_eq!(part_at(range.end - 1), Some((n, range.clone())));
-            assert_eq!(part_start(n), range.start);
-            (offset, number) = (range.end, n);
-        }
-        assert_eq!(number, 10_000);
-        assert!(offset > 1_250_000_000_000);
     }
 
     proptest! {

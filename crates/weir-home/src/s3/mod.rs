@@ -9,8 +9,8 @@ mod meta;
 mod names;
 
 use crate::{
-    Attrs, Expect, Fault, FaultKind, Found, Home, HomeLane, HomePath, HomeReader, HomeSpace, HomeWriter,
-    IdMap, LaneLimits, ListEntry, Listing, Make, Outcome, RESERVED, Stamp, Traits,
+    Attrs, Expect, Fault, FaultKind, Found, Home, HomeLane, HomeLister, HomePath, HomeReader, HomeSpace,
+    HomeWriter, IdMap, LaneLimits, ListEntry, Listing, Make, Outcome, RESERVED, Stamp, Traits,
 };
 use bytes::Bytes;
 pub use client::judge_status;
@@ -285,8 +285,31 @@ impl Home for S3Home {
             Ok(Listing { entries, end })
         })
     }
+    fn read_dir<'a>(&'a self, dir: &'a HomePath) -> BoxFuture<'a, Outcome<Box<dyn HomeLister>>> {
+        let (ids, rng, url) = (self.ids.clone(), self.rng.clone(), self.url.clone());
+        let home = S3Home { url, ids, rng, lane: self.lane.clone(), inner: self.inner.clone() };
+        let lister = S3Lister { home, dir: dir.clone(), after: None };
+        Box::pin(std::future::ready(Ok(Box::new(lister) as Box<dyn HomeLister>)))
+    }
     /// A bucket does not say.
     fn space(&self) -> BoxFuture<'_, Outcome<HomeSpace>> {
         Box::pin(std::future::ready(Ok(HomeSpace { total: u64::MAX, free: u64::MAX })))
+    }
+}
+
+/// A service lists keys in order, from any of them on.
+struct S3Lister {
+    home: S3Home,
+    dir: HomePath,
+    after: Option<Bytes>,
+}
+
+impl HomeLister for S3Lister {
+    fn next(&mut self, limit: usize) -> BoxFuture<'_, Outcome<Listing>> {
+        Box::pin(async move {
+            let listing = self.home.list(&self.dir, self.after.as_deref(), limit).await?;
+            self.after = listing.entries.last().map(|entry| entry.name.clone()).or(self.after.take());
+            Ok(listing)
+        })
     }
 }

@@ -54,7 +54,7 @@ impl Inner {
     pub(super) fn look(&self, path: &HomePath) -> Outcome<Option<Object>> {
         let failed = |failure: Failure| failure.fault("look at", path);
         if path.is_root() {
-            return Ok(Some(implied_dir()));
+            return self.look_at_root();
         }
         let file = self.client.head(&self.key(path, FileKind::Regular)?).map_err(failed)?;
         // Some services answer for a directory under its name without the slash.
@@ -62,6 +62,19 @@ impl Inner {
             return Ok(file);
         }
         self.client.head(&self.key(path, FileKind::Directory)?).map_err(failed)
+    }
+
+    /// It is there without an object of its own, too; of a whole bucket it cannot have one.
+    fn look_at_root(&self) -> Outcome<Option<Object>> {
+        let root = HomePath::root();
+        let found = match self.prefix.is_empty() {
+            true => None,
+            false => {
+                let key = self.key(&root, FileKind::Directory)?;
+                self.client.head(&key).map_err(|f| f.fault("look at", &root))?
+            }
+        };
+        Ok(Some(found.unwrap_or_else(implied_dir)))
     }
 
     fn has_dir(&self, path: &HomePath) -> Outcome<bool> {
@@ -128,6 +141,10 @@ impl Inner {
     }
 
     pub(super) fn remove(&self, path: &HomePath, expect: &Expect) -> Outcome<()> {
+        if let Some(upload) = split_upload(expect.stamp()).1 {
+            let key = self.key(path, expect.stamp().kind)?;
+            self.client.abort_upload(&key, &upload).map_err(|f| f.fault("end the upload of", path))?;
+        }
         let expect = plain(expect);
         let found = self.look(path)?;
         match decide::remove(found.as_ref().map(Object::stamp).as_ref(), &expect) {
@@ -263,6 +280,9 @@ impl Inner {
     }
 
     pub(super) fn set_attrs(&self, path: &HomePath, expect: &Expect, attrs: &Attrs) -> Outcome<Stamp> {
+        if path.is_root() && self.prefix.is_empty() {
+            return Ok(implied_dir().stamp());
+        }
         let expect = plain(expect);
         let found = self.look(path)?;
         let stamp = found.as_ref().map(Object::stamp);

@@ -670,3 +670,70 @@ pub async fn space_is_told(bench: Bench) {
     assert!(space.total >= space.free && space.free > 0);
     assert!(bench.home.url().contains("://"));
 }
+
+pub async fn a_directory_is_read_once_to_its_end(bench: Bench) {
+    let home = &bench.home;
+    dir(home, "d").await;
+    dir(home, "d/sub").await;
+    let stamp = put(home, &path("d/f"), b"bytes", &attrs(0o640)).await;
+    for n in 0..23 {
+        put(home, &path(format!("d/{n:02}")), b"", &attrs(0o644)).await;
+    }
+    let (mut lister, mut names, mut found) = (home.read_dir(&path("d")).await.unwrap(), Vec::new(), None);
+    loop {
+        let listing = lister.next(10).await.unwrap();
+        assert!(listing.entries.len() <= 10);
+        for entry in listing.entries {
+            names.push(String::from_utf8(entry.name.to_vec()).unwrap());
+            if &entry.name[..] == b"f" {
+                found = Some(entry.found);
+            }
+        }
+        if listing.end {
+            break;
+        }
+    }
+    names.sort();
+    let mut wished: Vec<String> = (0..23).map(|n| format!("{n:02}")).collect();
+    wished.extend(["f".to_owned(), "sub".to_owned()]);
+    assert_eq!(names, wished);
+    let found = found.unwrap();
+    assert_eq!((&found.stamp, found.attrs.mode), (&stamp, 0o640));
+    let mut root = home.read_dir(&HomePath::root()).await.unwrap();
+    assert_eq!(root.next(10).await.unwrap().entries.len(), 1, "the mark is nobody's");
+    let nowhere = match home.read_dir(&path("nowhere")).await {
+        Ok(mut lister) => lister.next(10).await.map(drop),
+        Err(fault) => Err(fault),
+    };
+    assert!(matches!(nowhere, Err(Fault::Diverged(_))), "{nowhere:?}");
+}
+
+pub async fn the_root_gets_attributes_again_and_again(bench: Bench) {
+    let (home, root) = (&bench.home, HomePath::root());
+    let found = home.stat(&root).await.unwrap().unwrap();
+    let first = home.set_attrs(&root, &ours(&found.stamp), &attrs(0o750)).await.unwrap();
+    let second = home.set_attrs(&root, &unchanged(&first), &attrs(0o755)).await.unwrap();
+    let found = home.stat(&root).await.unwrap().unwrap();
+    assert_eq!((&found.stamp, found.attrs.mode), (&second, 0o755));
+}
+
+pub async fn a_change_in_the_middle_leaves_the_times_it_should(bench: Bench) {
+    let (home, at) = (&bench.home, path("f"));
+    let bytes = pattern(9, 5 << 20);
+    let made = home.make(&at, &Make::File, &attrs(0o644)).await.unwrap();
+    let writer = home.open_write(&at, &unchanged(&made)).await.unwrap();
+    writer.write_at(0, vec![Bytes::from(bytes.clone())]).await.unwrap();
+    let synced = writer.sync().await.unwrap();
+    drop(writer);
+    let writer = home.open_write(&at, &unchanged(&synced)).await.unwrap();
+    writer.write_at(1 << 20, vec![Bytes::from_static(b"in the middle")]).await.unwrap();
+    let stamp = writer.finish(bytes.len() as u64, &attrs(0o644)).await.unwrap();
+    drop(writer);
+    // Whatever is closed late.
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+        let found = home.stat(&at).await.unwrap().unwrap();
+        assert_eq!((&found.stamp, found.attrs.mtime), (&stamp, attrs(0o644).mtime));
+    }
+    assert!(&read_all(home, &at).await[1 << 20..(1 << 20) + 13] == b"in the middle");
+}

@@ -12,6 +12,7 @@ pub fn lookup(view: &mut View<'_>, r: &meta::Lookup) -> Result<Looked> {
     let access = load_access(view.read, r.parent)?;
     require(view.read, &r.cred, &access, r.parent, SEARCH)?;
     let Some(link) = find_link(view.read, r.parent, &r.name)? else {
+        require_listed(view.conflicts, r.parent, &access)?;
         return Ok(Looked { entry: None, parent_lease: nothing() });
     };
     view.need(link.ino, Need::Look);
@@ -135,7 +136,7 @@ struct Claim {
 impl Claim {
     /// Mode, owner and group after the request.
     fn apply(&self, r: &SetAttr, (mode, uid, gid): (u32, u32, u32), directory: bool) -> (u32, u32, u32) {
-        let mut new_mode = r.mode.map_or(mode, |m| m & MODE_BITS | mode & HAS_ACL);
+        let mut new_mode = r.mode.map_or(mode, |m| m & MODE_BITS | mode & !MODE_BITS);
         if r.mode.is_some() && !self.root && !self.member {
             new_mode &= !SET_GID;
         }

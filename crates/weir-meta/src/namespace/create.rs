@@ -86,6 +86,7 @@ impl Cx<'_> {
     }
     fn prepare_new(&mut self, cred: &Cred, parent: InodeId, access: Access) -> Result<Birth> {
         require(self.read(), cred, &access, parent, WRITE | SEARCH)?;
+        require_listed(self.conflicts, parent, &access)?;
         self.need(parent, Need::Change);
         self.clear()?;
         let tally = load_tally(self.read(), parent)?;
@@ -107,7 +108,7 @@ impl Cx<'_> {
         })
     }
 
-    fn next_ino(&mut self, tally: &mut Tally) -> Result<InodeId> {
+    pub(super) fn next_ino(&mut self, tally: &mut Tally) -> Result<InodeId> {
         if tally.next_n >= SERIAL_NUMBERS {
             tally.serial = next_number(self.txn, Sequence::DirectorySerial)?;
             tally.next_n = 0;

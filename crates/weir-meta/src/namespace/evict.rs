@@ -294,6 +294,9 @@ pub fn filled(cx: &mut Cx<'_>, r: &Filled) -> Result<()> {
     cx.set_space(&mut inode, allocated, evicted)?;
     cx.put_inode(r.ino, &inode);
     cx.events.filled.push((r.ino, r.from, r.token_epoch));
+    if let Some(learned) = &r.learned {
+        crate::relation::learn(cx.txn, r.ino, r.from, r.to, learned)?;
+    }
     // A write next to what was away took the proof of it, too: now that it is here it can be proved again.
     if !cx.rules.listened.is_empty() && crate::relation::lacks_proof(cx.read(), r.ino, &inode)? {
         cx.log(inode.parent, || What::Complete { ino: r.ino, size: inode.size })?;

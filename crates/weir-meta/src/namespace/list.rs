@@ -12,7 +12,8 @@ const LISTING_BYTES_MAX: usize = 512 * 1024;
 const ENTRY_BYTES: usize = 192;
 
 pub fn readdir(view: &mut View<'_>, r: &ReadDir) -> Result<Listing> {
-    load_access(view.read, r.dir)?;
+    let access = load_access(view.read, r.dir)?;
+    require_listed(view.conflicts, r.dir, &access)?;
     let (found, end) = scan_names(view.read, r)?;
     let mut entries = Vec::with_capacity(found.len());
     for (cookie, listed) in found {

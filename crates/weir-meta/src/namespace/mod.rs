@@ -7,6 +7,7 @@
 //! Knows nothing of connections, durability, or how leases are recalled.
 
 pub mod acl;
+pub mod adopt;
 pub mod attr;
 pub mod create;
 pub mod data;
@@ -29,7 +30,7 @@ pub use usage::{Charge, totals, usage_of, volume_usage};
 use crate::keys;
 use crate::lease::{Conflict, LeaseTable, Need};
 use crate::record::{
-    Access, HAS_ACL, Inode, Link, MODE_BITS, Record, Tally, VolumeRecord, directory_attr, no_lease,
+    Access, HAS_ACL, Inode, Link, MODE_BITS, Record, Tally, UNLISTED, VolumeRecord, directory_attr, no_lease,
 };
 use crate::rooms::Rooms;
 use acl::Acl;
@@ -146,6 +147,15 @@ impl Cx<'_> {
     fn put_access(&mut self, dir: InodeId, access: &Access) {
         self.txn.put(&keys::access(dir), &access.to_value());
     }
+}
+
+/// Goes on only if all names of a directory are known here.
+fn require_listed(conflicts: &mut Vec<Conflict>, dir: InodeId, access: &Access) -> Result<()> {
+    if access.mode & UNLISTED == 0 {
+        return Ok(());
+    }
+    conflicts.push(Conflict::unlisted(dir));
+    halt_if(true)
 }
 
 /// Stops a transaction whose conflicts tell why; costs no allocation.

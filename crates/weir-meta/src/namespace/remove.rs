@@ -121,6 +121,7 @@ fn prepare_removal(
     check_name(name)?;
     let access = load_access(cx.read(), parent)?;
     require(cx.read(), cred, &access, parent, SEARCH)?;
+    require_listed(cx.conflicts, parent, &access)?;
     let link = load_link(cx.read(), parent, name)?;
     require(cx.read(), cred, &access, parent, WRITE | SEARCH)?;
     if access.mode & STICKY != 0 {
@@ -158,6 +159,8 @@ pub fn rmdir(cx: &mut Cx<'_>, r: &meta::Rmdir) -> Result<Removed> {
         _ => Err(Error::name(NameRule::NotDirectory, format!("{:?} is not a directory", show(&r.name)))),
     })?;
     volume::require_no_root(cx.read(), access.volume, link.ino)?;
+    let victim = load_access(cx.read(), link.ino)?;
+    require_listed(cx.conflicts, link.ino, &victim)?;
     require_empty(cx.read(), link.ino)?;
     let mut tally = load_tally(cx.read(), r.parent)?;
     cx.remove_name(r.parent, &mut tally, &r.name, &link);

@@ -18,6 +18,8 @@ pub fn rename(cx: &mut Cx<'_>, r: &meta::Rename) -> Result<Renamed> {
     let (from_dir, to_dir) = (load_access(cx.read(), r.parent)?, load_access(cx.read(), r.new_parent)?);
     require(cx.read(), &r.cred, &from_dir, r.parent, SEARCH)?;
     require(cx.read(), &r.cred, &to_dir, r.new_parent, SEARCH)?;
+    require_listed(cx.conflicts, r.parent, &from_dir)?;
+    require_listed(cx.conflicts, r.new_parent, &to_dir)?;
     let moved = load_link(cx.read(), r.parent, &r.name)?;
     let target = find_link(cx.read(), r.new_parent, &r.new_name)?;
     check_mode(r, target.as_ref())?;
@@ -28,6 +30,10 @@ pub fn rename(cx: &mut Cx<'_>, r: &meta::Rename) -> Result<Renamed> {
     if target.is_none() || replaced.is_some() {
         check_move(cx.read(), r, &from_dir, &moved)?;
         if let Some(other) = &replaced {
+            if other.kind == FileKind::Directory && r.mode != RenameMode::Exchange {
+                let victim = load_access(cx.read(), other.ino)?;
+                require_listed(cx.conflicts, other.ino, &victim)?;
+            }
             check_target(cx.read(), r, &to_dir, &moved, other)?;
         }
         carry_out(cx, r, &moved, replaced.as_ref())?;

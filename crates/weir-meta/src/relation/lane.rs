@@ -5,9 +5,11 @@
 //! that home always shows a prefix. What is out is known in memory only: after a restart all of it is given out again.
 //!
 //! Pure but for the reads of the store: `Relations` holds the lock, `serve` the messages.
+use super::listing::Listings;
+use super::orphans::Orphans;
 use super::record::{FINISH, RelationRecord};
 use super::tree::{self, Effect, Step};
-use super::{store, taken};
+use super::{pieces, store, taken};
 use crate::keys;
 use crate::namespace::find_inode;
 use bytes::Bytes;
@@ -15,13 +17,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use weir_env::Instant;
 use weir_kv::{Read, Scan};
 use weir_proto::meta::FileKind;
-use weir_proto::relation::{EXTENT_MAX, ExtentWork, Finish, NameAction, NameWork, RelationId, What};
+use weir_proto::relation::{
+    EXTENT_MAX, ExtentWork, Finish, ListWork, NameAction, NameWork, RelationId, What,
+};
 use weir_proto::{InodeId, Result, SessionId};
 
 /// Changes of names that are looked at for what may go next.
 const WINDOW: usize = 1024;
 /// Files that are looked at for what may go next, each time a mover asks.
 const FILES_LOOKED_AT: usize = 512;
+/// Ranges that are asked back from another home at a time.
+const AWAY_MAX: usize = 16;
 /// Directories whose times are corrected in one go.
 const DIRECTORIES_AT_ONCE: usize = 64;
 /// Work of its own: not a change's number but a directory's inode.
@@ -51,9 +57,15 @@ pub struct Lane {
     awaited: BTreeSet<InodeId>,
     /// A change of paths waits for all that is out, or is out itself.
     paths_change: bool,
+    /// Files that home has parts of, and that a change of names waits for: what is there is made a file, complete or not.
+    cut_short: BTreeSet<InodeId>,
     /// Numbers of changes of size that home has not seen, by inode.
     pub cuts: BTreeMap<InodeId, BTreeSet<u64>>,
     next_ino: InodeId,
+    pub orphans: Orphans,
+    pub listings: Listings,
+    /// Bytes are brought back from another home, to be shipped then.
+    pub brings_back: bool,
     /// Files whose bytes home would lose, and somebody still reads: to be brought back first.
     pub wanted: BTreeSet<InodeId>,
     /// Home did not answer: until when nobody asks it again, how often so far, and why.
@@ -72,10 +84,13 @@ pub struct Offer {
     pub gone: Vec<InodeId>,
     /// Files that a mover begins to write: their twins are to say so.
     pub begun: Vec<InodeId>,
+    pub listings: Vec<ListWork>,
+    /// Bytes that have to be brought back from another home first.
+    pub away: Vec<(InodeId, u64, u64)>,
 }
 impl Offer {
     pub fn is_empty(&self) -> bool {
-        self.names.is_empty() && self.extents.is_empty()
+        self.names.is_empty() && self.extents.is_empty() && self.listings.is_empty()
     }
     pub fn has_void(&self) -> bool {
         !(self.void_names.is_empty() && self.void_directories.is_empty() && self.gone.is_empty())
@@ -176,6 +191,7 @@ impl Lane {
     /// Changes of names that may go now.
     pub fn names(&mut self, look: &Look<'_>, offer: &mut Offer) -> Result<()> {
         self.awaited.clear();
+        self.cut_short.clear();
         self.paths_change = self.names_out.values().any(|out| moves_a_directory(&out.step));
         let (start, end) = keys::range_of_short(b'O', look.relation.0);
         let queue = store::collect(look.read, &start, &end, WINDOW, |key, value| {
@@ -193,10 +209,10 @@ impl Lane {
             let barrier = is_barrier(&what);
             let waits = self.names_out.contains_key(&number)
                 || before.is_in_the_way(&changes, &relies)
-                || (barrier && (!before.is_empty() || self.paths_in_use()))
+                || (barrier && (!before.is_empty() || self.paths_in_use() || self.waits_for_pieces(look)?))
                 || self.waits_for_data(look, number, &what)?;
             if !waits {
-                match tree::step(look.read, look.relation, look.record.volume, &what, tried)? {
+                match tree::step(look.read, look.relation, look.record, &what, tried)? {
                     None => {
                         offer.void_names.push(number);
                         continue;
@@ -218,7 +234,10 @@ impl Lane {
     /// Paths that change must not be in use: nobody is given new ones meanwhile.
     fn paths_in_use(&mut self) -> bool {
         self.paths_change = true;
-        !self.extents_out.is_empty()
+        !self.extents_out.is_empty() || self.listings.is_under_way()
+    }
+    pub(super) fn paths_are_changing(&self) -> bool {
+        self.paths_change
     }
 
     fn give_name(&mut self, look: &Look<'_>, offer: &mut Offer, number: u64, step: Step) {
@@ -251,6 +270,10 @@ impl Lane {
                 let finish = store::pending_finish(look.read, look.relation, *ino)?;
                 let known = tree::find_twin(look.read, look.relation, *ino)?.is_some();
                 if known && pending.iter().map(|(_, p)| p).chain(&finish).any(|p| p.oldest < number) {
+                    // Where it comes in pieces, and grows on, that would be never.
+                    if look.record.rules().pieces && self.extents_of(*ino).next().is_none() {
+                        self.cut_short.insert(*ino);
+                    }
                     return Ok(true);
                 }
                 *ino
@@ -265,8 +288,24 @@ impl Lane {
         let busy = self.extents_of(file).next().is_some();
         if busy {
             self.awaited.insert(file);
+        } else if !matches!(what, What::Removed { last: true, .. })
+            && store::is_unfinished(look.read, look.relation, file)?
+        {
+            self.cut_short.insert(file);
+            return Ok(true);
         }
         Ok(busy)
+    }
+
+    /// Before paths change nothing may be half way at a home that knows parts of a file by its path.
+    fn waits_for_pieces(&mut self, look: &Look<'_>) -> Result<bool> {
+        if !look.record.rules().pieces {
+            return Ok(false);
+        }
+        let files = store::unfinished(look.read, look.relation, FILES_LOOKED_AT)?;
+        let waits = !files.is_empty();
+        self.cut_short.extend(files);
+        Ok(waits)
     }
 
     fn extents_of(&self, ino: InodeId) -> impl Iterator<Item = (&(InodeId, u64), &ExtentOut)> {
@@ -302,10 +341,13 @@ impl Lane {
 
     /// Ranges of files that may go now.
     pub fn extents(&mut self, look: &Look<'_>, offer: &mut Offer) -> Result<()> {
+        let mut left = look.bytes;
+        for ino in std::mem::take(&mut self.cut_short) {
+            self.file(look, offer, ino, true, &mut left)?;
+        }
         if self.paths_change {
             return Ok(());
         }
-        let mut left = look.bytes;
         // What it has begun it goes on with.
         let own: BTreeSet<InodeId> = self
             .extents_out
@@ -314,7 +356,7 @@ impl Lane {
             .map(|((ino, _), _)| *ino)
             .collect();
         for ino in own {
-            self.file(look, offer, ino, &mut left)?;
+            self.file(look, offer, ino, false, &mut left)?;
         }
         let (_, end) = keys::range_of_short(b'P', look.relation.0);
         let (first, mut wrapped) = (self.next_ino, self.next_ino == InodeId(0));
@@ -337,14 +379,22 @@ impl Lane {
                 (wrapped, at) = (true, InodeId(0));
                 continue;
             };
-            self.file(look, offer, ino, &mut left)?;
+            self.file(look, offer, ino, false, &mut left)?;
             at = InodeId(ino.0 + 1);
         }
         self.next_ino = at;
         Ok(())
     }
 
-    fn file(&mut self, look: &Look<'_>, offer: &mut Offer, ino: InodeId, left: &mut u64) -> Result<()> {
+    /// What may go now of a file. `cut_short`: and its end, whether it is complete or not.
+    fn file(
+        &mut self,
+        look: &Look<'_>,
+        offer: &mut Offer,
+        ino: InodeId,
+        cut_short: bool,
+        left: &mut u64,
+    ) -> Result<()> {
         let with_another = self.extents_of(ino).any(|(_, out)| out.session != look.session);
         let renamed = self.names_out.values().any(|out| concerns(&out.step.effect, ino));
         if with_another || renamed || self.awaited.contains(&ino) || is_aside(look, ino)? {
@@ -378,56 +428,69 @@ impl Lane {
         };
         let evicted = if inode.evicted > 0 { store::evicted_of(look.read, ino)? } else { Vec::new() };
         let begun = offer.extents.len();
-        let mut all_out = true;
-        for (at, range) in &ranges {
-            let end = (at + range.len).min(inode.size);
-            let mut start = *at;
-            while start < end {
+        let (mut all_out, mut held_up, pieces) = (true, false, look.record.rules().pieces);
+        let due = match pieces {
+            true => pieces::whole(&ranges, inode.size, finish.is_some() || cut_short, first_cut),
+            false => pieces::as_written(&ranges, inode.size),
+        };
+        all_out &= due.complete;
+        for part in due.parts {
+            let mut start = part.start;
+            while start < part.end {
                 if let Some((_, out)) =
                     self.extents_of(ino).find(|((_, s), out)| *s <= start && start < out.end)
                 {
-                    // What came while it is on its way goes once more, and the end after it.
-                    all_out &= range.newest <= out.mark;
+                    // What was written over it since goes when that is told; the end of the file after that.
+                    all_out &= out.mark >= part.newest;
+                    held_up |= out.mark < part.newest;
                     start = out.end;
                     continue;
                 }
-                if *left == 0 || offer.extents.len() >= look.items || range.newest > first_cut {
+                let is_full = *left == 0 || offer.extents.len() >= look.items;
+                if is_full || part.newest > first_cut {
                     all_out = false;
+                    held_up |= is_full;
                     break;
                 }
                 let next_out =
                     self.extents_of(ino).map(|((_, s), _)| *s).find(|s| *s > start).unwrap_or(u64::MAX);
-                let len = (end - start).min(EXTENT_MAX).min(next_out - start);
+                let most = if pieces { u64::MAX } else { EXTENT_MAX };
+                let len = (part.end - start).min(most).min(next_out - start);
                 if evicted.iter().any(|(from, to)| *from < start + len && start < *to) {
-                    // At another home only: not to be had here until somebody recalls it.
-                    all_out = false;
+                    // At another home only: it is brought back, and shipped then.
+                    if offer.away.len() < AWAY_MAX {
+                        offer.away.push((ino, start, start + len));
+                    }
+                    (all_out, held_up) = (false, true);
                     break;
                 }
                 *left = left.saturating_sub(len);
-                let bytes = inline.as_ref().map(|bytes| part(bytes, start, len));
+                let bytes = inline.as_ref().map(|bytes| slice_of(bytes, start, len));
                 let out =
-                    ExtentOut { session: look.session, end: start + len, mark: range.newest, finish: None };
+                    ExtentOut { session: look.session, end: start + len, mark: part.newest, finish: None };
                 self.extents_out.insert((ino, start), out);
                 offer.extents.push(item(start, len, bytes, None));
                 start += len;
             }
         }
         // The end goes with the last range, or after it: together only if this mover has all of it.
-        if let Some(finish) = finish.filter(|f| all_out && f.newest <= first_cut.saturating_sub(1))
+        let end = match (&finish, cut_short) {
+            (Some(finish), _) if finish.newest < first_cut => Some(finish.newest),
+            (_, true) => Some(0),
+            _ => None,
+        };
+        let ends_something =
+            offer.extents.len() > begun || store::is_unfinished(look.read, look.relation, ino)?;
+        if let Some(mark) = end.filter(|_| all_out || cut_short && !held_up && ends_something)
             && !self.extents_out.contains_key(&(ino, FINISH))
             && let Some(present) = tree::present(look.read, ino)?
         {
-            let out = ExtentOut {
-                session: look.session,
-                end: FINISH,
-                mark: finish.newest,
-                finish: Some(present.size),
-            };
+            let out = ExtentOut { session: look.session, end: FINISH, mark, finish: Some(present.size) };
             self.extents_out.insert((ino, FINISH), out);
             let finish = Finish { size: present.size, attrs: present.attrs };
             offer.extents.push(item(FINISH, 0, None, Some(finish)));
         }
-        if offer.extents.len() > begun && !twin.writing {
+        if offer.extents.len() > begun && (!twin.writing || pieces) {
             offer.begun.push(ino);
         }
         Ok(())
@@ -438,7 +501,10 @@ impl Lane {
         let before = self.names_out.len() + self.extents_out.len();
         self.names_out.retain(|_, out| out.session != session);
         self.extents_out.retain(|_, out| out.session != session);
-        self.names_out.len() + self.extents_out.len() < before
+        let had_work = self.names_out.len() + self.extents_out.len() < before;
+        self.orphans.end_session(session);
+        self.listings.end_session(session);
+        had_work
     }
 
     /// Home did not answer.
@@ -452,7 +518,7 @@ impl Lane {
 }
 
 /// Bytes `start..start + len` of a file that is kept in its inode: zeros behind what is there.
-fn part(bytes: &Bytes, start: u64, len: u64) -> Bytes {
+fn slice_of(bytes: &Bytes, start: u64, len: u64) -> Bytes {
     let mut out = vec![0; len as usize];
     let from = (start as usize).min(bytes.len());
     let n = (bytes.len() - from).min(out.len());

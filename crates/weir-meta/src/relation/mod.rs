@@ -6,7 +6,10 @@
 //! `tree` and `pending` say what a change means, `taken` brings changes from the changelog to the queues, `lane` gives work
 //! out, `serve` answers messages, `store` knows the records.
 mod lane;
+mod listing;
+mod orphans;
 mod pending;
+mod pieces;
 pub mod record;
 pub(crate) mod serve;
 pub mod store;
@@ -89,8 +92,9 @@ impl Relations {
             keys::session_of(key).ok_or_else(|| Error::damaged("the key of a mover is damaged"))
         })?;
         let mut lanes = Lanes { leader, former: former.into_iter().collect(), ..Lanes::default() };
-        for (id, _) in store::relations(read)? {
+        for (id, _) in store::all_relations(read)? {
             let mut lane = Lane::default();
+            lane.orphans.look_again();
             for (ino, number) in taken::cuts(read, id)? {
                 lane.cuts.entry(ino).or_default().insert(number);
             }
@@ -111,6 +115,9 @@ impl Relations {
         if is_known || had_work {
             self.work.notify_waiters();
         }
+        // It may have been writing.
+        lanes.lanes.values_mut().for_each(|lane| lane.orphans.look_again());
+        self.changed.notify_one();
     }
 }
 
@@ -131,6 +138,10 @@ fn pass(leader: &Arc<Leader>) -> Result<bool> {
     let now = Time { nanos: leader.env.clock.wall().0 };
     let mut more = false;
     for id in ids {
+        if let Some(left) = remove_some(leader, id)? {
+            more |= left;
+            continue;
+        }
         let (mut volume, mut seen) = (None, false);
         leader.kv.transact(&mut |txn| {
             volume = store::find_relation(txn, id)?.map(|r| r.volume);
@@ -139,6 +150,9 @@ fn pass(leader: &Arc<Leader>) -> Result<bool> {
         })?;
         let mut lanes = leader.relations.lock();
         let Some(lane) = lanes.lanes.get_mut(&id) else { continue };
+        if seen {
+            lane.orphans.look_again();
+        }
         let mut left = false;
         leader.kv.transact(&mut |txn| {
             left = taken::take(txn, id, lane)?;
@@ -146,6 +160,7 @@ fn pass(leader: &Arc<Leader>) -> Result<bool> {
         })?;
         more |= left || seen;
         drop(lanes);
+        more |= orphans::look(leader, id)?;
         if let Some(volume) = volume {
             let mut left = false;
             leader.kv.transact(&mut |txn| {
@@ -157,6 +172,23 @@ fn pass(leader: &Arc<Leader>) -> Result<bool> {
     }
     leader.relations.work.notify_waiters();
     Ok(more)
+}
+
+/// A step of a relation's removal; whether there is more; none: it is not being removed.
+fn remove_some(leader: &Arc<Leader>, id: RelationId) -> Result<Option<bool>> {
+    let mut left = None;
+    leader.kv.transact(&mut |txn| {
+        left = match store::find_any(txn, id)? {
+            Some(record) if record.removing => Some(store::remove_some(txn, id)?),
+            _ => None,
+        };
+        Ok(())
+    })?;
+    if left == Some(false) {
+        leader.relations.lock().lanes.remove(&id);
+        tracing::info!(relation = %id, "all of a removed relation is gone");
+    }
+    Ok(left)
 }
 
 /// Volumes whose files may be evicted.
@@ -182,6 +214,9 @@ pub fn at_home(
     if tree::find_twin(read, *id, ino)?.is_none() {
         return refuse("home does not have it yet".to_owned());
     }
+    if store::is_unfinished(read, *id, ino)? {
+        return refuse("home has parts of it, which can be read when it is complete there".to_owned());
+    }
     let to = to.min(inode.size);
     let pending = store::pending_of(read, *id, ino)?;
     if pending.iter().any(|(at, range)| *at < to && from < at + range.len) {
@@ -194,6 +229,24 @@ pub fn at_home(
         return refuse("it changed a moment ago".to_owned());
     }
     Ok(())
+}
+
+/// Bytes that came back were at a home without any proof: now there is one.
+pub fn learn(
+    txn: &mut dyn weir_kv::Txn,
+    ino: InodeId,
+    from: u64,
+    to: u64,
+    learned: &weir_proto::recall::Learned,
+) -> Result<()> {
+    let blocks = (to - from).div_ceil(weir_proto::relation::RECEIPT_BLOCK);
+    let known = tree::find_twin(txn, learned.relation, ino)?.is_some();
+    let fits = learned.sums.len() as u64 == blocks;
+    if !known || !fits || store::is_proved(txn, learned.relation, ino, from, to)? {
+        return Ok(());
+    }
+    let receipt = record::ReceiptRecord { len: to - from, sums: learned.sums.clone() };
+    store::add_receipt(txn, learned.relation, ino, from, receipt)
 }
 
 /// Whether a file that nobody writes has bytes here that are neither proved to be at a home nor on their way there.

@@ -2,7 +2,8 @@
 use crate::record::Record;
 use bytes::Bytes;
 use weir_proto::meta::{FileKind, Time};
-use weir_proto::relation::{Direction, StampBytes};
+use weir_proto::piece::HomeRules;
+use weir_proto::relation::{Direction, HomeIds, StampBytes};
 use weir_proto::{InodeId, VolumeId, message};
 
 /// `P/`: the offset at which "the file is complete" is pending.
@@ -22,6 +23,11 @@ message!(
         taken: u64,
         shipped_bytes: u64,
         shipped_names: u64,
+        /// The volume was made from what was there.
+        adopts: bool,
+        /// What is kept of it goes, step by step.
+        removing: bool,
+        ids: HomeIds,
     }
 );
 message!(
@@ -59,6 +65,12 @@ message!(
     /// `a/`: why an inode is not shipped.
     AsideRecord { diverged: bool, why: String, at: Time }
 );
+impl RelationRecord {
+    /// What its home can do; of one that is not known (any more) what every home can.
+    pub fn rules(&self) -> HomeRules {
+        HomeRules::of(&self.url).unwrap_or(HomeRules { pieces: true, links: false })
+    }
+}
 impl Record for RelationRecord {}
 impl Record for Pending {}
 impl Record for Twin {}

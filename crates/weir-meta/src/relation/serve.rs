@@ -5,7 +5,7 @@ use super::{Lanes, MOVER_SILENT, pending, store, taken, tree};
 use crate::executor::Leader;
 use crate::keys::{self, Sequence};
 use crate::namespace::create::next_number;
-use crate::namespace::{Cx, View, find_inode, log, volume};
+use crate::namespace::{Cx, View, adopt, find_inode, log, volume};
 use crate::record::{ChangeRecord, Record};
 use bytes::Bytes;
 use std::collections::BTreeSet;
@@ -14,6 +14,7 @@ use std::time::Duration;
 use weir_env::Instant;
 use weir_kv::CommitSeq;
 use weir_proto::meta::{FileKind, Time};
+use weir_proto::piece::HomeRules;
 use weir_proto::relation::*;
 use weir_proto::{Error, InodeId, NameRule, Result, SessionId, VolumeId};
 
@@ -54,13 +55,25 @@ pub fn add(cx: &mut Cx<'_>, r: &RelationAdd) -> Result<RelationInfo> {
         taken: log::last_number(&*cx.txn, r.volume)?,
         shipped_bytes: 0,
         shipped_names: 0,
+        adopts: r.adopt,
+        removing: false,
+        ids: r.ids.clone(),
     };
+    if r.adopt && all.iter().any(|(_, other)| other.volume == r.volume) {
+        return Err(Error::invalid(format!(
+            "volume {:?} has a home already: what is there stays there",
+            of.name
+        )));
+    }
     cx.txn.put(&keys::relation(id), &record.to_value());
     // Home's root is the volume's.
     let (kind, places, stamp) = (FileKind::Directory, Vec::new(), Bytes::new());
     let twin = Twin { kind, places, stamp, complete: None, writing: false };
     cx.txn.put(&keys::twin(id, of.root), &twin.to_value());
-    cx.txn.put(&keys::unseen(id, of.root), &0u64.to_le_bytes());
+    match r.adopt {
+        true => adopt::begin(cx, id, of.root)?,
+        false => cx.txn.put(&keys::unseen(id, of.root), &0u64.to_le_bytes()),
+    }
     cx.events.relations = true;
     Ok(RelationInfo {
         id,
@@ -84,12 +97,10 @@ pub fn add(cx: &mut Cx<'_>, r: &RelationAdd) -> Result<RelationInfo> {
 }
 
 fn check_url(url: &str) -> Result<()> {
-    if url.len() > URL_MAX || !url.starts_with("file:///") {
-        return Err(Error::invalid(format!(
-            "home {url:?}: expected file:///PATH, a directory that movers reach, at most {URL_MAX} bytes"
-        )));
+    if url.len() > URL_MAX {
+        return Err(Error::invalid(format!("the URL of a home has {} bytes: at most {URL_MAX}", url.len())));
     }
-    Ok(())
+    HomeRules::of(url).map(drop)
 }
 
 pub fn change(cx: &mut Cx<'_>, r: &RelationDo) -> Result<()> {
@@ -101,14 +112,9 @@ pub fn change(cx: &mut Cx<'_>, r: &RelationDo) -> Result<()> {
         RelationVerb::AllowEviction => record.evict = true,
         RelationVerb::ForbidEviction => record.evict = false,
         RelationVerb::Remove => {
-            refuse_if_needed(&*cx.txn, &record)?;
-            for letter in b"BOPYLqad" {
-                let (start, end) = keys::range_of_short(*letter, r.relation.0);
-                store::delete_range(cx.txn, &start, &end, usize::MAX)?;
-            }
-            cx.txn.delete(&keys::relation(r.relation));
+            refuse_if_needed(&*cx.txn, r.relation, &record)?;
+            record.removing = true;
             cx.events.relations = true;
-            return Ok(());
         }
     }
     cx.txn.put(&keys::relation(r.relation), &record.to_value());
@@ -117,7 +123,12 @@ pub fn change(cx: &mut Cx<'_>, r: &RelationDo) -> Result<()> {
 }
 
 /// What is evicted is found at home through its relation only.
-fn refuse_if_needed(read: &dyn weir_kv::Read, record: &RelationRecord) -> Result<()> {
+fn refuse_if_needed(read: &dyn weir_kv::Read, id: RelationId, record: &RelationRecord) -> Result<()> {
+    let (start, end) = keys::range_of_short(b'l', id.0);
+    if !store::collect(read, &start, &end, 1, |_, _| Ok(()))?.is_empty() {
+        let why = "not all names of the volume have been read at this home yet: `weir relation show` tells how many";
+        return Err(Error::name(NameRule::Busy, why));
+    }
     let (start, end) = keys::range_of_letter(b'W');
     let files = store::collect(read, &start, &end, usize::MAX, |key, _| {
         let ino = key.get(1..9).and_then(|b| b.try_into().ok()).map(u64::from_be_bytes);
@@ -213,7 +224,8 @@ pub fn where_at_home(view: &mut View<'_>, ino: InodeId) -> Result<HomePlace> {
         let (path, expect) = (Bytes::from(path), tree::expected(&twin));
         let way = tree::way(view.read, id, ino, &twin)?;
         let changing = lane::may_change(view.read, id, &way)?;
-        return Ok(HomePlace { relation: id, url: record.url, path, expect, changing, receipts });
+        let (url, ids) = (record.url, record.ids);
+        return Ok(HomePlace { relation: id, url, ids, path, expect, changing, receipts });
     }
     Err(Error::not_found(format!("inode {ino} is not at any home")))
 }
@@ -258,6 +270,8 @@ impl Leader {
             })?;
             let (start, end) = keys::range_of_short(b'B', id.0);
             unseen = store::collect(read, &start, &end, COUNTED_MAX, |_, _| Ok(()))?.len() as u64;
+            let (start, end) = keys::range_of_short(b'l', id.0);
+            unseen += store::collect(read, &start, &end, COUNTED_MAX, |_, _| Ok(()))?.len() as u64;
             let (start, end) = keys::range_of_short(b'a', id.0);
             aside = store::collect(read, &start, &end, ASIDE_SHOWN, |key, value| {
                 let ino = InodeId(store::number_of(key)?);
@@ -323,7 +337,7 @@ impl Leader {
 }
 
 impl Lanes {
-    fn heard_movers(&mut self, now: Instant) -> u32 {
+    pub(super) fn heard_movers(&mut self, now: Instant) -> u32 {
         self.movers.retain(|_, (at, _)| now.since(*at) <= MOVER_SILENT);
         self.movers.len() as u32
     }
@@ -331,6 +345,9 @@ impl Lanes {
         if let Some((until, _, why)) = self.lanes.get(&id).and_then(|lane| lane.back_off.as_ref()) {
             let left = until.since(now).as_secs_f64();
             return format!("home does not answer ({why}); asked again in {left:.1} s");
+        }
+        if self.lanes.get(&id).is_some_and(|lane| lane.brings_back) {
+            return "bytes that are at another home only are brought back first".to_owned();
         }
         self.movers.values().map(|(_, why)| why).find(|why| !why.is_empty()).cloned().unwrap_or_default()
     }
@@ -389,6 +406,7 @@ impl Leader {
         let first = ids.iter().position(|id| *id > lanes.last).unwrap_or(0);
         ids.rotate_left(first);
         let (mut noted, mut wanted) = (CommitSeq(0), BTreeSet::new());
+        let mut away = Vec::new();
         for id in ids {
             let Some(lane) = lanes.lanes.get_mut(&id) else { continue };
             if lane.back_off.as_ref().is_some_and(|(until, ..)| now < *until) {
@@ -396,7 +414,7 @@ impl Leader {
             }
             // After a silence home is asked for one thing.
             let items = if lane.back_off.is_some() { 1 } else { r.items as usize };
-            let offered = self.offer_of(id, lane, r, items)?;
+            let offered = self.offer_of(id, lane, r, items, &mut away)?;
             wanted.append(&mut lane.wanted);
             if let Some((work, seq)) = offered {
                 taken.relations.push(work);
@@ -404,6 +422,10 @@ impl Leader {
                 lanes.last = id;
                 break;
             }
+        }
+        drop(lanes);
+        if let Err(e) = self.bring_back(&away) {
+            tracing::debug!("bring bytes back to be shipped: {e}"); // they are asked for again
         }
         Ok((taken, noted, wanted))
     }
@@ -414,27 +436,40 @@ impl Leader {
         lane: &mut Lane,
         r: &TakeWork,
         items: usize,
+        away: &mut Vec<(InodeId, u64, u64)>,
     ) -> Result<Option<(RelationWork, CommitSeq)>> {
         loop {
             let (mut offer, mut url, mut is_new) = (Offer::default(), String::new(), false);
+            let (mut pieces, mut ids) = (false, None);
+            let now = self.env.clock.now();
             self.kv.read(&mut |read| {
                 let Some(record) = store::find_relation(read, id)? else { return Ok(()) };
                 if record.paused.is_some() {
                     return Ok(());
                 }
                 url.clone_from(&record.url);
+                pieces = record.rules().pieces;
+                ids = Some(record.ids.clone());
                 is_new = record.shipped_names == 0 && record.shipped_bytes == 0;
                 let look =
                     Look { read, relation: id, record: &record, session: r.session, bytes: r.bytes, items };
                 lane.names(&look, &mut offer)?;
+                lane.lists(&look, now, &mut offer)?;
                 let look = Look { items: items.saturating_sub(offer.names.len()), ..look };
                 lane.extents(&look, &mut offer)
             })?;
             let void = offer.has_void();
-            let noted = self.settle_offer(id, lane, &offer, r.session)?;
-            if !offer.is_empty() {
-                let work =
-                    RelationWork { relation: id, url, is_new, names: offer.names, extents: offer.extents };
+            lane.brings_back = !offer.away.is_empty();
+            away.append(&mut offer.away);
+            let noted = self.settle_offer(id, lane, &offer, pieces, r.session)?;
+            let Some(ids) = ids else { return Ok(None) }; // gone, or paused
+            let orphans = lane.orphans.give(r.session);
+            if !offer.is_empty() || !orphans.is_empty() {
+                let (names, extents, listings) = (offer.names, offer.extents, offer.listings);
+                #[rustfmt::skip]
+                let work = RelationWork {
+                    relation: id, url, ids, is_new, names, extents, orphans, listings,
+                };
                 return Ok(Some((work, noted)));
             }
             if !void {
@@ -449,6 +484,7 @@ impl Leader {
         id: RelationId,
         lane: &mut Lane,
         offer: &Offer,
+        pieces: bool,
         mover: SessionId,
     ) -> Result<CommitSeq> {
         for name in &offer.names {
@@ -467,6 +503,7 @@ impl Leader {
             offer.void_directories.iter().for_each(|dir| txn.delete(&keys::old_attributes(id, *dir)));
             for ino in &offer.gone {
                 store::drop_pending(txn, id, *ino)?;
+                store::note_finished(txn, id, *ino)?; // what is half way at home is removed there
             }
             for name in &offer.names {
                 let key = keys::name_change(id, name.number);
@@ -479,6 +516,9 @@ impl Leader {
             }
             for ino in &offer.begun {
                 if let Some(twin) = tree::find_twin(txn, id, *ino)? {
+                    if pieces {
+                        txn.put(&keys::unfinished(id, *ino), &[]);
+                    }
                     let twin = Twin { writing: true, complete: None, ..twin };
                     txn.put(&keys::twin(id, *ino), &twin.to_value());
                 }
@@ -497,10 +537,10 @@ impl Leader {
         let now = self.env.clock.now();
         let wall = Time { nanos: self.env.clock.wall().0 };
         self.lock().session(r.session)?.heard = now;
-        let mut lanes = self.relations.lock();
-        let Lanes { lanes, meters, .. } = &mut *lanes;
+        let mut lanes_held = self.relations.lock();
+        let Lanes { lanes, meters, .. } = &mut *lanes_held;
         let Some(lane) = lanes.get_mut(&r.relation) else { return Ok(CommitSeq(0)) };
-        let mut shipped = 0;
+        let (mut shipped, mut whole) = (0, false);
         let committed = self.kv.transact(&mut |txn| {
             shipped = 0;
             let Some(mut record) = store::find_relation(txn, r.relation)? else { return Ok(()) };
@@ -512,6 +552,7 @@ impl Leader {
                 match &done.outcome {
                     Outcome::Done { stamp } => {
                         let (number, step) = (done.number, &out.step);
+                        whole |= matches!(&step.effect, tree::Effect::Make { whole: true, .. });
                         tree::apply(txn, r.relation, number, wall, &step.effect, stamp)?;
                         if step.last && lane::directory_of_work(number).is_none() {
                             txn.delete(&keys::name_change(r.relation, number));
@@ -535,6 +576,9 @@ impl Leader {
                 }
             }
             for ino in lane.at_rest_after(r) {
+                if r.extents.iter().any(|done| done.ino == ino && done.offset == FINISH) {
+                    store::note_finished(txn, r.relation, ino)?;
+                }
                 if let Some(twin) = tree::find_twin(txn, r.relation, ino)? {
                     txn.put(&keys::twin(r.relation, ino), &Twin { writing: false, ..twin }.to_value());
                 }
@@ -560,11 +604,24 @@ impl Leader {
                 answered |= note(lane, now, &done.outcome, || format!("write inode {}", done.ino));
             }
         }
+        for done in &r.listings {
+            answered |= note(lane, now, &done.outcome, || format!("read directory {}", done.dir));
+        }
+        let unreadable = lane.listings.done(r.session, &r.listings, now);
         if answered {
             lane.back_off = None;
         }
+        if whole {
+            lane.orphans.look_again();
+        }
+        if lane.orphans.dealt_with(r.session, &r.orphans) {
+            self.relations.changed.notify_one();
+        }
         meters.entry(r.relation).or_default().note(now, shipped);
         self.relations.work.notify_waiters();
+        drop(lanes_held);
+        let mut state = self.lock();
+        unreadable.iter().for_each(|dir| state.wake(*dir)); // whoever waits is told why
         Ok(committed)
     }
 }
@@ -628,14 +685,16 @@ fn receive(
     } else {
         let end = done.offset.saturating_add(done.len);
         let before = store::pending_of(txn, relation, done.ino)?;
-        let newer = before.iter().any(|(at, p)| *at < end && done.offset < at + p.len && p.newest > mark);
         store::change_pending(txn, relation, done.ino, |ranges| {
             pending::settle(ranges, done.offset, end, mark);
         })?;
-        // A proof of bytes that have changed since proves nothing.
-        if !newer && !done.sums.is_empty() {
+        if !done.sums.is_empty() {
             let receipt = ReceiptRecord { len: done.len, sums: done.sums.clone() };
             store::add_receipt(txn, relation, done.ino, done.offset, receipt)?;
+        }
+        // A proof of bytes that have changed since proves nothing.
+        for (at, later) in before.iter().filter(|(_, p)| p.newest > mark) {
+            store::cut_receipts(txn, relation, done.ino, *at, at + later.len)?;
         }
     }
     txn.put(&keys::twin(relation, done.ino), &twin.to_value());
@@ -688,7 +747,7 @@ impl Leader {
     pub(crate) fn relations_changed(&self) -> Result<std::collections::BTreeSet<VolumeId>> {
         let (mut ids, mut listened) = (Vec::new(), Default::default());
         self.kv.read(&mut |read| {
-            ids = store::relations(read)?.iter().map(|(id, _)| *id).collect();
+            ids = store::all_relations(read)?.iter().map(|(id, _)| *id).collect();
             listened = taken::listened(read)?;
             Ok(())
         })?;

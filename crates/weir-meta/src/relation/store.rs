@@ -8,7 +8,12 @@ use weir_kv::{Read, Scan, Txn};
 use weir_proto::relation::{RECEIPT_BLOCK, RelationId};
 use weir_proto::{Error, InodeId, Result};
 
+/// One that is being removed is none any more.
 pub fn find_relation(read: &dyn Read, relation: RelationId) -> Result<Option<RelationRecord>> {
+    Ok(find_any(read, relation)?.filter(|record| !record.removing))
+}
+/// The same of one that is being removed.
+pub fn find_any(read: &dyn Read, relation: RelationId) -> Result<Option<RelationRecord>> {
     let value = read.get(&keys::relation(relation))?;
     value.map(|v| RelationRecord::from_value(&v, || format!("relation {relation}"))).transpose()
 }
@@ -17,6 +22,12 @@ pub fn load_relation(read: &dyn Read, relation: RelationId) -> Result<RelationRe
         .ok_or_else(|| Error::not_found(format!("relation {relation} does not exist (any more)")))
 }
 pub fn relations(read: &dyn Read) -> Result<Vec<(RelationId, RelationRecord)>> {
+    let mut all = all_relations(read)?;
+    all.retain(|(_, record)| !record.removing);
+    Ok(all)
+}
+/// With those that are being removed.
+pub fn all_relations(read: &dyn Read) -> Result<Vec<(RelationId, RelationRecord)>> {
     let (start, end) = keys::range_of_letter(b'r');
     collect(read, &start, &end, usize::MAX, |key, value| {
         let number = key.get(1..5).and_then(|b| b.try_into().ok()).map(u32::from_be_bytes);
@@ -94,9 +105,73 @@ pub fn change_pending(
     }
     Ok(())
 }
+/// A file is being written, for all that is known; whether that is news.
+pub fn note_growing(txn: &mut dyn Txn, relation: RelationId, ino: InodeId) -> Result<bool> {
+    let key = keys::growing(relation, ino);
+    let is_new = txn.get(&key)?.is_none();
+    if is_new {
+        txn.put(&key, &[]);
+    }
+    Ok(is_new)
+}
+/// Its last writer has closed it, or it is no more.
+pub fn note_complete(txn: &mut dyn Txn, relation: RelationId, ino: InodeId) -> Result<()> {
+    let key = keys::growing(relation, ino);
+    if txn.get(&key)?.is_some() {
+        txn.delete(&key);
+    }
+    Ok(())
+}
+/// Whether parts of a file are at home that nobody sees there yet.
+pub fn is_unfinished(read: &dyn Read, relation: RelationId, ino: InodeId) -> Result<bool> {
+    Ok(read.get(&keys::unfinished(relation, ino))?.is_some())
+}
+/// The first files of that kind.
+pub fn unfinished(read: &dyn Read, relation: RelationId, limit: usize) -> Result<Vec<InodeId>> {
+    let (start, end) = keys::range_of_short(b'u', relation.0);
+    collect(read, &start, &end, limit, |key, _| number_of(key).map(InodeId))
+}
+pub fn note_finished(txn: &mut dyn Txn, relation: RelationId, ino: InodeId) -> Result<()> {
+    let key = keys::unfinished(relation, ino);
+    if txn.get(&key)?.is_some() {
+        txn.delete(&key);
+    }
+    Ok(())
+}
+/// What home lacks of a file that is no more.
 pub fn drop_pending(txn: &mut dyn Txn, relation: RelationId, ino: InodeId) -> Result<()> {
+    note_complete(txn, relation, ino)?;
     let (start, end) = keys::range_of_pair(b'P', relation.0, ino.0);
     delete_range(txn, &start, &end, usize::MAX).map(drop)
+}
+
+/// Everything that is kept of a relation but its own record.
+const LETTERS: &[u8] = b"BOPYLqadgui";
+/// Records of a removed relation that go in one transaction.
+const REMOVE_MAX: usize = 2048;
+
+/// Removes some of what is kept of a relation, at last its record; whether there is more.
+pub fn remove_some(txn: &mut dyn Txn, relation: RelationId) -> Result<bool> {
+    let mut left = REMOVE_MAX;
+    for letter in LETTERS {
+        let (start, end) = keys::range_of_short(*letter, relation.0);
+        left -= delete_range(txn, &start, &end, left)?;
+        if left == 0 {
+            return Ok(true);
+        }
+    }
+    txn.delete(&keys::relation(relation));
+    Ok(false)
+}
+
+/// How many records are kept of a relation.
+pub fn count(read: &dyn Read, relation: RelationId) -> Result<usize> {
+    let mut count = usize::from(find_any(read, relation)?.is_some());
+    for letter in LETTERS {
+        let (start, end) = keys::range_of_short(*letter, relation.0);
+        count += collect(read, &start, &end, usize::MAX, |_, _| Ok(()))?.len();
+    }
+    Ok(count)
 }
 
 /// Deletes the first `limit` entries of a range; how many there were.

@@ -8,7 +8,7 @@ use super::record::{FINISH, Pending, RelationRecord};
 use super::{store, tree};
 use crate::keys;
 use crate::namespace::{find_inode, log, volume};
-use crate::record::{ChangeRecord, Listed, Record};
+use crate::record::{Access, ChangeRecord, Listed, Record, UNLISTED};
 use std::collections::BTreeSet;
 use std::time::Duration;
 use weir_kv::{Read, Txn};
@@ -57,7 +57,7 @@ pub fn take(txn: &mut dyn Txn, relation: RelationId, lane: &mut Lane) -> Result<
 fn take_one(
     txn: &mut dyn Txn,
     relation: RelationId,
-    lane: &Lane,
+    lane: &mut Lane,
     number: u64,
     change: &ChangeRecord,
 ) -> Result<()> {
@@ -69,14 +69,23 @@ fn take_one(
     match &change.what {
         What::Data { ino, offset, len } => {
             store::cut_receipts(txn, relation, *ino, *offset, offset + len)?;
+            if store::note_growing(txn, relation, *ino)? {
+                lane.orphans.note(*ino);
+            }
             add_pending(txn, relation, lane, *ino, *offset, news(*len))
         }
         What::Resized { ino, size } => {
             store::trim_receipts(txn, relation, *ino, *size)?;
+            if find_inode(txn, *ino)?.is_some_and(|inode| inode.dirty)
+                && store::note_growing(txn, relation, *ino)?
+            {
+                lane.orphans.note(*ino);
+            }
             store::change_pending(txn, relation, *ino, |ranges| pending::trim(ranges, *size))
         }
         What::Complete { ino, size } => {
             txn.put(&keys::pending(relation, *ino, FINISH), &news(0).to_value());
+            store::note_complete(txn, relation, *ino)?;
             // Holes, and what a receipt does not prove any more.
             for (from, to) in unproved(txn, relation, *ino, *size)? {
                 add_pending(txn, relation, lane, *ino, from, news(to - from))?;
@@ -134,6 +143,11 @@ pub fn look(txn: &mut dyn Txn, relation: RelationId, now: Time) -> Result<bool> 
     })?;
     let Some((dir, cookie)) = next.into_iter().next() else { return Ok(false) };
     if log::last_number(txn, record.volume)?.saturating_sub(record.taken) > QUEUE_MAX {
+        return Ok(true);
+    }
+    let access = txn.get(&keys::access(dir))?.map(|v| Access::from_value(&v, || format!("directory {dir}")));
+    if access.transpose()?.is_none_or(|access| access.mode & UNLISTED != 0) {
+        txn.delete(&keys::unseen(relation, dir)); // gone; or it comes again when its names are known
         return Ok(true);
     }
     let (start, (_, end)) = (keys::listed(dir, cookie.saturating_add(1)), keys::range_of(b'K', dir.0));

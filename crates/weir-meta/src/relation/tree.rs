@@ -3,7 +3,7 @@
 //! Invariant: twins show home after the last change that was applied there, so a path made from them is right for the next
 //! one. Reads records only; decides nothing about when.
 use super::pending::Apart;
-use super::record::{FINISH, Pending, Twin, TwinPlace};
+use super::record::{FINISH, Pending, RelationRecord, Twin, TwinPlace};
 use super::store;
 use crate::keys;
 use crate::namespace::{find_inode, find_link, volume};
@@ -17,6 +17,8 @@ use weir_proto::{Error, InodeId, Result, VolumeId};
 
 /// Names of a path at home at most: twins that lead in a circle are damage.
 const DEPTH_MAX: usize = 1 << 16;
+/// Names of a file that are looked at for one that home can know it by.
+const NAMES_LOOKED_AT: usize = 64;
 
 /// What is known of home when an action was done there.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -178,7 +180,7 @@ pub fn present(read: &dyn Read, ino: InodeId) -> Result<Option<Present>> {
 pub fn step(
     read: &dyn Read,
     relation: RelationId,
-    volume: VolumeId,
+    record: &RelationRecord,
     what: &What,
     tried: bool,
 ) -> Result<Option<Step>> {
@@ -187,7 +189,8 @@ pub fn step(
         What::Linked { .. } if tried => Some(FileKind::Regular),
         _ => None,
     };
-    let tree = Tree { read, relation, volume, gone };
+    let (volume, links) = (record.volume, record.rules().links);
+    let tree = Tree { read, relation, volume, links, gone };
     match what {
         What::Made { ino, parent, name, .. } => {
             tree.appear(*ino, TwinPlace { dir: *parent, name: name.clone() }, tried, false)
@@ -216,6 +219,8 @@ struct Tree<'a> {
     read: &'a dyn Read,
     relation: RelationId,
     volume: VolumeId,
+    /// A file may have several names there. Else it is there under one of them.
+    links: bool,
     /// A mover may have made something of this kind, and not told: to be made also if it is no more.
     gone: Option<FileKind>,
 }
@@ -270,6 +275,9 @@ impl Tree<'_> {
         if twin.places.contains(&place) || twin.kind == FileKind::Directory {
             return Ok(None);
         }
+        if !self.links {
+            return self.replace_old_name(ino, &twin, place);
+        }
         // Found by the look at what was there before: only if it is so now, or a mover may have done it.
         let now = find_link(self.read, place.dir, &place.name)?.is_some_and(|link| link.ino == ino);
         let (Some(path), Some(first), true) = (self.path(&place)?, twin.places.first(), certain || now)
@@ -284,8 +292,57 @@ impl Tree<'_> {
     fn vanish(&self, ino: InodeId, place: TwinPlace, last: bool) -> Result<Option<Step>> {
         let Some(twin) = self.twin(ino)?.filter(|twin| twin.places.contains(&place)) else { return Ok(None) };
         let Some(path) = self.path(&place)? else { return Ok(None) };
+        if self.stays_by_another_name(ino, &twin)? {
+            // None is free yet: then one that comes takes the place of this.
+            let Some(to) = self.name_that_stays(ino, &place)? else { return Ok(None) };
+            return Ok(self.move_to(ino, &twin, place, to)?.map(|step| Step { last, ..step }));
+        }
         let action = NameAction::Remove { path, kind: twin.kind, expect: expected(&twin) };
         Ok(Some(Step { ino, action, effect: Effect::Drop { ino, place }, last }))
+    }
+
+    // ---- where home knows one name of each file only
+
+    /// Whether a file that loses a name, which it has at home, has others here.
+    fn stays_by_another_name(&self, ino: InodeId, twin: &Twin) -> Result<bool> {
+        let one_name = !self.links && twin.kind != FileKind::Directory;
+        Ok(one_name && find_inode(self.read, ino)?.is_some_and(|inode| inode.nlink > 0))
+    }
+
+    /// A name that a file has here beside `place`, and that is free at home.
+    fn name_that_stays(&self, ino: InodeId, place: &TwinPlace) -> Result<Option<TwinPlace>> {
+        let Some(inode) = find_inode(self.read, ino)? else { return Ok(None) };
+        let (start, end) = keys::range_of(b'N', ino.0);
+        let others = store::collect(self.read, &start, &end, NAMES_LOOKED_AT, |key, _| {
+            let (dir, name) =
+                keys::link_place(key).ok_or_else(|| Error::damaged("a link's key is damaged"))?;
+            Ok(TwinPlace { dir, name: Bytes::copy_from_slice(name) })
+        })?;
+        let first = name_in(self.read, inode.parent, ino)?.map(|name| TwinPlace { dir: inode.parent, name });
+        for other in others.into_iter().chain(first).filter(|other| other != place) {
+            let is_free = occupant(self.read, self.relation, &other)?.is_none();
+            if is_free && self.twin(other.dir)?.is_some() {
+                return Ok(Some(other));
+            }
+        }
+        Ok(None)
+    }
+
+    /// A name that came takes the place of one that the file has at home only.
+    fn replace_old_name(&self, ino: InodeId, twin: &Twin, place: TwinPlace) -> Result<Option<Step>> {
+        let Some(old) = twin.places.first() else { return Ok(None) };
+        let is_old = find_link(self.read, old.dir, &old.name)?.is_none_or(|link| link.ino != ino);
+        if !is_old || occupant(self.read, self.relation, &place)?.is_some() {
+            return Ok(None);
+        }
+        self.move_to(ino, twin, old.clone(), place)
+    }
+
+    fn move_to(&self, ino: InodeId, twin: &Twin, from: TwinPlace, to: TwinPlace) -> Result<Option<Step>> {
+        let (Some(from_path), Some(to_path)) = (self.path(&from)?, self.path(&to)?) else { return Ok(None) };
+        let (kind, expect) = (twin.kind, expected(twin));
+        let action = NameAction::Rename { from: from_path, to: to_path, kind, expect, replaced: None };
+        Ok(Some(Step { ino, action, effect: Effect::Move { ino, from, to, replaced: None }, last: true }))
     }
 
     fn renamed(&self, ino: InodeId, from: TwinPlace, to: TwinPlace) -> Result<Option<Step>> {
@@ -301,9 +358,15 @@ impl Tree<'_> {
             };
         }
         let replaced = match occupant(self.read, self.relation, &to)?.filter(|other| *other != ino) {
-            Some(other) => self.twin(other)?.map(|twin| (other, expected(&twin))),
+            Some(other) => self.twin(other)?.map(|twin| (other, twin)),
             None => None,
         };
+        if let Some((other, twin)) = &replaced
+            && self.stays_by_another_name(*other, twin)?
+        {
+            return self.vanish(*other, to, false);
+        }
+        let replaced = replaced.map(|(other, twin)| (other, expected(&twin)));
         let Some(twin) = twin.filter(|twin| twin.places.contains(&from)) else {
             // This name is not known at home: what it replaced goes, then it is made.
             return match replaced {
@@ -387,7 +450,7 @@ pub fn directory_step(
     volume: VolumeId,
     dir: InodeId,
 ) -> Result<Option<Step>> {
-    let step = Tree { read, relation, volume, gone: None }.attributes(dir)?;
+    let step = Tree { read, relation, volume, links: false, gone: None }.attributes(dir)?;
     Ok(step.map(|step| Step { effect: Effect::Attributes { dir }, ..step }))
 }
 
@@ -499,6 +562,7 @@ fn drop_place(
         return Ok(());
     }
     txn.delete(&keys::twin(relation, ino));
+    store::note_finished(txn, relation, ino)?;
     txn.delete(&keys::aside(relation, ino));
     txn.delete(&keys::old_attributes(relation, ino));
     store::trim_receipts(txn, relation, ino, 0)?;
@@ -524,9 +588,10 @@ pub fn ship_whole(
     if inode.size > 0 {
         store::add_pending(txn, relation, ino, 0, pending(inode.size), &Apart::NOTHING)?;
     }
-    if !inode.dirty {
-        txn.put(&keys::pending(relation, ino, FINISH), &pending(0).to_value());
+    if inode.dirty {
+        return store::note_growing(txn, relation, ino).map(drop);
     }
+    txn.put(&keys::pending(relation, ino, FINISH), &pending(0).to_value());
     Ok(())
 }
 

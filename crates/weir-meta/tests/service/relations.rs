@@ -21,6 +21,8 @@ struct Thing {
     /// Files with several names are one thing.
     id: u64,
     finished: Option<u64>,
+    /// Where files are seen when they are complete: what was written since.
+    under_way: Option<Vec<u8>>,
 }
 
 /// A home in memory: path → thing.
@@ -29,6 +31,8 @@ struct Home {
     things: BTreeMap<String, Thing>,
     next: u64,
     actions: u64,
+    /// Like S3: files come in pieces and are seen as a whole, and have one name.
+    in_pieces: bool,
 }
 
 fn text(path: &Bytes) -> String {
@@ -41,6 +45,16 @@ impl Home {
             let kind = self.things.get(above).map(|t| t.kind);
             assert_eq!(kind, Some(FileKind::Directory), "{above:?} above {path:?}");
         }
+    }
+    /// A change of names of what is half way would lose it.
+    fn nothing_is_half_way(&self, path: &str) {
+        let below = format!("{path}/");
+        let mut all = self.things.iter().filter(|(p, _)| p.starts_with(&below));
+        assert!(all.all(|(_, thing)| thing.under_way.is_none()), "something is half way below {path:?}");
+        self.is_not_half_way(path);
+    }
+    fn is_not_half_way(&self, path: &str) {
+        assert!(self.things.get(path).is_none_or(|t| t.under_way.is_none()), "{path:?} is half way");
     }
     /// Every action may come twice: its own result is success, anything else in the way is not.
     fn act(&mut self, action: &NameAction) {
@@ -58,11 +72,12 @@ impl Home {
                     return;
                 }
                 self.next += 1;
-                let thing =
-                    Thing { kind: *kind, bytes: vec![], mode: attrs.mode, id: self.next, finished: None };
+                let (kind, mode, id) = (*kind, attrs.mode, self.next);
+                let thing = Thing { kind, bytes: vec![], mode, id, finished: None, under_way: None };
                 self.things.insert(path, thing);
             }
             NameAction::Link { from, path, .. } => {
+                assert!(!self.in_pieces, "a link of {:?} where there are none", text(from));
                 let thing = self.things.get(&text(from)).expect("what is linked is there").clone();
                 self.parent_is_there(&text(path));
                 let there = self.things.insert(text(path), thing.clone());
@@ -83,14 +98,17 @@ impl Home {
             NameAction::Attributes { path, .. } if path.is_empty() => {} // home's root
             NameAction::Attributes { path, attrs, .. } => {
                 let mode = attrs.mode;
+                self.is_not_half_way(&text(path));
                 self.change(&text(path), |thing| thing.mode = mode);
             }
             NameAction::Resize { path, size, .. } => {
+                self.is_not_half_way(&text(path));
                 self.change(&text(path), |thing| thing.bytes.resize(*size as usize, 0));
             }
         }
     }
     fn rename(&mut self, from: &str, to: &str, replaces: bool) {
+        self.nothing_is_half_way(from);
         let Some(thing) = self.things.remove(from) else {
             assert!(self.things.contains_key(to), "rename of {from:?}, which is not there, to {to:?}");
             return;
@@ -110,12 +128,26 @@ impl Home {
         self.things.values_mut().filter(|t| t.id == id).for_each(change);
     }
     fn write(&mut self, path: &str, offset: usize, bytes: &[u8]) {
+        let in_pieces = self.in_pieces;
+        assert!(!in_pieces || offset == 0, "a part of a piece at {offset}");
         self.change(path, |thing| {
             assert_eq!(thing.kind, FileKind::Regular);
-            if thing.bytes.len() < offset + bytes.len() {
-                thing.bytes.resize(offset + bytes.len(), 0);
+            let into = match in_pieces {
+                true => thing.under_way.get_or_insert_with(|| thing.bytes.clone()),
+                false => &mut thing.bytes,
+            };
+            if into.len() < offset + bytes.len() {
+                into.resize(offset + bytes.len(), 0);
             }
-            thing.bytes[offset..offset + bytes.len()].copy_from_slice(bytes);
+            into[offset..offset + bytes.len()].copy_from_slice(bytes);
+            thing.finished = None;
+        });
+    }
+    fn finish(&mut self, path: &str, size: u64) {
+        self.change(path, |thing| {
+            thing.bytes = thing.under_way.take().unwrap_or_else(|| thing.bytes.clone());
+            thing.bytes.resize(size as usize, 0);
+            thing.finished = Some(size);
         });
     }
 }
@@ -133,6 +165,11 @@ struct Bench {
     dirs: Vec<(InodeId, String)>,
     fill: u8,
     relation: Option<RelationId>,
+    recovered: u64,
+    /// Files that are still being written.
+    open: Vec<InodeId>,
+    /// What a mover was given last.
+    last: String,
 }
 
 /// Names of a directory, as a client sees them.
@@ -144,8 +181,10 @@ async fn list(client: &Client, dir: InodeId) -> Vec<ListEntry> {
 impl Bench {
     async fn add_relation(&mut self) {
         let volume = VolumeId::ROOT;
-        let (op, cred, url) = (self.client.op(), root(), "file:///home".to_owned());
-        let r = RelationAdd { op, cred, volume, url, direction: Direction::Push, evict: true };
+        let url = if self.home.in_pieces { "s3://home" } else { "file:///home" };
+        let (op, cred, url) = (self.client.op(), root(), url.to_owned());
+        let (direction, ids) = (Direction::Push, HomeIds::default());
+        let r = RelationAdd { op, cred, volume, url, direction, evict: true, adopt: false, ids };
         self.relation = Some(self.client.call(&r).await.unwrap().id);
     }
 
@@ -212,7 +251,14 @@ impl Bench {
                 set.mode = mode;
                 self.client.call(&set).await.unwrap();
             }
-            (_, Some(entry)) if entry.kind == FileKind::Regular => self.rewrite(entry.ino, pick(4)).await,
+            (_, Some(entry)) if entry.kind == FileKind::Regular => {
+                self.rewrite(entry.ino, pick(4)).await;
+                match pick(8) {
+                    0 | 1 => self.die(world).await,
+                    2 | 3 => self.open.push(entry.ino), // it goes on later
+                    _ => self.client.close(entry.ino, true).await.unwrap(),
+                }
+            }
             _ => {}
         }
     }
@@ -221,8 +267,21 @@ impl Bench {
         self.client.getattr(ino).await.is_ok()
     }
 
+    /// The program is killed; another one goes on.
+    async fn die(&mut self, world: &World) {
+        self.client.call(&SessionClose { session: self.client.session }).await.unwrap();
+        self.client = Client::start(world, "user").await;
+        self.open.clear();
+    }
+    async fn close_all(&mut self) {
+        for ino in std::mem::take(&mut self.open) {
+            self.client.close(ino, true).await.unwrap();
+        }
+    }
+
     async fn rewrite(&mut self, ino: InodeId, how: usize) {
         let opened = self.client.open(ino, true, true).await.unwrap();
+        recover(&self.client, &opened.entry).await;
         if how == 0 {
             let size = self.volume.files[&ino].len() as u64 / 2;
             let (op, mut set) =
@@ -233,7 +292,6 @@ impl Bench {
         } else {
             self.write(&opened.entry, how).await;
         }
-        self.client.close(ino, true).await.unwrap();
     }
 
     /// New bytes at some place; the commit names them.
@@ -282,6 +340,7 @@ impl Bench {
         };
         let work = mover.call(&take).await.unwrap();
         let Some(work) = work.relations.into_iter().next() else { return false };
+        self.last = format!("{work:?}");
         let dies = !calm && dice.rng.below(6) == 0;
         let (mut names, mut extents) = (Vec::new(), Vec::new());
         for item in &work.names {
@@ -300,14 +359,14 @@ impl Bench {
             }
             let mut outcome = Outcome::Done { stamp: Bytes::from_static(b"s") };
             if let Some(finish) = &item.finish {
-                let size = finish.size;
-                self.home.change(&text(&item.path), |thing| thing.finished = Some(size));
+                self.home.finish(&text(&item.path), finish.size);
             } else if let Some(bytes) = self.volume.files.get(&item.ino) {
                 let end = ((item.offset + item.len) as usize).min(bytes.len());
                 let part = bytes.get(item.offset as usize..end).unwrap_or_default().to_vec();
                 self.home.write(&text(&item.path), item.offset as usize, &part);
                 let home = &self.home.things[&text(&item.path)];
-                assert!(home.bytes.len() >= end, "a hole before {end}");
+                let there = home.under_way.as_ref().unwrap_or(&home.bytes).len();
+                assert!(there >= end, "a hole before {end}");
             } else {
                 outcome = Outcome::Moved {};
             }
@@ -315,14 +374,39 @@ impl Bench {
             let (ino, offset, len) = (item.ino, item.offset, item.len);
             extents.push(ExtentDone { ino, offset, len, finished, sums: vec![0], outcome });
         }
+        for ino in &work.orphans {
+            // It may be gone meanwhile.
+            if let Ok(opened) = mover.open(*ino, false, true).await {
+                recover(mover, &opened.entry).await;
+                mover.close(*ino, true).await.unwrap();
+                self.recovered += 1;
+            }
+        }
         if dies {
             mover.call(&SessionClose { session: mover.session }).await.unwrap();
             *mover = Client::start(world, "mover").await;
         } else {
-            let done = WorkDone { session: mover.session, relation: work.relation, names, extents };
+            let done = WorkDone {
+                session: mover.session,
+                relation: work.relation,
+                names,
+                extents,
+                orphans: work.orphans,
+                listings: Vec::new(),
+            };
             mover.call(&done).await.unwrap();
         }
         true
+    }
+
+    /// All there is to do; it has an end while nobody changes anything.
+    async fn ship_all(&mut self, mover: &mut Client, world: &World) {
+        for _ in 0..2000 {
+            if !self.ship(mover, world, true).await {
+                return;
+            }
+        }
+        panic!("work that never ends: {}", self.last);
     }
 
     /// The volume as it is: path → (kind, bytes, mode, inode).
@@ -345,6 +429,16 @@ impl Bench {
 
     async fn assert_same(&self) {
         let tree = self.tree().await;
+        let mut tree = tree;
+        if self.home.in_pieces {
+            // Of several names home knows one.
+            let known: BTreeSet<InodeId> = tree
+                .iter()
+                .filter(|(path, _)| self.home.things.contains_key(*path))
+                .map(|(_, t)| t.3)
+                .collect();
+            tree.retain(|path, t| self.home.things.contains_key(path) || !known.contains(&t.3));
+        }
         let here: Vec<&String> = tree.keys().collect();
         let there: Vec<&String> = self.home.things.keys().collect();
         assert_eq!(here, there);
@@ -362,15 +456,23 @@ impl Bench {
     }
 }
 
+/// What a client does that opens a file whose writer died.
+async fn recover(client: &Client, entry: &Entry) {
+    if entry.lease.recover {
+        let (op, ino, token_epoch) = (client.op(), entry.attr.ino, entry.lease.token_epoch);
+        client.call(&Recovered { op, ino, token_epoch }).await.unwrap();
+    }
+}
+
 fn set_attr(op: Op, ino: InodeId) -> SetAttr {
     SetAttr { op, cred: root(), ino, mode: None, uid: None, gid: None, size: None, atime: None, mtime: None }
 }
 
-/// `before`: so much is done before the relation is made. Tells how many actions home saw.
-fn play(seed: u64, before: usize, steps: usize) -> u64 {
+/// `before`: so much is done before the relation is made. Tells how many actions home saw, and how many files movers recovered.
+fn play(seed: u64, in_pieces: bool, before: usize, steps: usize) -> (u64, u64) {
     println!("seed {seed}");
     let world = World::new(seed, SimConfig::default());
-    let actions = Arc::new(Mutex::new(0));
+    let actions = Arc::new(Mutex::new((0, 0)));
     let counted = actions.clone();
     world.run({
         let world = world.clone();
@@ -379,8 +481,18 @@ fn play(seed: u64, before: usize, steps: usize) -> u64 {
             let client = Client::start(&world, "user").await;
             let mut mover = Client::start(&world, "mover").await;
             let dirs = vec![(ROOT, String::new())];
-            let (volume, home) = (Volume::default(), Home::default());
-            let mut bench = Bench { client, volume, home, dirs, fill: 0, relation: None };
+            let (volume, home) = (Volume::default(), Home { in_pieces, ..Home::default() });
+            let mut bench = Bench {
+                client,
+                volume,
+                home,
+                dirs,
+                fill: 0,
+                relation: None,
+                recovered: 0,
+                open: vec![],
+                last: String::new(),
+            };
             for _ in 0..before {
                 bench.use_volume(&world).await;
             }
@@ -392,9 +504,18 @@ fn play(seed: u64, before: usize, steps: usize) -> u64 {
                     bench.ship(&mut mover, &world, false).await;
                 }
             }
+            // Names follow also while files are being written.
+            for _ in 0..20 {
+                bench.ship_all(&mut mover, &world).await;
+                dice.clock.sleep(std::time::Duration::from_millis(10)).await;
+            }
+            let r = RelationList { session: bench.client.session, volume: None };
+            let names = bench.client.call(&r).await.unwrap().relations.remove(0).backlog_names;
+            assert_eq!(names, 0, "names wait for files that are being written");
+            bench.close_all().await;
             let quiet = dice.clock.now() + PATIENCE;
             while dice.clock.now() < quiet {
-                while bench.ship(&mut mover, &world, true).await {}
+                bench.ship_all(&mut mover, &world).await;
                 let r = RelationList { session: bench.client.session, volume: None };
                 let info = bench.client.call(&r).await.unwrap().relations.remove(0);
                 assert_eq!(info.aside, []);
@@ -404,34 +525,42 @@ fn play(seed: u64, before: usize, steps: usize) -> u64 {
                 dice.clock.sleep(std::time::Duration::from_millis(100)).await;
             }
             bench.assert_same().await;
-            *counted.lock().unwrap() = bench.home.actions;
+            *counted.lock().unwrap() = (bench.home.actions, bench.recovered);
         }
     });
     *actions.lock().unwrap()
 }
 
-fn home_ends_right(seeds: std::ops::Range<u64>) {
+fn home_ends_right(seeds: std::ops::Range<u64>, in_pieces: bool) {
     let count = seeds.end - seeds.start;
-    let actions: u64 = seeds.map(|seed| play(seed, 0, 60)).sum();
+    let played: Vec<(u64, u64)> = seeds.map(|seed| play(seed, in_pieces, 0, 60)).collect();
+    let (actions, recovered): (u64, u64) =
+        (played.iter().map(|p| p.0).sum(), played.iter().map(|p| p.1).sum());
     assert!(actions > count * 20, "home saw only {actions} actions");
+    assert!(recovered * 4 > count, "only {recovered} files of dead writers");
 }
 
 #[test]
 fn home_ends_as_the_volume_is_whatever_happens() {
-    home_ends_right(0..40);
+    home_ends_right(0..40, false);
+}
+#[test]
+fn a_home_that_takes_whole_pieces_ends_as_the_volume_is_too() {
+    home_ends_right(2000..2040, true);
 }
 #[test]
 fn a_volume_that_was_there_before_is_brought_home_while_it_changes() {
     for seed in 1000..1040 {
-        play(seed, 80, 40);
+        play(seed, seed % 4 == 3, 80, 40);
     }
 }
 #[test]
 #[ignore = "long: 10,000 seeds"]
 fn home_ends_as_the_volume_is_long() {
-    home_ends_right(0..5000);
+    home_ends_right(0..5000, false);
+    home_ends_right(10_000..15_000, true);
     for seed in 1000..6000 {
-        play(seed, 80, 40);
+        play(seed, seed % 4 == 3, 80, 40);
     }
 }
 
@@ -469,6 +598,154 @@ fn changes_are_numbered_and_kept_until_every_follower_has_them() {
             client.mkdir(ROOT, "again").await.unwrap();
             let changes = client.call(&read(Some(cursor.clone()), 0)).await.unwrap().changes;
             assert!(matches!(&changes[0].change.what, What::Made { name, .. } if name == "again"));
+        }
+    });
+}
+
+/// Something at home that was there before.
+fn entry(name: &str, kind: FileKind, size: u64, id: &str) -> HomeEntry {
+    let time = Time { nanos: 1_500_000_000_000_000_123 };
+    let attrs = HomeAttrs { mode: 0o751, uid: 5, gid: 6, atime: time, mtime: time, xattrs: vec![] };
+    let (stamp, target) = (b(&format!("stamp of {name}")), Bytes::new());
+    HomeEntry { name: b(name), kind, stamp, id: b(id), attrs, size, target, rdev: 0 }
+}
+
+#[test]
+fn names_of_an_adopted_home_come_when_they_are_wanted() {
+    let world = World::new(11, SimConfig::default());
+    world.run({
+        let world = world.clone();
+        async move {
+            let _meta = start(&world).await;
+            let (user, mover) = (Client::start(&world, "user").await, Client::start(&world, "mover").await);
+            let volume = VolumeId::ROOT;
+            let add = |op, adopt| {
+                let (url, direction, ids) = ("file:///data".into(), Direction::Push, HomeIds::default());
+                RelationAdd { op, cred: root(), volume, url, direction, evict: true, adopt, ids }
+            };
+            let relation = user.call(&add(user.op(), true)).await.unwrap().id;
+            let (told, waits) = tokio::sync::oneshot::channel();
+            let early = Client::start(&world, "early").await;
+            world.node("early").tasks.spawn("look", async move {
+                told.send(early.lookup(ROOT, "a").await).unwrap();
+            });
+            let take = TakeWork {
+                session: mover.session,
+                leader: 0,
+                bytes: 64,
+                items: 8,
+                wait_ms: 1000,
+                limited_by: String::new(),
+            };
+            let work = mover.call(&take).await.unwrap().relations.remove(0);
+            assert_eq!(work.listings, [ListWork { dir: ROOT, path: Bytes::new() }]);
+            let tell = |dir, entries: &[HomeEntry], end| TellListing {
+                op: mover.op(),
+                relation,
+                dir,
+                entries: entries.to_vec(),
+                end,
+            };
+            let done = |dir, outcome| WorkDone {
+                session: mover.session,
+                relation,
+                names: vec![],
+                extents: vec![],
+                orphans: vec![],
+                listings: vec![ListDone { dir, outcome }],
+            };
+            let first = [
+                entry("a", FileKind::Directory, 0, ""),
+                entry("f", FileKind::Regular, 10, "same"),
+                entry("e", FileKind::Directory, 0, ""),
+            ];
+            for _ in 0..2 {
+                mover.call(&tell(ROOT, &first, false)).await.unwrap();
+            }
+            mover.call(&tell(ROOT, &[entry("g", FileKind::Regular, 10, "same")], true)).await.unwrap();
+            mover.call(&tell(ROOT, &[entry("late", FileKind::Regular, 1, "")], true)).await.unwrap();
+            let ok = Outcome::Done { stamp: Bytes::new() };
+            mover.call(&done(ROOT, ok.clone())).await.unwrap();
+            let a = waits.await.unwrap().unwrap().entry.unwrap().attr;
+            let mtime = Time { nanos: 1_500_000_000_000_000_123 };
+            assert_eq!((a.kind, a.mode, a.uid, a.gid, a.mtime), (FileKind::Directory, 0o751, 5, 6, mtime));
+            let names: Vec<String> = list(&user, ROOT).await.iter().map(|e| text(&e.name)).collect();
+            assert_eq!(names, ["a", "f", "e", "g"], "in pieces, told twice, and nothing after the end");
+            let f = user.lookup(ROOT, "f").await.unwrap().entry.unwrap().attr;
+            assert_eq!((f.size, f.evicted, f.nlink, f.mtime), (10, 10, 2, mtime));
+            assert_eq!(user.lookup(ROOT, "g").await.unwrap().entry.unwrap().attr.ino, f.ino);
+            let get = GetUsage { session: user.session, dir: ROOT };
+            let usage = user.call(&get).await.unwrap();
+            assert_eq!((usage.bytes, usage.files, usage.directories), (0, 1, 2));
+
+            // One that cannot be read: whoever wants it is told, the other one comes.
+            let work = mover.call(&take).await.unwrap().relations.remove(0);
+            let paths: Vec<String> = work.listings.iter().map(|l| text(&l.path)).collect();
+            assert_eq!(paths, ["a", "e"]);
+            let gone = Outcome::Diverged { why: "it is a file by now".into() };
+            mover.call(&done(a.ino, gone)).await.unwrap();
+            let refused = user.lookup(a.ino, "x").await.unwrap_err();
+            assert!(refused.context.contains("it is a file by now"), "{refused}");
+            assert_eq!(refused.kind, weir_proto::ErrorKind::Io);
+            let e = work.listings[1].dir;
+            let missing = user.create(e, "made");
+            let comes = async {
+                mover.call(&tell(e, &[], true)).await.unwrap();
+                mover.call(&done(e, ok.clone())).await.unwrap();
+            };
+            assert!(tokio::join!(missing, comes).0.unwrap().created);
+            let busy = RelationDo { op: user.op(), cred: root(), relation, verb: RelationVerb::Remove };
+            let busy = user.call(&busy).await.unwrap_err();
+            assert!(busy.context.contains("not all names"), "{busy}");
+
+            // What is done here goes there, to what was there.
+            user.unlink(ROOT, "f").await.unwrap();
+            let mut seen = Vec::new();
+            while seen.len() < 2 {
+                let work = mover.call(&take).await.unwrap().relations.remove(0);
+                seen.extend(work.names.into_iter().map(|n| n.action));
+            }
+            let removed = seen.iter().any(|action| match action {
+                NameAction::Remove { path, expect, .. } => path == "f" && expect.stamp == "stamp of f",
+                _ => false,
+            });
+            assert!(removed, "{seen:?}");
+        }
+    });
+}
+
+#[test]
+fn a_relation_is_removed_step_by_step_to_its_end() {
+    let world = World::new(12, SimConfig::default());
+    world.run({
+        let world = world.clone();
+        async move {
+            let meta = start(&world).await;
+            let user = Client::start(&world, "user").await;
+            let add = |op| {
+                let (url, direction, ids) = ("file:///data".into(), Direction::Push, HomeIds::default());
+                let (cred, volume, evict, adopt) = (root(), VolumeId::ROOT, true, false);
+                RelationAdd { op, cred, volume, url, direction, evict, adopt, ids }
+            };
+            let relation = user.call(&add(user.op())).await.unwrap().id;
+            // More than one step.
+            for n in 0..3000 {
+                user.mkdir(ROOT, &format!("d{n}")).await.unwrap();
+            }
+            let change = |op| RelationDo { op, cred: root(), relation, verb: RelationVerb::Remove };
+            user.call(&change(user.op())).await.unwrap();
+            let all = RelationList { session: user.session, volume: None };
+            assert_eq!(user.call(&all).await.unwrap().relations, []);
+            assert!(user.call(&change(user.op())).await.is_err(), "it is none any more");
+            // The same home again is another relation, whatever is left of the first one.
+            let again = user.call(&add(user.op())).await.unwrap().id;
+            assert_ne!(again, relation);
+            let deadline = user.env.clock.now() + PATIENCE;
+            while meta.meta.relation_records(relation) > 0 {
+                assert!(user.env.clock.now() < deadline, "{} records", meta.meta.relation_records(relation));
+                user.env.clock.sleep(std::time::Duration::from_millis(10)).await;
+            }
+            assert!(meta.meta.relation_records(again) > 0);
         }
     });
 }

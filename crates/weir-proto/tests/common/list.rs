@@ -26,9 +26,9 @@ macro_rules! for_every_message {
             relation::{Change, ReadChanges, Changes, NamedChange, AckChanges, DropCursor, RelationAdd, RelationList,
                 Relations, RelationDo, RelationInfo, Aside, RelationResolve, TakeWork, WorkTaken, RelationWork,
                 Expected, HomeAttrs, NameWork, ExtentWork, Finish, WorkDone, NameDone, ExtentDone, WhereAtHome,
-                HomePlace, Receipt}
+                HomePlace, Receipt, HomeIds, IdMapping, ListWork, TellListing, HomeEntry, ListDone}
             recall::{ByteRange, Evict, Evicted, EvictedRanges, EvictedList, AwaitRecall, RecallWaited, WantRecall, TakeRecalls,
-                RecallId, RecallsTaken, RecallWork, Filled, RecallFailed, SetPinned, GetResidence, Residence, RecallState, GetEviction, SetMarks,
+                RecallId, RecallsTaken, RecallWork, Filled, Learned, RecallFailed, SetPinned, GetResidence, Residence, RecallState, GetEviction, SetMarks,
                 Levels, EvictionLevel}
             lock::{LockOwner, LockEntry, SetLock, LockAnswer, TestLock, CancelLock, LockCancelled, ListLocks,
                 LockList, HeldLock, ReclaimLocks, Reclaimed, LockFree}

@@ -10,8 +10,8 @@ use std::time::Duration;
 use weir_env::{BoxFuture, Env};
 use weir_home::decide::{self, RenameStep, Step};
 use weir_home::{
-    Attrs, Expect, Fault, FaultKind, Found, Home, HomePath, HomeReader, HomeSpace, HomeWriter, ListEntry,
-    Listing, Make, Outcome, Stamp, Traits,
+    Attrs, Expect, Fault, FaultKind, Found, Home, HomeLister, HomePath, HomeReader, HomeSpace, HomeWriter,
+    ListEntry, Listing, Make, Outcome, Stamp, Traits,
 };
 use weir_proto::Error;
 use weir_proto::meta::{FileKind, Time};
@@ -475,8 +475,28 @@ impl Home for OpenedHome {
             Ok(Listing { entries, end })
         })
     }
+    fn read_dir<'a>(&'a self, dir: &'a HomePath) -> BoxFuture<'a, Outcome<Box<dyn HomeLister>>> {
+        let lister = Lister { home: self.clone(), dir: dir.clone(), after: None };
+        Box::pin(std::future::ready(Ok(Box::new(lister) as Box<dyn HomeLister>)))
+    }
     fn space(&self) -> BoxFuture<'_, Outcome<HomeSpace>> {
         self.call(|_| Ok(HomeSpace { total: u64::MAX, free: u64::MAX }))
+    }
+}
+
+struct Lister {
+    home: OpenedHome,
+    dir: HomePath,
+    after: Option<Bytes>,
+}
+
+impl HomeLister for Lister {
+    fn next(&mut self, limit: usize) -> BoxFuture<'_, Outcome<Listing>> {
+        Box::pin(async move {
+            let listing = self.home.list(&self.dir, self.after.as_deref(), limit).await?;
+            self.after = listing.entries.last().map(|entry| entry.name.clone()).or(self.after.take());
+            Ok(listing)
+        })
     }
 }
 

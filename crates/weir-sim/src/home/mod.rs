@@ -11,12 +11,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
-use weir_client::{Client, OpenMode};
+use weir_client::{Client, NewRelation, OpenMode};
 use weir_env::{BoxFuture, Env, sim::World};
-use weir_home::mover::{Mover, OpenHome};
+use weir_home::mover::{HomeOf, Mover, OpenHome};
 use weir_home::{HomePath, Outcome};
 use weir_proto::meta::{FileKind, Time};
-use weir_proto::relation::{RelationId, RelationInfo, RelationState, Resolution};
+use weir_proto::relation::{RelationInfo, RelationState, Resolution};
 use weir_proto::{Error, ErrorKind, InodeId, NameRule, Result, VolumeId};
 
 pub const URL: &str = "file:///home";
@@ -38,12 +38,7 @@ struct Opener {
 }
 
 impl OpenHome for Opener {
-    fn open(
-        &self,
-        _url: &str,
-        _relation: RelationId,
-        _is_new: bool,
-    ) -> BoxFuture<'_, Outcome<Arc<dyn weir_home::Home>>> {
+    fn open(&self, _which: &HomeOf) -> BoxFuture<'_, Outcome<Arc<dyn weir_home::Home>>> {
         Box::pin(async { Ok(Arc::new(self.home.open(self.env.clone())) as Arc<dyn weir_home::Home>) })
     }
 }
@@ -61,7 +56,8 @@ impl Home {
     pub async fn begin(world: &World, cluster: &Arc<Cluster>, founder: &Client) -> Result<Arc<Home>> {
         let home = MemoryHome::default();
         home.found();
-        founder.add_relation(&root_cred(), VolumeId::ROOT, URL, true).await?;
+        let new = NewRelation { url: URL.to_owned(), evict: true, ..NewRelation::default() };
+        founder.add_relation(&root_cred(), VolumeId::ROOT, &new).await?;
         let begun =
             Home { world: world.clone(), cluster: cluster.clone(), home, evictions: AtomicU64::new(0) };
         (0..MOVERS).for_each(|n| begun.start_mover(n));

@@ -7,6 +7,7 @@
 )]
 
 pub mod locker;
+pub mod relation;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};

@@ -18,7 +18,7 @@ impl World {
         self.change(|cx| evict::evict(cx, &r))
     }
     fn filled(&mut self, ino: InodeId, from: u64, to: u64, token_epoch: u32) -> Result<()> {
-        let r = Filled { op: op(), ino, from, to, token_epoch };
+        let r = Filled { op: op(), ino, from, to, token_epoch, learned: None };
         self.change(|cx| evict::filled(cx, &r))
     }
     fn ranges(&self, ino: InodeId) -> Vec<(u64, u64)> {

@@ -1,0 +1,190 @@
+//! Directories whose names are at home and not here yet: which one movers read next, and who waits for one that cannot be read.
+//!
+//! What somebody waits for goes first, the others in the background. Kept in memory: what is still to be read is in the store.
+use super::lane::{Lane, Look, Offer};
+use super::{store, tree};
+use crate::executor::Leader;
+use crate::keys;
+use crate::namespace::volume;
+use bytes::Bytes;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+use weir_env::Instant;
+use weir_kv::Read;
+use weir_proto::relation::{ListDone, ListWork, Outcome, RelationId};
+use weir_proto::{Error, InodeId, Result, SessionId};
+
+/// Directories that are read side by side.
+const AT_ONCE: usize = 16;
+/// Whoever wants a directory that could not be read is told why for so long; then it is tried again.
+const FAILED_FOR: Duration = Duration::from_secs(10);
+/// Directories of which it is remembered.
+const FAILED_MAX: usize = 1024;
+/// Looked at for the next ones, in the background.
+const LOOK_MAX: usize = 32;
+
+#[derive(Default, Debug)]
+pub struct Listings {
+    wanted: BTreeSet<InodeId>,
+    out: BTreeMap<InodeId, SessionId>,
+    failed: BTreeMap<InodeId, (Instant, String)>,
+    next: InodeId,
+}
+
+impl Listings {
+    pub fn is_under_way(&self) -> bool {
+        !self.out.is_empty()
+    }
+    /// Somebody waits for a directory; the error says why it cannot be read.
+    fn want(&mut self, dir: InodeId, now: Instant) -> Result<()> {
+        if let Some((at, why)) = self.failed.get(&dir) {
+            if now.since(*at) < FAILED_FOR {
+                return Err(Error::io(format!("directory {dir} could not be read at home: {why}")));
+            }
+            self.failed.remove(&dir);
+        }
+        if !self.out.contains_key(&dir) {
+            self.wanted.insert(dir);
+        }
+        Ok(())
+    }
+    pub fn end_session(&mut self, mover: SessionId) {
+        self.out.retain(|_, session| *session != mover);
+    }
+    /// What came of some; those that nobody can read for now.
+    pub fn done(&mut self, mover: SessionId, all: &[ListDone], now: Instant) -> Vec<InodeId> {
+        let mut failed = Vec::new();
+        for done in all.iter().filter(|done| self.out.get(&done.dir) == Some(&mover)) {
+            if let Outcome::Diverged { why } | Outcome::Refused { why } = &done.outcome {
+                failed.push(done.dir);
+                if self.failed.len() < FAILED_MAX {
+                    self.failed.insert(done.dir, (now, why.clone()));
+                }
+            }
+        }
+        self.out.retain(|dir, session| *session != mover || !all.iter().any(|done| done.dir == *dir));
+        failed
+    }
+    fn is_free(&self, dir: InodeId, now: Instant) -> bool {
+        let failed = self.failed.get(&dir).is_some_and(|(at, _)| now.since(*at) < FAILED_FOR);
+        !failed && !self.out.contains_key(&dir)
+    }
+}
+
+/// The relation that a directory's names come from.
+fn source(read: &dyn Read, dir: InodeId) -> Result<Option<RelationId>> {
+    let volume = volume::volume_of(read, dir)?;
+    for (id, record) in store::relations(read)?.into_iter().filter(|(_, r)| r.volume == volume) {
+        if record.adopts && read.get(&keys::unlisted(id, dir))?.is_some() {
+            return Ok(Some(id));
+        }
+    }
+    Ok(None)
+}
+
+impl Leader {
+    /// Somebody waits for the names of a directory.
+    pub(crate) fn want_names(&self, dir: InodeId) -> Result<()> {
+        let (mut from, now) = (None, self.env.clock.now());
+        self.kv.read(&mut |read| {
+            from = source(read, dir)?;
+            Ok(())
+        })?;
+        let mut lanes = self.relations.lock();
+        let Some(lane) = from.and_then(|id| lanes.lanes.get_mut(&id)) else {
+            return Err(Error::damaged(format!("where the names of directory {dir} come from is not known")));
+        };
+        lane.listings.want(dir, now)?;
+        self.relations.work.notify_waiters();
+        Ok(())
+    }
+
+    /// Why the names of a directory do not come, if that is what somebody waited for.
+    pub(crate) fn why_unlisted(&self, dir: InodeId) -> Option<String> {
+        let mut from = None;
+        let asked = self.kv.read(&mut |read| {
+            from = source(read, dir)?;
+            Ok(())
+        });
+        let id = asked.ok().and(from)?;
+        let now = self.env.clock.now();
+        let mut lanes = self.relations.lock();
+        let movers = lanes.heard_movers(now);
+        let lane = lanes.lanes.get(&id)?;
+        let why = match (&lane.back_off, movers) {
+            (Some((_, _, why)), _) => format!("home does not answer ({why})"),
+            (None, 0) => "no mover is running".to_owned(),
+            (None, _) if lane.listings.out.contains_key(&dir) => "a mover reads it at home".to_owned(),
+            (None, _) => "movers read other directories first".to_owned(),
+        };
+        Some(format!("what is in directory {dir} is not known here yet: {why}"))
+    }
+}
+
+impl Lane {
+    /// Directories to be read now.
+    pub(super) fn lists(&mut self, look: &Look<'_>, now: Instant, offer: &mut Offer) -> Result<()> {
+        if !look.record.adopts || self.paths_are_changing() {
+            return Ok(());
+        }
+        while let Some(dir) = self.listings.wanted.pop_first() {
+            if self.listings.out.len() >= AT_ONCE || offer.listings.len() >= look.items {
+                self.listings.wanted.insert(dir);
+                return Ok(());
+            }
+            self.give_list(look, now, dir, offer)?;
+        }
+        let start = keys::unlisted(look.relation, self.listings.next);
+        let (_, end) = keys::range_of_short(b'l', look.relation.0);
+        let found =
+            store::collect(look.read, &start, &end, LOOK_MAX, |key, _| store::number_of(key).map(InodeId))?;
+        let last = found.len() < LOOK_MAX;
+        for dir in found {
+            if self.listings.out.len() >= AT_ONCE || offer.listings.len() >= look.items {
+                return Ok(());
+            }
+            self.listings.next = InodeId(dir.0 + 1);
+            self.give_list(look, now, dir, offer)?;
+        }
+        if last {
+            self.listings.next = InodeId(0);
+        }
+        Ok(())
+    }
+
+    fn give_list(&mut self, look: &Look<'_>, now: Instant, dir: InodeId, offer: &mut Offer) -> Result<()> {
+        let is_due = look.read.get(&keys::unlisted(look.relation, dir))?.is_some();
+        if !is_due || !self.listings.is_free(dir, now) {
+            return Ok(());
+        }
+        if let Some(path) = tree::path(look.read, look.relation, dir)?.map(Bytes::from) {
+            self.listings.out.insert(dir, look.session);
+            offer.listings.push(ListWork { dir, path });
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_read_is_told_for_a_while_and_tried_again() {
+        let (mover, dir) = (SessionId(1), InodeId(7));
+        let at = |s| Instant(0) + Duration::from_secs(s);
+        let mut listings = Listings::default();
+        listings.want(dir, at(0)).unwrap();
+        listings.wanted.clear();
+        listings.out.insert(dir, mover);
+        listings.want(dir, at(0)).unwrap();
+        assert!(listings.wanted.is_empty(), "a mover has it");
+        let done = |why: &str| [ListDone { dir, outcome: Outcome::Refused { why: why.into() } }];
+        assert_eq!(listings.done(SessionId(2), &done("not its own"), at(1)), []);
+        assert_eq!(listings.done(mover, &done("it is a file"), at(1)), [dir]);
+        assert!(listings.want(dir, at(2)).unwrap_err().context.contains("it is a file"));
+        assert!(!listings.is_free(dir, at(2)));
+        listings.want(dir, at(1) + FAILED_FOR).unwrap();
+        assert!(listings.wanted.contains(&dir) && listings.is_free(dir, at(1) + FAILED_FOR));
+    }
+}

@@ -1,0 +1,159 @@
+//! Files whose writer died: nobody closes them, so nobody would say that they are complete. They are found among those that
+//! were written and are not known to be complete, a few at a time, whenever a session has ended, and given to movers, which
+//! open them as any client would.
+//!
+//! Invariant: what is not given out, or came back without being recovered, is found by the next look. In memory only.
+use super::store;
+use crate::executor::Leader;
+use crate::keys;
+use crate::namespace::find_inode;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use weir_proto::relation::RelationId;
+use weir_proto::{InodeId, Result, SessionId};
+
+/// Files looked at in one go.
+const LOOK_MAX: usize = 256;
+/// Found and not recovered yet: then the look waits.
+const FOUND_MAX: usize = 1024;
+/// That one mover recovers at a time. Each may wait for targets.
+const AT_ONCE: usize = 8;
+
+/// Those of one relation.
+#[derive(Default, Debug)]
+pub struct Orphans {
+    found: BTreeSet<InodeId>,
+    out: BTreeMap<InodeId, SessionId>,
+    /// Just found to be written: their writers may be dead already.
+    new: BTreeSet<InodeId>,
+    /// From where on to look; none: nobody died since the last look.
+    next: Option<InodeId>,
+}
+
+impl Orphans {
+    /// Somebody may have died.
+    pub fn look_again(&mut self) {
+        self.next = Some(InodeId(0));
+    }
+
+    /// A file is written that was not known to be.
+    pub fn note(&mut self, ino: InodeId) {
+        self.new.insert(ino);
+    }
+
+    /// What a mover is to recover now.
+    pub fn give(&mut self, mover: SessionId) -> Vec<InodeId> {
+        let has = self.out.values().filter(|session| **session == mover).count();
+        let mut given = Vec::new();
+        while has + given.len() < AT_ONCE
+            && let Some(ino) = self.found.pop_first()
+        {
+            self.out.insert(ino, mover);
+            given.push(ino);
+        }
+        given
+    }
+
+    /// A mover has done what it could; whether there is reason to look.
+    pub fn dealt_with(&mut self, mover: SessionId, files: &[InodeId]) -> bool {
+        let before = self.out.len();
+        self.out.retain(|ino, session| *session != mover || !files.contains(ino));
+        if self.out.len() < before {
+            self.look_again();
+        }
+        self.next.is_some()
+    }
+
+    fn take_new(&mut self) -> Vec<InodeId> {
+        let mut taken = Vec::new();
+        while taken.len() < LOOK_MAX
+            && let Some(ino) = self.new.pop_first()
+        {
+            taken.push(ino);
+        }
+        taken
+    }
+
+    pub fn end_session(&mut self, mover: SessionId) {
+        self.out.retain(|_, session| *session != mover);
+    }
+
+    fn is_due(&self) -> bool {
+        self.begin_look().is_some() || !self.new.is_empty()
+    }
+    fn begin_look(&self) -> Option<InodeId> {
+        self.next.filter(|_| self.found.len() < FOUND_MAX)
+    }
+    fn end_look(&mut self, from: Option<InodeId>, found: Vec<InodeId>, next: Option<InodeId>) {
+        // Else somebody died meanwhile, and it begins anew.
+        if from.is_some() && self.next == from {
+            self.next = next;
+        }
+        self.found.extend(found.into_iter().filter(|ino| !self.out.contains_key(ino)));
+    }
+}
+
+/// Looks at some files that were written and are not known to be complete; whether there is more to look at.
+pub(super) fn look(leader: &Arc<Leader>, relation: RelationId) -> Result<bool> {
+    let (from, new) = match leader.relations.lock().lanes.get_mut(&relation) {
+        Some(lane) if lane.orphans.is_due() => (lane.orphans.begin_look(), lane.orphans.take_new()),
+        _ => return Ok(false),
+    };
+    let (mut found, mut next) = (Vec::new(), None);
+    {
+        let state = leader.lock();
+        leader.kv.read(&mut |read| {
+            (found, next) = (Vec::new(), None);
+            let (_, end) = keys::range_of_short(b'g', relation.0);
+            let mut files = Vec::new();
+            if let Some(from) = from {
+                let start = keys::growing(relation, from);
+                files = store::collect(read, &start, &end, LOOK_MAX, |key, _| {
+                    store::number_of(key).map(InodeId)
+                })?;
+            }
+            if files.len() == LOOK_MAX {
+                next = files.last().map(|ino| InodeId(ino.0 + 1));
+            }
+            for ino in files.into_iter().chain(new.iter().copied()) {
+                if find_inode(read, ino)?.is_some_and(|inode| leader.must_recover(&state, &inode)) {
+                    found.push(ino);
+                }
+            }
+            Ok(())
+        })?;
+    }
+    let mut lanes = leader.relations.lock();
+    let Some(lane) = lanes.lanes.get_mut(&relation) else { return Ok(false) };
+    lane.orphans.end_look(from, found, next);
+    Ok(lane.orphans.is_due())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_comes_back_is_looked_at_again_and_nothing_is_given_out_twice() {
+        let (one, two) = (SessionId(1), SessionId(2));
+        let mut orphans = Orphans::default();
+        assert_eq!(orphans.begin_look(), None, "nobody died");
+        orphans.look_again();
+        let from = orphans.begin_look();
+        assert!(from.is_some());
+        orphans.end_look(from, (1..=10).map(InodeId).collect(), None);
+        assert_eq!(orphans.begin_look(), None);
+        assert_eq!(orphans.give(one).len(), AT_ONCE);
+        assert_eq!(orphans.give(one), []);
+        assert_eq!(orphans.give(two), [InodeId(9), InodeId(10)]);
+        assert!(orphans.dealt_with(one, &[InodeId(1), InodeId(9)]), "it may have failed");
+        let from = orphans.begin_look();
+        orphans.look_again();
+        orphans.end_look(from, vec![InodeId(1), InodeId(2), InodeId(9)], Some(InodeId(77)));
+        assert_eq!(orphans.give(two), [InodeId(1)], "the others are with a mover");
+        orphans.end_session(two);
+        let from = orphans.begin_look();
+        orphans.end_look(from, vec![InodeId(9)], None);
+        assert_eq!(orphans.give(one), [InodeId(9)]);
+    }
+}

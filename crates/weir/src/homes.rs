@@ -1,0 +1,133 @@
+//! How a mover opens the home that a relation's URL names: a directory, S3, or another Weir.
+//!
+//! The URL holds no secret; keys of S3 come from the file that it names, or from the environment of this process.
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use weir_client::{Client, ClientConfig, NoKernel};
+use weir_env::{Addr, BoxFuture, Env};
+use weir_home::mover::{HomeOf, OpenHome};
+use weir_home::{
+    Credentials, Fault, FileHome, FileHomeConfig, Home, HomeUrl, IdMap, LaneLimits, Outcome, S3Home,
+    S3HomeConfig, WeirHome, WeirHomeConfig, parse_credentials,
+};
+use weir_proto::{ClusterId, Error, MIB, Result};
+
+/// What a client of another Weir may hold that is not durable there yet.
+const HOME_MEMORY_BYTES: u64 = 64 * MIB;
+/// How long another Weir is waited for when it is opened; then it is tried again later.
+const HOME_PATIENCE: Duration = Duration::from_secs(30);
+/// Services that care for regions are asked in this one where the URL names none.
+const REGION: &str = "us-east-1";
+
+/// Opens homes for a mover.
+pub struct Homes {
+    env: Env,
+    cluster: ClusterId,
+    keys: Option<Credentials>,
+    /// Of other Weirs, to be closed at the end.
+    clients: Mutex<Vec<Client>>,
+}
+
+impl Homes {
+    pub fn new(env: Env, cluster: ClusterId, keys: Option<Credentials>) -> Homes {
+        Homes { env, cluster, keys, clients: Mutex::default() }
+    }
+
+    /// Ends the sessions in other Weirs.
+    pub async fn close(&self) {
+        let clients = std::mem::take(&mut *self.clients.lock().unwrap_or_else(PoisonError::into_inner));
+        for client in clients {
+            if let Err(e) = client.shutdown().await {
+                tracing::debug!("close the session at home: {e}"); // it ends by itself
+            }
+        }
+    }
+
+    async fn open_home(&self, which: &HomeOf) -> Outcome<Arc<dyn Home>> {
+        let (text, is_new) = (&*which.url, which.is_new);
+        // The mark at home: another cluster's relation, or another one of this cluster, is not written over.
+        let relation = format!("cluster {} relation {}", self.cluster, which.relation);
+        let (ids, limits) = (IdMap::of(&which.ids).map_err(Fault::Broken)?, LaneLimits::default());
+        Ok(match HomeUrl::parse(text).map_err(Fault::Broken)? {
+            HomeUrl::File { path } => {
+                let config = FileHomeConfig { path, relation, is_new, ids, limits };
+                Arc::new(FileHome::open(&self.env, config).await?)
+            }
+            HomeUrl::S3 { bucket, prefix, endpoint, region, path_style, credentials, profile } => {
+                let keys = self.keys(credentials.as_deref(), &profile).map_err(Fault::Denied)?;
+                let region = region.unwrap_or_else(|| REGION.to_owned());
+                let endpoint = HomeUrl::s3_endpoint(endpoint.as_deref(), &region);
+                let Credentials { access_key, secret_key, token } = keys;
+                let copy_bytes_max = S3HomeConfig::COPY_BYTES_MAX;
+                #[rustfmt::skip]
+                let config = S3HomeConfig {
+                    bucket, prefix, endpoint, region, path_style, access_key, secret_key, token, relation, is_new, ids,
+                    limits, copy_bytes_max,
+                };
+                Arc::new(S3Home::open(&self.env, config).await?)
+            }
+            HomeUrl::Weir { coordinators, namespace, path } => {
+                let client = self.connect(text, &coordinators, namespace).await?;
+                let (url, own) = (text.to_owned(), client.clone());
+                let config = WeirHomeConfig { url, client, base: path, relation, is_new, ids, limits };
+                match WeirHome::open(&self.env, config).await {
+                    Ok(home) => {
+                        self.clients.lock().unwrap_or_else(PoisonError::into_inner).push(own);
+                        Arc::new(home)
+                    }
+                    Err(fault) => {
+                        let _ = own.shutdown().await; // it will be opened again
+                        return Err(fault);
+                    }
+                }
+            }
+        })
+    }
+
+    async fn connect(&self, url: &str, coordinators: &[String], namespace: String) -> Outcome<Client> {
+        let coordinators = coordinators.iter().map(|host| address(url, host)).collect::<Result<Vec<_>>>();
+        let config = ClientConfig {
+            coordinators: coordinators.map_err(Fault::Broken)?,
+            namespace,
+            name: format!("mover of cluster {}", self.cluster),
+            host: crate::observe::host_id(),
+            process: crate::process::own_process(),
+            memory_bytes: HOME_MEMORY_BYTES,
+            patience: HOME_PATIENCE,
+            recall_patience: ClientConfig::RECALL_PATIENCE,
+        };
+        let connected = Client::connect(self.env.clone(), config, Arc::new(NoKernel)).await;
+        connected.map_err(|e| Fault::Unreachable(e.doing(format_args!("reach the home {url}"))))
+    }
+
+    fn keys(&self, file: Option<&Path>, profile: &str) -> Result<Credentials> {
+        if let Some(file) = file {
+            let text = std::fs::read_to_string(file).map_err(|e| {
+                Error::denied(format!(
+                    "the credentials file {} of a home cannot be read here: {e}; it must be on every node with a mover",
+                    file.display()
+                ))
+            })?;
+            return parse_credentials(&text, profile)
+                .map_err(|e| Error::denied(format!("{}: {}", file.display(), e.context)));
+        }
+        self.keys.clone().ok_or_else(|| {
+            Error::denied(
+                "this mover has no keys for S3: name a file in the home's URL (credentials=FILE), or start the mover with \
+                 AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in its environment",
+            )
+        })
+    }
+}
+
+fn address(url: &str, host: &str) -> Result<Addr> {
+    format!("tcp:{host}").parse().map_err(|e| Error::invalid(format!("home {url}: {e}")))
+}
+
+impl OpenHome for Homes {
+    fn open(&self, which: &HomeOf) -> BoxFuture<'_, Outcome<Arc<dyn Home>>> {
+        let which = which.clone();
+        Box::pin(async move { self.open_home(&which).await })
+    }
+}

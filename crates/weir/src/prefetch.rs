@@ -1,0 +1,175 @@
+//! `weir relation prefetch`: brings back what is at home only of many files and directories, before somebody reads it.
+//!
+//! Memory is a window of files, however many there are: so many are wanted ahead of the one that is waited for, and movers
+//! bring them side by side. One that cannot be had is named, and the others come all the same.
+use crate::failure::{Doing, Failure, Outcome};
+use crate::residence;
+use crate::table;
+use clap::{Args, ValueHint};
+use serde_json::json;
+use std::collections::VecDeque;
+use std::io::{BufRead, IsTerminal, Write};
+use std::path::{Path, PathBuf};
+
+/// Files that are wanted ahead of the one that is waited for.
+const AHEAD: usize = 256;
+
+#[derive(Args)]
+pub struct Prefetch {
+    /// Files, and directories with all that is below them, on a mount
+    #[arg(value_hint = ValueHint::AnyPath, required_unless_present = "list")]
+    pub paths: Vec<PathBuf>,
+    /// A file with such paths, one per line; - for the standard input
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub list: Option<PathBuf>,
+    /// Print the outcome as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What came of it.
+#[derive(Default)]
+struct Tally {
+    files: u64,
+    brought: u64,
+    bytes: u64,
+    failed: u64,
+    first_error: Option<Failure>,
+}
+
+pub fn run(args: &Prefetch) -> Outcome<()> {
+    let mut tally = Tally::default();
+    let mut wanted: VecDeque<(PathBuf, u64)> = VecDeque::new();
+    for path in &args.paths {
+        walk(path, &mut tally, &mut wanted)?;
+    }
+    if let Some(list) = &args.list {
+        for line in lines_of(list)? {
+            let line = line.doing(format_args!("read {}", list.display()))?;
+            if !line.is_empty() {
+                walk(Path::new(&line), &mut tally, &mut wanted)?;
+            }
+        }
+    }
+    while let Some(next) = wanted.pop_front() {
+        finish(next, &mut tally);
+    }
+    progress("");
+    if args.json {
+        let Tally { files, brought, bytes, failed, .. } = tally;
+        println!("{:#}", json!({ "files": files, "brought": brought, "bytes": bytes, "failed": failed }));
+    } else {
+        let bytes = table::bytes(tally.bytes);
+        println!("{} of {} files were away: {bytes} brought back", tally.brought, tally.files);
+    }
+    tally.first_error.map_or(Ok(()), Err)
+}
+
+fn lines_of(list: &Path) -> Outcome<Box<dyn Iterator<Item = std::io::Result<String>>>> {
+    if list == Path::new("-") {
+        return Ok(Box::new(std::io::stdin().lock().lines()));
+    }
+    let file = std::fs::File::open(list).doing(format_args!("open {}", list.display()))?;
+    Ok(Box::new(std::io::BufReader::new(file).lines()))
+}
+
+/// Wants all regular files at and below a path, and waits for the first ones when there are many.
+fn walk(path: &Path, tally: &mut Tally, wanted: &mut VecDeque<(PathBuf, u64)>) -> Outcome<()> {
+    let mut left = vec![path.to_path_buf()];
+    while let Some(path) = left.pop() {
+        let kind = match std::fs::symlink_metadata(&path) {
+            Ok(found) => found.file_type(),
+            Err(e) => {
+                tally.fail(Err::<(), _>(e).doing(format_args!("look at {}", path.display())));
+                continue;
+            }
+        };
+        if kind.is_dir() {
+            // A directory at a time: what is in it, not what is below.
+            match std::fs::read_dir(&path) {
+                Ok(entries) => left.extend(entries.filter_map(|entry| entry.ok().map(|e| e.path()))),
+                Err(e) => tally.fail(Err::<(), _>(e).doing(format_args!("list {}", path.display()))),
+            }
+        } else if kind.is_file() {
+            want(path, tally, wanted);
+        }
+    }
+    Ok(())
+}
+
+fn want(path: PathBuf, tally: &mut Tally, wanted: &mut VecDeque<(PathBuf, u64)>) {
+    tally.files += 1;
+    let away = residence::offline(&path).and_then(|bytes| {
+        if bytes > 0 {
+            residence::want(&path)?;
+        }
+        Ok(bytes)
+    });
+    match away {
+        Ok(0) => {}
+        Ok(bytes) => wanted.push_back((path, bytes)),
+        Err(e) => tally.fail::<()>(Err(e)),
+    }
+    while wanted.len() > AHEAD {
+        if let Some(next) = wanted.pop_front() {
+            finish(next, tally);
+        }
+    }
+}
+
+fn finish((path, bytes): (PathBuf, u64), tally: &mut Tally) {
+    progress(&format!(
+        "{} files, {} brought back; waits for {}",
+        tally.files,
+        table::bytes(tally.bytes),
+        path.display()
+    ));
+    match residence::wait(&path) {
+        Ok(()) => {
+            tally.brought += 1;
+            tally.bytes += bytes;
+        }
+        Err(e) => tally.fail::<()>(Err(e)),
+    }
+}
+
+impl Tally {
+    /// The first one is the command's, the others are said at once.
+    fn fail<T>(&mut self, outcome: Outcome<T>) {
+        let Err(e) = outcome else { return };
+        self.failed += 1;
+        match &self.first_error {
+            None => self.first_error = Some(e),
+            Some(_) => eprintln!("{e}"),
+        }
+    }
+}
+
+/// On one line of a terminal; nowhere else.
+fn progress(text: &str) {
+    let mut out = std::io::stderr();
+    if out.is_terminal() {
+        let _ = write!(out, "\r\x1b[2K{text}"); // nobody may look
+        let _ = out.flush();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_had_is_counted_and_named() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("d")).unwrap();
+        for name in ["a", "d/b"] {
+            std::fs::write(dir.path().join(name), b"x").unwrap();
+        }
+        let (mut tally, mut wanted) = (Tally::default(), VecDeque::new());
+        walk(dir.path(), &mut tally, &mut wanted).unwrap();
+        walk(&dir.path().join("nowhere"), &mut tally, &mut wanted).unwrap();
+        assert_eq!((tally.files, tally.failed, tally.brought), (2, 3, 0), "none is on a Weir");
+        let error = tally.first_error.unwrap().parts().0;
+        assert!(error.contains("is not on a Weir file system"), "{error}");
+    }
+}

@@ -1,0 +1,124 @@
+//! A volume with a home, for tests of relations.
+use super::{Cluster, text, wait_until, weir};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+pub const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A cluster with a volume `data` whose home is a directory.
+pub struct Bench {
+    pub cluster: Cluster,
+    _home: tempfile::TempDir,
+    /// A directory of the test's own: the home, if it is one.
+    pub home: PathBuf,
+    pub data: PathBuf,
+}
+
+impl Bench {
+    pub fn start() -> Bench {
+        let bench = Bench::without_volume();
+        bench.tell(&["volume", "create", "data"]);
+        bench
+    }
+    pub fn without_volume() -> Bench {
+        let cluster = Cluster::with(1, &["--movers", "1"]);
+        let at = tempfile::tempdir().unwrap();
+        let home = at.path().join("home");
+        fs::create_dir(&home).unwrap();
+        let data = cluster.mount().join("data");
+        Bench { cluster, _home: at, home, data }
+    }
+    pub fn relate(&self) {
+        self.relate_to(&format!("file://{}", self.home.display()));
+    }
+    pub fn relate_to(&self, url: &str) {
+        self.tell(&["relation", "add", "data", url, "--evict"]);
+    }
+    /// Evicts all of a file, as soon as home has proved that it has it.
+    pub fn evict(&self, path: &Path) {
+        wait_until("home to have proved all of it", PATIENCE, || {
+            weir(&["file", "evict", path.to_str().unwrap()]).status.success()
+        });
+        assert_eq!(self.offline(path), fs::metadata(path).unwrap().len());
+    }
+    /// Bytes of a file that are at home only.
+    pub fn offline(&self, path: &Path) -> u64 {
+        let shown = weir(&["file", "state", path.to_str().unwrap(), "--json"]);
+        assert!(shown.status.success(), "{}", text(&shown.stderr));
+        let value: Value = serde_json::from_slice(&shown.stdout).unwrap();
+        value[0]["offline"].as_u64().unwrap()
+    }
+    pub fn try_tell(&self, args: &[&str]) -> std::process::Output {
+        let dir = self.cluster.dir();
+        weir(&[args, &["--dir", dir.to_str().unwrap()]].concat())
+    }
+    pub fn tell(&self, args: &[&str]) -> String {
+        let output = self.try_tell(args);
+        assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
+        text(&output.stdout)
+    }
+    pub fn relation(&self) -> Value {
+        let shown = self.tell(&["relation", "show", "r1", "--json"]);
+        serde_json::from_str(&shown).unwrap()
+    }
+    pub fn wait_state(&self, state: &str) {
+        let (mut last, started) = (Value::Null, std::time::Instant::now());
+        while started.elapsed() < PATIENCE {
+            last = self.relation();
+            if last["state"] == state {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        panic!("the relation is not {state}: {last:#}\n{}", self.cluster.logs());
+    }
+    /// Everything there is below a directory, as it matters.
+    pub fn tree(root: &Path) -> BTreeMap<PathBuf, String> {
+        let (mut tree, mut queue) = (BTreeMap::new(), vec![root.to_path_buf()]);
+        while let Some(dir) = queue.pop() {
+            for entry in fs::read_dir(&dir).unwrap() {
+                let path = entry.unwrap().path();
+                if path.ends_with(".weir-home") {
+                    continue;
+                }
+                let m = fs::symlink_metadata(&path).unwrap();
+                let content = if m.is_dir() {
+                    queue.push(path.clone());
+                    String::new()
+                } else if m.is_symlink() {
+                    fs::read_link(&path).unwrap().display().to_string()
+                } else {
+                    let bytes = fs::read(&path).unwrap();
+                    let crc = weir_proto::checksum::crc32c(&bytes);
+                    format!("{} bytes, crc {crc:08x}, {} links", bytes.len(), m.nlink())
+                };
+                let shown = format!(
+                    "{:o} {}:{} {}.{:09} {content}",
+                    m.mode(),
+                    m.uid(),
+                    m.gid(),
+                    m.mtime(),
+                    m.mtime_nsec()
+                );
+                tree.insert(path.strip_prefix(root).unwrap().to_path_buf(), shown);
+            }
+        }
+        tree
+    }
+    pub fn assert_same(&self) {
+        self.assert_same_as(&self.home);
+    }
+    pub fn assert_same_as(&self, home: &Path) {
+        // Closes are told late: the final times follow them.
+        let (started, mut same) = (std::time::Instant::now(), false);
+        while !same && started.elapsed() < PATIENCE {
+            std::thread::sleep(Duration::from_millis(100));
+            same = Bench::tree(&self.data) == Bench::tree(home);
+        }
+        assert_eq!(Bench::tree(&self.data), Bench::tree(home));
+    }
+}

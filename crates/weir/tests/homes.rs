@@ -1,0 +1,206 @@
+//! Claim: a volume goes home to S3 and to another Weir as it does to a directory, and comes back from there; a file is seen in S3
+//! when it is complete, however movers die and names change meanwhile.
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "tests are users of the operating system"
+)]
+mod common;
+
+use common::relation::{Bench, PATIENCE};
+use common::{Cluster, can_mount, pattern, text, tool, wait_until};
+use std::fs::{self, File};
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::{FileExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+const SECRET: &str = "not-to-be-shown";
+
+/// A real S3 service whose objects are files of a directory. Ends with the value.
+struct S3 {
+    server: Child,
+    root: tempfile::TempDir,
+    url: String,
+}
+
+impl S3 {
+    /// None: the program is not installed, and nobody insists.
+    fn start() -> Option<S3> {
+        let program = tool("versitygw")?;
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir(root.path().join("bucket")).unwrap();
+        let keys = root.path().join("keys");
+        let text = format!("[mine]\naws_access_key_id = tester\naws_secret_access_key = {SECRET}\n");
+        fs::write(&keys, text).unwrap();
+        // Somebody may take the port between our look and the server's: then another one.
+        for _ in 0..10 {
+            let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+            let at = format!("127.0.0.1:{port}");
+            let mut server = Command::new(&program);
+            server.args(["--port", &at, "--access", "tester", "--secret", SECRET, "--quiet", "posix"]);
+            server.arg(root.path()).stdout(Stdio::null()).stderr(Stdio::null());
+            let mut server = server.spawn().unwrap();
+            let patience = Instant::now() + Duration::from_secs(60);
+            while Instant::now() < patience && server.try_wait().unwrap().is_none() {
+                if TcpStream::connect(&at).is_ok() {
+                    let keys = keys.display();
+                    let url = format!(
+                        "s3://bucket/some/place?endpoint=http://{at}&path-style=yes&credentials={keys}&profile=mine"
+                    );
+                    return Some(S3 { server, root, url });
+                }
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            let _ = server.kill();
+            let _ = server.wait();
+        }
+        panic!("versitygw does not start");
+    }
+    fn path(&self, key: &str) -> PathBuf {
+        self.root.path().join("bucket/some/place").join(key)
+    }
+    fn object(&self, key: &str) -> Option<Vec<u8>> {
+        fs::read(self.path(key)).ok()
+    }
+}
+
+impl Drop for S3 {
+    fn drop(&mut self) {
+        let _ = self.server.kill();
+        let _ = self.server.wait();
+    }
+}
+
+fn shipped(bench: &Bench) -> u64 {
+    bench.relation()["shipped_bytes"].as_u64().unwrap()
+}
+
+/// What is done in a volume with any home; every file that is there then, with its bytes.
+fn use_names(data: &Path) -> Vec<(&'static str, Vec<u8>)> {
+    fs::create_dir_all(data.join("a/b")).unwrap();
+    fs::write(data.join("a/b/small"), b"small").unwrap();
+    fs::write(data.join("a/replaced"), b"first").unwrap();
+    fs::write(data.join("a/new"), pattern(3, 5 << 20)).unwrap();
+    fs::rename(data.join("a/new"), data.join("a/replaced")).unwrap();
+    fs::rename(data.join("a/b"), data.join("moved")).unwrap();
+    symlink("moved/small", data.join("link")).unwrap();
+    fs::write(data.join("gone"), b"gone").unwrap();
+    fs::remove_file(data.join("gone")).unwrap();
+    fs::write(data.join("empty"), b"").unwrap();
+    let mut changed = pattern(4, 20 << 20);
+    fs::write(data.join("changed"), &changed).unwrap();
+    let file = File::options().write(true).open(data.join("changed")).unwrap();
+    file.write_all_at(b"in the middle", 9 << 20).unwrap();
+    changed[9 << 20..(9 << 20) + 13].copy_from_slice(b"in the middle");
+    vec![
+        ("moved/small", b"small".to_vec()),
+        ("a/replaced", pattern(3, 5 << 20)),
+        ("empty", Vec::new()),
+        ("changed", changed),
+    ]
+}
+
+#[test]
+fn a_bucket_shows_files_when_they_are_complete_and_gives_them_back() {
+    if !can_mount() {
+        return;
+    }
+    let Some(s3) = S3::start() else { return };
+    let bench = Bench::start();
+    bench.relate_to(&s3.url);
+    let files = use_names(&bench.data);
+    // A file that grows: its parts are on their way before it is complete.
+    let bytes = pattern(2, 30 << 20);
+    let mut file = File::create(bench.data.join("growing")).unwrap();
+    let before = shipped(&bench);
+    for part in bytes[..21 << 20].chunks(3 << 20) {
+        file.write_all(part).unwrap();
+    }
+    wait_until("parts of a file that grows to be sent", PATIENCE, || shipped(&bench) >= before + (16 << 20));
+    assert_eq!(s3.object("growing").map(|o| o.len()), Some(0), "not seen before it is complete");
+    bench.cluster.kill("mover-1");
+    file.write_all(&bytes[21 << 20..25 << 20]).unwrap();
+    bench.cluster.up();
+    // A new name in the middle: what is there is seen under the new one.
+    fs::rename(bench.data.join("growing"), bench.data.join("grown")).unwrap();
+    wait_until("a name to be changed while a file grows", PATIENCE, || {
+        s3.object("grown").is_some_and(|o| o.len() >= 16 << 20 && o == bytes[..o.len()])
+    });
+    file.write_all(&bytes[25 << 20..]).unwrap();
+    drop(file);
+    bench.wait_state("synced");
+    wait_until("the file to be complete", PATIENCE, || s3.object("grown").as_deref() == Some(&bytes[..]));
+    assert_eq!(s3.object("growing"), None);
+    for (name, bytes) in &files {
+        assert!(s3.object(name).as_ref() == Some(bytes), "{name} in the bucket");
+    }
+    for gone in ["gone", "a/new", "a/b/small"] {
+        assert_eq!(s3.object(gone), None, "{gone}");
+    }
+    assert_eq!(s3.object("link").unwrap(), b"moved/small");
+
+    // Of two names one is there; when that goes, the other one.
+    fs::hard_link(bench.data.join("moved/small"), bench.data.join("second")).unwrap();
+    fs::remove_file(bench.data.join("moved/small")).unwrap();
+    wait_until("the other name to be there", PATIENCE, || s3.object("second").as_deref() == Some(b"small"));
+    bench.wait_state("synced");
+    assert_eq!(s3.object("moved/small"), None);
+    let relation = bench.relation();
+    assert_eq!(relation["aside"].as_array().map(Vec::len), Some(0), "{relation:#}");
+
+    for (name, bytes) in [("grown", &bytes), ("changed", &files[3].1)] {
+        let path = bench.data.join(name);
+        bench.evict(&path);
+        assert!(fs::read(&path).unwrap() == *bytes, "{name} from the bucket");
+        assert_eq!(bench.offline(&path), 0);
+    }
+    // Written where it is away: brought back, changed, and at home again.
+    let path = bench.data.join("grown");
+    bench.evict(&path);
+    File::options().write(true).open(&path).unwrap().write_all_at(b"new", 10 << 20).unwrap();
+    let mut expected = bytes;
+    expected[10 << 20..(10 << 20) + 3].copy_from_slice(b"new");
+    wait_until("the change to be in the bucket", PATIENCE, || s3.object("grown").as_ref() == Some(&expected));
+    assert!(fs::read(&path).unwrap() == expected);
+    let shown = bench.tell(&["relation", "show", "r1"]);
+    assert!(!shown.contains(SECRET) && !bench.cluster.logs().contains(SECRET));
+}
+
+#[test]
+fn another_weir_is_a_home() {
+    if !can_mount() {
+        return;
+    }
+    let other = Cluster::start(1);
+    let home = other.mount().join("from here");
+    fs::create_dir(&home).unwrap();
+    let bench = Bench::start();
+    bench.relate_to(&format!("weir://127.0.0.1:{}/from%20here", other.port("coord")));
+    let mut files = use_names(&bench.data);
+    fs::hard_link(bench.data.join("moved/small"), bench.data.join("second")).unwrap();
+    let bytes = pattern(7, 20 << 20);
+    let mut file = File::create(bench.data.join("growing")).unwrap();
+    for (n, part) in bytes.chunks(4 << 20).enumerate() {
+        file.write_all(part).unwrap();
+        wait_until("some of what was written to be at home", PATIENCE, || {
+            fs::metadata(home.join("growing")).is_ok_and(|m| m.len() >= (n as u64) << 22)
+        });
+    }
+    let there = fs::read(home.join("growing")).unwrap();
+    assert!(there == bytes[..there.len()], "home shows something else than a prefix");
+    drop(file);
+    files.push(("growing", bytes));
+    bench.wait_state("synced");
+    bench.assert_same_as(&home);
+    for (name, bytes) in files.iter().filter(|(_, bytes)| bytes.len() > 4096) {
+        let path = bench.data.join(name);
+        bench.evict(&path);
+        assert!(fs::read(&path).unwrap() == *bytes, "{name} from the other Weir");
+    }
+    // One that is not there is said to be so.
+    let gone = bench.try_tell(&["relation", "add", "data", "weir:///nowhere"]);
+    assert_eq!(gone.status.code(), Some(2), "{}", text(&gone.stderr));
+}
