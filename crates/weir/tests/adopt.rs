@@ -8,6 +8,7 @@
 mod common;
 
 use common::relation::{Bench, PATIENCE};
+use common::s3::S3;
 use common::{can_mount, pattern, text, wait_until, weir};
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
@@ -112,4 +113,36 @@ fn what_was_changed_at_home_before_it_was_read_is_said() {
         fs::read(bench.home.join("many/file 3")).is_ok_and(|bytes| bytes == b"goes on")
     });
     assert_eq!(&fs::read(bench.home.join("a/frames")).unwrap()[1000..1013], b"by a stranger");
+}
+
+#[test]
+fn a_volume_made_from_a_bucket_shows_and_reads_what_strangers_put_there() {
+    if !can_mount() {
+        return;
+    }
+    let Some(s3) = S3::start() else { return };
+    // As another program leaves objects: without anything of ours.
+    fs::create_dir_all(s3.path("raw/run 1")).unwrap();
+    fs::write(s3.path("raw/run 1/frames"), pattern(3, 9 << 20)).unwrap();
+    fs::write(s3.path("raw/notes"), b"notes").unwrap();
+    let bench = Bench::without_volume();
+    bench.tell(&["volume", "create", "data", "--from", &s3.url, "--evict"]);
+    let frames = bench.data.join("raw/run 1/frames");
+    assert_eq!(fs::metadata(&frames).unwrap().len(), 9 << 20);
+    assert!(fs::read(&frames).unwrap() == pattern(3, 9 << 20));
+    bench.wait_state("synced");
+    assert_eq!(shipped(&bench), 0);
+    bench.evict(&frames);
+    assert!(fs::read(&frames).unwrap() == pattern(3, 9 << 20));
+    fs::write(bench.data.join("raw/notes"), b"changed here").unwrap();
+    fs::write(bench.data.join("raw/run 1/more"), pattern(4, 100_000)).unwrap();
+    fs::rename(bench.data.join("raw/run 1"), bench.data.join("run one")).unwrap();
+    wait_until("changes to be in the bucket", PATIENCE, || {
+        s3.object("raw/notes").as_deref() == Some(b"changed here")
+            && s3.object("run one/more").is_some_and(|bytes| bytes == pattern(4, 100_000))
+            && s3.object("run one/frames").is_some_and(|bytes| bytes == pattern(3, 9 << 20))
+    });
+    bench.wait_state("synced");
+    let relation = bench.relation();
+    assert_eq!(relation["aside"].as_array().map(Vec::len), Some(0), "{relation:#}");
 }

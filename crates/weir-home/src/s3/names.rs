@@ -64,6 +64,16 @@ impl Inner {
         self.client.head(&self.key(path, FileKind::Directory)?).map_err(failed)
     }
 
+    /// The same of what is expected to be a directory: those of strangers have no objects of their own.
+    fn look_for(&self, path: &HomePath, expect: &Expect) -> Outcome<Option<Object>> {
+        let found = self.look(path)?;
+        let is_dir = expect.stamp().kind == FileKind::Directory;
+        if found.is_some() || !is_dir || self.below(path, 1)?.is_empty() {
+            return Ok(found);
+        }
+        Ok(Some(implied_dir()))
+    }
+
     /// It is there without an object of its own, too; of a whole bucket it cannot have one.
     fn look_at_root(&self) -> Outcome<Option<Object>> {
         let root = HomePath::root();
@@ -175,7 +185,7 @@ impl Inner {
         replaces: Option<&Expect>,
     ) -> Outcome<Stamp> {
         let (expect, replaces) = (plain(expect), replaces.map(plain));
-        let (old, new) = (self.look(from)?, self.look(to)?);
+        let (old, new) = (self.look_for(from, &expect)?, self.look(to)?);
         let stamps = (old.as_ref().map(Object::stamp), new.as_ref().map(Object::stamp));
         let step = decide::rename(stamps.0.as_ref(), &expect, stamps.1.as_ref(), replaces.as_ref());
         match (step, &old) {
@@ -284,7 +294,7 @@ impl Inner {
             return Ok(implied_dir().stamp());
         }
         let expect = plain(expect);
-        let found = self.look(path)?;
+        let found = self.look_for(path, &expect)?;
         let stamp = found.as_ref().map(Object::stamp);
         match (decide::set_attrs(stamp.as_ref(), &expect, attrs), found) {
             (Step::Act | Step::Done, Some(object)) => {

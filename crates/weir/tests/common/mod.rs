@@ -8,6 +8,7 @@
 
 pub mod locker;
 pub mod relation;
+pub mod s3;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};

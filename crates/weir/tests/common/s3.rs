@@ -1,0 +1,64 @@
+//! An S3 service for tests of homes.
+use super::tool;
+use std::fs;
+use std::net::{TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+pub const SECRET: &str = "not-to-be-shown";
+
+/// A real S3 service whose objects are files of a directory. Ends with the value.
+pub struct S3 {
+    server: Child,
+    root: tempfile::TempDir,
+    pub url: String,
+}
+
+impl S3 {
+    /// None: the program is not installed, and nobody insists.
+    pub fn start() -> Option<S3> {
+        let program = tool("versitygw")?;
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir(root.path().join("bucket")).unwrap();
+        let keys = root.path().join("keys");
+        let text = format!("[mine]\naws_access_key_id = tester\naws_secret_access_key = {SECRET}\n");
+        fs::write(&keys, text).unwrap();
+        // Somebody may take the port between our look and the server's: then another one.
+        for _ in 0..10 {
+            let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+            let at = format!("127.0.0.1:{port}");
+            let mut server = Command::new(&program);
+            server.args(["--port", &at, "--access", "tester", "--secret", SECRET, "--quiet", "posix"]);
+            server.arg(root.path()).stdout(Stdio::null()).stderr(Stdio::null());
+            let mut server = server.spawn().unwrap();
+            let patience = Instant::now() + Duration::from_secs(60);
+            while Instant::now() < patience && server.try_wait().unwrap().is_none() {
+                if TcpStream::connect(&at).is_ok() {
+                    let keys = keys.display();
+                    let url = format!(
+                        "s3://bucket/some/place?endpoint=http://{at}&path-style=yes&credentials={keys}&profile=mine"
+                    );
+                    return Some(S3 { server, root, url });
+                }
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            let _ = server.kill();
+            let _ = server.wait();
+        }
+        panic!("versitygw does not start");
+    }
+    pub fn path(&self, key: &str) -> PathBuf {
+        self.root.path().join("bucket/some/place").join(key)
+    }
+    pub fn object(&self, key: &str) -> Option<Vec<u8>> {
+        fs::read(self.path(key)).ok()
+    }
+}
+
+impl Drop for S3 {
+    fn drop(&mut self) {
+        let _ = self.server.kill();
+        let _ = self.server.wait();
+    }
+}
