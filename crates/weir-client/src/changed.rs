@@ -47,6 +47,9 @@ impl Changed {
         ranges.iter().for_each(|r| self.add(r.offset, r.offset + r.len));
     }
 
+    pub fn first(&self) -> Option<u64> {
+        self.0.first().map(|(start, _)| *start)
+    }
     pub fn begins_below(&self, size: u64) -> bool {
         self.0.first().is_some_and(|(start, _)| *start < size)
     }

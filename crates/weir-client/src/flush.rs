@@ -156,6 +156,10 @@ impl Inner {
     async fn send_until_not_fenced(&self, send: &mut Send) -> Result<()> {
         loop {
             let outcome = self.send_stripe(send).await;
+            if outcome.as_ref().is_err_and(|e| e.kind == ErrorKind::Stale) {
+                // Targets may hear of a newer token epoch before its answer is here.
+                self.wait_for_own_eviction(&send.node, 0, u64::MAX).await;
+            }
             let (tenure, token_epoch) = {
                 let st = send.node.lock();
                 (st.tenure, st.token_epoch)

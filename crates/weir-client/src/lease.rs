@@ -17,6 +17,7 @@ use weir_proto::lock::LockFree;
 use weir_proto::meta::{
     AcquireLease, Cred, Entry, LeaseKind, Open, ReadInline, Recall, Recovered, ReleaseLease,
 };
+use weir_proto::recall::EvictOwn;
 use weir_proto::{Error, ErrorKind, InodeId, PgId, Request, Result, Version};
 use weir_rpc::{Call, Handled, Reply, Service};
 
@@ -42,6 +43,23 @@ impl Callbacks {
     }
 }
 
+impl Callbacks {
+    fn evict_own(&self, call: &Call) -> Handled {
+        let asked = match call.decode::<EvictOwn>() {
+            Ok(asked) => asked,
+            Err(e) => return Handled::Now(Err(e)),
+        };
+        let Some(client) = self.client() else { return Handled::Now(Ok(Reply::new(&()))) };
+        Handled::Later(Box::pin(async move {
+            if let Some(node) = client.known_node(asked.ino).filter(|node| client.is_open_for_writing(node)) {
+                let root = Cred { uid: 0, gid: 0, groups: vec![0] };
+                client.evict_own(&root, &node, asked.from, asked.to).await?;
+            }
+            Ok(Reply::new(&()))
+        }))
+    }
+}
+
 impl Service for Callbacks {
     fn handle(&self, call: Call) -> Handled {
         if call.method == LockFree::METHOD {
@@ -50,6 +68,9 @@ impl Service for Callbacks {
                 client.locks.wake(hint.ticket);
             }
             return Handled::Now(hint.map(|_| Reply::new(&())));
+        }
+        if call.method == EvictOwn::METHOD {
+            return self.evict_own(&call);
         }
         if call.method != Recall::METHOD {
             return Handled::Now(Err(call.unknown()));
@@ -160,7 +181,7 @@ impl Inner {
         Ok(node.lock().lease)
     }
 
-    async fn ask_lease(&self, node: &Node, kind: LeaseKind, renew: bool) -> Result<Entry> {
+    pub async fn ask_lease(&self, node: &Node, kind: LeaseKind, renew: bool) -> Result<Entry> {
         let stamp = self.stamp();
         let ino = node.ino;
         let ask = |session| AcquireLease { session, ino, kind, renew };

@@ -14,6 +14,7 @@ mod changed;
 mod closes;
 mod data;
 mod dirty;
+mod evict_own;
 mod fetch;
 mod files;
 mod flush;

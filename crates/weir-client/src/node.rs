@@ -139,6 +139,12 @@ pub struct State {
     pub forgotten: bool,
     /// Stripes that are at home only, where they are known under the lease (see `recall.rs`).
     pub evicted: Option<Ranges>,
+    /// What this client is evicting of a file that it writes (see `evict_own.rs`).
+    pub evicting: Option<(u64, u64)>,
+    /// Beginnings and ends of that.
+    pub evictions: u64,
+    /// Writes straight through, and the commits of them, that are under way.
+    pub through_writes: u32,
 }
 
 impl Node {
@@ -211,16 +217,23 @@ impl State {
             fetching: BTreeMap::new(),
             forgotten: false,
             evicted: None,
+            evicting: None,
+            evictions: 0,
+            through_writes: 0,
         }
     }
 
     /// Takes over what a reply tells. `stamp`: the client's recall count when the request was sent.
     pub fn apply(&mut self, entry: &Entry, stamp: u64) {
+        // Of before a cut or an eviction that is known here.
+        let before_cut = entry.lease.token_epoch != 0 && entry.lease.token_epoch < self.token_epoch;
         let raised = self.apply_lease(&entry.lease, stamp);
         let older = self.lease != LeaseKind::None
             && !self.attr_old
             && self.attr.as_ref().is_some_and(|a| {
-                a.data_version > entry.attr.data_version || a.ctime.nanos > entry.attr.ctime.nanos
+                before_cut
+                    || a.data_version > entry.attr.data_version
+                    || a.ctime.nanos > entry.attr.ctime.nanos
             });
         if older {
             return;
@@ -438,32 +451,37 @@ impl State {
     }
 }
 
+/// Attributes of a plain file, for tests.
+#[cfg(test)]
+pub fn attr_of_size(size: u64) -> Attr {
+    let t = Time { nanos: 5 };
+    Attr {
+        ino: InodeId(7),
+        kind: weir_proto::meta::FileKind::Regular,
+        mode: 0o644,
+        uid: 0,
+        gid: 0,
+        nlink: 1,
+        rdev: 0,
+        size,
+        allocated: size,
+        atime: t,
+        mtime: t,
+        ctime: t,
+        btime: t,
+        data_version: 1,
+        layout: None,
+        acl: false,
+        evicted: 0,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use weir_proto::meta::FileKind;
 
     fn entry(kind: LeaseKind, version: u64) -> Entry {
-        let t = Time { nanos: 5 };
-        let attr = Attr {
-            ino: InodeId(7),
-            kind: FileKind::Regular,
-            mode: 0o644,
-            uid: 0,
-            gid: 0,
-            nlink: 1,
-            rdev: 0,
-            size: 10,
-            allocated: 10,
-            atime: t,
-            mtime: t,
-            ctime: t,
-            btime: t,
-            data_version: version,
-            layout: None,
-            acl: false,
-            evicted: 0,
-        };
+        let attr = Attr { data_version: version, ..attr_of_size(10) };
         Entry {
             attr,
             lease: Lease { kind, token_epoch: 3, recover: false, data_end: 0, limited: VolumeId(0) },

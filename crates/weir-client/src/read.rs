@@ -48,6 +48,7 @@ struct Local {
 struct Seen {
     leased: bool,
     leases_lost: u64,
+    evictions: u64,
     token_epoch: u32,
 }
 
@@ -360,16 +361,18 @@ impl Inner {
             |(a, b): &(u64, u64)| st.fetching.range(..b).next_back().is_some_and(|(_, end)| end > a);
         let being_fetched =
             keep && (assembly.missing.iter().any(overlaps) || (strays && !assembly.is_complete()));
-        let (leases_lost, token_epoch) = (st.leases_lost, st.token_epoch);
-        let seen = Seen { leased: keep, leases_lost, token_epoch };
+        let (leases_lost, evictions, token_epoch) = (st.leases_lost, st.evictions, st.token_epoch);
+        let seen = Seen { leased: keep, leases_lost, evictions, token_epoch };
         Ok(Local { assembly, layout, data_change: st.data_change, keep, size, being_fetched, seen })
     }
 
-    /// Whether bytes may have been evicted since a look: no lease has protected them all the while, and the file was cut.
+    /// Whether bytes may have been evicted since a look: no lease has protected them all the while, or this client itself has
+    /// asked for it, and the file was cut.
     async fn was_evicted(&self, node: &Node, seen: Seen) -> Result<bool> {
         {
             let st = node.lock();
-            if seen.leased && st.leases_lost == seen.leases_lost && self.leases_hold() {
+            let own = st.evicting.is_some() || st.evictions != seen.evictions;
+            if seen.leased && !own && st.leases_lost == seen.leases_lost && self.leases_hold() {
                 return Ok(false);
             }
         }

@@ -70,6 +70,9 @@ impl Drop for Recall {
 impl State {
     /// Whether something of `from..to` is away, or may be for all that is known.
     pub fn is_away(&self, from: u64, to: u64) -> bool {
+        if self.is_being_evicted(from, to) {
+            return true;
+        }
         if self.attr.as_ref().is_none_or(|a| a.evicted == 0) {
             return false;
         }
@@ -93,9 +96,9 @@ impl Inner {
                 return Ok(known.clone());
             }
         }
-        let (layout, leases_lost) = {
+        let (layout, leases_lost, evictions) = {
             let st = node.lock();
-            (layout_of(&st, node.ino), st.leases_lost)
+            (layout_of(&st, node.ino), st.leases_lost, st.evictions)
         };
         // A file that was never here has no place yet; whatever is asked for, the leader knows the stripes.
         let stripe = layout.map_or(1, |l| l.stripe_bytes());
@@ -114,7 +117,8 @@ impl Inner {
             }
         }
         let mut st = node.lock();
-        if leased && st.lease != LeaseKind::None && st.leases_lost == leases_lost {
+        let same = (st.leases_lost, st.evictions) == (leases_lost, evictions);
+        if leased && st.lease != LeaseKind::None && same && st.evicting.is_none() {
             st.evicted = Some(ranges.clone());
         }
         Ok(ranges)
@@ -264,8 +268,11 @@ impl Inner {
     // ---- people and policies
 
     pub async fn evict(&self, cred: &Cred, ino: InodeId, from: u64, to: u64) -> Result<Evicted> {
+        if let Some(node) = self.known_node(ino).filter(|node| self.is_open_for_writing(node)) {
+            return self.evict_own(cred, &node, from, to).await;
+        }
         let stamp = self.stamp();
-        let ask = |op| Evict { op, cred: cred.clone(), ino, from, to };
+        let ask = |op| Evict { op, cred: cred.clone(), ino, from, to, under: 0 };
         let evicted = self.session.change(self.deadline(), ask).await?;
         self.apply(&evicted.entry, stamp);
         Ok(evicted)

@@ -20,6 +20,9 @@ use weir_proto::{Error, MIB, Result, VolumeId};
 const RESERVE_BYTES: u64 = 64 * MIB;
 /// What other clients hold and do not use comes back within a second or two: so long a writer waits for it.
 const STARVED_MAX: Duration = Duration::from_millis(3000);
+/// What is at home goes to make room: as fast as home takes what is written. A home that takes nothing for so long is not
+/// worth waiting for.
+const MAKING_MAX: Duration = Duration::from_secs(30);
 const STARVED_LOOK: Duration = Duration::from_millis(100);
 
 #[derive(Default)]
@@ -109,7 +112,7 @@ impl Inner {
 
     /// As much of `data` as there is room for; an error if there is none. `at` `None`: at the end of the file.
     pub async fn fit(&self, node: &Node, at: Option<u64>, data: &Bytes) -> Result<Bytes> {
-        let starved_at = self.env.clock.now() + STARVED_MAX;
+        let begun = self.env.clock.now();
         loop {
             let (volume, growth) = {
                 let st = node.lock();
@@ -132,7 +135,12 @@ impl Inner {
             if fits > 0 {
                 return Ok(data.slice(..fits));
             }
-            if room.others == 0 || self.env.clock.now() >= starved_at {
+            let patience = match (room.making, room.others) {
+                (true, _) => MAKING_MAX,
+                (false, 0) => Duration::ZERO,
+                (false, _) => STARVED_MAX,
+            };
+            if self.env.clock.now().since(begun) >= patience {
                 return Err(Error::over_quota(format!(
                     "write file {}: its volume, {volume}, has reached its limit of bytes",
                     node.ino

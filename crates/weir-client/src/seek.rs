@@ -5,8 +5,9 @@
 use crate::api::Handle;
 use crate::gather::join_all;
 use crate::inner::{Inner, layout_of};
-use crate::node::Inline;
+use crate::node::{Inline, Node};
 use crate::plan::Occasion;
+use std::sync::Arc;
 use weir_env::BoxFuture;
 use weir_proto::Result;
 use weir_proto::map::Layout;
@@ -31,7 +32,18 @@ impl Inner {
 
     async fn seek(&self, handle: Handle, offset: u64, data: bool) -> Result<Option<u64>> {
         let file = self.handle(handle)?;
-        let node = &file.node;
+        loop {
+            self.wait_for_own_eviction(&file.node, 0, u64::MAX).await;
+            let evictions = file.node.lock().evictions;
+            let found = self.seek_once(&file.node, offset, data).await?;
+            // What this client evicts meanwhile looks like a hole.
+            if file.node.lock().evictions == evictions {
+                return Ok(found);
+            }
+        }
+    }
+
+    async fn seek_once(&self, node: &Arc<Node>, offset: u64, data: bool) -> Result<Option<u64>> {
         // Targets know what was sent to them.
         self.flush(node, Occasion::Growing, false).await?;
         self.prepare_read(node).await?;

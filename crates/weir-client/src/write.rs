@@ -237,6 +237,8 @@ impl Inner {
     /// Gets what a write needs: the lease, the bytes that are at home, the inline bytes, a clean tail.
     pub async fn prepare_write(&self, node: &Arc<Node>, offset: Option<u64>, len: usize) -> Result<Way> {
         self.wait_for_recall(node).await;
+        let from = offset.unwrap_or(u64::MAX); // the end of the file is never evicted while it is written
+        self.wait_for_own_eviction(node, from, from.saturating_add(len as u64)).await;
         self.sure_of_leases().await?;
         let (lease, recover) = {
             let st = node.lock();
@@ -304,9 +306,12 @@ impl Inner {
     }
 
     async fn write_through_once(&self, node: &Arc<Node>, offset: u64, data: &Bytes) -> Result<usize> {
+        let end = end_of(offset, data.len())?;
+        let _under_way = self.begin_through(node, offset, end).await;
         // Others may have cut or extended the file since: growing over old bytes must be noticed.
         self.refresh(node).await?;
-        let end = end_of(offset, data.len())?;
+        // This client may have evicted it since it was looked at.
+        self.bring_back(node, offset, end).await?;
         let grows_over = {
             let st = node.lock();
             st.has_old_tail() && end > st.committed_size()
@@ -416,6 +421,7 @@ impl Inner {
         turn: bool,
     ) -> Result<()> {
         let mtime = self.now();
+        let _under_way = self.begin_through(node, u64::MAX, u64::MAX).await;
         let commit = {
             let mut st = node.lock();
             st.through_pending = false;
@@ -626,7 +632,15 @@ impl Inner {
         if offset >= end {
             return Ok(());
         }
-        let _one = node.flushing.lock().await;
+        let _one = loop {
+            self.bring_back(node, offset, end).await?;
+            let one = node.flushing.lock().await;
+            let st = node.lock();
+            // Without the lease nobody evicts what is open for writing.
+            if st.lease != LeaseKind::Write || !st.is_away(offset, end) {
+                break one;
+            }
+        };
         self.flush_locked(node, Occasion::Growing, way == Way::Buffer && !self.stays_inline(node)).await?;
         if self.stays_inline(node) {
             drop(_one);

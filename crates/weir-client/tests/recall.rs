@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use weir_client::{Allocate, Client, ClientConfig, Handle, NoKernel, OpenMode, Recall, SetAttrs};
 use weir_env::{Env, TaskHandle};
+use weir_proto::recall::ByteRange;
 use weir_proto::{ErrorKind, InodeId, NameRule};
 
 const ROOT: InodeId = InodeId::ROOT;
@@ -375,4 +376,175 @@ fn a_target_that_was_away_brings_back_nothing_that_was_evicted() {
         same(&read(&a, h, 0, 4 * STRIPE).await, &new, "it is back, two others are lost");
         drop(mover);
     });
+}
+
+/// The front of a file goes while it is written, and its writer goes on: at the end without noticing, elsewhere as in any
+/// file that is away.
+#[test]
+fn the_front_of_a_file_that_is_written_goes_and_comes_back() {
+    Lab::new(90).run(6, |lab| async move {
+        let (home, env) = (Home::default(), lab.env("a"));
+        let (a, b) = (lab.client("a").await, lab.client("b").await);
+        let mut model = pattern(9, 0, 4 * STRIPE + 1_000);
+        let opened = a.create(&root(), ROOT, b"f", 0o644, true, OpenMode::BOTH).await.unwrap();
+        let (ino, h) = (opened.stat.attr.ino, opened.handle);
+        a.write(h, 0, Bytes::from(model.clone())).await.unwrap();
+        let e = a.evict(&root(), ino, 0, u64::MAX).await.unwrap_err();
+        assert_eq!(e.kind, ErrorKind::Name(NameRule::Busy), "nothing of it is committed: {e}");
+        a.fsync(h).await.unwrap();
+        let e = b.evict(&root(), ino, 0, u64::MAX).await.unwrap_err();
+        assert_eq!(e.kind, ErrorKind::Name(NameRule::Busy), "somebody else cannot do it: {e}");
+        home.keep(ino, &model);
+        let gone = a.evict(&root(), ino, 0, 2 * STRIPE as u64 + 5).await.unwrap();
+        assert_eq!(gone.ranges, [ByteRange { from: 0, to: 2 * STRIPE as u64 }]);
+        let gone = a.evict(&root(), ino, 0, u64::MAX).await.unwrap();
+        assert_eq!(
+            gone.ranges,
+            [ByteRange { from: 2 * STRIPE as u64, to: 4 * STRIPE as u64 }],
+            "not the end"
+        );
+        assert_eq!(a.usage(ROOT).await.unwrap().bytes, 1_000);
+        // Nobody brings anything: what goes on at the end waits for nobody.
+        let more = pattern(10, 0, 2 * STRIPE);
+        assert!(a.try_write(h, model.len() as u64, &more).is_some(), "the lease was kept");
+        model.extend_from_slice(&more);
+        a.fsync(h).await.unwrap();
+        let _mover = home.mover(&lab, "mover").await;
+        let at = STRIPE + 77;
+        a.write(h, at as u64, Bytes::from_static(b"within")).await.unwrap();
+        model[at..at + 6].copy_from_slice(b"within");
+        same(&read(&a, h, 0, model.len() + 9).await, &model, "at the writer");
+        a.release(h).await.unwrap();
+        same(&whole(&b, ino).await, &model, "at another client");
+        // Parity came back with it.
+        lab.kill_storage(0);
+        lab.kill_storage(3);
+        let c = lab.client("c").await;
+        same(&whole(&c, ino).await, &model, "without two targets");
+        drop(env);
+    });
+}
+
+/// Everything that a program does to a file while its front goes, at the same time: no byte is lost, none is zero.
+#[test]
+fn a_writer_and_the_eviction_of_its_file_never_lose_a_byte() {
+    for seed in 0..16 {
+        Lab::new(100 + seed).run(6, move |lab| async move {
+            let (home, env) = (Home::default(), lab.env("a"));
+            // Little memory: most reads go to targets.
+            let a = lab.client_with("a", 4 << 20, Arc::new(NoKernel)).await;
+            let _movers = (home.mover(&lab, "m1").await, home.mover(&lab, "m2").await);
+            for target in 0..6 {
+                lab.world().slow_link(
+                    "a",
+                    &format!("s{target}"),
+                    Duration::from_millis(seed % 4 * 30 + target),
+                );
+            }
+            if seed % 3 == 0 {
+                // What it asks for is done long before it hears of it.
+                lab.world().slow_link("a", "meta", Duration::from_millis(150));
+            }
+            let opened = a.create(&root(), ROOT, b"f", 0o644, true, OpenMode::BOTH).await.unwrap();
+            let (ino, h) = (opened.stat.attr.ino, opened.handle);
+            let mut model = pattern(seed, 0, 3 * STRIPE + 100);
+            a.write(h, 0, Bytes::from(model.clone())).await.unwrap();
+            let mut gone = 0;
+            for round in 0..40u64 {
+                a.fsync(h).await.unwrap();
+                lab.home_has(ino, a.getattr(ino).await.unwrap().attr.data_version);
+                home.keep(ino, &model);
+                let below = |n: usize| env.rng.below(n as u64) as usize;
+                let (at, len, read_at) = (below(model.len()), 1 + below(STRIPE / 2), below(model.len()));
+                let before = model.clone();
+                let what = below(6);
+                let root_cred = root();
+                let evicting = a.evict(&root_cred, ino, 0, u64::MAX);
+                let changing = async {
+                    env.clock.sleep(Duration::from_millis(env.rng.below(200))).await;
+                    let bytes = Bytes::from(pattern(1000 + seed * 100 + round, at, len));
+                    match what {
+                        0 | 1 => drop(a.write(h, at as u64, bytes).await.unwrap()),
+                        2 => drop(a.append(h, bytes).await.unwrap()),
+                        3 => a.fallocate(h, Allocate::PunchHole, at as u64, len as u64).await.unwrap(),
+                        4 => {
+                            let size = SetAttrs { size: Some(at.max(STRIPE) as u64), ..SetAttrs::default() };
+                            let _ = a.setattr(&root(), ino, Some(h), size).await.unwrap();
+                        }
+                        _ => {}
+                    }
+                };
+                let reading = async {
+                    env.clock.sleep(Duration::from_millis(env.rng.below(300))).await;
+                    let end = (read_at + 2 * STRIPE).min(before.len());
+                    // What is changed at the same time may be either.
+                    if what == 5 {
+                        let seen = read(&a, h, read_at as u64, end - read_at).await;
+                        same(&seen, &before[read_at..end], &format!("seed {seed}, round {round}, beside"));
+                    }
+                };
+                let (evicted, (), ()) = tokio::join!(biased; evicting, changing, reading);
+                gone += evicted.map_or(0, |e| e.ranges.len());
+                let end = at + len;
+                match what {
+                    0 | 1 => {
+                        model.resize(model.len().max(end), 0);
+                        model[at..end].copy_from_slice(&pattern(1000 + seed * 100 + round, at, len));
+                    }
+                    2 => model.extend_from_slice(&pattern(1000 + seed * 100 + round, at, len)),
+                    3 => {
+                        let end = end.min(model.len());
+                        model[at..end].fill(0);
+                    }
+                    4 => model.resize(at.max(STRIPE), 0),
+                    _ => {}
+                }
+                model.truncate(6 * STRIPE);
+                if model.len() == 6 * STRIPE {
+                    let size = SetAttrs { size: Some(model.len() as u64), ..SetAttrs::default() };
+                    a.setattr(&root(), ino, Some(h), size).await.unwrap();
+                }
+                let seen = read(&a, h, 0, model.len() + 1).await;
+                same(&seen, &model, &format!("seed {seed}, round {round}, after {what} at {at} of {len}"));
+            }
+            assert!(gone > 5, "hardly anything was evicted: {gone}");
+            a.release(h).await.unwrap();
+            let b = lab.client("b").await;
+            same(&whole(&b, ino).await, &model, &format!("seed {seed}, at another client"));
+        });
+    }
+}
+
+/// The answer to an eviction is lost with the leader or the connection: the writer goes on with what is so.
+#[test]
+fn an_eviction_without_an_answer_is_one_or_none() {
+    for seed in 0..6 {
+        Lab::new(130 + seed).run(6, move |lab| async move {
+            let (home, env) = (Home::default(), lab.env("a"));
+            let a = lab.client("a").await;
+            let mut model = pattern(seed, 0, 3 * STRIPE);
+            let opened = a.create(&root(), ROOT, b"f", 0o644, true, OpenMode::BOTH).await.unwrap();
+            let (ino, h) = (opened.stat.attr.ino, opened.handle);
+            a.write(h, 0, Bytes::from(model.clone())).await.unwrap();
+            a.fsync(h).await.unwrap();
+            home.keep(ino, &model);
+            lab.world().slow_link("a", "meta", Duration::from_millis(40));
+            let root_cred = root();
+            let trouble = async {
+                env.clock.sleep(Duration::from_millis(15 * seed)).await;
+                lab.kill_meta();
+                env.clock.sleep(Duration::from_millis(300)).await;
+                lab.meta().await;
+            };
+            let (_, ()) = tokio::join!(biased; a.evict(&root_cred, ino, 0, u64::MAX), trouble);
+            let _mover = home.mover(&lab, "mover").await;
+            a.write(h, 5, Bytes::from_static(b"after")).await.unwrap();
+            model[5..10].copy_from_slice(b"after");
+            a.fsync(h).await.unwrap();
+            same(&read(&a, h, 0, model.len()).await, &model, &format!("seed {seed}, at the writer"));
+            a.release(h).await.unwrap();
+            let b = lab.client("b").await;
+            same(&whole(&b, ino).await, &model, &format!("seed {seed}, at another client"));
+        });
+    }
 }

@@ -6,6 +6,8 @@
 use crate::evict::{self, Candidate, Level, Oldest, Percent, Watched};
 use crate::executor::Leader;
 use crate::keys;
+use crate::lease::Conflict;
+use crate::namespace::evict::How;
 use crate::namespace::{self, find_inode};
 use crate::record::{Inode, Record};
 use crate::service::Meta;
@@ -15,11 +17,15 @@ use std::time::Duration;
 use weir_env::BoxFuture;
 use weir_kv::{Read, Scan};
 use weir_proto::meta::FileKind;
-use weir_proto::recall::{EvictionLevel, GetEviction, Levels, SetMarks};
+use weir_proto::recall::{EvictOwn, EvictionLevel, GetEviction, Levels, SetMarks};
 use weir_proto::{Error, ErrorKind, InodeId, NameRule, Result, SessionId, VolumeId};
+use weir_rpc::Connection;
 
-/// Between looks.
-const LOOK: Duration = Duration::from_secs(5);
+/// Between looks, unless somebody waits for room.
+const LOOK: Duration = Duration::from_secs(1);
+/// A look takes at most this part of the time, and pauses at least so long, whoever waits.
+const LOOK_SHARE: u32 = 4;
+const LOOK_PAUSE: Duration = Duration::from_millis(100);
 /// Files that one look through the namespace finds, at most.
 const CANDIDATES_MAX: usize = 4096;
 /// Inodes looked at in one go.
@@ -29,6 +35,9 @@ const BATCH_PAUSE: Duration = Duration::from_millis(1);
 /// A file whose leases do not come back is left for another time.
 const LEASE_TRIES: u32 = 50;
 const LEASE_PAUSE: Duration = Duration::from_millis(20);
+/// Who writes a file is asked so often to evict of it, and each time has so long.
+const WRITER_TRIES: u32 = 5;
+const WRITER_PATIENCE: Duration = Duration::from_secs(10);
 /// What was evicted so long ago is gone from the targets' reports.
 const DROPPED_WITHIN: Duration = Duration::from_secs(60);
 
@@ -56,13 +65,22 @@ impl Evictor {
 /// Watches for ever; returns only the error after which the node must stop.
 pub(crate) async fn run(meta: Meta) -> Error {
     let leader = meta.leader().clone();
+    let short = leader.lock().rooms.short.clone();
     loop {
-        leader.env.clock.sleep(LOOK).await;
+        let over = leader.env.clock.sleep(LOOK);
+        tokio::select! {
+            biased;
+            () = short.notified() => {}
+            () = over => {}
+        }
+        let begun = leader.env.clock.now();
         match look(&meta).await {
             Err(e) if e.kind == ErrorKind::Io => return e.doing("make room"),
             Err(e) => tracing::debug!("make room: {e}"),
             Ok(()) => {}
         }
+        let took = leader.env.clock.now().since(begun);
+        leader.env.clock.sleep((took * (LOOK_SHARE - 1)).max(LOOK_PAUSE)).await;
     }
 }
 
@@ -218,39 +236,77 @@ fn may_go(inode: &Inode) -> bool {
         && inode.data_end > 0
 }
 
-/// Evicts a file up to `end`, if nobody uses it and home has it; how many bytes that frees.
+/// How one try to evict a file ended.
+enum Tried {
+    Done(Result<u64>),
+    /// Leases are in the way.
+    InTheWay(Vec<Conflict>),
+    /// This client alone writes it.
+    Writer(Connection),
+}
+
+/// Evicts a file up to `end`, if home has it; how many bytes that frees.
 async fn evict_one(meta: &Meta, ino: InodeId, end: u64) -> Result<u64> {
     let leader = meta.leader();
     for _ in 0..LEASE_TRIES {
-        let mut freed = 0;
-        let mut conflicts = Vec::new();
-        let done = {
-            let mut state = leader.lock();
-            if state.leases.is_open_for_writing(ino) || state.recalls.concern(ino) {
-                return Ok(0);
-            }
-            leader.housekeep_asking(&mut state, SessionId(0), &mut conflicts, &mut |cx| {
-                freed = 0;
-                if let Some(inode) = find_inode(&*cx.txn, ino)? {
-                    let before = inode.online();
-                    let (inode, _) = cx.evict_range(ino, inode, 0, end)?;
-                    freed = before.saturating_sub(inode.online());
-                }
-                Ok(())
-            })
+        let conflicts = match try_to_evict(leader, ino, end) {
+            Tried::InTheWay(conflicts) => conflicts,
+            Tried::Writer(connection) => return ask_writer(leader, connection, ino, end).await,
+            Tried::Done(Ok(freed)) => return Ok(freed),
+            // In use, or home has not all of it.
+            Tried::Done(Err(e)) if e.kind != ErrorKind::Io => return Ok(0),
+            Tried::Done(Err(e)) => return Err(e),
         };
-        if conflicts.is_empty() {
-            return match done {
-                Ok(()) => Ok(freed),
-                // In use, or home has not all of it.
-                Err(e) if e.kind != ErrorKind::Io => Ok(0),
-                Err(e) => Err(e),
-            };
-        }
         meta.recall(conflicts);
         leader.env.clock.sleep(LEASE_PAUSE).await;
     }
     Ok(0)
+}
+
+fn try_to_evict(leader: &Leader, ino: InodeId, end: u64) -> Tried {
+    let mut state = leader.lock();
+    if state.recalls.concern(ino) {
+        return Tried::Done(Ok(0));
+    }
+    if state.leases.is_open_for_writing(ino) {
+        let writer = state.leases.only_writer(ino);
+        let connection = writer.and_then(|s| state.session(s).ok()?.connection.clone());
+        return connection.map_or(Tried::Done(Ok(0)), Tried::Writer);
+    }
+    let (mut freed, mut conflicts) = (0, Vec::new());
+    let done = leader.housekeep_asking(&mut state, SessionId(0), &mut conflicts, &mut |cx| {
+        freed = 0;
+        if let Some(inode) = find_inode(&*cx.txn, ino)? {
+            let before = inode.online();
+            let (inode, _) = cx.evict_range(ino, inode, (0, end), How::Front)?;
+            freed = before.saturating_sub(inode.online());
+        }
+        Ok(())
+    });
+    if conflicts.is_empty() { Tried::Done(done.map(|()| freed)) } else { Tried::InTheWay(conflicts) }
+}
+
+/// Who alone writes a file evicts what it can of it up to `end`; how many bytes that frees.
+async fn ask_writer(leader: &Leader, connection: Connection, ino: InodeId, end: u64) -> Result<u64> {
+    let evicted = || -> Result<u64> {
+        let mut evicted = 0;
+        leader.kv.read(&mut |read| {
+            evicted = find_inode(read, ino)?.map_or(0, |inode| inode.evicted);
+            Ok(())
+        })?;
+        Ok(evicted)
+    };
+    let before = evicted()?;
+    // It may be in the middle of something, or not have told yet what it has just written.
+    for _ in 0..WRITER_TRIES {
+        match connection.call(&EvictOwn { ino, from: 0, to: end }, Vec::new(), WRITER_PATIENCE).await {
+            Ok(_) => break,
+            Err(e) if e.kind == ErrorKind::Deadline => break,
+            Err(e) => tracing::debug!("inode {ino} is written: {e}"),
+        }
+        leader.env.clock.sleep(LEASE_PAUSE).await;
+    }
+    Ok(evicted()?.saturating_sub(before))
 }
 
 // ---- for people

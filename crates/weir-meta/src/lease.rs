@@ -274,6 +274,12 @@ impl LeaseTable {
         let state = self.states.get(&ino);
         state.is_some_and(|s| s.holders.iter().any(|(_, h)| h.opens.write > 0))
     }
+    /// The session that has the file open for writing, if nobody else has it open: it has the Write lease, or gets it.
+    pub fn only_writer(&self, ino: InodeId) -> Option<SessionId> {
+        let state = self.states.get(&ino)?;
+        let (writer, _) = state.holders.iter().find(|(_, h)| h.opens.write > 0)?;
+        state.others(*writer).all(|(_, h)| !h.is_open()).then_some(*writer)
+    }
     /// Whether another session may be writing the file.
     pub fn written_by_others(&self, session: SessionId, ino: InodeId) -> bool {
         let state = self.states.get(&ino);

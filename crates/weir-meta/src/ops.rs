@@ -239,7 +239,12 @@ operation!(VolumeAt, Show |view, r| volume::at(view, r.ino), (r, reply, g) { let
 change!(VolumeCreate, volume::create, (r, reply, g) { let _ = reply; });
 change!(VolumeChange, volume::change, (r, reply, g) { let _ = reply; });
 change!(VolumeDelete, volume::delete, (r, reply, g) { let _ = reply; });
-operation!(TakeRoom, Show volume::take_room, (r, reply, g) g.rooms.set(r.volume, r.session, reply.held));
+operation!(TakeRoom, Show volume::take_room, (r, reply, g) {
+    g.rooms.set(r.volume, r.session, reply.held);
+    if reply.making && reply.held < r.must {
+        g.rooms.short.notify_one();
+    }
+});
 
 operation!(WhereAtHome, Show |view, r| serve::where_at_home(view, r.ino), (r, reply, g) { let _ = reply; });
 change!(RelationAdd, serve::add, (r, reply, g) { let _ = reply; });

@@ -8,6 +8,8 @@
 
 use crate::record::VolumeRecord;
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use tokio::sync::Notify;
 use weir_proto::meta::{Time, Usage};
 use weir_proto::volume::{Policy, Quota};
 use weir_proto::{Error, Result, SessionId, VolumeId};
@@ -24,6 +26,8 @@ pub static NO_POLICY: Policy = Policy { scheme: None, pool: None };
 pub struct Rooms {
     limited: BTreeMap<VolumeId, Limited>,
     policies: BTreeMap<VolumeId, Policy>,
+    /// Rung when a client did not get what it must have of a volume whose files are evicted.
+    pub short: Arc<Notify>,
 }
 
 #[derive(Debug)]

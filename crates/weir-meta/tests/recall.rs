@@ -31,7 +31,7 @@ async fn file_at_home(node: &Node, client: &Client, name: &str, size: u64) -> In
 
 impl Client {
     async fn evict(&self, ino: InodeId, from: u64, to: u64) -> Result<Evicted> {
-        self.call(&Evict { op: self.op(), cred: root(), ino, from, to }).await
+        self.call(&Evict { op: self.op(), cred: root(), ino, from, to, under: 0 }).await
     }
     async fn take(&self, max: u32, busy: &[RecallId]) -> Vec<RecallWork> {
         let busy = busy.to_vec();

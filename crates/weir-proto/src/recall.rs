@@ -20,8 +20,18 @@ impl Copy for ByteRange {}
 message!(
     /// Gives the space of a file's bytes back: home has them. Whole stripes within the range, and the tail if the range goes to
     /// the end of the file. Everybody's leases are recalled first. `Name(Busy)`: it is open for writing, or pinned;
-    /// `Unavailable`: home does not have all of it yet.
-    Evict = 180 -> Evicted { op: Op, cred: Cred, ino: InodeId, from: u64, to: u64 }
+    /// `Denied`: home does not have all of it yet.
+    Evict = 180 -> Evicted {
+        op: Op,
+        cred: Cred,
+        ino: InodeId,
+        from: u64,
+        to: u64,
+        /// Other than 0: the caller alone writes the file under this token epoch, has nothing of the range that is not
+        /// committed, and begins nothing there before the answer. It keeps its lease; what home has of the range from its
+        /// beginning on goes, but for the stripe with the end of the file.
+        under: u32,
+    }
 );
 message!(Evicted {
     entry: Entry,
@@ -155,3 +165,7 @@ message!(EvictionLevel {
     /// Since the leader started.
     evicted: u64,
 });
+message!(
+    /// From the leader to who writes a file alone: evict what you can of it, for only you know what is not committed.
+    EvictOwn = 302 -> () { ino: InodeId, from: u64, to: u64 }
+);

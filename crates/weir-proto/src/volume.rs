@@ -133,6 +133,8 @@ message!(Room {
     others: u64,
     /// There is no limit (any more): no room is needed.
     unlimited: bool,
+    /// What is at home is evicted to make room: more comes with time.
+    making: bool,
 });
 message!(
     /// On a new connection, before the last `SessionResume`: all the room that the session holds.

@@ -339,7 +339,15 @@ impl Turn<'_> {
     /// Gives the space of a file or of a part of it back, as soon as home has it.
     async fn evict(&self, file: &mut TurnFile) -> Told<()> {
         let Some(home) = &self.work.home else { return Ok(()) };
+        // Or while this client writes it: then it must do it itself.
+        let keeps = self.rng.below(2) == 0;
+        let mine = if keeps { file.handles.remove(&self.me.client) } else { None };
         self.work.close_everywhere(file).await;
+        let is_open = mine.is_some();
+        file.handles.extend(mine.map(|mine| (self.me.client, mine)));
+        if is_open {
+            self.fsync(file).await?;
+        }
         if self.doubts_self(file) {
             return Ok(());
         }

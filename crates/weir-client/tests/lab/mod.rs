@@ -15,7 +15,7 @@ use weir_proto::coord::TargetOffer;
 use weir_proto::data::DropFile;
 use weir_proto::map::{ClusterMap, Group, MemberState, Role};
 use weir_proto::meta::Cred;
-use weir_proto::{DiskUuid, Error, FileId, PgId, Request, Result, TargetId};
+use weir_proto::{DiskUuid, Error, FileId, InodeId, PgId, Request, Result, TargetId};
 use weir_rpc::{Call, Connection, Defer, Handled, Identity, Server, Service, serve};
 use weir_store::alloc::Geometry;
 use weir_store::service::{StorageNode, TargetConfig};
@@ -112,6 +112,8 @@ struct Inner {
     kept: Mutex<BTreeMap<String, SharedKv>>,
     doors: Mutex<BTreeMap<String, Server>>,
     lease_ms: u32,
+    /// What home has of these files is of this version; of others it has all.
+    home_has: Arc<Mutex<BTreeMap<InodeId, u64>>>,
 }
 
 impl Lab {
@@ -127,6 +129,7 @@ impl Lab {
             kept: Mutex::default(),
             doors: Mutex::default(),
             lease_ms,
+            home_has: Arc::default(),
         }))
     }
     pub fn world(&self) -> &World {
@@ -224,11 +227,17 @@ impl Lab {
                 pg_count: layout.pg_count,
             })
         };
+        let home_has = self.0.home_has.clone();
         let config = MetaConfig {
             namespace: lead.namespace,
             lease_ms: self.0.lease_ms,
             layout: Arc::new(layout),
-            at_home: Arc::new(|_, _, _, _, _| Ok(())),
+            at_home: Arc::new(move |_, ino, inode, _, _| match home_has.lock().unwrap().get(&ino) {
+                Some(version) if *version != inode.data_version => {
+                    Err(Error::denied("home has an older one"))
+                }
+                _ => Ok(()),
+            }),
             space: Arc::new(|| Box::pin(std::future::ready(None))),
             purge: Arc::new(ClusterPurge(cluster.clone())),
             gone: Arc::new(|_| false),
@@ -256,6 +265,10 @@ impl Lab {
         waited.map(|_| ()).map_err(|e| format!("{:?} are behind: {e}", behind(&cluster.map())))
     }
 
+    /// From now on home has this version of a file, and no other.
+    pub fn home_has(&self, ino: InodeId, data_version: u64) {
+        self.0.home_has.lock().unwrap().insert(ino, data_version);
+    }
     pub fn env(&self, name: &str) -> Env {
         self.world().node(name)
     }

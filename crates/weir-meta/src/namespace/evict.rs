@@ -5,6 +5,10 @@
 //! the eviction's, and nobody writes to them until they are filled: clients have them brought back first. A range is
 //! given out under a higher token epoch than ever before, so what a mover that lost it still sends changes nothing.
 //!
+//! A file that is open for writing is evicted by who writes it, if that is one client under a Write lease: it alone knows
+//! what it has that is not committed, and begins nothing in the range meanwhile. It keeps the lease and learns the new token
+//! epoch with the answer. That it still had the right to write when it asked is told from the token epoch that it names.
+//!
 //! Knows nothing of who asks for which range when: `recalls` does.
 use super::open::next_cut;
 use super::*;
@@ -12,6 +16,7 @@ use crate::record::{EvictedRange, Garbage, StripeCut};
 use crate::rooms::NO_POLICY;
 use weir_kv::Scan;
 use weir_proto::map::Layout;
+use weir_proto::meta::LeaseKind;
 use weir_proto::recall::{
     ByteRange, Evict, Evicted, EvictedList, EvictedRanges, Filled, RANGES_MAX, SetPinned,
 };
@@ -102,7 +107,8 @@ pub fn evictable(layout: &Layout, size: u64, (from, to): (u64, u64), evicted: &[
 pub fn evict(cx: &mut Cx<'_>, r: &Evict) -> Result<Evicted> {
     let inode = load_file(cx.read(), r.ino)?;
     require_owner(&r.cred, &inode, "evict", r.ino)?;
-    let (inode, ranges) = cx.evict_range(r.ino, inode, r.from, r.to)?;
+    let how = if r.under > 0 { How::Own { token_epoch: r.under } } else { How::All };
+    let (inode, ranges) = cx.evict_range(r.ino, inode, (r.from, r.to), how)?;
     let token_epoch = inode.token_epoch;
     Ok(Evicted { entry: cx.rules.entry(r.ino, &inode), ranges, token_epoch })
 }
@@ -132,31 +138,47 @@ fn check_evictable(cx: &Cx<'_>, ino: InodeId, inode: &Inode) -> Result<Layout> {
     inode.layout.ok_or_else(|| busy(ino, "it has no data on targets"))
 }
 
+/// What of a range goes, and who has it open.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum How {
+    /// All of it or nothing; nobody writes it.
+    All,
+    /// What home has of it from its beginning on; nobody writes it.
+    Front,
+    /// The same, of a file that the caller alone writes, under this token epoch.
+    Own { token_epoch: u32 },
+}
+
+/// Home is asked about so much of a file at a time.
+const FRONT_STEP: u64 = 64 << 20;
+
 impl Cx<'_> {
     /// Evicts what it can of a range. Everybody's lease is recalled first, the own one too: so what anybody has is saved, and
-    /// whoever comes next learns what is evicted.
+    /// whoever comes next learns what is evicted. But for the only writer's, who answers for that itself.
     pub fn evict_range(
         &mut self,
         ino: InodeId,
         mut inode: Inode,
-        from: u64,
-        to: u64,
+        (from, mut to): (u64, u64),
+        how: How,
     ) -> Result<(Inode, Vec<ByteRange>)> {
         let layout = check_evictable(self, ino, &inode)?;
+        if let How::Own { token_epoch } = how {
+            self.require_only_writer(ino, &inode, token_epoch)?;
+            to = to.min(inode.size / layout.stripe_bytes() * layout.stripe_bytes());
+        }
         let known = ranges(self.read(), ino, 0, usize::MAX)?;
         let mut gaps = evictable(&layout, inode.size, (from, to), &known);
         if self.txn.get(&keys::data(ino))?.is_some() {
             gaps.clear(); // it takes no space on targets
         }
+        if how != How::All {
+            gaps = self.front_at_home(ino, &inode, &layout, gaps)?;
+        }
         let Some((first, last)) = gaps.first().zip(gaps.last()) else { return Ok((inode, gaps)) };
         (self.rules.at_home)(self.read(), ino, &inode, first.from, last.to)?;
-        self.need(ino, Need::Change);
-        self.need(ino, Need::Turn);
-        let (leases, session) = (self.rules.leases, self.rules.session);
-        leases.own_conflict(session, ino, self.conflicts);
-        self.clear()?;
-        if leases.is_open_for_writing(ino) {
-            return Err(busy(ino, "it is open for writing"));
+        if !matches!(how, How::Own { .. }) {
+            self.take_from_all(ino)?;
         }
         let token_epoch = next_cut(inode.token_epoch);
         if token_epoch <= inode.token_epoch {
@@ -175,6 +197,59 @@ impl Cx<'_> {
         self.set_space(&mut inode, allocated, evicted)?;
         self.put_inode(ino, &inode);
         Ok((inode, gaps))
+    }
+
+    /// Recalls all leases; nobody may have the file open for writing.
+    fn take_from_all(&mut self, ino: InodeId) -> Result<()> {
+        let (leases, session) = (self.rules.leases, self.rules.session);
+        if leases.is_open_for_writing(ino) {
+            return Err(busy(ino, "it is open for writing"));
+        }
+        self.need(ino, Need::Change);
+        self.need(ino, Need::Turn);
+        leases.own_conflict(session, ino, self.conflicts);
+        self.clear()
+    }
+
+    /// The caller has the right to write alone, and has had it since it looked.
+    fn require_only_writer(&self, ino: InodeId, inode: &Inode, token_epoch: u32) -> Result<()> {
+        let (leases, session) = (self.rules.leases, self.rules.session);
+        let alone = leases.held(session, ino) == LeaseKind::Write && !leases.written_by_others(session, ino);
+        if alone && inode.writer == session && inode.token_epoch == token_epoch {
+            return Ok(());
+        }
+        Err(Error::stale(format!(
+            "inode {ino}: session {session} does not write it alone under token epoch {token_epoch} any more"
+        )))
+    }
+
+    /// What home has of these ranges from the first one's beginning on. Nothing: the reason why.
+    fn front_at_home(
+        &self,
+        ino: InodeId,
+        inode: &Inode,
+        layout: &Layout,
+        gaps: Vec<ByteRange>,
+    ) -> Result<Vec<ByteRange>> {
+        let step = (FRONT_STEP / layout.stripe_bytes()).max(1) * layout.stripe_bytes();
+        let mut front: Vec<ByteRange> = Vec::new();
+        for gap in gaps {
+            let mut at = gap.from;
+            while at < gap.to {
+                let end = gap.to.min(at.saturating_add(step));
+                match (self.rules.at_home)(self.read(), ino, inode, at, end) {
+                    Ok(()) => {}
+                    Err(e) if front.is_empty() => return Err(e),
+                    Err(_) => return Ok(front),
+                }
+                match front.last_mut().filter(|last| last.to == at) {
+                    Some(last) => last.to = end,
+                    None => front.push(ByteRange { from: at, to: end }),
+                }
+                at = end;
+            }
+        }
+        Ok(front)
     }
 
     /// Writes new ranges, as one with their neighbours where nobody was ever given either.

@@ -38,8 +38,12 @@ impl Cx<'_> {
         if inode.kind != FileKind::Regular || inode.nlink == 0 {
             return Ok(());
         }
-        if inode.size > 0 {
-            self.log(inode.parent, || What::Data { ino, offset: 0, len: inode.size })?;
+        // What is evicted nobody can have changed.
+        let away =
+            if inode.evicted > 0 { evict::ranges(self.read(), ino, 0, usize::MAX)? } else { Vec::new() };
+        let starts = std::iter::once(0).chain(away.iter().map(|f| f.range.to));
+        for (from, to) in starts.zip(away.iter().map(|f| f.from).chain([inode.size])).filter(|(a, b)| a < b) {
+            self.log(inode.parent, || What::Data { ino, offset: from, len: to - from })?;
         }
         self.log(inode.parent, || What::Complete { ino, size: inode.size })
     }

@@ -105,7 +105,7 @@ pub fn take_room(view: &mut View<'_>, r: &volume::TakeRoom) -> Result<volume::Ro
     let Some(max) = rooms.bytes_max(r.volume, view.rules.now) else {
         // A soft limit may hold one day: what is under way is remembered.
         let unlimited = !rooms.limits_bytes(r.volume);
-        return Ok(volume::Room { held: r.want, others: 0, unlimited });
+        return Ok(volume::Room { held: r.want, others: 0, unlimited, making: false });
     };
     if !(r.spent <= r.must && r.must <= r.want && r.want <= i64::MAX as u64) {
         return Err(Error::invalid(format!("room for {} of {} of {} bytes", r.spent, r.must, r.want)));
@@ -113,7 +113,8 @@ pub fn take_room(view: &mut View<'_>, r: &volume::TakeRoom) -> Result<volume::Ro
     let others = rooms.granted(r.volume, Some(r.session));
     let used = volume_usage(view.read, r.volume)?.bytes;
     let ask = Ask { spent: r.spent, must: r.must, want: r.want };
-    Ok(volume::Room { held: rooms::grant(ask, used, others, max), others, unlimited: false })
+    let making = crate::relation::evicting(view.read)?.contains(&r.volume);
+    Ok(volume::Room { held: rooms::grant(ask, used, others, max), others, unlimited: false, making })
 }
 
 /// Notes since when a volume is over its soft limits.

@@ -29,7 +29,7 @@ macro_rules! for_every_message {
                 HomePlace, Receipt, HomeIds, IdMapping, ListWork, TellListing, HomeEntry, ListDone}
             recall::{ByteRange, Evict, Evicted, EvictedRanges, EvictedList, AwaitRecall, RecallWaited, WantRecall, TakeRecalls,
                 RecallId, RecallsTaken, RecallWork, Filled, Learned, RecallFailed, SetPinned, GetResidence, Residence, RecallState, GetEviction, SetMarks,
-                Levels, EvictionLevel}
+                Levels, EvictionLevel, EvictOwn}
             lock::{LockOwner, LockEntry, SetLock, LockAnswer, TestLock, CancelLock, LockCancelled, ListLocks,
                 LockList, HeldLock, ReclaimLocks, Reclaimed, LockFree}
             map::{Node, Target, Member, Group, NamespaceEntry, Settings, ClusterMap}

@@ -14,7 +14,7 @@ impl World {
         self.at_home.0.lock().unwrap().insert(ino);
     }
     fn evict_as(&mut self, cred: &Cred, ino: InodeId, from: u64, to: u64) -> Result<Evicted> {
-        let r = Evict { op: op(), cred: cred.clone(), ino, from, to };
+        let r = Evict { op: op(), cred: cred.clone(), ino, from, to, under: 0 };
         self.change(|cx| evict::evict(cx, &r))
     }
     fn filled(&mut self, ino: InodeId, from: u64, to: u64, token_epoch: u32) -> Result<()> {
@@ -84,6 +84,30 @@ fn what_is_evicted_frees_space_and_comes_back() {
     w.unlink(&root(), InodeId::ROOT, "f").unwrap();
     assert_eq!((w.keys(b'W').len(), used(&w)), (0, 0));
     assert_eq!(w.change(|cx| cx.hand_out(ino, 0, STRIPE)).unwrap(), None);
+}
+
+#[test]
+fn its_only_writer_evicts_what_is_before_the_end() {
+    let mut w = World::new();
+    let ino = w.create(&root(), InodeId::ROOT, "f", 0o644).unwrap().entry.attr.ino;
+    w.commit(ino, 2 * STRIPE + 7, false).unwrap();
+    w.bring_home(ino);
+    let own = |w: &mut World, under: u32| {
+        let r = Evict { op: op(), cred: root(), ino, from: 0, to: u64::MAX, under };
+        w.change(|cx| evict::evict(cx, &r))
+    };
+    assert_eq!(errno(own(&mut w, 1)), ESTALE, "without the lease");
+    w.leases.open(ME, ino, false, true);
+    assert_eq!(w.leases.grant_write(ME, ino), LeaseKind::Write);
+    assert_eq!(errno(own(&mut w, 0)), EBUSY, "as anybody else");
+    assert_eq!(errno(own(&mut w, 7)), ESTALE, "a token epoch that is not");
+    let evicted = own(&mut w, 1).unwrap();
+    assert_eq!(w.ranges(ino), [(0, 2 * STRIPE)], "the end is being written");
+    assert_eq!(w.garbage(), [StripeCut { from_stripe: 0, to_stripe: 2, token_epoch: evicted.token_epoch }]);
+    assert_eq!(errno(own(&mut w, 1)), ESTALE, "a request that comes twice, or late");
+    assert_eq!(own(&mut w, evicted.token_epoch).unwrap().ranges, [], "nothing is left to go");
+    w.leases.open(SessionId(2), ino, false, true);
+    assert_eq!(errno(own(&mut w, evicted.token_epoch)), ESTALE, "others may be writing it, too");
 }
 
 #[test]

@@ -1,0 +1,195 @@
+//! Eviction of a file by the client that alone writes it: only it knows what of it is not committed.
+//!
+//! Invariants: while an eviction of a range is under way (`State::evicting`), nothing of the range is dirty, on its way or
+//! written and untold, and nothing of it is begun: who wants to waits. The range is believed to be here again only when the
+//! leader has refused the eviction for certain; until its answer counts, what is read there as a hole is asked about
+//! (`State::evictions`, see `read.rs`). The lease stays, so a writer that goes on at the end of the file notices nothing.
+//!
+//! The order of locks is that of a flush: `flushing`, then the state.
+use crate::inner::{Inner, layout_of};
+use crate::node::{Inline, Node, State};
+use std::sync::Arc;
+use std::time::Duration;
+use weir_proto::meta::{Cred, LeaseKind};
+use weir_proto::recall::{Evict, Evicted};
+use weir_proto::{Error, ErrorKind, NameRule, Result};
+
+/// Who waits for the end of an eviction looks again this often even if nobody told it.
+const LOOK: Duration = Duration::from_millis(50);
+/// An eviction under a right to write that has changed is tried again.
+const TRIES: u32 = 3;
+
+/// What may be evicted of a range now: whole stripes from its beginning on that are committed and that nothing is done to.
+fn quiet_part(st: &State, stripe_bytes: u64, from: u64, to: u64) -> Option<(u64, u64)> {
+    let alone = st.lease == LeaseKind::Write && !st.recover && !st.closing_lease && !st.turn;
+    let on_targets = st.inline == Inline::No && !st.drop_inline;
+    if !alone || !on_targets || st.through_pending || st.through_writes > 0 || st.evicting.is_some() {
+        return None;
+    }
+    let busy = st.dirty.keys().chain(st.sending.keys()).min().map(|stripe| stripe * stripe_bytes);
+    let untold = st.changed.first();
+    let quiet = busy.into_iter().chain(untold).fold(to.min(st.committed_size()), u64::min);
+    let (from, to) = (from.next_multiple_of(stripe_bytes), quiet / stripe_bytes * stripe_bytes);
+    (from < to).then_some((from, to))
+}
+
+impl State {
+    /// Begins an eviction of what is quiet of a range.
+    fn begin_evicting(&mut self, stripe_bytes: u64, from: u64, to: u64) -> Option<(u64, u64)> {
+        let range = quiet_part(self, stripe_bytes, from, to)?;
+        self.evicting = Some(range);
+        self.eviction_turns();
+        Some(range)
+    }
+    fn end_evicting(&mut self) {
+        self.evicting = None;
+        self.eviction_turns();
+    }
+    /// What is being fetched may be of either side.
+    fn eviction_turns(&mut self) {
+        self.evictions += 1;
+        self.data_change += 1;
+        self.evicted = None;
+    }
+    /// Whether a part of `from..to` is being evicted by this client.
+    pub fn is_being_evicted(&self, from: u64, to: u64) -> bool {
+        self.evicting.is_some_and(|(a, b)| a < to.max(from.saturating_add(1)) && from < b)
+    }
+}
+
+/// A write straight through: no eviction begins before it has ended.
+pub struct ThroughWrite<'a>(&'a Node);
+
+impl Drop for ThroughWrite<'_> {
+    fn drop(&mut self) {
+        self.0.lock().through_writes -= 1;
+    }
+}
+
+impl Inner {
+    pub fn is_open_for_writing(&self, node: &Node) -> bool {
+        node.lock().open_write > 0
+    }
+
+    /// Evicts what home has of the front of a range, of a file that this client alone writes.
+    pub async fn evict_own(&self, cred: &Cred, node: &Arc<Node>, from: u64, to: u64) -> Result<Evicted> {
+        for _ in 1..TRIES {
+            match self.try_evict_own(cred, node, from, to).await {
+                // A recall raised the token epoch, or the lease came anew: once more, as it is now.
+                Err(e) if e.kind == ErrorKind::Stale => self.refresh(node).await?,
+                done => return done,
+            }
+        }
+        self.try_evict_own(cred, node, from, to).await.map_err(|e| match e.kind {
+            ErrorKind::Stale => Error::name(NameRule::Busy, e.context),
+            _ => e,
+        })
+    }
+
+    async fn try_evict_own(&self, cred: &Cred, node: &Arc<Node>, from: u64, to: u64) -> Result<Evicted> {
+        let has_lease = node.lock().lease == LeaseKind::Write;
+        if !has_lease {
+            self.acquire(node, LeaseKind::Write).await?;
+        }
+        let _one = node.flushing.lock().await;
+        let (range, under) = {
+            let mut st = node.lock();
+            let stripe_bytes = layout_of(&st, node.ino)?.stripe_bytes();
+            (st.begin_evicting(stripe_bytes, from, to), st.token_epoch)
+        };
+        let Some((from, to)) = range else {
+            let why = format!("inode {} is not evicted: it is being written, or by others, too", node.ino);
+            return Err(Error::name(NameRule::Busy, why));
+        };
+        let (stamp, ino) = (self.stamp(), node.ino);
+        let ask = |op| Evict { op, cred: cred.clone(), ino, from, to, under };
+        let asked = self.session.change(self.deadline(), ask).await;
+        match &asked {
+            Ok(evicted) => drop(self.apply(&evicted.entry, stamp)),
+            Err(e) => self.make_sure_it_stays(node, e).await,
+        }
+        node.lock().end_evicting();
+        node.changed.notify_waiters();
+        // So that who writes elsewhere in the file need not ask; else it asks itself.
+        let _ = self.away(node, 0).await;
+        asked
+    }
+
+    /// A request without an answer may still arrive: under a newer token epoch it counts for nothing.
+    async fn make_sure_it_stays(&self, node: &Node, e: &Error) {
+        let may_arrive = |e: &Error| matches!(e.kind, ErrorKind::Unavailable | ErrorKind::Deadline);
+        if !may_arrive(e) {
+            return;
+        }
+        while !self.closed.load(std::sync::atomic::Ordering::Acquire) {
+            match self.ask_lease(node, LeaseKind::Write, true).await {
+                Err(e) if may_arrive(&e) => self.env.clock.sleep(LOOK).await,
+                _ => return,
+            }
+        }
+    }
+
+    /// Returns when nothing of a range is being evicted by this client.
+    pub async fn wait_for_own_eviction(&self, node: &Node, from: u64, to: u64) {
+        loop {
+            let changed = node.changed.notified();
+            if !node.lock().is_being_evicted(from, to) {
+                return;
+            }
+            let _ = self.env.clock.timeout(LOOK, changed).await; // looks again either way
+        }
+    }
+
+    /// Counts a write straight through, once nothing of its range is being evicted.
+    pub async fn begin_through<'a>(&self, node: &'a Node, from: u64, to: u64) -> ThroughWrite<'a> {
+        loop {
+            self.wait_for_own_eviction(node, from, to).await;
+            let mut st = node.lock();
+            if !st.is_being_evicted(from, to) {
+                st.through_writes += 1;
+                return ThroughWrite(node);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dirty::StripeBuf;
+    use crate::node::Sending;
+    use weir_proto::InodeId;
+
+    const STRIPE: u64 = 100;
+    type Case<'a> = (&'a dyn Fn(&mut State), Option<(u64, u64)>);
+
+    #[test]
+    fn only_what_nothing_is_done_to_is_evicted() {
+        let writing = |edit: &dyn Fn(&mut State)| {
+            let node = Node::new(InodeId(7), 0);
+            let mut st = node.lock();
+            st.lease = LeaseKind::Write;
+            st.inline = Inline::No;
+            st.attr = Some(crate::node::attr_of_size(950));
+            edit(&mut st);
+            quiet_part(&st, STRIPE, 0, u64::MAX)
+        };
+        let all = Some((0, 900));
+        let cases: [Case<'_>; 11] = [
+            (&|_| {}, all),
+            (&|st| drop(st.dirty.insert(9, StripeBuf::default())), all),
+            (&|st| drop(st.dirty.insert(4, StripeBuf::default())), Some((0, 400))),
+            (&|st| drop(st.sending.insert(3, Sending { id: 1, tenure: 0, parts: vec![] })), Some((0, 300))),
+            (&|st| st.changed.add(250, 260), Some((0, 200))),
+            (&|st| st.changed.add(0, 1), None),
+            (&|st| st.lease = LeaseKind::Read, None),
+            (&|st| st.closing_lease = true, None),
+            (&|st| st.inline = Inline::Unknown, None),
+            (&|st| st.through_writes = 1, None),
+            (&|st| st.evicting = Some((0, 100)), None),
+        ];
+        for (n, (edit, expected)) in cases.into_iter().enumerate() {
+            assert_eq!(writing(edit), expected, "case {n}");
+        }
+    }
+}
