@@ -132,13 +132,20 @@ pub fn open_mode(flags: i32) -> (OpenMode, bool) {
 
 /// Pages are kept only under a lease; those of an earlier lease are dropped: no flag at all. A file that is only written gains nothing from pages: its writes come here as
 /// large as the program made them. An append must not leave pages where the kernel believes the end to be.
+///
+/// Nor has a file pages of which bytes are at home. Until a page is read it is locked, for as long as a recall takes: and who
+/// opens, writes or drops that page waits in the kernel where nothing can be killed. What is read directly is interrupted.
 pub fn open_reply(opened: &Opened, mode: OpenMode, appends: bool) -> FopenFlags {
-    if opened.kernel_cache && mode.read && !appends {
+    let away = opened.stat.attr.evicted > 0;
+    if opened.kernel_cache && mode.read && !appends && !away {
         if opened.old_pages { FopenFlags::empty() } else { FopenFlags::FOPEN_KEEP_CACHE }
+    } else if opened.kernel_cache && away {
+        DIRECT | FopenFlags::FOPEN_KEEP_CACHE
     } else {
-        FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES
+        DIRECT
     }
 }
+const DIRECT: FopenFlags = FopenFlags::FOPEN_DIRECT_IO.union(FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES);
 
 pub fn rename_mode(flags: RenameFlags) -> Option<RenameMode> {
     if flags.is_empty() {
