@@ -318,7 +318,12 @@ fn show(info: &RelationInfo, json: bool) {
     let eta = eta_s(info).map_or(String::new(), |s| format!(", {s} s to finish"));
     println!("  rate        {rate}/s{eta}");
     println!("  shipped     {}, {} names", table::bytes(info.shipped_bytes), info.shipped_names);
-    println!("  movers      {}", info.movers);
+    match info.movers {
+        0 => println!(
+            "  movers      none: nothing is copied or brought back (`weir up --movers 1`, or `weir mover`)"
+        ),
+        n => println!("  movers      {n}"),
+    }
     if !info.limited_by.is_empty() {
         println!("  limited by  {}", info.limited_by);
     }

@@ -57,9 +57,9 @@ pub fn up(args: &cli::Up) -> Outcome<()> {
 
 /// Starts what is missing and waits until every role says that it serves.
 pub fn bring_up(args: &cli::Up) -> Outcome<(Place, Vec<Started>)> {
-    let mut place = match Place::find(&args.dir)? {
-        Some(place) => place,
-        None => create(args)?,
+    let (mut place, is_new) = match Place::find(&args.dir)? {
+        Some(place) => (place, false),
+        None => (create(args)?, true),
     };
     let _only_one = lock(&place)?;
     place = Place::open(&args.dir)?; // as another `weir up` left it
@@ -70,7 +70,8 @@ pub fn bring_up(args: &cli::Up) -> Outcome<(Place, Vec<Started>)> {
         fs::create_dir_all(path).doing(format_args!("make the mount point {}", path.display()))?;
     }
     add_mounts(&mut place, &args.mount)?;
-    add_movers(&mut place, args.movers)?;
+    // One is there without being asked for: it costs next to nothing while no volume has a home.
+    add_movers(&mut place, args.movers.unwrap_or(u32::from(is_new)))?;
     choose_ports(&mut place)?;
     let mut started = start_all(&place, &[RoleName::Coord])?;
     started.extend(start_all(&place, &[RoleName::Meta, RoleName::Storage])?);
@@ -234,8 +235,8 @@ fn add_mounts(place: &mut Place, paths: &[PathBuf]) -> Outcome<()> {
 }
 
 /// There are never fewer than there were.
-fn add_movers(place: &mut Place, wanted: Option<u32>) -> Outcome<()> {
-    while place.of_role(RoleName::Mover).count() < wanted.unwrap_or(0) as usize {
+fn add_movers(place: &mut Place, wanted: u32) -> Outcome<()> {
+    while place.of_role(RoleName::Mover).count() < wanted as usize {
         let mover = place::mover_process(&place.manifest.processes);
         place.manifest.processes.push(mover);
     }
