@@ -1,0 +1,161 @@
+//! Claim: the pages for users say what is so. Every command in them runs, one after the other, in an empty directory; what a
+//! page shows of its output is what it prints.
+//!
+//! In a page: `$ ` begins a command, `> ` goes on with it, other lines of the block are output. `…` stands for anything within a
+//! line, on a line of its own for any lines. A command without output shown may print what it likes. Each must succeed.
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "tests are users of the operating system"
+)]
+mod common;
+
+use common::{can_mount, text};
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// For one command, on a loaded machine.
+const PATIENCE_S: u32 = 180;
+const ANYTHING: &str = "…";
+
+fn pages_dir() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/use")
+}
+
+/// A command, the line it is in, and what the page shows of its output.
+#[derive(Debug, PartialEq)]
+struct Step {
+    line: usize,
+    command: String,
+    shown: Vec<String>,
+}
+
+fn steps(page: &str) -> Vec<Step> {
+    let (mut steps, mut inside) = (Vec::<Step>::new(), false);
+    for (n, line) in page.lines().enumerate() {
+        if line.starts_with("```") {
+            inside = line == "```console";
+        } else if !inside {
+        } else if let Some(command) = line.strip_prefix("$ ") {
+            steps.push(Step { line: n + 1, command: command.into(), shown: Vec::new() });
+        } else if let Some(step) = steps.last_mut() {
+            match line.strip_prefix("> ") {
+                Some(more) => step.command = format!("{}\n{more}", step.command),
+                None => step.shown.push(line.to_owned()),
+            }
+        }
+    }
+    steps
+}
+
+/// Whether a line is as shown: the pieces between `…` one after the other. Space is space, however much.
+fn line_is(shown: &str, line: &str) -> bool {
+    let squeeze = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let (shown, line) = (squeeze(shown), squeeze(line));
+    let pieces: Vec<&str> = shown.split(ANYTHING).map(str::trim).collect();
+    let (first, last) = (pieces[0], pieces[pieces.len() - 1]);
+    if pieces.len() == 1 {
+        return shown == line;
+    }
+    if !line.starts_with(first) || !line.ends_with(last) {
+        return false;
+    }
+    let mut rest = &line[first.len()..];
+    pieces[1..].iter().all(|piece| match rest.find(piece) {
+        Some(at) => {
+            rest = &rest[at + piece.len()..];
+            true
+        }
+        None => false,
+    })
+}
+
+fn output_is(shown: &[String], lines: &[&str]) -> bool {
+    match (shown.split_first(), lines.split_first()) {
+        (None, None) => true,
+        (Some((first, rest)), _) if first.trim() == ANYTHING => {
+            (0..=lines.len()).any(|skipped| output_is(rest, &lines[skipped..]))
+        }
+        (Some((first, rest)), Some((line, left))) => line_is(first, line) && output_is(rest, left),
+        _ => false,
+    }
+}
+
+/// The directory of a page; what a page started there ends with it.
+struct Place(tempfile::TempDir);
+
+impl Place {
+    fn bash(&self, script: &str) -> std::process::Output {
+        let binary = Path::new(env!("CARGO_BIN_EXE_weir")).parent().unwrap();
+        let path = format!("{}:{}", binary.display(), std::env::var("PATH").unwrap());
+        let mut timeout = Command::new("timeout");
+        timeout.arg(PATIENCE_S.to_string()).args(["bash", "-euo", "pipefail", "-c", script]);
+        timeout.current_dir(self.0.path()).env("PATH", path).stdin(Stdio::null()).output().unwrap()
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.bash("if [ -d w ]; then weir down --dir w; fi");
+    }
+}
+
+fn run(name: &str) {
+    if !can_mount() {
+        return;
+    }
+    let page = fs::read_to_string(pages_dir().join(name)).unwrap();
+    let place = Place(tempfile::Builder::new().prefix("weir-page-").tempdir().unwrap());
+    for step in steps(&page) {
+        let output = place.bash(&step.command);
+        let (out, err) = (text(&output.stdout), text(&output.stderr));
+        let told = format!("{name}:{}: {}\n--- printed\n{out}--- errors\n{err}", step.line, step.command);
+        assert!(output.status.success(), "{} of {told}", output.status);
+        let lines: Vec<&str> = out.lines().collect();
+        let shown = step.shown.join("\n");
+        assert!(step.shown.is_empty() || output_is(&step.shown, &lines), "{told}--- the page shows\n{shown}");
+    }
+}
+
+macro_rules! pages {
+    ($($test:ident: $page:literal,)*) => {
+        const PAGES: &[&str] = &[$($page),*];
+        $(#[test]
+        fn $test() {
+            run($page);
+        })*
+    };
+}
+
+pages! {
+    the_page_of_a_beamline_is_so: "beamline.md",
+    the_page_of_home_directories_is_so: "home-directories.md",
+}
+
+#[test]
+fn every_page_has_a_test() {
+    let names = fs::read_dir(pages_dir()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+    let found: BTreeSet<String> = names.collect();
+    assert_eq!(found, PAGES.iter().map(ToString::to_string).collect());
+    for page in PAGES {
+        let text = fs::read_to_string(pages_dir().join(page)).unwrap();
+        assert!(steps(&text).len() > 5, "{page} shows nothing");
+    }
+}
+
+#[test]
+fn a_wrong_output_is_found() {
+    let steps = steps("text\n$ not in a block\n```console\n$ a\n> b\nx … z\n…\nend\n$ c\n```\n");
+    let step = |line, command: &str, shown: &[&str]| Step {
+        line,
+        command: command.into(),
+        shown: shown.iter().map(ToString::to_string).collect(),
+    };
+    assert_eq!(steps, [step(4, "a\nb", &["x … z", "…", "end"]), step(9, "c", &[])]);
+    let is = |lines: &[&str]| output_is(&steps[0].shown, lines);
+    assert!(is(&["x   y z", "1", "2", "end"]) && is(&["x z", "end"]));
+    assert!(!is(&["x y", "end"]) && !is(&["x z"]) && !is(&["x z", "end", "more"]) && !is(&["a x z", "end"]));
+    assert!(line_is("a…", "abc") && !line_is("a…", "ba") && !line_is("abc", "abcd"));
+}
