@@ -11,7 +11,7 @@ setup: ## Install what building and testing need and is missing (apt; asks sudo 
 build: setup ## The weir program, optimised: target/release/weir
 	cargo build --release --locked -p weir
 
-demo: build ## Two detectors write to six targets, one is killed at half time, everything is verified
+demo: build ## Detectors write to six targets, one dies; a volume streams home, its mover dies; all is verified
 	target/release/weir demo
 
 # Clippy first: it finds in one minute what the tests would need ten for. One profile for all tests, so that

@@ -1,9 +1,9 @@
 //! `weir bench`: the workloads of `weir-load` on any mounted file system, and the metadata role alone over RPC.
-use crate::bench_meta;
 use crate::failure::{Doing, Outcome};
 use crate::place::{Place, RoleName};
 use crate::process::PidFile;
 use crate::roles::Environment;
+use crate::{bench_home, bench_meta};
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
@@ -44,6 +44,8 @@ pub enum Bench {
     Fsync(Printed<fsync::Options>),
     /// The metadata role alone, over RPC: creates and stats, many in flight
     Meta(bench_meta::Options),
+    /// A volume with a home: lag, rates, eviction, a mover that is killed
+    Home(bench_home::Options),
     /// Runs a part of a workload for another process
     #[command(hide = true)]
     Worker,
@@ -61,6 +63,7 @@ pub fn run(bench: Bench, environment: &Environment) -> Outcome<ExitCode> {
         Bench::Smallfile(args) => one(args, |o| &mut o.common, smallfile::run),
         Bench::Fsync(args) => one(args, |o| &mut o.common, fsync::run),
         Bench::Meta(options) => bench_meta::run(&options),
+        Bench::Home(options) => bench_home::run(&options),
         Bench::Worker => Ok(weir_load::worker_main().map(|()| ExitCode::SUCCESS)?),
     }
 }

@@ -89,7 +89,7 @@ pub struct Up {
     /// Mount the file system there; may be given several times
     #[arg(long, value_name = "PATH", value_hint = ValueHint::DirPath)]
     pub mount: Vec<PathBuf>,
-    /// Movers, which copy volumes to their homes and bring evicted data back [default: 0]
+    /// Movers, which copy volumes to their homes and bring evicted data back [default: 1 in a new cluster]
     #[arg(long, value_parser = clap::value_parser!(u32).range(0..=16))]
     pub movers: Option<u32>,
     /// Keep everything in memory; `weir down` then leaves nothing
@@ -204,7 +204,7 @@ pub struct Demo {
     #[arg(long, value_hint = ValueHint::DirPath)]
     pub dir: Option<PathBuf>,
     /// How long the detectors run, in seconds
-    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(2..=3600))]
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(2..=3600))]
     pub seconds: u32,
     /// Frames per second of each detector
     #[arg(long, default_value_t = 25.0)]

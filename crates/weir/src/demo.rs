@@ -1,5 +1,7 @@
 //! `weir demo`: the main job, from nothing to nothing. Detectors write at their rate, a storage process is killed at half
-//! time, everything is read back and compared, and the directory is as it was before.
+//! time, everything is read back and compared; then a volume streams home (`home.rs`); and the directory is as it was before.
+mod home;
+
 use crate::bench::spinner;
 use crate::failure::{Doing, Failure, Outcome};
 use crate::place::{Place, RoleName};
@@ -11,7 +13,7 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 use std::fs;
 use std::io::IsTerminal;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,18 +30,43 @@ const POLL: Duration = Duration::from_millis(2);
 const NOTICE_PATIENCE: Duration = Duration::from_secs(10);
 
 /// The cluster of the demo; gone with it, whatever happens.
-struct Stage {
+pub struct Stage {
     root: PathBuf,
     made_root: bool,
-    mount: PathBuf,
+    pub mount: PathBuf,
     ended: AtomicBool,
 }
 
 impl Stage {
-    fn cluster_dir(&self) -> PathBuf {
+    /// `dir`, or a new one called after `name`; with a mount point, and nothing else in the way.
+    pub fn prepare(dir: Option<&Path>, name: &str) -> Outcome<Stage> {
+        let root = match dir {
+            Some(dir) => crate::place::absolute(dir)?,
+            None => std::env::temp_dir().join(format!("{name}-{}", std::process::id())),
+        };
+        let made_root = !root.exists();
+        let mount = root.join("mnt");
+        fs::create_dir_all(&mount).doing(format_args!("make {}", mount.display()))?;
+        let stage = Stage { root, made_root, mount, ended: AtomicBool::new(false) };
+        if let Some(there) = [stage.cluster_dir(), stage.home()].into_iter().find(|dir| dir.exists()) {
+            stage.ended.store(true, Ordering::Release); // not this demo's to remove
+            let error = Error::exists(format!("{} is there already", there.display()));
+            return Err(Failure::new(
+                error,
+                "name another --dir, or stop that cluster with `weir down` and remove it",
+            ));
+        }
+        fuse::preflight(&stage.mount)?;
+        Ok(stage)
+    }
+
+    pub fn cluster_dir(&self) -> PathBuf {
         self.root.join("cluster")
     }
-    fn end(&self) -> Outcome<()> {
+    pub fn home(&self) -> PathBuf {
+        self.root.join("home")
+    }
+    pub fn end(&self) -> Outcome<()> {
         if self.ended.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
@@ -48,6 +75,9 @@ impl Stage {
         }
         if self.cluster_dir().exists() {
             fs::remove_dir_all(self.cluster_dir()).doing("remove the demo's cluster")?;
+        }
+        if self.home().exists() {
+            fs::remove_dir_all(self.home()).doing("remove the demo's home directory")?;
         }
         fs::remove_dir(&self.mount)
             .or_else(|e| if self.mount.exists() { Err(e) } else { Ok(()) })
@@ -73,8 +103,7 @@ struct Kill {
 }
 
 pub fn demo(args: &cli::Demo, environment: &Environment) -> Outcome<ExitCode> {
-    let stage = Arc::new(prepare(args)?);
-    end_on_signal(stage.clone());
+    let stage = end_on_signal(Stage::prepare(args.dir.as_deref(), "weir-demo")?);
     let result = play(args, environment, &stage);
     let cleaned = stage.end();
     let code = result?;
@@ -82,29 +111,10 @@ pub fn demo(args: &cli::Demo, environment: &Environment) -> Outcome<ExitCode> {
     Ok(code)
 }
 
-fn prepare(args: &cli::Demo) -> Outcome<Stage> {
-    let root = match &args.dir {
-        Some(dir) => crate::place::absolute(dir)?,
-        None => std::env::temp_dir().join(format!("weir-demo-{}", std::process::id())),
-    };
-    let made_root = !root.exists();
-    let mount = root.join("mnt");
-    fs::create_dir_all(&mount).doing(format_args!("make {}", mount.display()))?;
-    let stage = Stage { root, made_root, mount, ended: AtomicBool::new(false) };
-    if stage.cluster_dir().exists() {
-        stage.ended.store(true, Ordering::Release); // not this demo's to remove
-        let error = Error::exists(format!("{} is there already", stage.cluster_dir().display()));
-        return Err(Failure::new(
-            error,
-            "name another --dir, or stop that cluster with `weir down` and remove it",
-        ));
-    }
-    fuse::preflight(&stage.mount)?;
-    Ok(stage)
-}
-
 /// SIGINT and SIGTERM end the demo, and clean up before.
-fn end_on_signal(stage: Arc<Stage>) {
+pub fn end_on_signal(stage: Stage) -> Arc<Stage> {
+    let stage = Arc::new(stage);
+    let of_thread = stage.clone();
     std::thread::spawn(move || {
         let waited = observe::block_on(async {
             use tokio::signal::unix::{SignalKind, signal};
@@ -119,10 +129,11 @@ fn end_on_signal(stage: Arc<Stage>) {
         });
         if waited.is_ok() {
             eprintln!("\nstopped; cleaning up");
-            let _ = stage.end(); // told by the main thread if it is still there
+            let _ = of_thread.end(); // told by the main thread if it is still there
             std::process::exit(130);
         }
     });
+    stage
 }
 
 fn play(args: &cli::Demo, environment: &Environment, stage: &Arc<Stage>) -> Outcome<ExitCode> {
@@ -138,7 +149,7 @@ fn play(args: &cli::Demo, environment: &Environment, stage: &Arc<Stage>) -> Outc
         targets: Some(6),
         scheme: Some(crate::place::SCHEME_DEFAULT),
         mount: vec![stage.mount.clone()],
-        movers: None,
+        movers: Some(1),
         memory: args.memory,
         json: false,
     };
@@ -146,7 +157,7 @@ fn play(args: &cli::Demo, environment: &Environment, stage: &Arc<Stage>) -> Outc
     let (place, _) = up::bring_up(&wish)?;
     bar.finish_and_clear();
     say(format!(
-        "cluster: 1 coordinator, 1 meta, 6 storage processes with ec:4+2, 1 mount at {} ({:.1} s)",
+        "cluster: 1 coordinator, 1 meta, 6 storage processes with ec:4+2, 1 mover, 1 mount at {} ({:.1} s)",
         stage.mount.display(),
         begun.elapsed().as_secs_f64()
     ));
@@ -170,14 +181,37 @@ fn play(args: &cli::Demo, environment: &Environment, stage: &Arc<Stage>) -> Outc
     let (report, kill) = run(args, options, &place, quiet)?;
     let status = ask(&place)?;
     let client = file::ask(&stage.mount, file::CLIENT)?;
-    let good = is_good(&report) && kill.noticed_ms.is_some();
-    if quiet {
-        println!("{:#}", as_json(&report, &kill, &status, &client, good));
-    } else {
+    if !quiet {
         print!("\n{}", as_text(&report, &kill, &status, &client));
+    }
+    remove_frames(stage)?;
+    up::bring_up(&wish)?; // the storage process that was killed
+    say("\na volume with a home: frames and one growing file stream there; its mover is killed in mid-file"
+        .to_string());
+    let bar = spinner("streaming home");
+    let shown = home::play(&place, &stage.mount, &stage.home(), &wish, &bar)?;
+    bar.finish_and_clear();
+    let troubles = shown.troubles();
+    let good = is_good(&report) && kill.noticed_ms.is_some() && troubles.is_empty();
+    if quiet {
+        let mut value = as_json(&report, &kill, &status, &client, good);
+        value["home"] = shown.json();
+        println!("{value:#}");
+    } else {
+        print!("{}", table::render(&["", ""], &shown.rows()).trim_start_matches('\n'));
+        troubles.iter().for_each(|trouble| println!("{trouble}"));
         println!("\n{}", if good { "nothing was late, missing or wrong" } else { "NOT GOOD: see above" });
     }
     Ok(if good { ExitCode::SUCCESS } else { ExitCode::from(1) })
+}
+
+/// They are read and compared: their space is for what comes.
+fn remove_frames(stage: &Stage) -> Outcome<()> {
+    for entry in fs::read_dir(&stage.mount).doing("list the detectors' directories")? {
+        let path = entry.doing("list the detectors' directories")?.path();
+        fs::remove_dir_all(&path).doing(format_args!("remove {}", path.display()))?;
+    }
+    Ok(())
 }
 
 /// Runs the detectors, with the kill at half time.

@@ -8,6 +8,7 @@
 )]
 
 mod bench;
+mod bench_home;
 mod bench_meta;
 mod cli;
 mod config;
@@ -17,6 +18,7 @@ mod failure;
 mod file;
 mod fuse;
 mod homes;
+mod homeward;
 mod inspect;
 mod manual;
 mod mounts;

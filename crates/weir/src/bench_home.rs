@@ -1,0 +1,360 @@
+//! `weir bench home`: how data goes home while it is written, and what that costs. On a cluster of its own.
+//!
+//! Each part is a volume with a directory as its home, and is looked at from outside. The raw figure beside the rates is
+//! what one stream writes and syncs on the home's file system, measured just before.
+use crate::demo::Stage;
+use crate::failure::{Doing, Outcome};
+use crate::homeward::{self, PART, Plan, Seen, Site};
+use crate::place::{Place, RoleName};
+use crate::process::PidFile;
+use crate::volume::{connect, parse_size};
+use crate::{cli, observe, up};
+use clap::{Args, ValueEnum};
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+use weir_load::{Better, Report, Row, Spread};
+use weir_proto::MIB;
+
+const NAMESPACE: &str = "root";
+/// What is not at home so long after the last write does not come.
+const PATIENCE: Duration = Duration::from_secs(300);
+const FRAME_BYTES: u64 = 6_250_000;
+/// What a single stream writes to the home's file system for comparison.
+const RAW_BYTES: u64 = 256 * MIB;
+const RAW_RUNS: usize = 3;
+/// A file above this gets a volume of this size: its front goes while it is written.
+const FILE_LIMIT: u64 = 2048 * MIB;
+/// Visible data to the size of the cache.
+const CACHE_RATIO: f64 = 2.1;
+
+#[derive(Args)]
+pub struct Options {
+    /// What is measured
+    #[arg(value_enum, default_values_t = [What::Stream, What::Kill, What::Cache, What::CatchUp])]
+    pub what: Vec<What>,
+    /// Directory for the cluster and its home [default: a new one in the system's temporary directory]
+    #[arg(long)]
+    pub dir: Option<PathBuf>,
+    /// Keep the cluster in memory; home stays on the disk
+    #[arg(long)]
+    pub memory: bool,
+    /// Seconds of each part (a file of a given size takes its own time)
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(4..=3600))]
+    pub seconds: u32,
+    /// Megabytes written in each second
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub mb_per_s: u32,
+    /// `stream`: also single files of these sizes, one after the other
+    #[arg(long, value_delimiter = ',', value_parser = parse_size)]
+    pub file_bytes: Vec<u64>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum What {
+    /// Frames, then single files: lag, rate at home, jitter, memory of the mover
+    Stream,
+    /// The mover is killed in the middle of a file
+    Kill,
+    /// A volume smaller than what is written to it; everything is read back
+    Cache,
+    /// A volume that is full when it gets its home
+    CatchUp,
+}
+
+/// A cluster with one mover and what was found on it.
+struct Bench<'a> {
+    options: &'a Options,
+    stage: &'a Stage,
+    place: Place,
+    wish: cli::Up,
+    raw: Spread,
+    rows: Vec<Row>,
+    bad: Vec<String>,
+}
+
+pub fn run(options: &Options) -> Outcome<ExitCode> {
+    let stage = Stage::prepare(options.dir.as_deref(), "weir-bench-home")?;
+    let stage = crate::demo::end_on_signal(stage);
+    let measured = measure(options, &stage);
+    let ended = stage.end();
+    let report = measured?;
+    ended?;
+    match options.json {
+        true => println!("{}", report.json()),
+        false => print!("{}", report.table()),
+    }
+    Ok(if report.is_good() { ExitCode::SUCCESS } else { ExitCode::from(1) })
+}
+
+fn measure(options: &Options, stage: &Stage) -> Outcome<Report> {
+    fs::create_dir_all(stage.home()).doing("make the directory of homes")?;
+    let wish = cli::Up {
+        dir: stage.cluster_dir(),
+        targets: Some(6),
+        scheme: Some(crate::place::SCHEME_DEFAULT),
+        mount: vec![stage.mount.clone()],
+        movers: Some(1),
+        memory: options.memory,
+        json: false,
+    };
+    let (place, _) = up::bring_up(&wish)?;
+    let raw = raw_rate(&stage.home())?;
+    let mut bench = Bench { options, stage, place, wish, raw, rows: Vec::new(), bad: Vec::new() };
+    for what in &options.what {
+        match what {
+            What::Stream => bench.stream()?,
+            What::Kill => bench.kill()?,
+            What::Cache => bench.cache()?,
+            What::CatchUp => bench.catch_up()?,
+        }
+    }
+    Ok(bench.report())
+}
+
+/// MB/s of a file that is written and synced.
+fn raw_rate(dir: &Path) -> Outcome<Spread> {
+    let (path, bytes) = (dir.join("raw"), vec![0x5a_u8; PART]);
+    let mut rates = Vec::new();
+    for _ in 0..RAW_RUNS {
+        let begun = Instant::now();
+        let mut file = File::create(&path).doing("make a file at home")?;
+        for _ in 0..RAW_BYTES / PART as u64 {
+            file.write_all(&bytes).doing("write a file at home")?;
+        }
+        file.sync_all().doing("sync a file at home")?;
+        rates.push(RAW_BYTES as f64 / 1e6 / begun.elapsed().as_secs_f64());
+        fs::remove_file(&path).doing("remove a file at home")?;
+    }
+    rates.sort_by(f64::total_cmp);
+    Ok(Spread { median: rates[RAW_RUNS / 2], min: rates[0], max: rates[RAW_RUNS - 1] })
+}
+
+impl Bench<'_> {
+    fn frames(&self) -> Plan {
+        let frames_per_s = f64::from(self.options.mb_per_s) * 1e6 / FRAME_BYTES as f64;
+        let seconds = f64::from(self.options.seconds);
+        Plan { frame_bytes: FRAME_BYTES, frames_per_s, file_bytes_per_s: 0, file_bytes_max: 0, seconds }
+    }
+    fn file(&self, bytes: u64) -> Plan {
+        let file_bytes_per_s = u64::from(self.options.mb_per_s) * 1_000_000;
+        Plan {
+            frame_bytes: FRAME_BYTES,
+            frames_per_s: 0.0,
+            file_bytes_per_s,
+            file_bytes_max: bytes,
+            seconds: f64::INFINITY,
+        }
+    }
+
+    /// A volume with a home of its own.
+    fn volume(&self, name: &str, limit: u64, with_home: bool) -> Outcome<Site> {
+        let home = self.stage.home().join(name);
+        observe::block_on(async {
+            let client = connect(self.place.coordinators(), NAMESPACE).await?;
+            let volume = homeward::make_volume(&client, name, limit).await?;
+            if with_home {
+                homeward::add_home(&client, &volume, &home).await?;
+            }
+            Ok(client.shutdown().await?)
+        })?;
+        Ok(Site { dir: self.stage.mount.join(name), home })
+    }
+
+    fn row(&mut self, name: String, unit: &str, better: Better, value: f64) {
+        let baseline = (unit == "MB/s").then_some(self.raw);
+        let ratio = baseline.map(|raw| value / raw.median);
+        let value = Spread { median: value, min: value, max: value };
+        self.rows.push(Row { name, unit: unit.to_owned(), better, value, baseline, ratio });
+    }
+
+    fn stream(&mut self) -> Outcome<()> {
+        self.streamed("frames", &self.frames(), 0)?;
+        for bytes in self.options.file_bytes.clone() {
+            let name = format!("file-{}mb", bytes / 1_000_000);
+            self.streamed(&name, &self.file(bytes), if bytes > FILE_LIMIT { FILE_LIMIT } else { 0 })?;
+        }
+        Ok(())
+    }
+
+    fn streamed(&mut self, name: &str, plan: &Plan, limit: u64) -> Outcome<()> {
+        let site = self.volume(name, limit, true)?;
+        let cpu = Cpu::of(&self.mover()?);
+        let (seen, ()) = homeward::stream(&site, plan, PATIENCE, |_| Ok(()))?;
+        let bytes = seen.bytes(plan);
+        self.rows_of(name, &seen);
+        if let Some(seconds) = cpu.seconds() {
+            self.row(
+                format!("{name}: CPU of the mover"),
+                "s/GB",
+                Better::Lower,
+                seconds * 1e9 / bytes as f64,
+            );
+        }
+        let memory = resident_bytes(&self.mover()?);
+        self.row(format!("{name}: memory of the mover"), "MB", Better::Lower, memory as f64 / 1e6);
+        self.end_part(name, &site, plan, &seen, limit > 0)
+    }
+
+    fn rows_of(&mut self, name: &str, seen: &Seen) {
+        self.row(format!("{name}: lag p50"), "s", Better::Lower, seen.lag(0.5) / 1e3);
+        self.row(format!("{name}: lag p99"), "s", Better::Lower, seen.lag(0.99) / 1e3);
+        if let Some(least) = seen.home_rate_min() {
+            let name = format!("{name}: at home of what was written, least over 10 s");
+            self.row(name, "%", Better::Higher, least * 100.0);
+        }
+        self.row(format!("{name}: jitter of the rate at home"), "%", Better::Lower, seen.jitter() * 100.0);
+        self.row(format!("{name}: longest write"), "ms", Better::Lower, seen.write_ms_max);
+    }
+
+    fn kill(&mut self) -> Outcome<()> {
+        let site = self.volume("kill", 0, true)?;
+        let plan = Plan { seconds: f64::from(self.options.seconds), ..self.file(u64::MAX) };
+        let (place, wish, half) = (&self.place, &self.wish, plan.seconds / 2.0);
+        let (seen, resumed) = homeward::stream(&site, &plan, PATIENCE, |live| {
+            std::thread::sleep(Duration::from_secs_f64(half));
+            homeward::kill_mover(place, wish, live)
+        })?;
+        let resumed = resumed.unwrap_or(f64::INFINITY);
+        self.row(
+            "kill: from the mover's death until the file grows at home".into(),
+            "s",
+            Better::Lower,
+            resumed,
+        );
+        self.row("kill: lag p99".into(), "s", Better::Lower, seen.lag(0.99) / 1e3);
+        self.end_part("kill", &site, &plan, &seen, false)
+    }
+
+    fn cache(&mut self) -> Outcome<()> {
+        let plan = self.frames();
+        let total = (plan.frames_per_s * plan.seconds) as u64 * FRAME_BYTES;
+        let site = self.volume("cache", (total as f64 / CACHE_RATIO) as u64, true)?;
+        let (seen, ()) = homeward::stream(&site, &plan, PATIENCE, |_| Ok(()))?;
+        self.rows_of("cache", &seen);
+        let reading = Instant::now();
+        self.end_part("cache", &site, &plan, &seen, true)?;
+        let rate = 2.0 * total as f64 / 1e6 / reading.elapsed().as_secs_f64();
+        self.row("cache: read back here and at home".into(), "MB/s", Better::Higher, rate);
+        Ok(())
+    }
+
+    /// Full first, then at home as fast as it goes.
+    fn catch_up(&mut self) -> Outcome<()> {
+        let site = self.volume("catch-up", 0, false)?;
+        fs::create_dir_all(&site.home).doing("make a home directory")?;
+        let plan = self.frames();
+        let (mut seen, ()) = homeward::stream(&site, &plan, Duration::ZERO, |_| Ok(()))?;
+        let before = seen.write_ms_max;
+        let beside = self.volume("beside", 0, false)?;
+        let begun = Instant::now();
+        observe::block_on(async {
+            let client = connect(self.place.coordinators(), NAMESPACE).await?;
+            let volume = client.volume("catch-up").await?;
+            homeward::add_home(&client, &volume, &site.home).await?;
+            Ok(client.shutdown().await?)
+        })?;
+        let small = Plan { frame_bytes: PART as u64, frames_per_s: 10.0, seconds: 5.0, ..plan.clone() };
+        let (busy, took) = homeward::stream(&beside, &small, Duration::ZERO, |_| {
+            let all_there = || homeward::at_home(&site, &plan, &seen) == seen.bytes(&plan);
+            crate::process::wait_until(PATIENCE, all_there);
+            Ok(begun.elapsed())
+        })?;
+        seen.complete = homeward::at_home(&site, &plan, &seen) == seen.bytes(&plan);
+        let rate = seen.bytes(&plan) as f64 / 1e6 / took.as_secs_f64();
+        self.row("catch-up: rate".into(), "MB/s", Better::Higher, rate);
+        self.row("catch-up: longest write of a frame before it".into(), "ms", Better::Lower, before);
+        self.row("catch-up: longest write of 1 MiB meanwhile".into(), "ms", Better::Lower, busy.write_ms_max);
+        self.end_part("catch-up", &site, &plan, &seen, false)
+    }
+
+    /// Compares everything; then the space is free again.
+    fn end_part(&mut self, name: &str, site: &Site, plan: &Plan, seen: &Seen, evicts: bool) -> Outcome<()> {
+        if !seen.complete {
+            self.bad.push(format!("{name}: home does not have everything after {PATIENCE:?}"));
+        }
+        if evicts {
+            let evicted = observe::block_on(async {
+                let client = connect(self.place.coordinators(), NAMESPACE).await?;
+                let volume = client.volume(name).await?;
+                let evicted = homeward::evicted(&client, volume.id).await?;
+                client.shutdown().await?;
+                Ok(evicted)
+            })?;
+            self.row(format!("{name}: evicted"), "MB", Better::Higher, evicted as f64 / 1e6);
+        }
+        self.bad.extend(homeward::verify(&site.dir, plan, seen));
+        self.bad.extend(homeward::verify(&site.home, plan, seen));
+        homeward::remove(&site.dir, seen)
+    }
+
+    fn mover(&self) -> Outcome<PidFile> {
+        let movers = self.place.of_role(RoleName::Mover).next();
+        let pid = movers.and_then(|mover| PidFile::read(&self.place.pid_file(mover)));
+        Ok(pid.ok_or_else(|| weir_proto::Error::not_found("the mover does not run"))?)
+    }
+
+    fn report(self) -> Report {
+        let options = serde_json::json!({
+            "seconds": self.options.seconds, "mb_per_s": self.options.mb_per_s, "memory": self.options.memory,
+            "file_bytes": self.options.file_bytes,
+        });
+        Report {
+            workload: "home".into(),
+            options,
+            machine: weir_load::machine(),
+            file_system: "weir, 6 targets, ec:4+2, 1 mover".into(),
+            baseline_file_system: Some("the home directory's own".into()),
+            runs: 1,
+            rows: self.rows,
+            bad: self.bad.len() as u64,
+            first_bad: self.bad.first().cloned(),
+            notes: vec![
+                "lag: from the end of a write (a frame: of its close) until the bytes are seen at home"
+                    .into(),
+                "jitter: deviation of the rate at home from second to second, of its mean".into(),
+                "baseline of rates: one file of 268 MB written and synced in the home directory".into(),
+            ],
+        }
+    }
+}
+
+/// What `/proc` counts in, on every platform that Linux runs on today (`USER_HZ`).
+const TICKS_PER_S: f64 = 100.0;
+
+/// CPU time of a process, as the kernel counts it.
+struct Cpu {
+    pid: PidFile,
+    ticks: Option<u64>,
+}
+
+impl Cpu {
+    fn of(pid: &PidFile) -> Cpu {
+        Cpu { pid: pid.clone(), ticks: cpu_ticks(pid) }
+    }
+    fn seconds(&self) -> Option<f64> {
+        let now = cpu_ticks(&self.pid)?;
+        Some((now - self.ticks?) as f64 / TICKS_PER_S)
+    }
+}
+
+fn cpu_ticks(pid: &PidFile) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", pid.pid)).ok()?;
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
+    let user: u64 = fields.next()?.parse().ok()?;
+    let kernel: u64 = fields.next()?.parse().ok()?;
+    Some(user + kernel)
+}
+
+/// Most memory that a process has had.
+fn resident_bytes(pid: &PidFile) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{}/status", pid.pid)).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok());
+    kib.unwrap_or(0) << 10
+}

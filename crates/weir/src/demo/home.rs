@@ -1,0 +1,163 @@
+//! The demo's second act: a volume with a home and a limit. Frames and one growing file stream home while they are written;
+//! the mover is killed in the middle of the file and started again; the volume fills past its limit, so what is at home is
+//! evicted; everything is read back, from home where it is away, and compared, as is home itself.
+use crate::failure::Outcome;
+use crate::homeward::{self, Live, PART, Plan, Seen, Site, evicted};
+use crate::place::Place;
+use crate::volume::{connect, own_cred};
+use crate::{cli, observe, table};
+use indicatif::ProgressBar;
+use serde_json::{Value, json};
+use std::path::Path;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+use weir_proto::MIB;
+use weir_proto::volume::Volume;
+
+const VOLUME: &str = "beamline";
+const NAMESPACE: &str = "root";
+/// Two streams of 50 MB/s each, for 12 s.
+const SECONDS: f64 = 12.0;
+const PLAN: Plan = Plan {
+    frame_bytes: 6_250_000,
+    frames_per_s: 8.0,
+    file_bytes_per_s: 50_000_000,
+    file_bytes_max: u64::MAX,
+    seconds: SECONDS,
+};
+/// Less than half of what is written.
+const LIMIT_BYTES: u64 = 512 * MIB;
+/// What is not at home so long after the last write does not come.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// What is promised: lag, and how soon another mover goes on.
+const LAG_MS_MAX: f64 = 20_000.0;
+const RESUME_S_MAX: f64 = 10.0;
+
+pub struct Shown {
+    seen: Seen,
+    killed_at_s: f64,
+    resumed_s: Option<f64>,
+    evicted: u64,
+    /// Bytes that were at home only when everything was read.
+    recalled: u64,
+    read_mb_per_s: f64,
+    /// Missing or wrong, at the mount or at home.
+    wrong: Vec<String>,
+}
+
+/// `wish`: starts again what was killed.
+pub fn play(place: &Place, mount: &Path, home: &Path, wish: &cli::Up, bar: &ProgressBar) -> Outcome<Shown> {
+    let site = Site { dir: mount.join(VOLUME), home: home.to_path_buf() };
+    let volume = observe::block_on(async {
+        let client = connect(place.coordinators(), NAMESPACE).await?;
+        let volume = homeward::make_volume(&client, VOLUME, LIMIT_BYTES).await?;
+        homeward::add_home(&client, &volume, home).await?;
+        client.shutdown().await?;
+        Ok(volume)
+    })?;
+    let begun = Instant::now();
+    let (seen, (killed_at_s, resumed_s)) = homeward::stream(&site, &PLAN, PATIENCE, |live| {
+        show_until(begun + Duration::from_secs_f64(SECONDS / 2.0), live, bar);
+        let killed_at_s = begun.elapsed().as_secs_f64();
+        let resumed_s = homeward::kill_mover(place, wish, live)?;
+        show_until(begun + Duration::from_secs_f64(SECONDS), live, bar);
+        Ok((killed_at_s, resumed_s))
+    })?;
+    bar.set_message("reading everything back");
+    let (evicted, recalled) = levels(place, &volume, &seen)?;
+    let reading = Instant::now();
+    let mut wrong = homeward::verify(&site.dir, &PLAN, &seen);
+    let read_mb_per_s = seen.bytes(&PLAN) as f64 / 1e6 / reading.elapsed().as_secs_f64();
+    wrong.extend(homeward::verify(&site.home, &PLAN, &seen));
+    Ok(Shown { seen, killed_at_s, resumed_s, evicted, recalled, read_mb_per_s, wrong })
+}
+
+fn show_until(until: Instant, live: &Live, bar: &ProgressBar) {
+    let begun = (Instant::now(), live.arrived.load(Relaxed));
+    while Instant::now() < until {
+        let seconds = begun.0.elapsed().as_secs_f64().max(0.1);
+        let rate = (live.arrived.load(Relaxed) - begun.1) as f64 / seconds / 1e6;
+        let lag_s = live.lag_ms.load(Relaxed) as f64 / 1e3;
+        bar.set_message(format!("home: {rate:.0} MB/s, {lag_s:.1} s behind"));
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Bytes evicted since the start, and those that are away now.
+fn levels(place: &Place, volume: &Volume, seen: &Seen) -> Outcome<(u64, u64)> {
+    observe::block_on(async {
+        let client = connect(place.coordinators(), NAMESPACE).await?;
+        let evicted = evicted(&client, volume.id).await?;
+        let file = (seen.file_bytes > 0).then(|| homeward::FILE.to_owned());
+        let mut away = 0;
+        for name in (0..seen.frames).map(homeward::frame_name).chain(file) {
+            if let Some(found) = client.lookup(&own_cred(), volume.root, name.as_bytes()).await? {
+                away += client.residence(found.attr.ino).await?.evicted;
+            }
+        }
+        client.shutdown().await?;
+        Ok((evicted, away))
+    })
+}
+
+impl Shown {
+    /// What is not as it should be, in words.
+    pub fn troubles(&self) -> Vec<String> {
+        let mut troubles = self.wrong.clone();
+        let mut expect = |is_so: bool, what: &str| {
+            if !is_so {
+                troubles.push(what.to_owned());
+            }
+        };
+        expect(self.seen.complete, "home does not have everything");
+        expect(self.seen.lag(0.99) <= LAG_MS_MAX, "home is more than 20 s behind");
+        expect(
+            self.resumed_s.is_some_and(|s| s <= RESUME_S_MAX),
+            "nothing went on within 10 s of the mover's death",
+        );
+        expect(self.evicted > 0, "nothing was evicted although the volume is smaller than what it holds");
+        expect(self.recalled > 0, "nothing had to be brought back");
+        troubles
+    }
+
+    pub fn rows(&self) -> Vec<Vec<String>> {
+        let row = |name: &str, value: String| vec![name.to_owned(), value];
+        let seen = &self.seen;
+        let frames = table::bytes(seen.frames * PLAN.frame_bytes);
+        let file = table::bytes(seen.file_bytes / PART as u64 * PART as u64);
+        let resumed =
+            self.resumed_s.map_or("nothing went on".to_owned(), |s| format!("went on after {s:.1} s"));
+        let wrong = match self.wrong.first() {
+            None => "nothing".to_owned(),
+            Some(first) => format!("{} (first: {first})", self.wrong.len()),
+        };
+        vec![
+            row("streamed home", format!("{} frames ({frames}) and one file ({file})", seen.frames)),
+            row("limit of the volume", table::bytes(LIMIT_BYTES)),
+            row("lag p50, p99", format!("{:.1} s, {:.1} s", seen.lag(0.5) / 1e3, seen.lag(0.99) / 1e3)),
+            row(
+                "jitter of the rate at home",
+                format!("{:.0} % of its mean, the kill included", seen.jitter() * 100.0),
+            ),
+            row("mover killed in mid-file", format!("at {:.1} s, {resumed}", self.killed_at_s)),
+            row("longest write", format!("{:.0} ms", seen.write_ms_max)),
+            row("evicted", table::bytes(self.evicted)),
+            row(
+                "brought back",
+                format!("{} ({:.0} MB/s read, all of it)", table::bytes(self.recalled), self.read_mb_per_s),
+            ),
+            row("wrong or missing, here or at home", wrong),
+        ]
+    }
+
+    pub fn json(&self) -> Value {
+        json!({
+            "frames": self.seen.frames, "file_bytes": self.seen.file_bytes, "limit_bytes": LIMIT_BYTES,
+            "lag_p50_ms": self.seen.lag(0.5), "lag_p99_ms": self.seen.lag(0.99), "jitter": self.seen.jitter(),
+            "home_rate_min": self.seen.home_rate_min(),
+            "mover_killed_at_s": self.killed_at_s, "resumed_s": self.resumed_s, "evicted_bytes": self.evicted,
+            "recalled_bytes": self.recalled, "write_ms_max": self.seen.write_ms_max, "wrong": self.wrong,
+            "troubles": self.troubles(),
+        })
+    }
+}
