@@ -3,6 +3,8 @@
 //! Every written byte is a function of (operation, offset), so wrong bytes tell which operation they are from.
 //! Knows nothing of clients, stripes or time.
 
+use std::collections::BTreeMap;
+
 /// Bytes that a reader of a mismatch is shown.
 const SHOWN_BYTES: usize = 12;
 
@@ -39,10 +41,27 @@ struct Pending {
     who: Who,
     op: u64,
     what: What,
+    /// How long the file was when it began, for all that is known.
+    len_before: u64,
     /// Its operation ended well.
     done: bool,
     /// Its client was told of an error since.
     doubted: bool,
+}
+
+impl Pending {
+    /// Whether it may be there or not, as far as its client is concerned.
+    fn is_doubtful(&self, cuts: &impl Fn(usize) -> u64) -> bool {
+        !self.done || self.doubted || cuts(self.who.client) != self.who.cuts
+    }
+    /// Whether it changed what is at `offset`, or that the file is so long.
+    fn touches(&self, offset: u64) -> bool {
+        match self.what {
+            What::Write { offset: from, len } => (from.min(self.len_before)..from + len).contains(&offset),
+            What::Zero { offset: from, len } => (from..from + len).contains(&offset),
+            What::Size { len } => offset >= len.min(self.len_before),
+        }
+    }
 }
 
 #[derive(Clone, Debug, Default)]
@@ -77,7 +96,8 @@ impl FileModel {
         if self.pending.is_empty() {
             self.durable = self.bytes.clone();
         }
-        self.pending.push(Pending { who, op, what, done: false, doubted: false });
+        let len_before = self.len();
+        self.pending.push(Pending { who, op, what, len_before, done: false, doubted: false });
         let (did, offset, len) = match what {
             What::Write { offset, len } => ("wrote", offset, len),
             What::Zero { offset, len } => ("punched", offset, len),
@@ -123,11 +143,13 @@ impl FileModel {
         }
     }
 
-    /// `client` has seen what the others wrote (it read, or was granted the right to write): it must stay.
-    pub fn seen_by(&mut self, client: usize) {
-        let is_others = |p: &Pending| p.done && p.who.client != client;
-        if self.pending.iter().any(is_others) {
-            self.pending.retain(|p| !is_others(p));
+    /// `client` has seen what the others wrote (it read, or was granted the right to write): it must stay. But not where one of
+    /// them was cut off meanwhile: it may have been before, and what it wrote was lost before anybody saw it.
+    pub fn seen_by(&mut self, client: usize, cuts: impl Fn(usize) -> u64) {
+        let is_others = |p: &&Pending| p.who.client != client;
+        let mut others = self.pending.iter().filter(is_others).peekable();
+        if others.peek().is_some() && others.all(|p| !p.is_doubtful(&cuts)) {
+            self.pending.retain(|p| p.who.client == client);
             self.durable = self.bytes.clone();
         }
     }
@@ -139,7 +161,7 @@ impl FileModel {
 
     /// Whether somebody must look before the bytes are known again. `cuts`: how often each client was cut off until now.
     pub fn is_doubtful(&self, cuts: impl Fn(usize) -> u64) -> bool {
-        self.pending.iter().any(|p| !p.done || p.doubted || cuts(p.who.client) != p.who.cuts)
+        self.pending.iter().any(|p| p.is_doubtful(&cuts))
     }
 
     pub fn is_pending(&self) -> bool {
@@ -174,7 +196,7 @@ impl FileModel {
             }
             settled[at] = *byte;
         }
-        let lost = if settled == self.bytes { Vec::new() } else { self.losers() };
+        let lost = self.losers(&settled);
         if is_own.is_some() {
             let used = settled.iter().rposition(|b| *b != 0).map_or(0, |last| last + 1);
             settled.truncate(used);
@@ -219,16 +241,21 @@ impl FileModel {
             })
     }
 
-    /// Clients whose acknowledged changes may be among those lost. None if an unfinished one may explain the difference.
-    fn losers(&self) -> Vec<Who> {
+    /// Clients whose acknowledged changes are lost if `settled` is what is there. None if an unfinished one may explain the
+    /// difference.
+    fn losers(&self, settled: &[u8]) -> Vec<Who> {
         if self.pending.iter().any(|p| !p.done) {
             return Vec::new();
         }
-        // Who was told of an error since is not told again.
-        let untold = self.pending.iter().filter(|p| !p.doubted);
-        let mut losers: Vec<Who> = untold.map(|p| p.who).collect();
-        losers.dedup_by_key(|w| w.client);
-        losers
+        let mut losers: BTreeMap<usize, Who> = BTreeMap::new();
+        for at in
+            (0..settled.len().max(self.bytes.len())).filter(|at| settled.get(*at) != self.bytes.get(*at))
+        {
+            let newest = self.pending.iter().rfind(|p| p.touches(at as u64));
+            // Who was told of an error since is not told again.
+            losers.extend(newest.filter(|p| !p.doubted).map(|p| (p.who.client, p.who)));
+        }
+        losers.into_values().collect()
     }
 
     pub fn note(&mut self, op: u64, what: String, offset: u64, len: u64) {
@@ -357,8 +384,31 @@ mod tests {
         let mut told = file.clone();
         assert_eq!(told.settle(who(1), &with([1, 1], 50), None).unwrap(), [who(0)], "it must be told");
         told.check(0, 200, &with([1, 1], 50)).unwrap();
-        file.seen_by(1);
+        file.seen_by(1, |_| 0);
         assert!(!file.is_doubtful(|_| 1), "what another has seen must stay");
+    }
+
+    /// Seed 51001: one waits to open the file, meanwhile the other one dies with what it wrote, and then the first one writes.
+    #[test]
+    fn what_is_lost_before_another_writes_was_seen_by_nobody() {
+        let cuts = |client: usize| u64::from(client == 0);
+        let mut file = FileModel::default();
+        change(&mut file, 0, 1, What::Write { offset: 0, len: 100 });
+        file.synced(0);
+        change(&mut file, 0, 2, What::Write { offset: 100, len: 50 });
+        change(&mut file, 1, 3, What::Write { offset: 150, len: 30 });
+        file.seen_by(1, cuts);
+        assert!(file.is_doubtful(cuts), "it was cut off before the other one was done");
+        let with = |middle: Vec<u8>, end: Vec<u8>| [bytes_of(1, 0, 100), middle, end].concat();
+        for (got, losers) in [
+            (with(bytes_of(2, 100, 50), bytes_of(3, 150, 30)), vec![]),
+            (with(vec![0; 50], bytes_of(3, 150, 30)), vec![who(0)]),
+            (with(bytes_of(2, 100, 50), vec![]), vec![who(1)]),
+            (with(vec![], vec![]), vec![who(0), who(1)]),
+        ] {
+            assert_eq!(file.clone().settle(who(1), &got, None).unwrap(), losers);
+        }
+        assert!(file.settle(who(1), &bytes_of(1, 0, 90), None).is_err(), "what was safe must stay");
     }
 
     #[test]

@@ -172,6 +172,15 @@ impl Turn<'_> {
         Ok(handle)
     }
 
+    /// The same where it is known what is in the file: others may be cut off while it is opened.
+    async fn sure_handle(&self, file: &mut TurnFile) -> Told<Handle> {
+        let handle = self.handle(file).await?;
+        if self.work.is_doubtful(&file.model) {
+            self.settle(file).await?;
+        }
+        Ok(handle)
+    }
+
     /// Sizes as applications have them: small, odd, whole cells, whole stripes.
     fn some_len(&self) -> usize {
         let len = match self.rng.below(10) {
@@ -196,12 +205,17 @@ impl Turn<'_> {
 
     /// The change that began with this operation ended well; what others wrote before it has been seen.
     fn done(&self, file: &mut TurnFile) {
-        file.model.seen_by(self.me.client);
+        self.saw(file);
         file.model.done(self.op);
     }
 
+    /// What the others wrote is seen by this client.
+    fn saw(&self, file: &mut TurnFile) {
+        file.model.seen_by(self.me.client, |client| self.work.seats.cuts(client));
+    }
+
     async fn write(&self, file: &mut TurnFile) -> Told<()> {
-        let handle = self.handle(file).await?;
+        let handle = self.sure_handle(file).await?;
         let offset = self.some_offset(file);
         let len = self.some_len().min((FILE_BYTES_MAX + 70_000 - offset.min(FILE_BYTES_MAX)) as usize);
         self.log(file, format_args!("write {len} at {offset}"));
@@ -221,6 +235,12 @@ impl Turn<'_> {
         self.log(file, format_args!("append {len} to {}", file.model.len()));
         let mode = OpenMode { append: true, ..OpenMode::WRITE };
         let handle = self.client.open(&root_cred(), file.ino, mode).await.doing("open to append")?.handle;
+        if self.work.is_doubtful(&file.model)
+            && let Err(e) = self.settle(file).await
+        {
+            let _ = close(self.client, handle).await; // nothing was written
+            return Err(e);
+        }
         let end = file.model.len();
         file.model.begin(self.me, self.op, What::Write { offset: end, len: len as u64 });
         // The offset given is not where it goes.
@@ -249,7 +269,7 @@ impl Turn<'_> {
         let what = |e| panic!("operation {}: {} {} ({:?}): {e}", self.op, self.who(), file.name, file.ino);
         if !self.doubts_self(file) {
             file.model.check(offset, len, &got).unwrap_or_else(what);
-            file.model.seen_by(self.me.client);
+            self.saw(file);
         }
         Ok(())
     }
@@ -274,7 +294,7 @@ impl Turn<'_> {
             1 => (file.model.len() + self.rng.below(200_000)).min(FILE_BYTES_MAX),
             _ => self.rng.below(file.model.len() + 1),
         };
-        let handle = if self.rng.below(2) == 0 { Some(self.handle(file).await?) } else { None };
+        let handle = if self.rng.below(2) == 0 { Some(self.sure_handle(file).await?) } else { None };
         self.log(file, format_args!("truncate {} to {len}", file.model.len()));
         file.model.begin(self.me, self.op, What::Size { len });
         let set = SetAttrs { size: Some(len), ..SetAttrs::default() };
@@ -285,7 +305,7 @@ impl Turn<'_> {
     }
 
     async fn punch(&self, file: &mut TurnFile) -> Told<()> {
-        let handle = self.handle(file).await?;
+        let handle = self.sure_handle(file).await?;
         let offset = self.rng.below(file.model.len() + 1);
         let len = 1 + self.rng.below(100_000);
         self.log(file, format_args!("punch {len} at {offset}"));
@@ -315,7 +335,7 @@ impl Turn<'_> {
         }
         let (size, len) = (stat.attr.size, file.model.len());
         assert_eq!(size, len, "operation {}: {} sees a wrong size of {}", self.op, self.who(), file.name);
-        file.model.seen_by(self.me.client);
+        self.saw(file);
         Ok(())
     }
 
