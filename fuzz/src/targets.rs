@@ -20,7 +20,7 @@ use weir_proto::{
     CellId, ClusterId, DiskUuid, Epoch, Error, FileId, InodeId, NamespaceId, PgId, Seq, SessionId, TargetId,
     Version, VolumeId, Wire,
 };
-use weir_proto::{coord, data, frame, lock, map, meta, recall, relation, volume};
+use weir_proto::{coord, data, frame, lock, map, meta, recall, relation, snapshot, volume};
 use weir_store::format::{self as index, Record as _};
 
 pub struct Target {
@@ -279,7 +279,7 @@ fn access_list(value: &[u8]) {
         let _ = (acl.mode(), acl.is_mode());
     }
 }
-const NAMESPACE: [Check; 10] = [
+const NAMESPACE: [Check; 12] = [
     versioned::<record::Access>,
     versioned::<record::Tally>,
     versioned::<record::Link>,
@@ -290,6 +290,8 @@ const NAMESPACE: [Check; 10] = [
     versioned::<record::Garbage>,
     versioned::<record::VolumeRecord>,
     access_list,
+    versioned::<record::SnapshotRecord>,
+    versioned::<record::LayerRecord>,
 ];
 
 /// The first byte chooses the record.
@@ -334,6 +336,7 @@ fn namespace_seeds() -> Vec<Vec<u8>> {
         shared_at: None,
         evicted: 0,
         pinned: false,
+        layers: None,
     };
     let tally = record::Tally {
         mtime: time,

@@ -11,7 +11,7 @@ use crate::keys::Sequence;
 use crate::lease::{ByInode, Conflict, LeaseTable};
 use crate::lock::LockTable;
 use crate::namespace::create::next_number;
-use crate::namespace::{AtHome, Cx, Events, LayoutPolicy, Rules, View};
+use crate::namespace::{AtHome, Cx, Events, LayoutPolicy, Rules, Snapshots, View};
 use crate::ops::{Grants, Operation, Work};
 use crate::points;
 use crate::recalls::Recalls;
@@ -78,6 +78,8 @@ pub(crate) struct Leader {
     pub relations: Relations,
     /// A volume was deleted.
     pub removal: Notify,
+    /// A snapshot was deleted.
+    pub forgetting: Notify,
     /// The journal failed: nothing can be promised any more.
     pub failed: weir_env::watch::Sender<Option<Error>>,
 }
@@ -96,6 +98,9 @@ pub(crate) struct State {
     deaths: u64,
     /// Volumes with a changelog.
     pub listened: BTreeSet<VolumeId>,
+    pub snapshots: Snapshots,
+    /// The volume of which a snapshot is being taken, and its topmost directory.
+    pub snapshotting: Option<(VolumeId, InodeId)>,
     grace_over: Arc<Notify>,
     /// Operations wait here for leases on an inode. An entry exists while one does.
     waiters: ByInode<Arc<Notify>>,
@@ -126,12 +131,14 @@ impl Leader {
         })?;
         let (mut sessions, mut deaths, mut rooms) = (Sessions::new(), 0, Rooms::default());
         let (mut listened, mut relations) = (BTreeSet::new(), Relations::default());
+        let mut snapshots = Snapshots::new();
         kv.read(&mut |read| {
             sessions = session::load(read, now)?;
             rooms = namespace::volume::load_rooms(read)?;
             deaths = session::deaths(read)?;
             listened = relation::listened(read)?;
             relations = Relations::load(read, env.rng.next_u64() | 1)?;
+            snapshots = namespace::snapshot::load_all(read)?;
             Ok(())
         })?;
         let term = Duration::from_millis(config.lease_ms.into());
@@ -145,6 +152,8 @@ impl Leader {
             newest,
             deaths,
             listened,
+            snapshots,
+            snapshotting: None,
             grace_over: Arc::default(),
             waiters: ByInode::default(),
             contended: ByInode::default(),
@@ -161,6 +170,7 @@ impl Leader {
             evictor: Evictor::default(),
             relations,
             removal: Notify::new(),
+            forgetting: Notify::new(),
             failed,
         });
         leader.bury(&mut leader.lock())?;
@@ -286,7 +296,7 @@ impl Leader {
                     (done, replayed) = (Some(reply), true);
                     return Ok(());
                 }
-                let reply = change(&mut Cx { txn, rules: &rules, conflicts, events: &mut events }, request)?;
+                let reply = namespace::run(txn, &rules, conflicts, &mut events, |cx| change(cx, request))?;
                 if let Some(op) = op {
                     let value = slot_value(op.seq, R::METHOD, &reply);
                     txn.put(&keys::slot(op.session, op.slot), &value);
@@ -327,7 +337,7 @@ impl Leader {
             let committed = self.kv.transact(&mut |txn| {
                 conflicts.clear();
                 events = Events::default();
-                body(&mut Cx { txn, rules: &rules, conflicts, events: &mut events })
+                namespace::run(txn, &rules, conflicts, &mut events, &mut *body)
             })?;
             state.newest = state.newest.max(committed);
         }
@@ -343,7 +353,20 @@ impl Leader {
     ) -> Rules<'a> {
         let (now, deaths, layout) = (self.wall(), state.deaths, &*self.config.layout);
         let (rooms, listened, at_home) = (&state.rooms, &state.listened, &*self.config.at_home);
-        Rules { session, now, leases: &state.leases, rooms, live, deaths, listened, at_home, layout }
+        let (snapshots, snapshotting) = (&state.snapshots, state.snapshotting);
+        Rules {
+            session,
+            now,
+            leases: &state.leases,
+            rooms,
+            live,
+            deaths,
+            listened,
+            snapshots,
+            snapshotting,
+            at_home,
+            layout,
+        }
     }
 
     /// Whether a writer died with data of this file possibly on its way.
@@ -369,6 +392,13 @@ impl Leader {
                 Ok(listened) => state.listened = listened,
                 Err(e) => self.fail(&e.doing("look at relations")),
             }
+        }
+        if events.snapshots {
+            self.kv.read(&mut |read| {
+                state.snapshots = namespace::snapshot::load_all(read)?;
+                Ok(())
+            })?;
+            self.forgetting.notify_one();
         }
         for (id, record) in &events.volumes {
             state.rooms.note(*id, record.as_ref());

@@ -37,6 +37,10 @@
 //! v/<volume>              a volume                                              VolumeRecord
 //! n/<name>                the volume of that name                               u32
 //! Q/<volume>/<counter>    a volume's own usage; 0: of all but the root volume   i64
+//! s/<volume>/<snapshot>   a snapshot of a volume                                SnapshotRecord
+//! h/<snapshot>/<key>      what a key of A E T K I D X Z was when the snapshot was taken: 1 and its value, or 0
+//! Z/<ino>/<from>          bytes from there on are in an older object            LayerRecord
+//! z/<object>              how many records under h and Z speak of an object     i64
 //! ```
 //!
 //! Numbers in keys are big-endian, so keys sort as the numbers do. Values are laid out in `record.rs`.
@@ -63,6 +67,9 @@ pub enum Sequence {
     Death = b'x' as isize,
     Volume = b'v' as isize,
     Relation = b'r' as isize,
+    Snapshot = b'p' as isize,
+    /// Of data objects beside those that files are born with.
+    Object = b'o' as isize,
 }
 
 /// A letter and a number: most keys.
@@ -239,6 +246,30 @@ pub fn unfinished(relation: RelationId, ino: InodeId) -> [u8; 13] {
 }
 pub fn growing(relation: RelationId, ino: InodeId) -> [u8; 13] {
     key13(b'g', relation.0, ino.0)
+}
+pub fn snapshot(volume: VolumeId, number: u32) -> [u8; 9] {
+    let mut key = [b's'; 9];
+    key[1..5].copy_from_slice(&volume.0.to_be_bytes());
+    key[5..].copy_from_slice(&number.to_be_bytes());
+    key
+}
+/// The volume and the number in a key made by [`snapshot`].
+pub fn snapshot_pair(key: &[u8]) -> Option<(VolumeId, u32)> {
+    let number = |at: usize| Some(u32::from_be_bytes(key.get(at..at + 4)?.try_into().ok()?));
+    Some((VolumeId(number(1)?), number(5)?))
+}
+pub fn kept(snapshot: u32, key: &[u8]) -> Vec<u8> {
+    [&key5(b'h', snapshot)[..], key].concat()
+}
+/// The key in a key made by [`kept`].
+pub fn kept_key(key: &[u8]) -> &[u8] {
+    key.get(5..).unwrap_or_default()
+}
+pub fn layer(ino: InodeId, from: u64) -> [u8; 17] {
+    key17(b'Z', ino.0, from)
+}
+pub fn object(object: InodeId) -> Key9 {
+    key9(b'z', object.0)
 }
 /// The number behind letter and short number: of a change, a directory or an inode.
 pub fn long_number(key: &[u8]) -> Option<u64> {

@@ -25,6 +25,7 @@ mod replies;
 mod rooms;
 mod service;
 mod session;
+mod snapshots;
 mod sweeper;
 
 pub use evict::Level;

@@ -5,8 +5,8 @@
 use crate::lease::{ByInode, LeaseTable};
 use crate::namespace::create::meta_open;
 use crate::namespace::{
-    Cx, View, adopt, attr, create, data, evict, list, open, remove, rename, report, totals, usage_of, volume,
-    xattr,
+    Cx, View, adopt, attr, create, data, evict, layers, list, open, past, remove, rename, report, snapshot,
+    totals, usage_of, volume, xattr,
 };
 use crate::relation::serve;
 use crate::rooms::Rooms;
@@ -15,6 +15,10 @@ use weir_proto::meta::*;
 use weir_proto::recall::{Evict, EvictedRanges, Filled, SetPinned};
 use weir_proto::relation::{
     AckChanges, DropCursor, RelationAdd, RelationDo, RelationResolve, TellListing, WhereAtHome,
+};
+use weir_proto::snapshot::{
+    LayerCopied, LayersOf, PastAttr, PastGetXattr, PastList, PastListXattr, PastLookup, PastOpen,
+    SnapshotDelete, SnapshotList, SnapshotTake, TakeLayers,
 };
 use weir_proto::volume::*;
 use weir_proto::{InodeId, Request, Result, SessionId};
@@ -261,3 +265,20 @@ change!(Evict, evict::evict, (r, reply, g) { let _ = reply; });
 change!(Filled, evict::filled, (r, reply, g) { let _ = reply; });
 change!(SetPinned, evict::set_pinned, (r, reply, g) g.entry(reply));
 operation!(ScanInodes, Show report::scan, (r, reply, g) { let _ = reply; });
+
+change!(SnapshotTake, snapshot::take, (r, reply, g) { let _ = reply; });
+change!(SnapshotDelete, snapshot::delete, (r, reply, g) { let _ = reply; });
+operation!(SnapshotList, Show snapshot::list, (r, reply, g) { let _ = reply; });
+operation!(PastLookup, Show past::lookup, (r, reply, g) { let _ = reply; });
+operation!(PastAttr, Show past::attr, (r, reply, g) { let _ = reply; });
+operation!(PastList, Show past::list, (r, reply, g) { let _ = reply; });
+operation!(PastGetXattr, Show past::get_xattr, (r, reply, g) { let _ = reply; });
+operation!(PastListXattr, Show past::list_xattr, (r, reply, g) { let _ = reply; });
+operation!(PastOpen, Show past::open, (r, reply, g) { let _ = reply; });
+operation!(LayersOf, Show past::layers_of, (r, reply, g) { let _ = reply; });
+operation!(TakeLayers, Change layers::take, (r, reply, g) {
+    reply.entry.lease.kind = g.leases.kept(g.session, r.ino);
+});
+change!(LayerCopied, layers::copied, (r, reply, g) {
+    reply.lease.kind = g.leases.kept(g.session, r.ino);
+});

@@ -166,14 +166,14 @@ impl Leader {
                 state.recalls.put_back(due, now);
                 return Err(e);
             }
-            let Some(Handed { layout, size, token_epoch, parts }) = handed else {
+            let Some(Handed { layout, object, size, token_epoch, parts }) = handed else {
                 state.recalls.done(due.ino, due.from, 0); // it is back, or gone
                 continue;
             };
             for part in parts {
                 state.recalls.begin(&due, (part.from, part.to), token_epoch, mover, now);
                 let (ino, from, to, awaited) = (due.ino, part.from, part.to, due.awaited);
-                work.push(RecallWork { ino, layout, size, from, to, token_epoch, awaited });
+                work.push(RecallWork { ino, object, layout, size, from, to, token_epoch, awaited });
             }
         }
         Ok(work)

@@ -7,7 +7,7 @@
 use bytes::Bytes;
 use weir_proto::data::FENCE_GONE;
 use weir_proto::map::Layout;
-use weir_proto::meta::{Attr, FileKind, Lease, LeaseKind, Time, Usage};
+use weir_proto::meta::{Attr, FileKind, Layers, Lease, LeaseKind, Time, Usage};
 use weir_proto::relation::What;
 use weir_proto::volume::{Policy, Quota, Volume};
 use weir_proto::{Error, InodeId, PgId, Reader, Result, SessionId, VolumeId, Wire, Writer, wire_struct};
@@ -136,19 +136,27 @@ pub struct Inode {
     pub evicted: u64,
     /// Never evicted.
     pub pinned: bool,
+    /// Where its data is, if not in the object with the inode's number.
+    pub layers: Option<Layers>,
 }
 
 /// In the flags of an inode's record.
 const PINNED: u32 = 1;
+/// Its data is in an object of another number, which follows.
+const LAYERED: u32 = 2;
 
 macro_rules! inode_wire {
     ($($field:ident: $ty:ty),*) => {
         impl Wire for Inode {
             fn encode(&self, w: &mut Writer) {
                 $(self.$field.encode(w);)*
-                if (self.evicted, self.pinned) != (0, false) {
+                if (self.evicted, self.pinned, self.layers) != (0, false, None) {
                     (self.shared_at, self.evicted).encode(w);
-                    (if self.pinned { PINNED } else { 0 }).encode(w);
+                    let pinned = if self.pinned { PINNED } else { 0 };
+                    (pinned | if self.layers.is_some() { LAYERED } else { 0 }).encode(w);
+                    if let Some(layers) = &self.layers {
+                        layers.encode(w);
+                    }
                 } else if let Some(deaths) = self.shared_at {
                     deaths.encode(w);
                 }
@@ -161,10 +169,11 @@ macro_rules! inode_wire {
                     8 => (Some(u64::decode(r)?), 0, 0),
                     _ => (Option::<u64>::decode(r)?, u64::decode(r)?, u32::decode(r)?),
                 };
-                if flags > PINNED {
+                if flags > PINNED | LAYERED {
                     return Err(Error::unsupported(format!("flags {flags:#x} of an inode")));
                 }
-                Ok(Inode { $($field,)* shared_at, evicted, pinned: flags & PINNED != 0 })
+                let layers = if flags & LAYERED == 0 { None } else { Some(Layers::decode(r)?) };
+                Ok(Inode { $($field,)* shared_at, evicted, pinned: flags & PINNED != 0, layers })
             }
         }
     };
@@ -302,6 +311,39 @@ wire_struct!(VolumeRecord {
     deleting: bool,
 });
 
+/// `s/`: a snapshot.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SnapshotRecord {
+    pub name: String,
+    pub created: Time,
+    /// What only it held is being given back.
+    pub deleting: bool,
+}
+wire_struct!(SnapshotRecord { name: String, created: Time, deleting: bool });
+
+/// `Z/`: bytes from the key's place to before `to` are in an older object. They begin with a stripe, and end with one or where
+/// the file ended when it got its present object (or has been cut since).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LayerRecord {
+    pub to: u64,
+    pub object: InodeId,
+    /// The token epoch under which somebody copies them; 0: nobody does.
+    pub handed: u32,
+    /// The object is to be cut with this token epoch before it is copied from; 0: nobody can be writing to it.
+    pub fence: u32,
+    /// First group and number of groups that the object's cells are on.
+    pub first_pg: PgId,
+    pub pg_count: u32,
+}
+wire_struct!(LayerRecord {
+    to: u64,
+    object: InodeId,
+    handed: u32,
+    fence: u32,
+    first_pg: PgId,
+    pg_count: u32
+});
+
 impl VolumeRecord {
     /// As it is shown.
     pub fn show(self, id: VolumeId, usage: Usage) -> Volume {
@@ -357,6 +399,8 @@ impl Record for Garbage {}
 impl Record for EvictedRange {}
 impl Record for VolumeRecord {}
 impl Record for ChangeRecord {}
+impl Record for SnapshotRecord {}
+impl Record for LayerRecord {}
 
 fn decode_versioned<T: Wire>(value: &[u8]) -> Result<T> {
     let mut r = Reader::new(value);
@@ -393,7 +437,16 @@ impl Inode {
             layout: self.layout,
             acl: self.mode & HAS_ACL != 0,
             evicted: self.evicted,
+            layers: self.layers,
         }
+    }
+    /// Where its data goes.
+    pub fn object(&self, ino: InodeId) -> InodeId {
+        self.layers.map_or(ino, |layers| layers.object)
+    }
+    /// Bytes of it that are in older objects.
+    pub fn layered(&self) -> u64 {
+        self.layers.map_or(0, |layers| layers.bytes)
     }
     /// What of it takes space here.
     pub fn online(&self) -> u64 {
@@ -430,6 +483,7 @@ pub fn directory_attr(dir: InodeId, access: &Access, tally: &Tally) -> Attr {
         layout: None,
         acl: access.mode & HAS_ACL != 0,
         evicted: 0,
+        layers: None,
     }
 }
 
@@ -471,6 +525,7 @@ mod tests {
             shared_at: None,
             evicted: 0,
             pinned: false,
+            layers: None,
         };
         let value = inode.to_value();
         assert_eq!(value.len(), 1 + 1 + 5 * 4 + 2 * 8 + 4 * 8 + 8 + 1 + 8 + 4 + 8 + 2 + 8);
@@ -483,6 +538,10 @@ mod tests {
             let away = Inode { shared_at, evicted, pinned, ..inode.clone() };
             assert!(away.to_value().len() > longer.len());
             assert_eq!(Inode::from_value(&away.to_value(), String::new).unwrap(), away);
+            let layers = Some(Layers { object: InodeId(1 << 62 | 9), bytes: 11 });
+            let layered = Inode { layers, ..away.clone() };
+            assert_eq!(layered.to_value().len(), away.to_value().len() + 16);
+            assert_eq!(Inode::from_value(&layered.to_value(), String::new).unwrap(), layered);
         }
         let deleted = Garbage { first_pg: PgId(3), pg_count: 4, cut: StripeCut::ALL };
         assert_eq!(deleted.to_value(), [1, 3, 0, 0, 0, 4, 0, 0, 0]);

@@ -23,6 +23,10 @@ use weir_proto::relation::{
     AckChanges, DropCursor, ReadChanges, RelationAdd, RelationDo, RelationList, RelationResolve, TakeWork,
     TellListing, WhereAtHome, WorkDone,
 };
+use weir_proto::snapshot::{
+    LayerCopied, LayersOf, PastAttr, PastGetXattr, PastList, PastListXattr, PastLookup, PastOpen,
+    SnapshotDelete, SnapshotList, SnapshotTake, TakeLayers,
+};
 use weir_proto::volume::*;
 use weir_proto::{Error, ErrorKind, InodeId, Request, Result, SessionId, Wire};
 use weir_rpc::{Call, Connection, Defer, Handled, Payload, Reply, Service};
@@ -72,6 +76,7 @@ impl Meta {
             e = evictor => e,
             e = relations => e,
             e = self.remove_volumes() => e,
+            e = self.forget_snapshots() => e,
         }
     }
 
@@ -637,6 +642,24 @@ impl Meta {
             Filled::METHOD => self.operate::<Filled>(call),
             SetPinned::METHOD => self.operate::<SetPinned>(call),
             AwaitRecall::METHOD..=GetEviction::METHOD => self.handle_recall(call),
+            _ => self.handle_snapshot(call),
+        }
+    }
+
+    fn handle_snapshot(&self, call: &Call) -> Outcome {
+        match call.method {
+            SnapshotTake::METHOD => self.take_snapshot(call.decode(), call.deadline),
+            SnapshotDelete::METHOD => self.operate::<SnapshotDelete>(call),
+            SnapshotList::METHOD => self.operate::<SnapshotList>(call),
+            PastLookup::METHOD => self.operate::<PastLookup>(call),
+            PastAttr::METHOD => self.operate::<PastAttr>(call),
+            PastList::METHOD => self.operate::<PastList>(call),
+            PastGetXattr::METHOD => self.operate::<PastGetXattr>(call),
+            PastListXattr::METHOD => self.operate::<PastListXattr>(call),
+            PastOpen::METHOD => self.operate::<PastOpen>(call),
+            LayersOf::METHOD => self.operate::<LayersOf>(call),
+            TakeLayers::METHOD => self.operate::<TakeLayers>(call),
+            LayerCopied::METHOD => self.operate::<LayerCopied>(call),
             _ => self.handle_session(call),
         }
     }

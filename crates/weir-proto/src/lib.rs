@@ -19,6 +19,7 @@ pub mod meta;
 pub mod piece;
 pub mod recall;
 pub mod relation;
+pub mod snapshot;
 pub mod volume;
 pub mod wire;
 

@@ -68,8 +68,15 @@ message!(
         acl: bool,
         /// Bytes that are at home only (see `recall.rs`); 0: reading and writing ask nobody about it.
         evicted: u64,
+        /// Where its data is, if not in the object with the inode's number (see `snapshot.rs`).
+        layers: Option<Layers>,
     }
 );
+message!(
+    /// What is written goes to `object`; so many bytes are still in older ones.
+    Layers { object: InodeId, bytes: u64 }
+);
+impl Copy for Layers {}
 
 wire_enum!(
     /// A client's right to cache an inode.

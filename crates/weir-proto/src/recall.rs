@@ -76,6 +76,8 @@ message!(
     /// end where the file ended when it was evicted; what is behind in it is zeros.
     RecallWork {
         ino: InodeId,
+        /// Where the file's bytes go.
+        object: InodeId,
         layout: Layout,
         /// Of the file now.
         size: u64,

@@ -10,7 +10,7 @@ mod list;
 use dice::Dice;
 use weir_proto::map::{Layout, Scheme};
 use weir_proto::{CellId, Error, FileId, Wire};
-use weir_proto::{coord, data, frame, lock, map, meta, recall, relation, volume};
+use weir_proto::{coord, data, frame, lock, map, meta, recall, relation, snapshot, volume};
 
 const ROUNDS: usize = 10_000;
 

@@ -195,11 +195,13 @@ impl Cx<'_> {
     /// Cuts or extends a file. What may be on targets beyond stays remembered in `data_end`.
     pub(super) fn set_size(&mut self, ino: InodeId, inode: &mut Inode, size: u64) -> Result<()> {
         if size < inode.size {
+            self.leave_snapshots(ino, inode)?;
             if !self.cut_inline(ino, size)? {
                 inode.data_end = inode.data_end.max(inode.size);
             }
             let allocated = inode.allocated.min(size);
             let evicted = self.cut_evicted(ino, inode, size)?;
+            self.cut_layers(ino, inode, size)?;
             self.set_space(inode, allocated, evicted)?;
         }
         inode.size = size;

@@ -165,6 +165,7 @@ impl Cx<'_> {
             shared_at: None,
             evicted: 0,
             pinned: false,
+            layers: None,
         }
     }
 
@@ -240,6 +241,9 @@ pub fn create(cx: &mut Cx<'_>, r: &meta::Create) -> Result<Created> {
     }
     let mut birth = cx.prepare_new(&r.cred, r.parent, access)?;
     cx.require_inode(birth.access.volume)?;
+    if r.open & meta_open::WRITE != 0 {
+        cx.wait_for_snapshot_of(birth.access.volume)?;
+    }
     let ino = cx.give_birth(&mut birth, &r.name, FileKind::Regular)?;
     let permissions = cx.permissions(&birth, r.mode, r.umask, false)?;
     let mut inode = cx.newborn(&birth, &r.cred, FileKind::Regular, &permissions);

@@ -61,7 +61,7 @@ fn check(rules: &Rules<'_>, r: &Commit, inode: &Inode) -> Result<()> {
     }
     let alone = rules.leases.held(rules.session, r.ino) == LeaseKind::Write;
     if !alone
-        && r.size > inode.size
+        && (r.size > inode.size || r.drop_inline)
         && super::open::cuts(r.token_epoch) < super::open::cuts(inode.token_epoch)
     {
         // Somebody may have cut since what this writer put past the size.

@@ -180,6 +180,9 @@ impl Cx<'_> {
         if !matches!(how, How::Own { .. }) {
             self.take_from_all(ino)?;
         }
+        if self.is_layered_or_held(ino, &inode)? {
+            return Err(busy(ino, "a snapshot holds its bytes"));
+        }
         let token_epoch = next_cut(inode.token_epoch);
         if token_epoch <= inode.token_epoch {
             return Err(Error::unsupported(format!("inode {ino}: its token epochs are used up")));
@@ -190,7 +193,7 @@ impl Cx<'_> {
             to_stripe: layout.stripe_count(last.to),
             token_epoch,
         };
-        self.note_garbage(ino, &layout, cut)?;
+        self.note_garbage(inode.object(ino), &layout, cut)?;
         let evicted = gaps.iter().fold(inode.evicted, |sum, gap| sum + (gap.to - gap.from));
         self.put_evicted(ino, &known, &gaps);
         let allocated = inode.allocated;
@@ -339,7 +342,7 @@ impl Cx<'_> {
             parts.push(ByteRange { from: a, to: b });
         }
         self.put_inode(ino, &inode);
-        Ok(Some(Handed { layout, size: inode.size, token_epoch, parts }))
+        Ok(Some(Handed { layout, object: inode.object(ino), size: inode.size, token_epoch, parts }))
     }
 }
 
@@ -347,6 +350,7 @@ impl Cx<'_> {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Handed {
     pub layout: Layout,
+    pub object: InodeId,
     pub size: u64,
     pub token_epoch: u32,
     pub parts: Vec<ByteRange>,

@@ -13,17 +13,22 @@ pub mod create;
 pub mod data;
 pub mod evict;
 pub mod home;
+pub mod keeper;
+pub mod layers;
 pub mod list;
 pub mod log;
 pub mod open;
+pub mod past;
 pub mod remove;
 pub mod rename;
 pub mod report;
+pub mod snapshot;
 mod usage;
 pub mod volume;
 pub mod xattr;
 
 pub use home::AtHome;
+pub use keeper::Snapshots;
 pub use remove::release_orphan;
 pub use usage::{Charge, totals, usage_of, volume_usage};
 
@@ -34,6 +39,7 @@ use crate::record::{
 };
 use crate::rooms::Rooms;
 use acl::Acl;
+use keeper::Keeper;
 use std::collections::BTreeSet;
 use weir_kv::{Read, Txn};
 use weir_proto::map::Scheme;
@@ -63,6 +69,9 @@ pub struct Rules<'a> {
     pub deaths: u64,
     /// Volumes with a changelog.
     pub listened: &'a BTreeSet<VolumeId>,
+    pub snapshots: &'a Snapshots,
+    /// The volume of which a snapshot is being taken, and its topmost directory.
+    pub snapshotting: Option<(VolumeId, InodeId)>,
     /// Whether home has bytes of a file.
     pub at_home: &'a AtHome,
     /// For a volume's policy. `None`: no placement group exists for it yet.
@@ -107,6 +116,8 @@ pub struct Events {
     pub filled: Vec<(InodeId, u64, u32)>,
     /// Files with evicted bytes that were cut, and to what size.
     pub cut: Vec<(InodeId, u64)>,
+    /// Snapshots came or went.
+    pub snapshots: bool,
 }
 
 /// Permission bits of one class.
@@ -125,6 +136,20 @@ impl View<'_> {
     fn clear(&self) -> Result<()> {
         halt_if(!self.conflicts.is_empty())
     }
+}
+
+/// Runs a change. What snapshots show of what it changes is kept, whatever it does.
+pub fn run<T>(
+    txn: &mut dyn Txn,
+    rules: &Rules<'_>,
+    conflicts: &mut Vec<Conflict>,
+    events: &mut Events,
+    body: impl FnOnce(&mut Cx<'_>) -> Result<T>,
+) -> Result<T> {
+    let mut keeper = Keeper::new(txn, rules.snapshots);
+    let done = body(&mut Cx { txn: &mut keeper, rules, conflicts, events })?;
+    events.garbage |= keeper.finish(rules.now)?;
+    Ok(done)
 }
 
 impl Cx<'_> {

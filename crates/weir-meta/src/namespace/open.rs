@@ -36,7 +36,11 @@ impl Cx<'_> {
             leases.own_conflict(session, ino, self.conflicts);
         }
         self.clear()?;
-        let mut changed = write && self.take_writer(ino, &mut inode);
+        let mut changed = false;
+        if write {
+            self.wait_for_snapshot(ino, &inode)?;
+            changed = self.leave_snapshots(ino, &mut inode)? | self.take_writer(ino, &mut inode);
+        }
         if truncate && inode.size > 0 {
             self.set_size(ino, &mut inode, 0)?;
             inode.ctime = self.rules.after(inode.ctime);
@@ -104,7 +108,8 @@ pub fn acquire(cx: &mut Cx<'_>, r: &meta::AcquireLease) -> Result<Entry> {
     cx.need(r.ino, need);
     cx.clear()?;
     if r.kind == LeaseKind::Write && inode.kind == FileKind::Regular {
-        let mut changed = cx.take_writer(r.ino, &mut inode);
+        cx.wait_for_snapshot(r.ino, &inode)?;
+        let mut changed = cx.leave_snapshots(r.ino, &mut inode)? | cx.take_writer(r.ino, &mut inode);
         if r.renew {
             // What anybody wrote up to now is told from what this session writes from now on.
             inode.token_epoch = next_cut(inode.token_epoch);
@@ -194,6 +199,8 @@ pub fn recovered(cx: &mut Cx<'_>, r: &meta::Recovered) -> Result<Entry> {
     // Whoever says this has cut what was past the size; since then nobody else had the right to write.
     inode.data_end = inode.size;
     cx.put_inode(r.ino, &inode);
+    // Whoever has recovered it goes on writing.
+    cx.leave_snapshots(r.ino, &mut inode)?;
     cx.log_whole(r.ino, &inode)?;
     Ok(cx.rules.entry(r.ino, &inode))
 }

@@ -1,7 +1,6 @@
 //! Names that go: unlink, rmdir; files that nobody can reach any more.
 use super::usage::Charge;
 use super::*;
-use crate::record::StripeCut;
 use weir_kv::Scan;
 use weir_proto::meta::{self, Removed};
 use weir_proto::relation::What;
@@ -71,9 +70,7 @@ impl Cx<'_> {
             self.delete_range(keys::range_of(b'W', ino.0))?;
             self.events.cut.push((ino, 0));
         }
-        if let Some(layout) = inode.layout.filter(|_| inode.may_have_cells()) {
-            self.note_garbage(ino, &layout, StripeCut::ALL)?;
-        }
+        self.release_object(ino, inode)?;
         self.events.gone.push(ino);
         Ok(())
     }

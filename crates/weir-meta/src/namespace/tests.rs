@@ -11,6 +11,7 @@ use weir_proto::map::Scheme;
 use weir_proto::meta::{self, *};
 
 mod evicted;
+mod snapshots;
 mod volumes;
 
 const ME: SessionId = SessionId(1);
@@ -21,6 +22,7 @@ pub struct World {
     rooms: Rooms,
     now: i64,
     at_home: Arc<AtHomeNow>,
+    snapshots: Snapshots,
 }
 
 /// Files that home has all of.
@@ -49,6 +51,7 @@ impl World {
             rooms: Rooms::default(),
             now: 1000,
             at_home: Arc::default(),
+            snapshots: Snapshots::new(),
         }
     }
     pub fn change<T>(&mut self, body: impl Fn(&mut Cx<'_>) -> Result<T>) -> Result<T> {
@@ -67,16 +70,28 @@ impl World {
             live: &|_| true,
             deaths: 0,
             listened: &BTreeSet::new(),
+            snapshots: &self.snapshots,
+            snapshotting: None,
             at_home: &at_home,
             layout: &layout,
         };
         let (mut out, mut conflicts, mut events) = (None, Vec::new(), Events::default());
         self.kv.transact(&mut |txn| {
-            out = Some(body(&mut Cx { txn, rules: &rules, conflicts: &mut conflicts, events: &mut events })?);
+            out = Some(run(txn, &rules, &mut conflicts, &mut events, &body)?);
             Ok(())
         })?;
         events.orphaned.iter().for_each(|ino| self.leases.mark_orphan(*ino));
         events.adopted.iter().for_each(|ino| self.leases.unmark_orphan(*ino));
+        if events.snapshots {
+            let mut all = Snapshots::new();
+            self.kv
+                .read(&mut |read| {
+                    all = snapshot::load_all(read)?;
+                    Ok(())
+                })
+                .unwrap();
+            self.snapshots = all;
+        }
         events.volumes.iter().for_each(|(id, record)| self.rooms.note(*id, record.as_ref()));
         Ok(out.unwrap())
     }
@@ -91,6 +106,8 @@ impl World {
             live: &|_| true,
             deaths: 0,
             listened: &BTreeSet::new(),
+            snapshots: &self.snapshots,
+            snapshotting: None,
             at_home: &at_home,
             layout: &|_| None,
         };

@@ -420,6 +420,12 @@ pub fn delete(cx: &mut Cx<'_>, r: &volume::VolumeDelete) -> Result<Volume> {
             format!("volume {inside:?} lies in volume {:?}: delete that first", record.name),
         ));
     }
+    if super::snapshot::has_any(cx.read(), r.volume)? {
+        return Err(Error::name(
+            NameRule::Busy,
+            format!("volume {:?} has snapshots: delete these first", record.name),
+        ));
+    }
     let related = crate::relation::store::relations(cx.read())?;
     if related.iter().any(|(_, relation)| relation.volume == r.volume) {
         return Err(Error::name(

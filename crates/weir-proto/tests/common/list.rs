@@ -1,6 +1,6 @@
 //! Every message type, once. Used by the tests of messages, of decoders and of servers, and by the fuzz targets.
 //!
-//! The user brings `coord`, `data`, `meta`, `volume`, `relation`, `recall`, `lock`, `map` and `frame` of `weir_proto` into scope. That the list is complete is a test
+//! The user brings `coord`, `data`, `meta`, `volume`, `relation`, `snapshot`, `recall`, `lock`, `map` and `frame` of `weir_proto` into scope. That the list is complete is a test
 //! of its own: `the_list_is_complete`.
 
 /// Calls `$check::<T>(name)` for every message type. `the_list_is_complete` compares it with the sources.
@@ -14,7 +14,7 @@ macro_rules! for_every_message {
                 ReadCell, CellRead, ReadOverlays, OverlayExtent, OverlaysRead, StatCell, CellStat, MarkMissing,
                 DropFile, GroupAt, ListCuts, CutList, Cut, DropFileReply, PreparedCell, SealCell, SealedCell, ListCells, CellList, CellSummary,
                 SealFile, StatTarget, TargetStat}
-            meta::{Op, Cred, Time, Range, Attr, Lease, Entry, SessionOpen, SessionOpened, HeldLease, SessionResume,
+            meta::{Op, Cred, Time, Range, Attr, Layers, Lease, Entry, SessionOpen, SessionOpened, HeldLease, SessionResume,
                 SessionResumed, KeepAlive, SessionClose, Lookup, Looked, GetAttr, ReadLink, LinkTarget, ReadDir,
                 ListEntry, Listing, GetXattr, XattrValue, ListXattr, XattrNames, GetUsage, Usage, StatFs, FsStat,
                 AcquireLease, ReleaseLease, Open, Opened, Close, Closed, ReadInline, InlineData, Recovered, TakeTurn, EndTurn, Create, Created,
@@ -30,6 +30,9 @@ macro_rules! for_every_message {
             recall::{ByteRange, Evict, Evicted, EvictedRanges, EvictedList, AwaitRecall, RecallWaited, WantRecall, TakeRecalls,
                 RecallId, RecallsTaken, RecallWork, Filled, Learned, RecallFailed, SetPinned, GetResidence, Residence, RecallState, GetEviction, SetMarks,
                 Levels, EvictionLevel, EvictOwn}
+            snapshot::{Snapshot, SnapshotTake, SnapshotDelete, SnapshotList, Snapshots, PastLookup, PastLooked, PastAttr, PastList,
+                PastListing, PastEntry, PastGetXattr, PastListXattr, PastBytes, PastNames, PastOpen, PastOpened, Layer, LayersOf,
+                LayerList, TakeLayers, LayersTaken, LayerCopied}
             lock::{LockOwner, LockEntry, SetLock, LockAnswer, TestLock, CancelLock, LockCancelled, ListLocks,
                 LockList, HeldLock, ReclaimLocks, Reclaimed, LockFree}
             map::{Node, Target, Member, Group, NamespaceEntry, Settings, ClusterMap}

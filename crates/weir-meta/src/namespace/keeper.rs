@@ -1,0 +1,365 @@
+//! What a snapshot shows is kept here, beneath all operations: a key's value as it was goes under `h/` before it first changes.
+//!
+//! Invariants: every change of a tree goes through a [`Keeper`], which no operation can go around. A key is kept once per
+//! snapshot: the first one under a number at or above a snapshot's is what that snapshot shows, and the present value if
+//! there is none. Of what was made after the snapshot nothing is kept but that it was not there. `z/<object>` counts the
+//! records under `h/` and `Z/` that speak of an object; an object that none speaks of, and no file has, becomes garbage.
+//!
+//! Volumes without snapshots pay for a look into an empty map.
+use crate::keys;
+use crate::record::{Access, Garbage, Inode, LayerRecord, Link, NEVER_NAMED, Record, StripeCut, Tally};
+use std::collections::BTreeMap;
+use weir_kv::{Read, Scan, Txn};
+use weir_proto::meta::{FileKind, Time};
+use weir_proto::{Error, InodeId, PgId, Result, VolumeId};
+
+/// Of each volume the numbers of its snapshots, oldest first, and which are being removed.
+pub type Snapshots = BTreeMap<VolumeId, Vec<Snap>>;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Snap {
+    pub number: u32,
+    pub deleting: bool,
+}
+
+/// `h/`: it was not there.
+const ABSENT: u8 = 0;
+/// `h/`: its value follows.
+const PRESENT: u8 = 1;
+
+/// A value under `h/`: what the key was.
+pub fn kept_value(value: &[u8]) -> Result<Option<&[u8]>> {
+    match value.split_first() {
+        Some((&ABSENT, [])) => Ok(None),
+        Some((&PRESENT, rest)) => Ok(Some(rest)),
+        _ => Err(Error::damaged("a record of a snapshot is damaged")),
+    }
+}
+fn to_keep(value: Option<&[u8]>) -> Vec<u8> {
+    value.map_or_else(|| vec![ABSENT], |v| [&[PRESENT], v].concat())
+}
+
+/// What a key belongs to.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Owner {
+    Directory(InodeId),
+    File(InodeId),
+}
+
+impl Owner {
+    fn key(self) -> keys::Key9 {
+        match self {
+            Owner::Directory(dir) => keys::access(dir),
+            Owner::File(ino) => keys::inode(ino),
+        }
+    }
+}
+
+/// For which snapshot things of an owner are kept.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Keep {
+    Nothing,
+    /// It was made after this one.
+    Born {
+        number: u32,
+        volume: VolumeId,
+    },
+    /// For this one, unless it is kept for one of the later ones, which are being removed.
+    For {
+        number: u32,
+        volume: VolumeId,
+    },
+}
+
+/// A transaction that keeps what snapshots show.
+pub struct Keeper<'a> {
+    txn: &'a mut (dyn Txn + 'a),
+    snapshots: &'a Snapshots,
+    owners: BTreeMap<Owner, Keep>,
+    /// Objects that fewer records speak of now, and their groups.
+    released: BTreeMap<InodeId, (PgId, u32)>,
+    failed: Option<Error>,
+}
+
+impl Read for Keeper<'_> {
+    fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        self.txn.get(key)
+    }
+    fn scan(&self, start: &[u8], end: &[u8], visit: &mut dyn FnMut(&[u8], &[u8]) -> Scan) -> Result<()> {
+        self.txn.scan(start, end, visit)
+    }
+}
+
+impl Txn for Keeper<'_> {
+    fn put(&mut self, key: &[u8], value: &[u8]) {
+        self.note(key, Some(value));
+        self.txn.put(key, value);
+    }
+    fn delete(&mut self, key: &[u8]) {
+        self.note(key, None);
+        self.txn.delete(key);
+    }
+    fn add(&mut self, key: &[u8], delta: i64) {
+        self.txn.add(key, delta);
+    }
+    fn max(&mut self, key: &[u8], value: u64) {
+        self.txn.max(key, value);
+    }
+}
+
+impl<'a> Keeper<'a> {
+    pub fn new(txn: &'a mut (dyn Txn + 'a), snapshots: &'a Snapshots) -> Keeper<'a> {
+        Keeper { txn, snapshots, owners: BTreeMap::new(), released: BTreeMap::new(), failed: None }
+    }
+
+    /// Before the transaction ends. True: there is garbage.
+    pub fn finish(mut self, now: Time) -> Result<bool> {
+        if let Some(e) = self.failed.take() {
+            return Err(e);
+        }
+        let mut any = false;
+        for (object, (first_pg, pg_count)) in std::mem::take(&mut self.released) {
+            if references(self.txn, object)? == 0 {
+                self.txn.delete(&keys::object(object));
+                let garbage = Garbage { first_pg, pg_count, cut: StripeCut::ALL };
+                self.txn.put(&keys::garbage(now, object), &garbage.to_value());
+                any = true;
+            }
+        }
+        Ok(any)
+    }
+
+    fn note(&mut self, key: &[u8], new: Option<&[u8]>) {
+        let Some(letter) = key.first() else { return };
+        let layer = *letter == b'Z';
+        if self.failed.is_some() || !layer && self.snapshots.is_empty() {
+            return;
+        }
+        let mut look = || -> Result<()> {
+            if !self.snapshots.is_empty()
+                && let Some(owner) = self.owner_of(key)?
+            {
+                self.keep(owner, key, new)?;
+            }
+            if layer { self.count_layer(key, new) } else { Ok(()) }
+        };
+        self.failed = look().err();
+    }
+
+    fn keep(&mut self, owner: Owner, key: &[u8], new: Option<&[u8]>) -> Result<()> {
+        let is_record = key == owner.key();
+        let keep = self.keep_of(owner, if is_record { new } else { None })?;
+        let (number, volume) = match keep {
+            Keep::Nothing => return Ok(()),
+            Keep::Born { number, volume } if is_record && new.is_none() => {
+                return self.forget_birth(owner, number, volume);
+            }
+            Keep::Born { .. } => return Ok(()),
+            Keep::For { number, volume } => (number, volume),
+        };
+        if self.is_kept(volume, number, key)? {
+            return Ok(());
+        }
+        let old = self.txn.get(key)?;
+        if self.came_later(owner, key, old.as_deref(), (volume, number))? {
+            return Ok(());
+        }
+        if let Some(value) = old.as_deref() {
+            self.count_kept(key, value)?;
+        }
+        self.txn.put(&keys::kept(number, key), &to_keep(old.as_deref()));
+        Ok(())
+    }
+
+    /// For which snapshot what belongs to `owner` is kept. Its birth is noted on the way.
+    fn keep_of(&mut self, owner: Owner, new: Option<&[u8]>) -> Result<Keep> {
+        if let Some(known) = self.owners.get(&owner) {
+            return Ok(*known);
+        }
+        let old = self.txn.get(&owner.key())?;
+        let volume = match old.as_deref() {
+            Some(value) => self.volume_in(owner, value)?,
+            None => None,
+        };
+        let born = volume.is_none();
+        let volume = match (volume, new) {
+            (None, Some(value)) => self.volume_in(owner, value)?,
+            (volume, _) => volume,
+        };
+        let newest = volume.and_then(|volume| {
+            let all = self.snapshots.get(&volume)?;
+            all.iter().rev().find(|s| !s.deleting).map(|s| (volume, s.number))
+        });
+        let keep = match newest {
+            None => Keep::Nothing,
+            Some((volume, number)) if born => {
+                self.txn.put(&keys::kept(number, &owner.key()), &[ABSENT]);
+                Keep::Born { number, volume }
+            }
+            Some((volume, number)) if self.is_born_after(volume, number, owner)? => {
+                Keep::Born { number, volume }
+            }
+            Some((volume, number)) => Keep::For { number, volume },
+        };
+        // Of what has no record yet the volume is not known before it gets one.
+        if old.is_some() || new.is_some() {
+            self.owners.insert(owner, keep);
+        }
+        Ok(keep)
+    }
+
+    fn volume_in(&self, owner: Owner, value: &[u8]) -> Result<Option<VolumeId>> {
+        let Owner::File(ino) = owner else {
+            return Access::from_value(value, || "a directory".to_owned()).map(|a| Some(a.volume));
+        };
+        let parent = Inode::from_value(value, || format!("inode {ino}"))?.parent;
+        if parent == NEVER_NAMED {
+            return Ok(None);
+        }
+        super::find_access(&*self.txn, parent).map(|access| access.map(|a| a.volume))
+    }
+
+    /// The snapshots from `number` on: later ones are being removed.
+    fn from(&self, volume: VolumeId, number: u32) -> impl Iterator<Item = u32> + use<'a> {
+        let all = self.snapshots.get(&volume).map_or(&[][..], |all| all);
+        all.iter().map(|s| s.number).filter(move |n| *n >= number)
+    }
+    fn is_kept(&self, volume: VolumeId, number: u32, key: &[u8]) -> Result<bool> {
+        for n in self.from(volume, number) {
+            if self.txn.get(&keys::kept(n, key))?.is_some() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+    fn is_born_after(&self, volume: VolumeId, number: u32, owner: Owner) -> Result<bool> {
+        for n in self.from(volume, number) {
+            if let Some(value) = self.txn.get(&keys::kept(n, &owner.key()))? {
+                return Ok(kept_value(&value)?.is_none());
+            }
+        }
+        Ok(false)
+    }
+
+    /// What was made after the snapshot and goes again leaves nothing behind.
+    fn forget_birth(&mut self, owner: Owner, number: u32, volume: VolumeId) -> Result<()> {
+        if self.from(volume, number).count() > 1 {
+            return Ok(()); // what is moved from the later ones looks for it
+        }
+        let key = keys::kept(number, &owner.key());
+        if self.txn.get(&key)?.is_some_and(|value| value == [ABSENT]) {
+            self.txn.delete(&key);
+        }
+        Ok(())
+    }
+
+    /// What a key belongs to, if snapshots show it.
+    fn owner_of(&self, key: &[u8]) -> Result<Option<Owner>> {
+        let Some(number) = key.get(1..9).and_then(|n| n.try_into().ok()).map(u64::from_be_bytes) else {
+            return Ok(None);
+        };
+        let (dir, file) = (Owner::Directory(InodeId(number)), Owner::File(InodeId(number)));
+        Ok(match key[0] {
+            b'A' | b'T' | b'E' | b'K' => Some(dir),
+            b'I' | b'D' | b'Z' => Some(file),
+            b'X' if self.owners.contains_key(&dir) => Some(dir),
+            b'X' if self.owners.contains_key(&file) => Some(file),
+            b'X' if self.txn.get(&dir.key())?.is_some() => Some(dir),
+            b'X' => Some(file),
+            _ => None,
+        })
+    }
+
+    /// Whether a name of an older directory was made after the snapshot: by its place in the listing.
+    fn came_later(
+        &self,
+        owner: Owner,
+        key: &[u8],
+        old: Option<&[u8]>,
+        (volume, number): (VolumeId, u32),
+    ) -> Result<bool> {
+        let Owner::Directory(dir) = owner else { return Ok(false) };
+        let cookie = match (key[0], old) {
+            (b'E' | b'K', None) => return Ok(true),
+            (b'E', Some(value)) => Link::from_value(value, || format!("a name in directory {dir}"))?.cookie,
+            (b'K', Some(_)) => keys::cookie_of(key).unwrap_or(u64::MAX),
+            _ => return Ok(false),
+        };
+        let tally = keys::tally(dir);
+        let mut then = self.txn.get(&tally)?;
+        for n in self.from(volume, number) {
+            if let Some(value) = self.txn.get(&keys::kept(n, &tally))? {
+                then = kept_value(&value)?.map(<[u8]>::to_vec);
+                break;
+            }
+        }
+        let Some(then) = then else { return Ok(true) };
+        Ok(cookie >= Tally::from_value(&then, || format!("the counts of directory {dir}"))?.next_cookie)
+    }
+
+    fn count_kept(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
+        if let Some(object) = object_in(key, value)? {
+            self.txn.add(&keys::object(object.0), 1);
+        }
+        Ok(())
+    }
+
+    fn count_layer(&mut self, key: &[u8], new: Option<&[u8]>) -> Result<()> {
+        if let Some(old) = self.txn.get(key)? {
+            let (object, groups) = layer_object(&old)?;
+            self.txn.add(&keys::object(object), -1);
+            self.released.insert(object, groups);
+        }
+        if let Some(new) = new {
+            self.txn.add(&keys::object(layer_object(new)?.0), 1);
+        }
+        Ok(())
+    }
+}
+
+fn layer_object(value: &[u8]) -> Result<(InodeId, (PgId, u32))> {
+    let layer = LayerRecord::from_value(value, || "bytes in an older object".to_owned())?;
+    Ok((layer.object, (layer.first_pg, layer.pg_count)))
+}
+
+/// The object with data that a record under `h/` speaks of, and its groups.
+pub fn object_in(key: &[u8], value: &[u8]) -> Result<Option<(InodeId, PgId, u32)>> {
+    match key.first() {
+        Some(b'I') => {
+            let ino = keys::numbered(key);
+            let inode = Inode::from_value(value, || format!("inode {ino}"))?;
+            let layout = inode.layout.filter(|_| inode.may_have_cells());
+            Ok(layout.map(|l| (inode.object(ino), l.first_pg, l.pg_count)))
+        }
+        Some(b'Z') => layer_object(value).map(|(object, (first, count))| Some((object, first, count))),
+        _ => Ok(None),
+    }
+}
+
+/// How many records of snapshots and layers speak of an object.
+pub fn references(read: &dyn Read, object: InodeId) -> Result<i64> {
+    let value = read.get(&keys::object(object))?.and_then(|v| <[u8; 8]>::try_from(v).ok());
+    Ok(i64::from_le_bytes(value.unwrap_or_default()))
+}
+
+/// Whether a snapshot shows the data that a file has now.
+pub fn is_held(read: &dyn Read, snapshots: &Snapshots, ino: InodeId, inode: &Inode) -> Result<bool> {
+    if snapshots.is_empty() || inode.kind != FileKind::Regular || !inode.may_have_cells() {
+        return Ok(false);
+    }
+    if references(read, inode.object(ino))? > 0 {
+        return Ok(true);
+    }
+    if inode.parent == NEVER_NAMED || inode.nlink == 0 {
+        return Ok(false);
+    }
+    let Some(access) = super::find_access(read, inode.parent)? else { return Ok(false) };
+    let all = snapshots.get(&access.volume).map_or(&[][..], |all| all);
+    let Some(newest) = all.iter().rev().find(|s| !s.deleting) else { return Ok(false) };
+    for snap in all.iter().filter(|s| s.number >= newest.number) {
+        if read.get(&keys::kept(snap.number, &keys::inode(ino)))?.is_some() {
+            return Ok(false); // kept without this object, or made later
+        }
+    }
+    Ok(true)
+}

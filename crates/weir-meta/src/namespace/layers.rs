@@ -1,0 +1,205 @@
+//! Bytes of a file that are in older objects, and how it gets a new object when a snapshot holds its present one.
+//!
+//! Invariants: ranges do not overlap each other or evicted ones; each begins with a stripe, and ends with one or where the
+//! file ended when it got its object (or has been cut since); the sum of them is in the inode's record. To an object that
+//! snapshots hold nobody writes: whoever gets the right to write a file, or cuts it, gives it a new object first. What is
+//! copied is given to one writer at a time, under a token epoch above all earlier ones: what another still sends changes
+//! nothing.
+//!
+//! Knows nothing of who copies when: that is the business of clients that write.
+use super::keeper::{is_held, references};
+use super::open::next_cut;
+use super::*;
+use crate::keys::Sequence;
+use crate::record::{LayerRecord, StripeCut};
+use weir_kv::Scan;
+use weir_proto::map::Layout;
+use weir_proto::meta::Layers;
+use weir_proto::snapshot::{LayerCopied, LayersTaken, TakeLayers};
+
+/// Numbers of objects that are not inodes' own. No directory serial reaches it.
+const OBJECT_BIT: u64 = 1 << 62;
+/// Layers that one writer is given at once.
+const TAKEN_MAX: usize = 64;
+
+type Range = (u64, LayerRecord);
+
+/// Layers that end after `from`, in order, `limit` at most.
+pub fn ranges(read: &dyn Read, ino: InodeId, from: u64, limit: usize) -> Result<Vec<Range>> {
+    let (start, end) = keys::range_of(b'Z', ino.0);
+    let (mut found, mut bad) = (Vec::new(), None);
+    read.scan(&start, &end, &mut |key, value| {
+        let parsed = LayerRecord::from_value(value, || format!("a layer of inode {ino}"));
+        match (keys::evicted_from(key), parsed) {
+            (Some(at), Ok(layer)) if at < layer.to => {
+                if layer.to > from {
+                    found.push((at, layer));
+                }
+            }
+            (_, Err(e)) => bad = Some(e),
+            _ => bad = Some(Error::damaged(format!("a layer of inode {ino} is damaged"))),
+        }
+        if found.len() < limit && bad.is_none() { Scan::More } else { Scan::Stop }
+    })?;
+    bad.map_or(Ok(found), Err)
+}
+
+impl Cx<'_> {
+    /// Before data of a file changes: if a snapshot holds its object, it gets a new one, with all its bytes in the old one. True:
+    /// the record has changed. A file that is to be recovered keeps its object until it is.
+    pub(super) fn leave_snapshots(&mut self, ino: InodeId, inode: &mut Inode) -> Result<bool> {
+        if self.rules.must_recover(inode) || !is_held(&*self.txn, self.rules.snapshots, ino, inode)? {
+            return Ok(false);
+        }
+        let Some(layout) = inode.layout else { return Ok(false) };
+        let token_epoch = next_cut(inode.token_epoch);
+        if token_epoch <= inode.token_epoch {
+            return Err(Error::unsupported(format!("inode {ino}: its token epochs are used up")));
+        }
+        // Its record is kept before the layers are: they are reached through it.
+        self.put_inode(ino, inode);
+        let old = inode.object(ino);
+        let object = InodeId(OBJECT_BIT | create::next_number(self.txn, Sequence::Object)?);
+        let fence = if inode.dirty { token_epoch } else { 0 };
+        let bytes = self.put_layers(ino, inode, &layout, old, fence)?;
+        inode.token_epoch = token_epoch;
+        inode.layers = Some(Layers { object, bytes });
+        inode.data_end = inode.size;
+        inode.data_version += 1;
+        self.put_inode(ino, inode);
+        Ok(true)
+    }
+
+    /// All that is neither evicted nor in an older object yet is in `old`. Returns the sum of all layers.
+    fn put_layers(
+        &mut self,
+        ino: InodeId,
+        inode: &Inode,
+        layout: &Layout,
+        old: InodeId,
+        fence: u32,
+    ) -> Result<u64> {
+        let known = ranges(self.read(), ino, 0, usize::MAX)?;
+        for (from, layer) in known.iter().filter(|(_, layer)| layer.handed > 0) {
+            // Who copies it copies to an object that is a snapshot's now.
+            self.txn.put(&keys::layer(ino, *from), &LayerRecord { handed: 0, ..*layer }.to_value());
+        }
+        if self.txn.get(&keys::data(ino))?.is_some() {
+            return Ok(0); // all of it is in the inode
+        }
+        let as_evicted = |(from, layer): &Range| evict::Found {
+            from: *from,
+            range: crate::record::EvictedRange { to: layer.to, handed: 0 },
+        };
+        let mut elsewhere = evict::ranges(self.read(), ino, 0, usize::MAX)?;
+        for f in elsewhere.iter().filter(|f| f.range.handed > 0) {
+            let range = crate::record::EvictedRange { handed: 0, ..f.range };
+            self.txn.put(&keys::evicted(ino, f.from), &range.to_value());
+        }
+        elsewhere.extend(known.iter().map(as_evicted));
+        elsewhere.sort_by_key(|f| f.from);
+        let mut bytes: u64 = known.iter().map(|(from, layer)| layer.to - from).sum();
+        let (first_pg, pg_count) = (layout.first_pg, layout.pg_count);
+        for gap in evict::evictable(layout, inode.size, (0, inode.size), &elsewhere) {
+            let layer = LayerRecord { to: gap.to, object: old, handed: 0, fence, first_pg, pg_count };
+            self.txn.put(&keys::layer(ino, gap.from), &layer.to_value());
+            bytes += gap.to - gap.from;
+        }
+        Ok(bytes)
+    }
+
+    /// The file is cut to `size`.
+    pub(super) fn cut_layers(&mut self, ino: InodeId, inode: &mut Inode, size: u64) -> Result<()> {
+        let Some(layers) = inode.layers.filter(|l| l.bytes > 0) else { return Ok(()) };
+        let mut bytes = layers.bytes;
+        for (from, layer) in ranges(self.read(), ino, size, usize::MAX)? {
+            let key = keys::layer(ino, from);
+            match from < size {
+                true => self.txn.put(&key, &LayerRecord { to: size, handed: 0, ..layer }.to_value()),
+                false => self.txn.delete(&key),
+            }
+            bytes = bytes.saturating_sub(layer.to - from.max(size));
+        }
+        inode.layers = Some(Layers { bytes, ..layers });
+        Ok(())
+    }
+
+    /// A file is gone: its object goes, unless a snapshot holds it.
+    pub(super) fn release_object(&mut self, ino: InodeId, inode: &Inode) -> Result<()> {
+        if inode.layered() > 0 {
+            self.delete_range(keys::range_of(b'Z', ino.0))?;
+        }
+        let Some(layout) = inode.layout.filter(|_| inode.may_have_cells()) else { return Ok(()) };
+        let object = inode.object(ino);
+        let held = !(self.rules.snapshots.is_empty() && inode.layers.is_none());
+        if held && references(self.read(), object)? > 0 {
+            return Ok(());
+        }
+        self.note_garbage(object, &layout, StripeCut::ALL)
+    }
+
+    /// Whether something but the file itself needs its present bytes here.
+    pub(super) fn is_layered_or_held(&self, ino: InodeId, inode: &Inode) -> Result<bool> {
+        Ok(inode.layered() > 0 || is_held(self.read(), self.rules.snapshots, ino, inode)?)
+    }
+}
+
+/// Gives layers to a writer that copies them, each under a token epoch above all earlier ones.
+pub fn take(cx: &mut Cx<'_>, r: &TakeLayers) -> Result<LayersTaken> {
+    let mut inode = load_file(cx.read(), r.ino)?;
+    if !cx.rules.leases.may_write(r.session, r.ino) {
+        return Err(Error::stale(format!("inode {}: ask for the right to write it first", r.ino)));
+    }
+    let Some(layout) = inode.layout.filter(|_| inode.layered() > 0) else {
+        let (entry, layout) = (cx.rules.entry(r.ino, &inode), inode.layout);
+        return Ok(LayersTaken { entry, layout, layers: Vec::new(), token_epoch: 0 });
+    };
+    let stripe = layout.stripe_bytes();
+    let from = r.from / stripe * stripe;
+    let to = r.to.checked_next_multiple_of(stripe).unwrap_or(u64::MAX);
+    let mut found = ranges(cx.read(), r.ino, 0, usize::MAX)?;
+    // One that ends within a stripe has all of the stripe.
+    found.retain(|(at, l)| *at < to && l.to.checked_next_multiple_of(stripe).unwrap_or(u64::MAX) > from);
+    found.truncate(TAKEN_MAX);
+    let token_epoch = inode
+        .token_epoch
+        .checked_add(1)
+        .filter(|e| *e < u32::MAX)
+        .ok_or_else(|| Error::unsupported(format!("inode {}: its token epochs are used up", r.ino)))?;
+    let mut layers = Vec::new();
+    for (at, layer) in found {
+        let (a, b) = (at.max(from), layer.to.min(to));
+        if at < a {
+            cx.txn.put(&keys::layer(r.ino, at), &LayerRecord { to: a, ..layer }.to_value());
+        }
+        if b < layer.to {
+            cx.txn.put(&keys::layer(r.ino, b), &layer.to_value());
+        }
+        let taken = LayerRecord { to: b, handed: token_epoch, ..layer };
+        cx.txn.put(&keys::layer(r.ino, a), &taken.to_value());
+        let (object, fence) = (layer.object, layer.fence);
+        layers.push(weir_proto::snapshot::Layer { from: a, to: b, object, fence });
+    }
+    inode.token_epoch = token_epoch;
+    cx.put_inode(r.ino, &inode);
+    Ok(LayersTaken { entry: cx.rules.entry(r.ino, &inode), layout: inode.layout, layers, token_epoch })
+}
+
+/// All of a layer is in the file's own object now.
+pub fn copied(cx: &mut Cx<'_>, r: &LayerCopied) -> Result<Entry> {
+    let mut inode = load_file(cx.read(), r.ino)?;
+    let key = keys::layer(r.ino, r.from);
+    let found =
+        cx.txn.get(&key)?.map(|v| LayerRecord::from_value(&v, || format!("a layer of inode {}", r.ino)));
+    let layer = found.transpose()?.filter(|l| l.to == r.to && l.handed == r.token_epoch && l.handed > 0);
+    let (Some(_), Some(layers)) = (layer, inode.layers) else {
+        return Err(Error::stale(format!(
+            "inode {}: bytes {} to {} were copied under token epoch {}, which is not so any more",
+            r.ino, r.from, r.to, r.token_epoch
+        )));
+    };
+    cx.txn.delete(&key);
+    inode.layers = Some(Layers { bytes: layers.bytes.saturating_sub(r.to - r.from), ..layers });
+    cx.put_inode(r.ino, &inode);
+    Ok(cx.rules.entry(r.ino, &inode))
+}

@@ -1,0 +1,197 @@
+//! Snapshots of volumes: taken in one transaction, removed step by step.
+//!
+//! Invariants: when a snapshot is taken nobody holds a right to write a file of the volume that is open for writing: what
+//! was written before is in it. Numbers only grow. A snapshot that is being removed is kept in the list until nothing under
+//! `h/` has its number; what an older one shows is moved to that.
+use super::keeper::{Snap, Snapshots, kept_value, object_in, references};
+use super::*;
+use crate::keys::Sequence;
+use crate::record::{Garbage, SnapshotRecord, StripeCut};
+use weir_kv::Scan;
+use weir_proto::meta::LeaseKind;
+use weir_proto::snapshot::{SNAPSHOTS_MAX, Snapshot, SnapshotDelete, SnapshotList, SnapshotTake};
+
+/// Kept records that one step of a removal looks at.
+const FORGOTTEN_AT_ONCE: usize = if cfg!(test) { 3 } else { 256 };
+
+/// All snapshots.
+pub fn load_all(read: &dyn Read) -> Result<Snapshots> {
+    let mut all = Snapshots::new();
+    for (volume, number, record) in records(read, None)? {
+        all.entry(volume).or_default().push(Snap { number, deleting: record.deleting });
+    }
+    Ok(all)
+}
+
+/// Of one volume or of all, in order.
+fn records(read: &dyn Read, of: Option<VolumeId>) -> Result<Vec<(VolumeId, u32, SnapshotRecord)>> {
+    let (mut found, mut bad) = (Vec::new(), None);
+    let (start, end) = match of {
+        Some(volume) => keys::range_of_short(b's', volume.0),
+        None => (b"s".to_vec(), b"t".to_vec()),
+    };
+    read.scan(&start, &end, &mut |key, value| {
+        match (keys::snapshot_pair(key), SnapshotRecord::from_value(value, || "a snapshot".to_owned())) {
+            (Some((volume, number)), Ok(record)) => found.push((volume, number, record)),
+            (None, _) => bad = Some(Error::damaged("a snapshot's key is damaged")),
+            (_, Err(e)) => bad = Some(e),
+        }
+        if bad.is_none() { Scan::More } else { Scan::Stop }
+    })?;
+    bad.map_or(Ok(found), Err)
+}
+
+/// Whether a volume has snapshots, also such as are being removed.
+pub fn has_any(read: &dyn Read, volume: VolumeId) -> Result<bool> {
+    Ok(!records(read, Some(volume))?.is_empty())
+}
+
+fn shown(volume: VolumeId, root: InodeId, number: u32, record: SnapshotRecord) -> Snapshot {
+    Snapshot { number, volume, name: record.name, created: record.created, root }
+}
+
+pub fn list(view: &mut View<'_>, r: &SnapshotList) -> Result<weir_proto::snapshot::Snapshots> {
+    let root = volume::load(view.read, r.volume)?.root;
+    let live = records(view.read, Some(r.volume))?.into_iter().filter(|(_, _, record)| !record.deleting);
+    let snapshots = live.map(|(volume, number, record)| shown(volume, root, number, record)).collect();
+    Ok(weir_proto::snapshot::Snapshots { snapshots })
+}
+
+pub fn take(cx: &mut Cx<'_>, r: &SnapshotTake) -> Result<Snapshot> {
+    weir_proto::volume::check_volume_name(&r.name)?;
+    let record = volume::load_as_admin(cx.read(), &r.cred, r.volume)?;
+    let known = records(cx.read(), Some(r.volume))?;
+    if known.iter().any(|(_, _, s)| s.name == r.name && !s.deleting) {
+        return Err(Error::exists(format!("volume {:?} has a snapshot {:?} already", record.name, r.name)));
+    }
+    if known.len() >= SNAPSHOTS_MAX {
+        return Err(Error::no_space(format!("volume {:?} has {SNAPSHOTS_MAX} snapshots", record.name)));
+    }
+    cx.recall_open_writers(r.volume)?;
+    let number = u32::try_from(create::next_number(cx.txn, Sequence::Snapshot)?)
+        .map_err(|_| Error::no_space("all numbers of snapshots have been given"))?;
+    let taken = SnapshotRecord { name: r.name.clone(), created: cx.rules.now, deleting: false };
+    cx.txn.put(&keys::snapshot(r.volume, number), &taken.to_value());
+    cx.events.snapshots = true;
+    Ok(shown(r.volume, record.root, number, taken))
+}
+
+impl Cx<'_> {
+    /// Whoever writes a file of the volume saves what was written. Who has none open for writing asks before writing.
+    fn recall_open_writers(&mut self, volume: VolumeId) -> Result<()> {
+        for (session, ino) in self.rules.leases.writers() {
+            if self.rules.leases.opens_of(session, ino).write == 0 {
+                continue;
+            }
+            let inode = find_inode(self.read(), ino)?;
+            if let Some(inode) = inode.filter(|inode| inode.nlink > 0)
+                && self.volume_of(inode.parent)? == volume
+            {
+                self.conflicts.push(Conflict { ino, session, keep: LeaseKind::Read, ask: true });
+            }
+        }
+        self.clear()
+    }
+
+    /// Nobody new gets the right to write in a volume while its snapshot waits for those who have it.
+    pub(super) fn wait_for_snapshot(&mut self, ino: InodeId, inode: &Inode) -> Result<()> {
+        let (leases, session) = (self.rules.leases, self.rules.session);
+        if self.rules.snapshotting.is_none()
+            || inode.nlink == 0
+            || leases.held(session, ino) == LeaseKind::Write
+        {
+            return Ok(());
+        }
+        self.wait_for_snapshot_of(self.volume_of(inode.parent)?)
+    }
+    pub(super) fn wait_for_snapshot_of(&mut self, volume: VolumeId) -> Result<()> {
+        if let Some((_, root)) = self.rules.snapshotting.filter(|(of, _)| *of == volume) {
+            let session = self.rules.session;
+            self.conflicts.push(Conflict { ino: root, session, keep: LeaseKind::Write, ask: false });
+        }
+        self.clear()
+    }
+}
+
+pub fn delete(cx: &mut Cx<'_>, r: &SnapshotDelete) -> Result<Snapshot> {
+    let of = volume::load_as_admin(cx.read(), &r.cred, r.volume)?;
+    let known = records(cx.read(), Some(r.volume))?;
+    let found = known.into_iter().find(|(_, _, s)| s.name == r.name && !s.deleting);
+    let Some((_, number, mut record)) = found else {
+        return Err(Error::not_found(format!("volume {:?} has no snapshot {:?}", of.name, r.name)));
+    };
+    record.deleting = true;
+    cx.txn.put(&keys::snapshot(r.volume, number), &record.to_value());
+    cx.events.snapshots = true;
+    Ok(shown(r.volume, of.root, number, record))
+}
+
+/// A snapshot that is to be removed.
+pub fn next_deleted(snapshots: &Snapshots) -> Option<(VolumeId, u32)> {
+    let of =
+        |(volume, all): (&VolumeId, &Vec<Snap>)| all.iter().find(|s| s.deleting).map(|s| (*volume, s.number));
+    snapshots.iter().find_map(of)
+}
+
+/// Moves a few of a snapshot's records to the one before it, or drops them. True: nothing of it is left.
+pub fn forget_some(cx: &mut Cx<'_>, volume: VolumeId, number: u32) -> Result<bool> {
+    let all = cx.rules.snapshots.get(&volume).map_or(&[][..], |all| all);
+    let before = all.iter().rev().map(|s| s.number).find(|n| *n < number);
+    let start = keys::kept(number, &[]);
+    let mut found = Vec::new();
+    cx.txn.scan(&start, &keys::after(&start), &mut |key, value| {
+        found.push((keys::kept_key(key).to_vec(), value.to_vec()));
+        if found.len() < FORGOTTEN_AT_ONCE { Scan::More } else { Scan::Stop }
+    })?;
+    let last = found.len() < FORGOTTEN_AT_ONCE;
+    for (key, value) in found {
+        cx.txn.delete(&keys::kept(number, &key));
+        match before {
+            Some(before) if cx.is_wanted(before, &key)? => cx.txn.put(&keys::kept(before, &key), &value),
+            _ => cx.drop_kept(&key, &value)?,
+        }
+    }
+    if last {
+        cx.txn.delete(&keys::snapshot(volume, number));
+        cx.events.snapshots = true;
+    }
+    Ok(last)
+}
+
+impl Cx<'_> {
+    /// Whether an earlier snapshot shows what was kept of a key for a later one.
+    fn is_wanted(&self, before: u32, key: &[u8]) -> Result<bool> {
+        if self.txn.get(&keys::kept(before, key))?.is_some() {
+            return Ok(false);
+        }
+        let Some(number) = key.get(1..9).and_then(|n| n.try_into().ok()).map(u64::from_be_bytes) else {
+            return Err(Error::damaged("a record of a snapshot has no key"));
+        };
+        for record in [keys::access(InodeId(number)), keys::inode(InodeId(number))] {
+            if let Some(value) = self.txn.get(&keys::kept(before, &record))?
+                && kept_value(&value)?.is_none()
+            {
+                return Ok(false); // made later
+            }
+        }
+        Ok(true)
+    }
+
+    fn drop_kept(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
+        let Some(value) = kept_value(value)? else { return Ok(()) };
+        let Some((object, first_pg, pg_count)) = object_in(key, value)? else { return Ok(()) };
+        self.txn.add(&keys::object(object), -1);
+        if references(self.read(), object)? > 0 {
+            return Ok(());
+        }
+        self.txn.delete(&keys::object(object));
+        let ino = InodeId(u64::from_be_bytes(key[1..9].try_into().expect("eight bytes")));
+        if find_inode(self.read(), ino)?.is_some_and(|inode| inode.object(ino) == object) {
+            return Ok(());
+        }
+        let garbage = Garbage { first_pg, pg_count, cut: StripeCut::ALL };
+        self.txn.put(&keys::garbage(self.rules.now, object), &garbage.to_value());
+        self.events.garbage = true;
+        Ok(())
+    }
+}

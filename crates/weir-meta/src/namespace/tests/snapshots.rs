@@ -1,0 +1,357 @@
+//! Snapshots against a simple model: a copy of everything, made at the time. Data is a number for each stripe of each object.
+use super::super::keeper::references;
+use super::*;
+use weir_proto::snapshot::*;
+
+const STRIPE: u64 = 4 << 20;
+const PLACES: [&str; 4] = ["a", "b", "c", "d"];
+
+/// What somebody who looks at a tree sees of one thing in it.
+#[derive(Clone, PartialEq, Debug)]
+struct Thing {
+    attr: Attr,
+    names: Vec<Bytes>,
+    inline: Option<Bytes>,
+    stripes: Vec<u64>,
+}
+type Tree = BTreeMap<String, Thing>;
+
+struct Model {
+    w: World,
+    /// What is on targets: by object and stripe.
+    cells: BTreeMap<(InodeId, u64), u64>,
+    next: u64,
+    /// By number: name and what it shows.
+    taken: BTreeMap<u32, (String, Tree)>,
+}
+
+impl Model {
+    fn new() -> Model {
+        Model { w: World::new(), cells: BTreeMap::new(), next: 0, taken: BTreeMap::new() }
+    }
+    fn fresh(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    // ---- looking
+
+    fn bytes_of(&self, attr: &Attr, layers: &[Layer]) -> Vec<u64> {
+        if attr.kind != FileKind::Regular {
+            return Vec::new();
+        }
+        let own = attr.layers.map_or(attr.ino, |l| l.object);
+        let stripe = |s: u64| {
+            let layer = layers.iter().find(|l| l.from <= s * STRIPE && s * STRIPE < l.to);
+            self.cells.get(&(layer.map_or(own, |l| l.object), s)).copied().unwrap_or(0)
+        };
+        (0..attr.size.div_ceil(STRIPE)).map(stripe).collect()
+    }
+    fn now(&self) -> Tree {
+        let (mut tree, mut todo) = (Tree::new(), vec![(String::new(), InodeId::ROOT)]);
+        while let Some((path, ino)) = todo.pop() {
+            let attr = self.w.attr(ino).unwrap();
+            let names = self.w.view(|view| xattr::listxattr(view, ino)).unwrap().names;
+            let mut inline = None;
+            self.w
+                .kv
+                .read(&mut |read| {
+                    inline = read.get(&keys::data(ino))?.map(Bytes::from);
+                    Ok(())
+                })
+                .unwrap();
+            let stripes = match inline {
+                Some(_) => Vec::new(),
+                None => self.bytes_of(&attr, &self.layers(0, ino)),
+            };
+            if attr.kind == FileKind::Directory {
+                todo.extend(self.w.all(ino).iter().map(|e| (format!("{path}/{}", text(&e.name)), e.ino)));
+            }
+            tree.insert(path, Thing { attr, names, inline, stripes });
+        }
+        tree
+    }
+    fn layers(&self, snapshot: u32, ino: InodeId) -> Vec<Layer> {
+        let r = LayersOf { session: ME, snapshot, ino, from: 0 };
+        self.w.view(|view| past::layers_of(view, &r)).unwrap().layers
+    }
+    fn then(&self, snapshot: u32) -> Tree {
+        let (mut tree, mut todo) = (Tree::new(), vec![(String::new(), InodeId::ROOT)]);
+        while let Some((path, ino)) = todo.pop() {
+            let attr =
+                self.w.view(|view| past::attr(view, &PastAttr { session: ME, snapshot, ino })).unwrap();
+            let r = PastListXattr { session: ME, snapshot, ino };
+            let names = self.w.view(|view| past::list_xattr(view, &r)).unwrap().names;
+            let (mut inline, mut stripes) = (None, Vec::new());
+            if attr.kind == FileKind::Directory {
+                for entry in self.entries_then(snapshot, ino) {
+                    let r = PastLookup {
+                        session: ME,
+                        cred: root(),
+                        snapshot,
+                        parent: ino,
+                        name: entry.name.clone(),
+                    };
+                    let looked = self.w.view(|view| past::lookup(view, &r)).unwrap();
+                    assert_eq!(
+                        looked.attr.map(|a| a.ino),
+                        Some(entry.attr.ino),
+                        "{path}/{}",
+                        text(&entry.name)
+                    );
+                    todo.push((format!("{path}/{}", text(&entry.name)), entry.attr.ino));
+                }
+            } else {
+                let r = PastOpen { session: ME, cred: root(), snapshot, ino };
+                inline = self.w.view(|view| past::open(view, &r)).unwrap().inline;
+                if inline.is_none() {
+                    stripes = self.bytes_of(&attr, &self.layers(snapshot, ino));
+                }
+            }
+            tree.insert(path, Thing { attr, names, inline, stripes });
+        }
+        tree
+    }
+    fn entries_then(&self, snapshot: u32, dir: InodeId) -> Vec<PastEntry> {
+        let (mut all, mut after) = (Vec::new(), 0);
+        loop {
+            let r = PastList { session: ME, cred: root(), snapshot, dir, after, limit: 2 };
+            let part = self.w.view(|view| past::list(view, &r)).unwrap();
+            after = part.entries.last().map_or(after, |e| e.cookie);
+            all.extend(part.entries);
+            if part.end {
+                return all;
+            }
+        }
+    }
+    fn check(&self) {
+        for (number, (name, then)) in &self.taken {
+            assert_eq!(&self.then(*number), then, "snapshot {name}");
+        }
+    }
+
+    // ---- doing
+
+    fn find(&self, path: usize) -> Option<(InodeId, &'static str)> {
+        let dirs: Vec<InodeId> = self
+            .now()
+            .into_values()
+            .filter(|t| t.attr.kind == FileKind::Directory)
+            .map(|t| t.attr.ino)
+            .collect();
+        Some((dirs[path / PLACES.len() % dirs.len()], PLACES[path % PLACES.len()]))
+    }
+    fn file(&self, (dir, name): (InodeId, &str)) -> Option<InodeId> {
+        let mut found = None;
+        self.w
+            .kv
+            .read(&mut |read| {
+                found = find_link(read, dir, name.as_bytes())?;
+                Ok(())
+            })
+            .unwrap();
+        found.filter(|l| l.kind == FileKind::Regular).map(|l| l.ino)
+    }
+
+    fn write(&mut self, ino: InodeId, stripe: u64) {
+        self.w.leases.open(ME, ino, false, true);
+        let r = AcquireLease { session: ME, ino, kind: LeaseKind::Write, renew: false };
+        let Entry { attr, lease } = self.w.change(|cx| open::acquire(cx, &r)).unwrap();
+        let (from, to) = (stripe * STRIPE, (stripe + 1) * STRIPE);
+        let taken = self.w.change(|cx| layers::take(cx, &TakeLayers { session: ME, ino, from, to })).unwrap();
+        let own = attr.layers.map_or(ino, |l| l.object);
+        for layer in taken.layers {
+            for s in layer.from / STRIPE..layer.to.div_ceil(STRIPE) {
+                let old = self.cells.get(&(layer.object, s)).copied().unwrap_or(0);
+                self.cells.insert((own, s), old);
+            }
+            let (from, to, token_epoch) = (layer.from, layer.to, taken.token_epoch);
+            self.w
+                .change(|cx| layers::copied(cx, &LayerCopied { op: op(), ino, from, to, token_epoch }))
+                .unwrap();
+        }
+        let value = self.fresh();
+        self.cells.insert((own, stripe), value);
+        let size = self.w.attr(ino).unwrap().size.max(to - 7);
+        let commit = Commit { drop_inline: true, token_epoch: lease.token_epoch, ..a_commit(ino, size) };
+        self.w.change(|cx| data::commit(cx, &commit)).unwrap();
+        self.w.leases.close(ME, ino, 0, 1);
+        let r = Close { session: ME, files: vec![Closed { ino, reads: 0, writes: 1 }] };
+        self.w.change(|cx| open::close(cx, &r)).unwrap();
+    }
+    fn write_inline(&mut self, ino: InodeId) {
+        if self.w.attr(ino).unwrap().size > 0 {
+            return;
+        }
+        self.w.leases.open(ME, ino, false, true);
+        let inline = Some(Bytes::from(self.fresh().to_string()));
+        let commit = Commit { inline, data_end: 0, ..a_commit(ino, 9) };
+        self.w.change(|cx| data::commit(cx, &commit)).unwrap();
+        self.w.leases.close(ME, ino, 0, 1);
+    }
+    /// What the sweeper does.
+    fn sweep(&mut self) {
+        for key in self.w.keys(b'G') {
+            let object = keys::garbage_ino(&key).unwrap();
+            self.cells.retain(|(o, _), _| *o != object);
+            self.w
+                .kv
+                .transact(&mut |txn| {
+                    txn.delete(&key);
+                    Ok(())
+                })
+                .unwrap();
+        }
+    }
+    fn take(&mut self) {
+        let name = format!("s{}", self.fresh());
+        let tree = self.now();
+        let r = SnapshotTake { op: op(), cred: root(), volume: VolumeId::ROOT, name: name.clone() };
+        let taken = self.w.change(|cx| snapshot::take(cx, &r)).unwrap();
+        self.taken.insert(taken.number, (name, tree));
+    }
+    fn delete(&mut self, which: usize) {
+        let Some(number) = self.taken.keys().nth(which % self.taken.len().max(1)).copied() else { return };
+        let (name, _) = self.taken.remove(&number).unwrap();
+        let r = SnapshotDelete { op: op(), cred: root(), volume: VolumeId::ROOT, name };
+        self.w.change(|cx| snapshot::delete(cx, &r)).unwrap();
+    }
+    fn forget(&mut self) -> bool {
+        let Some((volume, number)) = snapshot::next_deleted(&self.w.snapshots) else { return false };
+        self.w.change(|cx| snapshot::forget_some(cx, volume, number)).unwrap();
+        true
+    }
+
+    /// One random thing; most that cannot be done are refused, which is right, too.
+    fn step(&mut self, (what, a, b): (u8, usize, usize)) {
+        let (Some(at), Some(to)) = (self.find(a), self.find(b)) else { return };
+        let file = self.file(at);
+        match (what, file) {
+            (0 | 1, _) => drop(self.w.create(&root(), at.0, at.1, 0o644)),
+            (2, _) => drop(self.w.mkdir(&root(), at.0, at.1, 0o755)),
+            (3, _) => drop(self.w.unlink(&root(), at.0, at.1)),
+            (4, _) => drop(self.w.rmdir(&root(), at.0, at.1)),
+            (5 | 6, _) => drop(self.w.rename(&root(), at, to, RenameMode::Replace)),
+            (7, _) => drop(self.w.rename(&root(), at, to, RenameMode::Exchange)),
+            (8, Some(ino)) => drop(self.w.link(&root(), ino, to.0, to.1)),
+            (9, Some(ino)) => drop(self.w.set(&root(), ino, |r| r.mode = Some(b as u32 & 0o777))),
+            (9, None) => drop(self.w.set(&root(), at.0, |r| r.mode = Some(b as u32 & 0o777 | 0o700))),
+            (10, _) => {
+                let (ino, name) = (file.unwrap_or(at.0), Bytes::from(format!("user.{}", b % 3)));
+                let (value, op) = (Bytes::from(b.to_string()), op());
+                let set = SetXattr { op, cred: root(), ino, name, value, create: false, replace: false };
+                self.w.change(|cx| xattr::setxattr(cx, &set)).unwrap();
+            }
+            (11, _) => {
+                let (ino, name) = (file.unwrap_or(at.0), Bytes::from(format!("user.{}", b % 3)));
+                drop(self.w.change(|cx| {
+                    xattr::removexattr(cx, &RemoveXattr { op: op(), cred: root(), ino, name: name.clone() })
+                }));
+            }
+            (12..=14, Some(ino)) => self.write(ino, b as u64 % 5),
+            (15, Some(ino)) => {
+                let size = b as u64 % (5 * STRIPE / 1000) * 1000;
+                self.w.set(&root(), ino, |r| r.size = Some(size)).map(drop).unwrap();
+            }
+            (16, Some(ino)) => self.write_inline(ino),
+            (17, _) => self.take(),
+            (18, _) => self.delete(b),
+            (19, _) => drop(self.forget()),
+            _ => {}
+        }
+        self.sweep();
+    }
+
+    fn finish(mut self) {
+        while !self.taken.is_empty() {
+            self.delete(0);
+        }
+        while self.forget() {}
+        self.sweep();
+        for letter in [b'h', b's'] {
+            assert_eq!(self.w.keys(letter), Vec::<Vec<u8>>::new(), "{}", letter as char);
+        }
+        let now = self.now();
+        for (path, thing) in now.iter().rev().filter(|(path, _)| !path.is_empty()) {
+            let (dir, name) = path.rsplit_once('/').unwrap();
+            let dir = now[dir].attr.ino;
+            match thing.attr.kind {
+                FileKind::Directory => drop(self.w.rmdir(&root(), dir, name).unwrap()),
+                _ => drop(self.w.unlink(&root(), dir, name).unwrap()),
+            }
+        }
+        self.sweep();
+        for letter in [b'Z', b'z', b'I'] {
+            assert_eq!(self.w.keys(letter), Vec::<Vec<u8>>::new(), "{}", letter as char);
+        }
+        assert!(self.cells.is_empty(), "{:?} is nobody's", self.cells);
+    }
+}
+
+fn text(name: &Bytes) -> String {
+    String::from_utf8_lossy(name).into_owned()
+}
+fn a_commit(ino: InodeId, size: u64) -> Commit {
+    Commit {
+        op: op(),
+        ino,
+        token_epoch: 0,
+        size,
+        mtime: Time { nanos: 5 },
+        allocated: size,
+        inline: None,
+        drop_inline: false,
+        clean: true,
+        close_writes: 0,
+        data_end: size,
+        turn: false,
+        changed: Vec::new(),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+    #[test]
+    fn a_snapshot_shows_what_was_there_whatever_comes_and_leaves_nothing_behind(
+        steps in prop::collection::vec((0..20u8, 0..64usize, 0..100_000usize), 1..80),
+    ) {
+        let mut model = Model::new();
+        for (n, step) in steps.into_iter().enumerate() {
+            model.step(step);
+            if n % 4 == 0 {
+                model.check();
+            }
+        }
+        model.check();
+        model.finish();
+    }
+}
+
+#[test]
+fn a_file_that_a_snapshot_holds_gets_an_object_of_its_own_when_somebody_may_write_it() {
+    let mut m = Model::new();
+    let ino = m.w.create(&root(), InodeId::ROOT, "f", 0o644).unwrap().entry.attr.ino;
+    m.write(ino, 0);
+    m.write(ino, 1);
+    m.take();
+    m.write(ino, 1);
+    let attr = m.w.attr(ino).unwrap();
+    let own = attr.layers.unwrap();
+    assert_ne!(own.object, ino);
+    assert_eq!(own.bytes, STRIPE, "one of two is copied");
+    m.w.kv
+        .read(&mut |read| {
+            // The record of then, and the layer that is left.
+            assert_eq!(references(read, ino)?, 2);
+            Ok(())
+        })
+        .unwrap();
+    m.check();
+    m.write(ino, 0);
+    assert_eq!(m.w.attr(ino).unwrap().layers.unwrap(), Layers { object: own.object, bytes: 0 });
+    m.delete(0);
+    while m.forget() {}
+    m.sweep();
+    assert!(m.cells.keys().all(|(object, _)| *object == own.object), "the old object is gone: {:?}", m.cells);
+    m.finish();
+}

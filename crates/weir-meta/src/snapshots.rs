@@ -1,0 +1,128 @@
+//! Snapshots at work: taken while nobody new begins to write there, removed a few records at a time.
+//!
+//! Invariants: a snapshot waits for those who write files of its volume, and others wait to begin until it is taken or given
+//! up; one at a time. What is being removed is removed to its end, also after a restart; each step is one bounded transaction.
+
+use crate::executor::Step;
+use crate::namespace::{snapshot, volume};
+use crate::service::{Meta, Outcome};
+use std::time::Duration;
+use weir_proto::snapshot::SnapshotTake;
+use weir_proto::{Error, InodeId, Result, SessionId};
+use weir_rpc::{Payload, Reply};
+
+/// No client's.
+const NOBODY: SessionId = SessionId(0);
+/// Who was asked for a lease and does not give it loses its session in time: then it is looked again.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
+impl Meta {
+    pub(crate) fn take_snapshot(
+        &self,
+        request: Result<SnapshotTake>,
+        deadline: weir_env::Instant,
+    ) -> Outcome {
+        let meta = self.clone();
+        match request {
+            Ok(r) => Outcome::Waits(Box::pin(async move { meta.take_snapshot_now(r, deadline).await })),
+            Err(e) => Outcome::refused(e),
+        }
+    }
+
+    async fn take_snapshot_now(&self, r: SnapshotTake, deadline: weir_env::Instant) -> Result<Reply> {
+        let leader = self.leader().clone();
+        let mut gate = Gate { meta: self.clone(), root: None, parked: Vec::new() };
+        loop {
+            let (step, newest) = {
+                let mut state = leader.lock();
+                if gate.root.is_none() && state.snapshotting.is_none() {
+                    let mut root = None;
+                    leader.kv.read(&mut |read| {
+                        root = volume::find(read, r.volume)?.map(|record| record.root);
+                        Ok(())
+                    })?;
+                    gate.root = root;
+                    state.snapshotting = root.map(|root| (r.volume, root));
+                }
+                let mine = gate.root.is_some() || state.snapshotting.is_none();
+                let step = match mine {
+                    true => Some(leader.attempt(&mut state, &r, &mut gate.parked)),
+                    false => None, // of another one
+                };
+                (step, state.newest)
+            };
+            let (wait, conflicts) = match step {
+                None => (None, Vec::new()),
+                Some(Ok((Step::Done(body, seq), _))) => {
+                    drop(gate);
+                    leader.durable(seq).await?;
+                    return Ok(Reply { body, payload: Payload::default() });
+                }
+                Some(Ok((Step::Wait(wait), conflicts))) => (Some(wait), conflicts),
+                Some(Err(e)) => {
+                    drop(gate);
+                    leader.durable(newest).await?;
+                    return Err(e);
+                }
+            };
+            let waits_for = conflicts.first().map(|c| c.ino);
+            self.recall(conflicts);
+            if leader.env.clock.now() >= deadline {
+                return Err(too_late(waits_for));
+            }
+            match wait {
+                Some(wait) => drop(leader.env.clock.timeout(LOOK_AGAIN, wait).await), // looks again either way
+                None => leader.env.clock.sleep(LOOK_AGAIN).await,
+            }
+        }
+    }
+
+    /// Removes what is to be removed of snapshots for ever; returns only the error after which the node must stop.
+    pub(crate) async fn forget_snapshots(&self) -> Error {
+        let leader = self.leader();
+        loop {
+            let next = snapshot::next_deleted(&leader.lock().snapshots);
+            let Some((volume, number)) = next else {
+                leader.forgetting.notified().await;
+                continue;
+            };
+            let (step, newest) = {
+                let mut state = leader.lock();
+                let step = leader.housekeep(&mut state, NOBODY, &mut |cx| {
+                    snapshot::forget_some(cx, volume, number).map(drop)
+                });
+                (step, state.newest)
+            };
+            // What is not durable is not much, and who waits for the journal comes in between.
+            if let Err(e) = step.and(leader.durable(newest).await) {
+                return e.doing("remove a snapshot");
+            }
+        }
+    }
+}
+
+fn too_late(waits_for: Option<InodeId>) -> Error {
+    Error::deadline(match waits_for {
+        Some(ino) => format!("take a snapshot: a client has not saved what it wrote to inode {ino} yet"),
+        None => "take a snapshot: another one is being taken, or clients of before a restart may come back"
+            .to_owned(),
+    })
+}
+
+/// While a snapshot waits nobody new writes in its volume.
+struct Gate {
+    meta: Meta,
+    root: Option<InodeId>,
+    parked: Vec<InodeId>,
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        let mut state = self.meta.leader().lock();
+        state.give_up(&mut self.parked);
+        if let Some(root) = self.root {
+            state.snapshotting = None;
+            state.wake(root);
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! Messages about snapshots of volumes, and about bytes of a file that lie in older objects (methods 170–179, 144, 145).
+//!
+//! A file's data is an object: at first the one with the inode's number. What a snapshot holds is never written again: the file
+//! gets a new object, and which of its bytes are still in an older one is written down (*layers*). Reading a snapshot asks
+//! for the state of then: the messages whose names begin with `Past`.
+use crate::map::Layout;
+use crate::meta::{Attr, Cred, Entry, Op, Time};
+use crate::{InodeId, SessionId, VolumeId, message};
+use bytes::Bytes;
+
+/// Snapshots of one volume.
+pub const SNAPSHOTS_MAX: usize = 256;
+/// Layers of one `LayersOf` answer.
+pub const LAYERS_MAX: usize = 4096;
+
+message!(
+    /// A snapshot of a volume. Numbers rise within a namespace and are never given again.
+    Snapshot {
+        number: u32,
+        volume: VolumeId,
+        name: String,
+        created: Time,
+        /// The volume's topmost directory.
+        root: InodeId,
+    }
+);
+message!(
+    /// Keeps the volume as it is now. What is written by the time of this is in it: whoever has a file of the volume open for
+    /// writing saves it first. The volume's owner and administrators may.
+    SnapshotTake = 170 -> Snapshot { op: Op, cred: Cred, volume: VolumeId, name: String }
+);
+message!(
+    /// Removes a snapshot; what only it held is given back in the background.
+    SnapshotDelete = 171 -> Snapshot { op: Op, cred: Cred, volume: VolumeId, name: String }
+);
+message!(
+    /// The snapshots of a volume, oldest first.
+    SnapshotList = 172 -> Snapshots { session: SessionId, volume: VolumeId }
+);
+message!(Snapshots { snapshots: Vec<Snapshot> });
+
+message!(PastLookup = 173 -> PastLooked {
+    session: SessionId,
+    cred: Cred,
+    snapshot: u32,
+    parent: InodeId,
+    name: Bytes,
+});
+message!(PastLooked { attr: Option<Attr> });
+message!(PastAttr = 174 -> Attr { session: SessionId, snapshot: u32, ino: InodeId });
+message!(
+    /// Entries after the cookie `after`, as `ReadDir`.
+    PastList = 175 -> PastListing {
+        session: SessionId,
+        cred: Cred,
+        snapshot: u32,
+        dir: InodeId,
+        after: u64,
+        limit: u32,
+    }
+);
+message!(PastListing { entries: Vec<PastEntry>, end: bool });
+message!(PastEntry { name: Bytes, cookie: u64, attr: Attr });
+message!(PastGetXattr = 176 -> PastBytes { session: SessionId, snapshot: u32, ino: InodeId, name: Bytes });
+message!(PastListXattr = 177 -> PastNames { session: SessionId, snapshot: u32, ino: InodeId });
+message!(PastBytes { bytes: Bytes });
+message!(PastNames { names: Vec<Bytes> });
+message!(
+    /// What is needed to read a file or a symbolic link of a snapshot.
+    PastOpen = 178 -> PastOpened { session: SessionId, cred: Cred, snapshot: u32, ino: InodeId }
+);
+message!(PastOpened {
+    attr: Attr,
+    /// The bytes of a small file, or the target of a symbolic link.
+    inline: Option<Bytes>,
+    /// Not 0: somebody may still be writing to the object. Cut it with this token epoch (`DropFile`, of no stripe) before it
+    /// is read.
+    fence: u32,
+    /// A writer died: the file itself is to be recovered first.
+    recover: bool,
+});
+
+message!(
+    /// Bytes `from..to` of a file lie in `object`, at the same place.
+    Layer {
+        from: u64,
+        to: u64,
+        object: InodeId,
+        /// As in `PastOpened`.
+        fence: u32,
+    }
+);
+impl Copy for Layer {}
+message!(
+    /// The layers of a file that end after `from`, in order; of a snapshot, or (0) of the file as it is.
+    LayersOf = 179 -> LayerList { session: SessionId, snapshot: u32, ino: InodeId, from: u64 }
+);
+message!(LayerList {
+    layers: Vec<Layer>,
+    /// There are more behind the last one.
+    more: bool,
+});
+message!(
+    /// A writer is about to copy what is in older objects of `from..to` into the file's own: it alone, until somebody else asks.
+    /// `Stale`: it has no right to write.
+    TakeLayers = 144 -> LayersTaken { session: SessionId, ino: InodeId, from: u64, to: u64 }
+);
+message!(LayersTaken {
+    entry: Entry,
+    layout: Option<Layout>,
+    /// To be copied, whole stripes but for the file's end, with this token epoch.
+    layers: Vec<Layer>,
+    token_epoch: u32,
+});
+message!(
+    /// A layer is copied: all of it is on all live targets. `Stale`: it is another's meanwhile, or the file was cut.
+    LayerCopied = 145 -> Entry { op: Op, ino: InodeId, from: u64, to: u64, token_epoch: u32 }
+);
