@@ -20,6 +20,8 @@ use weir_proto::{Error, ErrorKind, InodeId, Result, SessionId, Version};
 /// Changed bytes of one stripe, frozen, and how they go.
 struct Send {
     node: Arc<Node>,
+    /// Where the file's bytes go.
+    object: InodeId,
     layout: Layout,
     stripe: u64,
     parts: Vec<(u32, Bytes)>,
@@ -73,7 +75,8 @@ impl Inner {
         st.sent_end = st.sent_end.max(end);
         let unmark = std::mem::take(&mut st.declared_clean);
         let token_epoch = st.token_epoch;
-        let send = Send { node: node.clone(), layout, stripe, parts, how, token_epoch, tenure, unmark };
+        let (node, object) = (node.clone(), st.object(node.ino));
+        let send = Send { node, object, layout, stripe, parts, how, token_epoch, tenure, unmark };
         let me = self.arc();
         self.env.tasks.spawn("send stripe", async move { me.run_send(send).await });
         Ok(id)
@@ -181,7 +184,7 @@ impl Inner {
             self.acquire(&send.node, LeaseKind::Write).await?;
         }
         check_tenure(&send.node, send.tenure)?;
-        let s = self.stripe_ref(send.node.ino, send.layout, send.stripe, deadline);
+        let s = self.stripe_ref(send.object, send.layout, send.stripe, deadline);
         match send.how {
             SendAs::Fresh { len } => {
                 let fragments = self.fragments(send, len)?;
@@ -221,7 +224,7 @@ impl Inner {
         if why.kind == ErrorKind::Stale {
             return; // fenced: whoever cut the file has dropped it
         }
-        let s = self.stripe_ref(send.node.ino, send.layout, send.stripe, self.deadline());
+        let s = self.stripe_ref(send.object, send.layout, send.stripe, self.deadline());
         let empty = Fragment { payload: Bytes::new(), block_crcs: Vec::new() };
         let fragments = vec![empty; send.layout.scheme.width()];
         if let Err(e) = self.write_fresh(s, send.token_epoch, &fragments).await {
@@ -234,7 +237,7 @@ impl Inner {
         if why.kind == ErrorKind::Stale {
             return; // fenced: whoever recovers the file decides
         }
-        let s = self.stripe_ref(send.node.ino, send.layout, send.stripe, self.deadline());
+        let s = self.stripe_ref(send.object, send.layout, send.stripe, self.deadline());
         if let Err(e) = self.data.drop_prepared(s, version).await {
             tracing::warn!("{s} holds parts of a write that failed: {e}");
         }

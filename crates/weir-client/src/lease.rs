@@ -234,9 +234,10 @@ impl Inner {
             }
             self.env.clock.sleep(RECOVERY_LOOK).await;
         }
-        let (layout, size, token_epoch, recover) = {
+        let (layout, object, size, token_epoch, recover) = {
             let st = node.lock();
-            (layout_of(&st, node.ino), st.committed_size(), st.token_epoch, st.recover)
+            let layout = layout_of(&st, node.ino);
+            (layout, st.object(node.ino), st.committed_size(), st.token_epoch, st.recover)
         };
         if !recover {
             return Ok(());
@@ -245,7 +246,7 @@ impl Inner {
             let past = first_stripe_past(size, layout.stripe_bytes());
             let doubt = self
                 .data
-                .drop_file(self.file_id(node.ino), &layout, past, token_epoch, self.deadline())
+                .drop_file(self.file_id(object), &layout, past, token_epoch, self.deadline())
                 .await?;
             let mut in_doubt: Vec<(u64, PgId, Version)> = doubt
                 .iter()
@@ -277,7 +278,7 @@ impl Inner {
         stripe: u64,
         version: Version,
     ) -> Result<()> {
-        let s = self.stripe_ref(node.ino, layout, stripe, self.deadline());
+        let s = self.stripe_ref(node.lock().object(node.ino), layout, stripe, self.deadline());
         // All who are alive: one that only did not answer may be the one that has committed it.
         let stats = self.data.stat_live(&s).await?;
         let is_committed = stats.iter().any(|stat| stat.base == version);
@@ -301,7 +302,9 @@ impl Inner {
         let stripe = layout.stripe_of(size);
         let stripe_end = layout.stripe_start(stripe) + layout.stripe_bytes();
         // A stripe that is at home only comes back without what is past the size.
-        if size.is_multiple_of(layout.stripe_bytes()) || self.is_away(node, size, size + 1).await? {
+        let comes_clean =
+            self.is_away(node, size, size + 1).await? || self.has_layers(node, size, size + 1).await?;
+        if size.is_multiple_of(layout.stripe_bytes()) || comes_clean {
             return Ok(());
         }
         let len = end.min(stripe_end).saturating_sub(size);
@@ -309,7 +312,7 @@ impl Inner {
             .pieces(size, len)
             .map(|p| Overlay { index: p.cell, offset: p.offset, len: p.len, payload: None })
             .collect();
-        let s = self.stripe_ref(node.ino, layout, stripe, self.deadline());
+        let s = self.stripe_ref(node.lock().object(node.ino), layout, stripe, self.deadline());
         self.data.write_overlays(s, token_epoch, &overlays).await
     }
 
@@ -332,7 +335,8 @@ impl Inner {
         let (size, end, token_epoch) = (entry.attr.size, entry.lease.data_end, entry.lease.token_epoch);
         if end > size {
             let past = first_stripe_past(size, layout.stripe_bytes());
-            self.data.drop_file(self.file_id(node.ino), &layout, past, token_epoch, self.deadline()).await?;
+            let file = self.file_id(entry.attr.layers.map_or(node.ino, |l| l.object));
+            self.data.drop_file(file, &layout, past, token_epoch, self.deadline()).await?;
             self.zero_tail(node, layout, size, end, token_epoch).await?;
         }
         {

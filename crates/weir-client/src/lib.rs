@@ -22,11 +22,13 @@ mod gather;
 mod inner;
 mod known_names;
 mod late;
+mod layers;
 mod lease;
 mod locks;
 mod member;
 mod names;
 mod node;
+mod past;
 mod plan;
 pub mod points;
 mod prefetch;
@@ -46,6 +48,7 @@ pub use api::{
     Opened, SetAttrs, SetTime, Space, Stat,
 };
 pub use locks::{InTheWay, LockWish, Locked};
+pub use past::PastFile;
 pub use recall::Recall;
 pub use seek::COPY_BYTES_MAX;
 pub use shipping::NewRelation;

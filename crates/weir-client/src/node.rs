@@ -16,6 +16,7 @@ use std::sync::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 use weir_env::Instant;
 use weir_proto::meta::{Attr, Entry, Lease, LeaseKind, Time};
+use weir_proto::snapshot::Layer;
 use weir_proto::{Error, ErrorKind, InodeId, VolumeId};
 
 /// Whether a file's bytes are in its inode.
@@ -145,6 +146,8 @@ pub struct State {
     pub evictions: u64,
     /// Writes straight through, and the commits of them, that are under way.
     pub through_writes: u32,
+    /// Bytes in older objects, where they are known under the lease (see `layers.rs`).
+    pub layers: Option<Vec<Layer>>,
 }
 
 impl Node {
@@ -220,6 +223,7 @@ impl State {
             evicting: None,
             evictions: 0,
             through_writes: 0,
+            layers: None,
         }
     }
 
@@ -247,6 +251,9 @@ impl State {
         if self.local.is_none() {
             self.allocated = entry.attr.allocated;
             self.charged = entry.attr.allocated;
+        }
+        if self.attr.as_ref().is_none_or(|a| a.layers != entry.attr.layers) {
+            self.layers = None;
         }
         self.attr = Some(entry.attr.clone());
         self.forgotten = false;
@@ -313,6 +320,7 @@ impl State {
             self.attr_old = true;
             self.names.forget_all();
             self.evicted = None;
+            self.layers = None;
             self.inline = Inline::Unknown;
             self.data_change += 1;
             self.leases_lost += 1;

@@ -15,7 +15,7 @@ use weir_env::{BoxFuture, Instant};
 use weir_proto::data::CHECKSUM_BLOCK;
 use weir_proto::map::Layout;
 use weir_proto::meta::LeaseKind;
-use weir_proto::{Error, MIB, Result};
+use weir_proto::{Error, InodeId, MIB, Result};
 
 static ZEROS: [u8; 1 << 20] = [0; 1 << 20];
 /// Bytes fetched for one read at a time.
@@ -388,6 +388,26 @@ impl Inner {
         ranges: &[(u64, u64)],
         deadline: Instant,
     ) -> Result<Fetched> {
+        let from = ranges.first().map_or(0, |(from, _)| *from);
+        let (own, layered) = {
+            let st = node.lock();
+            (st.object(node.ino), st.is_layered(from, u64::MAX))
+        };
+        if !layered {
+            return self.fetch_from(own, layout, ranges, deadline).await;
+        }
+        let layers = self.layers(node, from).await?;
+        self.fetch_layered(&layers, own, layout, ranges, deadline).await
+    }
+
+    /// Bytes of one object.
+    pub async fn fetch_from(
+        &self,
+        object: InodeId,
+        layout: Layout,
+        ranges: &[(u64, u64)],
+        deadline: Instant,
+    ) -> Result<Fetched> {
         let cell_bytes = layout.cell_bytes();
         let mut wanted: BTreeMap<u64, Vec<CellRange>> = BTreeMap::new();
         for piece in ranges.iter().flat_map(|(a, b)| layout.pieces(*a, b - a)) {
@@ -404,7 +424,7 @@ impl Inner {
         let calls: Vec<BoxFuture<'_, Result<Vec<Part>>>> = wanted
             .iter()
             .map(|(stripe, cells)| {
-                let s = self.stripe_ref(node.ino, layout, *stripe, deadline);
+                let s = self.stripe_ref(object, layout, *stripe, deadline);
                 Box::pin(self.data.read_cells(s, cells)) as BoxFuture<'_, _>
             })
             .collect();

@@ -214,7 +214,7 @@ impl Inner {
 
     /// Whole stripes of a recall, to all live targets.
     pub async fn fill(&self, recall: &Recall, offset: u64, data: Bytes) -> Result<()> {
-        let RecallWork { ino, layout, from, to, token_epoch, .. } = recall.work;
+        let RecallWork { ino, object, layout, from, to, token_epoch, .. } = recall.work;
         let stripe_bytes = layout.stripe_bytes();
         let end = offset.saturating_add(data.len() as u64);
         let whole = |at: u64| at.is_multiple_of(stripe_bytes);
@@ -229,7 +229,7 @@ impl Inner {
         while !rest.is_empty() {
             let part = rest.split_to(rest.len().min(stripe_bytes as usize));
             let _permit = self.stripes_in_flight.acquire().await.expect("never closed");
-            let s = self.stripe_ref(ino, layout, layout.stripe_of(at), self.deadline());
+            let s = self.stripe_ref(object, layout, layout.stripe_of(at), self.deadline());
             at += part.len() as u64;
             let fragments = self.fragments_of(&layout, part)?;
             self.data.write_stripe(s, version, WriteMode::Fill, Vec::new(), &fragments).await?;
@@ -238,7 +238,7 @@ impl Inner {
     }
 
     /// The fragments of a stripe that is `data` and then zeros. All zeros take no space.
-    fn fragments_of(&self, layout: &Layout, data: Bytes) -> Result<Vec<Fragment>> {
+    pub fn fragments_of(&self, layout: &Layout, data: Bytes) -> Result<Vec<Fragment>> {
         if data.iter().all(|b| *b == 0) {
             let empty = Fragment { payload: Bytes::new(), block_crcs: Vec::new() };
             return Ok(vec![empty; layout.scheme.width()]);

@@ -58,7 +58,11 @@ impl Inner {
             return Ok(Some(if data { offset } else { size }));
         };
         let deadline = self.deadline();
-        let away = self.away(node, offset).await?;
+        let mut away = self.away(node, offset).await?;
+        // In an older object there is data, too, for all that is asked here.
+        let up = |at: u64| at.checked_next_multiple_of(layout.stripe_bytes()).unwrap_or(u64::MAX);
+        away.extend(self.layers(node, offset).await?.iter().map(|l| (l.from, up(l.to))));
+        let object = node.lock().object(node.ino);
         let (first, last) = (layout.stripe_of(offset), layout.stripe_of(size - 1));
         let mut stripe = first;
         while stripe <= last {
@@ -73,7 +77,7 @@ impl Inner {
                     let all = vec![true; usize::from(layout.scheme.data)];
                     return Box::pin(std::future::ready(all)) as BoxFuture<'_, Vec<bool>>;
                 }
-                let s = self.stripe_ref(node.ino, layout, s, deadline);
+                let s = self.stripe_ref(object, layout, s, deadline);
                 Box::pin(self.data.cells_with_data(s)) as BoxFuture<'_, Vec<bool>>
             });
             let cells: Vec<bool> = join_all(asked.collect()).await.concat();

@@ -53,7 +53,8 @@ impl Inner {
         let offset = node.lock().committed_size();
         let (data, _room) = self.fit_through(node, offset, data).await?;
         let end = end_of(offset, data.len())?;
-        let drop_inline = self.send_through(node, offset, &data).await?;
+        let own = self.copy_up(node, offset, end).await?;
+        let drop_inline = self.send_through(node, own, offset, &data).await?;
         self.commit_through(node, end, offset, drop_inline, true).await?;
         Ok(data.len())
     }

@@ -18,7 +18,7 @@ use std::time::Duration;
 use weir_env::{BoxFuture, Instant};
 use weir_proto::map::Layout;
 use weir_proto::meta::{Commit, Cred, FILE_BYTES_MAX, LeaseKind, Op, SetAttr};
-use weir_proto::{Error, ErrorKind, NameRule, Result, SessionId};
+use weir_proto::{Error, ErrorKind, InodeId, NameRule, Result, SessionId};
 
 /// A stripe with more scattered extents than this is sent: bookkeeping costs more than the bytes.
 const EXTENTS_MAX: usize = 512;
@@ -39,6 +39,20 @@ pub const TRIES_MAX: u32 = 16;
 pub enum Way {
     Buffer,
     Through,
+}
+
+/// Where overlays go.
+#[derive(Clone, Copy)]
+pub struct Aim {
+    object: InodeId,
+    layout: Layout,
+    token_epoch: u32,
+}
+
+impl Aim {
+    fn of(st: &State, ino: InodeId) -> Result<Aim> {
+        Ok(Aim { object: st.object(ino), layout: layout_of(st, ino)?, token_epoch: st.token_epoch })
+    }
 }
 
 enum Taken {
@@ -93,7 +107,8 @@ impl Inner {
             && !st.closing_lease
             && st.inline != Inline::Unknown
             && (end <= st.committed_size() || !st.has_old_tail())
-            && !st.is_away(offset, end);
+            && !st.is_away(offset, end)
+            && !st.is_layered(offset, end);
         if !ready {
             return Ok(Taken::NotReady);
         }
@@ -251,10 +266,16 @@ impl Inner {
             // Nobody evicts what is open for writing: what is here now stays.
             let from = offset.unwrap_or_else(|| node.lock().committed_size());
             self.bring_back(node, from, from.saturating_add(len as u64)).await?;
+            if len > 0 {
+                self.copy_up(node, from, from.saturating_add(len as u64)).await?;
+            }
             return Ok(Way::Through);
         }
         let from = offset.unwrap_or_else(|| node.lock().size());
         self.bring_back(node, from, from.saturating_add(len as u64)).await?;
+        if len > 0 {
+            self.copy_up(node, from, from.saturating_add(len as u64)).await?;
+        }
         if node.lock().inline == Inline::Unknown {
             self.refresh(node).await?;
         }
@@ -302,6 +323,8 @@ impl Inner {
             // Of several that cut at once, each fences the others: chance lets one be first.
             let pause = self.env.rng.below(FENCED_PAUSE_MS << tries);
             self.env.clock.sleep(Duration::from_millis(pause)).await;
+            // Or a snapshot holds what was written to: the right to write brings another object.
+            self.acquire(node, LeaseKind::Write).await?;
         }
     }
 
@@ -321,7 +344,8 @@ impl Inner {
         }
         let (data, _room) = self.fit_through(node, offset, data).await?;
         let end = offset + data.len() as u64;
-        let drop_inline = self.send_through(node, offset, &data).await?;
+        let own = self.copy_up(node, offset, end).await?;
+        let drop_inline = self.send_through(node, own, offset, &data).await?;
         let size = node.lock().committed_size();
         let now = self.env.clock.now();
         let told = {
@@ -356,8 +380,15 @@ impl Inner {
     }
 
     /// The bytes, and before them those that were inline, to targets; whether there were inline ones.
-    pub async fn send_through(&self, node: &Arc<Node>, offset: u64, data: &Bytes) -> Result<bool> {
-        let sent = self.send_through_now(node, offset, data).await;
+    /// `own`: the object that all stripes of it are in.
+    pub async fn send_through(
+        &self,
+        node: &Arc<Node>,
+        own: InodeId,
+        offset: u64,
+        data: &Bytes,
+    ) -> Result<bool> {
+        let sent = self.send_through_now(node, own, offset, data).await;
         let end = offset + data.len() as u64;
         {
             // However it ended, some of it may be there.
@@ -395,18 +426,27 @@ impl Inner {
         }
     }
 
-    async fn send_through_now(&self, node: &Arc<Node>, offset: u64, data: &Bytes) -> Result<bool> {
-        let (layout, token_epoch, size, inline) = {
+    async fn send_through_now(
+        &self,
+        node: &Arc<Node>,
+        own: InodeId,
+        offset: u64,
+        data: &Bytes,
+    ) -> Result<bool> {
+        let (to, size, inline) = {
             let st = node.lock();
-            (layout_of(&st, node.ino)?, st.token_epoch, st.committed_size(), st.inline.clone())
+            if st.object(node.ino) != own {
+                return Err(Error::stale(format!("file {}: a snapshot was taken meanwhile", node.ino)));
+            }
+            (Aim::of(&st, node.ino)?, st.committed_size(), st.inline.clone())
         };
         let mut drop_inline = false;
         if let Inline::Yes(bytes) = inline {
             let bytes = bytes.slice(..bytes.len().min(size as usize));
-            self.overlay_range(node, layout, token_epoch, 0, Some(bytes.clone()), bytes.len() as u64).await?;
+            self.overlay_range(to, 0, Some(bytes.clone()), bytes.len() as u64).await?;
             drop_inline = true;
         }
-        self.overlay_range(node, layout, token_epoch, offset, Some(data.clone()), data.len() as u64).await?;
+        self.overlay_range(to, offset, Some(data.clone()), data.len() as u64).await?;
         self.counters.written_bytes.fetch_add(data.len() as u64, Relaxed);
         Ok(drop_inline)
     }
@@ -475,15 +515,8 @@ impl Inner {
     }
 
     /// Bytes (or zeros) as overlays, all pieces at once.
-    pub async fn overlay_range(
-        &self,
-        node: &Node,
-        layout: Layout,
-        token_epoch: u32,
-        offset: u64,
-        data: Option<Bytes>,
-        len: u64,
-    ) -> Result<()> {
+    pub async fn overlay_range(&self, to: Aim, offset: u64, data: Option<Bytes>, len: u64) -> Result<()> {
+        let Aim { object, layout, token_epoch } = to;
         let mut by_stripe: BTreeMap<u64, Vec<Overlay>> = BTreeMap::new();
         for p in layout.pieces(offset, len) {
             let payload = data.as_ref().map(|d| {
@@ -497,7 +530,7 @@ impl Inner {
         let calls: Vec<BoxFuture<'_, Result<()>>> = by_stripe
             .iter()
             .map(|(stripe, overlays)| {
-                let s = self.stripe_ref(node.ino, layout, *stripe, deadline);
+                let s = self.stripe_ref(object, layout, *stripe, deadline);
                 Box::pin(self.data.write_overlays(s, token_epoch, overlays)) as BoxFuture<'_, _>
             })
             .collect();
@@ -568,6 +601,7 @@ impl Inner {
         let mut st = node.lock();
         let shrinks = size < st.size().max(sent_end).max(st.committed_size());
         st.attr_old = true;
+        st.layers = None;
         st.data_change += 1;
         if let Ok(layout) = layout_of(&st, node.ino) {
             let stripe = layout.stripe_of(size);
@@ -652,17 +686,21 @@ impl Inner {
                 _ => Ok(()),
             };
         }
-        let (layout, token_epoch) = {
+        let own = self.copy_up(node, offset, end).await?;
+        let to = {
             let mut st = node.lock();
+            if st.object(node.ino) != own {
+                return Err(Error::unavailable(format!("file {}: a snapshot was taken meanwhile", node.ino)));
+            }
             st.data_change += 1;
             let layout = layout_of(&st, node.ino)?;
             for stripe in layout.stripe_of(offset)..=layout.stripe_of(end - 1) {
                 st.touched.insert(stripe);
             }
             st.sent_end = st.sent_end.max(end);
-            (layout, st.token_epoch)
+            Aim::of(&st, node.ino)?
         };
-        let zeroed = self.overlay_range(node, layout, token_epoch, offset, None, end - offset).await;
+        let zeroed = self.overlay_range(to, offset, None, end - offset).await;
         let mtime = self.now();
         let mut st = node.lock();
         st.data_change += 1;

@@ -1,0 +1,287 @@
+//! Bytes of a file that are in older objects, because a snapshot holds these: read there, copied before they are written.
+//!
+//! Invariants: a file without such bytes costs nothing. Which bytes these are is believed under a lease only: while one is
+//! held they can only become fewer. Nothing is sent to a stripe of a file that is not in its own object; a copy is written
+//! under the token epoch that the leader gave it, so one that comes late changes nothing. An object that somebody may still
+//! be writing to is cut before it is copied from.
+use crate::inner::Inner;
+use crate::node::{Node, State};
+use crate::read::Fetched;
+use bytes::Bytes;
+use std::time::Duration;
+use weir_env::Instant;
+use weir_proto::data::{FILL_COUNTER, WriteMode};
+use weir_proto::map::Layout;
+use weir_proto::meta::LeaseKind;
+use weir_proto::snapshot::{Layer, LayerCopied, LayersOf, TakeLayers};
+use weir_proto::{ErrorKind, InodeId, Result, Version};
+
+/// Bytes taken to be copied at a time.
+const STEP_BYTES: u64 = 64 << 20;
+/// Another client copies the same, or the file changed: a pause of so long at most.
+const AGAIN_MS: u64 = 20;
+/// No file has this stripe: a cut there only fences.
+const NO_STRIPE: u64 = u64::MAX - 1;
+
+impl State {
+    /// Where the file's own bytes are.
+    pub fn object(&self, ino: InodeId) -> InodeId {
+        self.attr.as_ref().and_then(|a| a.layers).map_or(ino, |layers| layers.object)
+    }
+    /// Whether something of `from..to`, or of its stripes, is in older objects, or may be for all that is known.
+    pub fn is_layered(&self, from: u64, to: u64) -> bool {
+        let Some(attr) = self.attr.as_ref().filter(|a| a.layers.is_some_and(|l| l.bytes > 0)) else {
+            return false;
+        };
+        let stripe = attr.layout.map_or(1, |l| l.stripe_bytes());
+        self.layers.as_ref().is_none_or(|layers| touches(layers, stripe, from, to))
+    }
+}
+
+/// Whether a stripe of `from..to` has bytes in a layer.
+fn touches(layers: &[Layer], stripe: u64, from: u64, to: u64) -> bool {
+    let up = |at: u64| at.checked_next_multiple_of(stripe).unwrap_or(u64::MAX);
+    let (from, to) = (from / stripe * stripe, up(to.max(from.saturating_add(1))));
+    layers.iter().any(|l| l.from < to && up(l.to) > from)
+}
+
+/// `ranges` cut at the borders of layers, with the object that each part is in.
+pub fn by_object(layers: &[Layer], own: InodeId, ranges: &[(u64, u64)]) -> Vec<(InodeId, u64, u64)> {
+    let mut parts = Vec::new();
+    for (from, to) in ranges {
+        let mut at = *from;
+        for layer in layers.iter().filter(|l| l.from < *to && l.to > *from) {
+            if at < layer.from {
+                parts.push((own, at, layer.from));
+            }
+            let (a, b) = (at.max(layer.from), layer.to.min(*to));
+            parts.push((layer.object, a, b));
+            at = b;
+        }
+        if at < *to {
+            parts.push((own, at, *to));
+        }
+    }
+    parts
+}
+
+impl Inner {
+    /// The layers that end in the stripe of `from` or behind it.
+    pub async fn layers(&self, node: &Node, from: u64) -> Result<Vec<Layer>> {
+        let (stripe, leased, leases_lost) = {
+            let st = node.lock();
+            let Some(attr) = st.attr.as_ref().filter(|a| a.layers.is_some_and(|l| l.bytes > 0)) else {
+                return Ok(Vec::new());
+            };
+            let leased = st.lease != LeaseKind::None;
+            if let Some(known) = st.layers.as_ref().filter(|_| leased) {
+                return Ok(known.clone());
+            }
+            (attr.layout.map_or(1, |l| l.stripe_bytes()), leased, st.leases_lost)
+        };
+        let from = if leased { 0 } else { from / stripe * stripe };
+        let layers = self.list_layers(0, node.ino, from, leased).await?;
+        let mut st = node.lock();
+        if leased && st.lease != LeaseKind::None && st.leases_lost == leases_lost {
+            st.layers = Some(layers.clone());
+        }
+        Ok(layers)
+    }
+
+    /// `all`: not only the first ones.
+    pub async fn list_layers(
+        &self,
+        snapshot: u32,
+        ino: InodeId,
+        mut from: u64,
+        all: bool,
+    ) -> Result<Vec<Layer>> {
+        let mut layers: Vec<Layer> = Vec::new();
+        loop {
+            let ask = |session| LayersOf { session, snapshot, ino, from };
+            let list = self.session.ask(self.deadline(), ask).await?;
+            layers.extend(&list.layers);
+            match list.layers.last() {
+                Some(last) if list.more && all => from = last.to,
+                _ => return Ok(layers),
+            }
+        }
+    }
+
+    /// Whether a stripe of `from..to` has bytes in an older object.
+    pub async fn has_layers(&self, node: &Node, from: u64, to: u64) -> Result<bool> {
+        if !node.lock().is_layered(from, to) {
+            return Ok(false);
+        }
+        let layers = self.layers(node, from).await?;
+        let stripe = node.lock().attr.as_ref().and_then(|a| a.layout).map_or(1, |l| l.stripe_bytes());
+        Ok(touches(&layers, stripe, from, to))
+    }
+
+    /// Returns when all stripes of `from..to` are in the file's own object, and which that is: they stay there, but the file may
+    /// get another one.
+    pub async fn copy_up(&self, node: &Node, from: u64, to: u64) -> Result<InodeId> {
+        let to = to.max(from.saturating_add(1));
+        let own = node.lock().object(node.ino);
+        let mut at = from;
+        while at < to && node.lock().is_layered(at, to) {
+            let end = to.min(at.saturating_add(STEP_BYTES));
+            let deadline = self.deadline();
+            while self.has_layers(node, at, end).await? {
+                match self.copy_some(node, at, end).await {
+                    Err(e) if e.kind == ErrorKind::Stale && !self.data.left(deadline).is_zero() => {
+                        node.lock().layers = None;
+                        let pause = 1 + self.env.rng.below(AGAIN_MS);
+                        self.env.clock.sleep(Duration::from_millis(pause)).await;
+                        self.refresh(node).await?;
+                    }
+                    done => {
+                        done.map_err(|e| e.doing(format!("copy bytes of file {} to write them", node.ino)))?
+                    }
+                }
+            }
+            at = end;
+        }
+        Ok(own)
+    }
+
+    async fn copy_some(&self, node: &Node, from: u64, to: u64) -> Result<()> {
+        let (ino, stamp) = (node.ino, self.stamp());
+        let taken =
+            self.session.ask(self.deadline(), |session| TakeLayers { session, ino, from, to }).await?;
+        self.apply(&taken.entry, stamp);
+        let Some(layout) = taken.layout.filter(|_| !taken.layers.is_empty()) else {
+            node.lock().layers = None; // what was known is old
+            return Ok(());
+        };
+        layout.check()?;
+        let object = taken.entry.attr.layers.map_or(ino, |layers| layers.object);
+        let token_epoch = taken.token_epoch;
+        for layer in &taken.layers {
+            let version = Version::new(token_epoch, FILL_COUNTER);
+            self.copy_layer(&layout, layer, object, version).await?;
+            let (from, to, stamp) = (layer.from, layer.to, self.stamp());
+            let copied = |op| LayerCopied { op, ino, from, to, token_epoch };
+            let entry = self.session.change(self.deadline(), copied).await?;
+            let mut st = node.lock();
+            let known = st.layers.take();
+            st.apply(&entry, stamp);
+            if st.lease != LeaseKind::None {
+                st.layers = known.map(|known| without(known, from, to));
+            }
+        }
+        Ok(())
+    }
+
+    async fn copy_layer(&self, layout: &Layout, layer: &Layer, to: InodeId, version: Version) -> Result<()> {
+        self.fence(layer.object, layout, layer.fence).await?;
+        let mut at = layer.from;
+        while at < layer.to {
+            let stripe = layout.stripe_of(at);
+            let end = layer.to.min(layout.stripe_start(stripe) + layout.stripe_bytes());
+            let data = self.fetch_whole(layer.object, *layout, at, end).await?;
+            let _permit = self.stripes_in_flight.acquire().await.expect("never closed");
+            let s = self.stripe_ref(to, *layout, stripe, self.deadline());
+            let fragments = self.fragments_of(layout, data)?;
+            self.data.write_stripe(s, version, WriteMode::Fill, Vec::new(), &fragments).await?;
+            at = end;
+        }
+        Ok(())
+    }
+
+    async fn fetch_whole(&self, object: InodeId, layout: Layout, from: u64, to: u64) -> Result<Bytes> {
+        let fetched = self.fetch_from(object, layout, &[(from, to)], self.deadline()).await?;
+        let mut data = vec![0; (to - from) as usize];
+        for (at, bytes) in trimmed(fetched.parts, from, to) {
+            let start = (at - from) as usize;
+            data[start..start + bytes.len()].copy_from_slice(&bytes);
+        }
+        Ok(Bytes::from(data))
+    }
+
+    /// Nobody writes to an object from now on that had the right to before; 0: nobody has it.
+    pub async fn fence(&self, object: InodeId, layout: &Layout, fence: u32) -> Result<()> {
+        if fence == 0 {
+            return Ok(());
+        }
+        self.data.drop_file(self.file_id(object), layout, NO_STRIPE, fence, self.deadline()).await.map(drop)
+    }
+
+    /// Bytes of parts of a file, each from the object that it is in.
+    pub async fn fetch_layered(
+        &self,
+        layers: &[Layer],
+        own: InodeId,
+        layout: Layout,
+        ranges: &[(u64, u64)],
+        deadline: Instant,
+    ) -> Result<Fetched> {
+        let mut all = Fetched { parts: Vec::new(), holes: false };
+        for (object, from, to) in by_object(layers, own, ranges) {
+            let fetched = self.fetch_from(object, layout, &[(from, to)], deadline).await?;
+            all.holes |= fetched.holes;
+            // What lies beside it is in another object.
+            all.parts.extend(trimmed(fetched.parts, from, to));
+        }
+        Ok(all)
+    }
+}
+
+fn trimmed(parts: Vec<(u64, Bytes)>, from: u64, to: u64) -> impl Iterator<Item = (u64, Bytes)> {
+    parts.into_iter().filter_map(move |(at, bytes)| {
+        let (a, b) = (at.max(from), (at + bytes.len() as u64).min(to));
+        (a < b).then(|| (a, bytes.slice((a - at) as usize..(b - at) as usize)))
+    })
+}
+
+/// What is left of layers when `from..to` is copied.
+fn without(layers: Vec<Layer>, from: u64, to: u64) -> Vec<Layer> {
+    let mut left = Vec::with_capacity(layers.len() + 1);
+    for layer in layers {
+        if layer.from < from.min(layer.to) {
+            left.push(Layer { to: layer.to.min(from), ..layer });
+        }
+        if layer.to > to.max(layer.from) {
+            left.push(Layer { from: layer.from.max(to), ..layer });
+        }
+    }
+    left
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OWN: InodeId = InodeId(9);
+
+    fn layer(from: u64, to: u64, object: u64) -> Layer {
+        Layer { from, to, object: InodeId(object), fence: 0 }
+    }
+
+    #[test]
+    fn each_part_comes_from_where_it_is() {
+        let layers = [layer(0, 100, 1), layer(200, 250, 2)];
+        let parts = by_object(&layers, OWN, &[(50, 300)]);
+        let expected = [(InodeId(1), 50, 100), (OWN, 100, 200), (InodeId(2), 200, 250), (OWN, 250, 300)];
+        assert_eq!(parts, expected);
+        assert_eq!(
+            by_object(&layers, OWN, &[(120, 130), (210, 220)]),
+            [(OWN, 120, 130), (InodeId(2), 210, 220)]
+        );
+    }
+
+    #[test]
+    fn a_stripe_is_touched_wherever_its_bytes_are() {
+        let layers = [layer(100, 150, 1)];
+        assert!(touches(&layers, 100, 180, 190), "the rest of the stripe");
+        assert!(touches(&layers, 100, 150, 150));
+        assert!(!touches(&layers, 100, 0, 100) && !touches(&layers, 100, 200, 300));
+    }
+
+    #[test]
+    fn what_is_copied_is_no_layer_any_more() {
+        let left = without(vec![layer(0, 100, 1), layer(100, 300, 2)], 150, 200);
+        assert_eq!(left, [layer(0, 100, 1), layer(100, 150, 2), layer(200, 300, 2)]);
+        assert_eq!(without(vec![layer(0, 100, 1)], 0, 100), []);
+    }
+}

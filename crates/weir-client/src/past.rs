@@ -1,0 +1,169 @@
+//! Snapshots: taken and removed at the leader, and read. Nothing of one ever changes, so nobody holds leases on it.
+//!
+//! Invariant: what a snapshot shows is asked of the leader or read from objects that nobody writes any more; what cannot be
+//! shown is an error that says why, never zeros.
+use crate::Client;
+use crate::inner::Inner;
+use bytes::Bytes;
+use weir_proto::meta::{Attr, Cred, FileKind};
+use weir_proto::snapshot::{
+    Layer, PastAttr, PastGetXattr, PastList, PastListXattr, PastListing, PastLookup, PastOpen, PastOpened,
+    Snapshot, SnapshotDelete, SnapshotList, SnapshotTake,
+};
+use weir_proto::{Error, InodeId, Result, VolumeId};
+
+/// Recoveries of a file that one open of its past waits for.
+const RECOVERIES_MAX: usize = 4;
+/// Bytes fetched for one read at a time.
+const FETCH_BYTES_MAX: u64 = 16 << 20;
+
+/// A file or a symbolic link of a snapshot, to be read.
+#[derive(Debug)]
+pub struct PastFile {
+    pub snapshot: u32,
+    pub attr: Attr,
+    /// The bytes of a small file, or the target of a symbolic link.
+    inline: Option<Bytes>,
+    layers: Vec<Layer>,
+}
+
+impl Client {
+    /// Keeps a volume as it is now.
+    pub async fn take_snapshot(&self, cred: &Cred, volume: VolumeId, name: &str) -> Result<Snapshot> {
+        let take = |op| SnapshotTake { op, cred: cred.clone(), volume, name: name.to_owned() };
+        let deadline = self.inner.deadline() + self.inner.config.recall_patience;
+        self.inner.session.change(deadline, take).await
+    }
+    pub async fn delete_snapshot(&self, cred: &Cred, volume: VolumeId, name: &str) -> Result<Snapshot> {
+        let delete = |op| SnapshotDelete { op, cred: cred.clone(), volume, name: name.to_owned() };
+        self.inner.session.change(self.inner.deadline(), delete).await
+    }
+    /// Oldest first.
+    pub async fn snapshots(&self, volume: VolumeId) -> Result<Vec<Snapshot>> {
+        let ask = |session| SnapshotList { session, volume };
+        Ok(self.inner.session.ask(self.inner.deadline(), ask).await?.snapshots)
+    }
+
+    pub async fn past_lookup(
+        &self,
+        cred: &Cred,
+        snapshot: u32,
+        parent: InodeId,
+        name: &[u8],
+    ) -> Result<Option<Attr>> {
+        let name = Bytes::copy_from_slice(name);
+        let ask = |session| PastLookup { session, cred: cred.clone(), snapshot, parent, name: name.clone() };
+        Ok(self.inner.session.ask(self.inner.deadline(), ask).await?.attr)
+    }
+    pub async fn past_attr(&self, snapshot: u32, ino: InodeId) -> Result<Attr> {
+        self.inner.session.ask(self.inner.deadline(), |session| PastAttr { session, snapshot, ino }).await
+    }
+    /// Entries after the cookie `after` (0: from the start), "." and ".." not among them.
+    pub async fn past_list(
+        &self,
+        cred: &Cred,
+        snapshot: u32,
+        dir: InodeId,
+        after: u64,
+        limit: u32,
+    ) -> Result<PastListing> {
+        let ask = |session| PastList { session, cred: cred.clone(), snapshot, dir, after, limit };
+        self.inner.session.ask(self.inner.deadline(), ask).await
+    }
+    pub async fn past_get_xattr(&self, snapshot: u32, ino: InodeId, name: &[u8]) -> Result<Bytes> {
+        let name = Bytes::copy_from_slice(name);
+        let ask = |session| PastGetXattr { session, snapshot, ino, name: name.clone() };
+        Ok(self.inner.session.ask(self.inner.deadline(), ask).await?.bytes)
+    }
+    pub async fn past_list_xattr(&self, snapshot: u32, ino: InodeId) -> Result<Vec<Bytes>> {
+        let ask = |session| PastListXattr { session, snapshot, ino };
+        Ok(self.inner.session.ask(self.inner.deadline(), ask).await?.names)
+    }
+    pub async fn past_open(&self, cred: &Cred, snapshot: u32, ino: InodeId) -> Result<PastFile> {
+        self.inner.past_open(cred, snapshot, ino).await
+    }
+    /// Parts in order, together at most `len` bytes; fewer only at the end of the file.
+    pub async fn past_read(&self, file: &PastFile, offset: u64, len: usize) -> Result<Vec<Bytes>> {
+        self.inner.past_read(file, offset, len).await
+    }
+    pub async fn past_readlink(&self, cred: &Cred, snapshot: u32, ino: InodeId) -> Result<Bytes> {
+        let file = self.inner.past_open(cred, snapshot, ino).await?;
+        match file.inline.filter(|_| file.attr.kind == FileKind::Symlink) {
+            Some(target) => Ok(target),
+            None => Err(Error::invalid(format!("inode {ino} was not a symbolic link"))),
+        }
+    }
+}
+
+impl Inner {
+    async fn past_open(&self, cred: &Cred, snapshot: u32, ino: InodeId) -> Result<PastFile> {
+        let ask = |session| PastOpen { session, cred: cred.clone(), snapshot, ino };
+        for _ in 0..RECOVERIES_MAX {
+            let PastOpened { attr, inline, fence, recover } = self.session.ask(self.deadline(), ask).await?;
+            if recover {
+                // A dead writer's last stripes are decided once, for the file and for what is kept of it.
+                self.prepare_read(&self.node(ino)).await?;
+                continue;
+            }
+            let layers = match attr.layers {
+                Some(layers) if layers.bytes > 0 => self.list_layers(snapshot, ino, 0, true).await?,
+                _ => Vec::new(),
+            };
+            if let Some(layout) = &attr.layout {
+                layout.check()?;
+                self.fence(attr.layers.map_or(ino, |l| l.object), layout, fence).await?;
+                let mut fences: Vec<_> = layers.iter().map(|l| (l.object, l.fence)).collect();
+                fences.sort_unstable();
+                fences.dedup();
+                for (object, fence) in fences {
+                    self.fence(object, layout, fence).await?;
+                }
+            }
+            return Ok(PastFile { snapshot, attr, inline, layers });
+        }
+        Err(Error::unavailable(format!("file {ino}: its last writer died, and its recovery does not end")))
+    }
+
+    async fn past_read(&self, file: &PastFile, offset: u64, len: usize) -> Result<Vec<Bytes>> {
+        let end = offset.saturating_add(len as u64).min(file.attr.size);
+        let mut parts = Vec::new();
+        let mut at = offset;
+        while at < end {
+            let to = end.min(at.saturating_add(FETCH_BYTES_MAX));
+            parts.push(self.past_part(file, at, to).await?);
+            at = to;
+        }
+        Ok(parts)
+    }
+
+    async fn past_part(&self, file: &PastFile, from: u64, to: u64) -> Result<Bytes> {
+        let (ino, attr) = (file.attr.ino, &file.attr);
+        let mut data = vec![0; (to - from) as usize];
+        let mut put = |at: u64, bytes: &[u8]| {
+            let (a, b) = (at.max(from), (at + bytes.len() as u64).min(to));
+            if a < b {
+                data[(a - from) as usize..(b - from) as usize]
+                    .copy_from_slice(&bytes[(a - at) as usize..(b - at) as usize]);
+            }
+        };
+        if let Some(inline) = &file.inline {
+            put(0, inline);
+            return Ok(Bytes::from(data));
+        }
+        if attr.evicted > 0 {
+            return Err(Error::io(format!(
+                "file {ino}: bytes of it were at home only when the snapshot was taken: read it at home"
+            )));
+        }
+        let Some(layout) = attr.layout else { return Ok(Bytes::from(data)) };
+        let own = attr.layers.map_or(ino, |l| l.object);
+        let fetched = self.fetch_layered(&file.layers, own, layout, &[(from, to)], self.deadline()).await?;
+        if fetched.holes {
+            // What a removed snapshot held looks like a hole.
+            let snapshot = file.snapshot;
+            self.session.ask(self.deadline(), |session| PastAttr { session, snapshot, ino }).await?;
+        }
+        fetched.parts.iter().for_each(|(at, bytes)| put(*at, bytes));
+        Ok(Bytes::from(data))
+    }
+}

@@ -1,0 +1,281 @@
+//! Claims: what a snapshot shows of files' data never changes, whoever writes afterwards and however; the files themselves read
+//! as if no snapshot was there.
+mod lab;
+
+use bytes::Bytes;
+use lab::{CELL, Lab, STRIPE, pattern, root};
+use std::time::Duration;
+use weir_client::{Allocate, Client, Handle, OpenMode, SetAttrs};
+use weir_proto::{InodeId, VolumeId};
+
+const RW: OpenMode = OpenMode { read: true, write: true, append: false, truncate: false };
+const V: VolumeId = VolumeId::ROOT;
+
+async fn create(c: &Client, name: &str) -> (InodeId, Handle) {
+    let opened = c.create(&root(), InodeId::ROOT, name.as_bytes(), 0o644, true, RW).await.unwrap();
+    (opened.stat.attr.ino, opened.handle)
+}
+async fn open(c: &Client, ino: InodeId) -> Handle {
+    c.open(&root(), ino, RW).await.unwrap().handle
+}
+async fn write(c: &Client, h: Handle, at: usize, data: &[u8]) {
+    let mut done = 0;
+    while done < data.len() {
+        done += c.write(h, (at + done) as u64, Bytes::copy_from_slice(&data[done..])).await.unwrap();
+    }
+}
+async fn read(c: &Client, h: Handle, len: usize) -> Vec<u8> {
+    c.read(h, 0, len).await.unwrap().concat()
+}
+async fn then(c: &Client, snapshot: u32, name: &str) -> Vec<u8> {
+    let attr = c.past_lookup(&root(), snapshot, InodeId::ROOT, name.as_bytes()).await.unwrap().unwrap();
+    let file = c.past_open(&root(), snapshot, attr.ino).await.unwrap();
+    c.past_read(&file, 0, attr.size as usize + 1000).await.unwrap().concat()
+}
+async fn snap(c: &Client, name: &str) -> u32 {
+    c.take_snapshot(&root(), V, name).await.unwrap().number
+}
+fn differs(a: &[u8], b: &[u8]) -> Option<usize> {
+    if a.len() != b.len() {
+        return Some(a.len().min(b.len()));
+    }
+    a.iter().zip(b).position(|(a, b)| a != b)
+}
+
+#[test]
+fn what_a_snapshot_shows_of_a_file_stays_whatever_is_written() {
+    let lab = Lab::new(71);
+    lab.run(6, |lab| async move {
+        let (a, b) = (lab.client("a").await, lab.client("b").await);
+        let (ino, h) = create(&a, "f").await;
+        let old = pattern(1, 0, 3 * STRIPE + 5000);
+        write(&a, h, 0, &old).await;
+        a.fsync(h).await.unwrap();
+        let s = snap(&b, "s").await;
+        let mut now = old.clone();
+        for (n, (at, len)) in
+            [(10, 100), (STRIPE + CELL / 2, 2 * CELL), (STRIPE * 2, STRIPE), (3 * STRIPE + 4000, 9000)]
+                .into_iter()
+                .enumerate()
+        {
+            let data = pattern(10 + n as u64, at, len);
+            write(&a, h, at, &data).await;
+            now.resize(now.len().max(at + len), 0);
+            now[at..at + len].copy_from_slice(&data);
+            assert_eq!(differs(&read(&a, h, now.len() + 1).await, &now), None, "write {n}");
+            assert_eq!(differs(&then(&b, s, "f").await, &old), None, "write {n}");
+        }
+        a.fsync(h).await.unwrap();
+        a.release(h).await.unwrap();
+        let other = open(&b, ino).await;
+        assert_eq!(differs(&read(&b, other, now.len() + 1).await, &now), None, "elsewhere");
+        // A hole, a cut, and growth over what was cut.
+        b.fallocate(other, Allocate::PunchHole, STRIPE as u64, CELL as u64).await.unwrap();
+        now[STRIPE..STRIPE + CELL].fill(0);
+        assert_eq!(differs(&read(&b, other, now.len()).await, &now), None, "a hole");
+        for size in [2 * STRIPE + 777, 100, 0, STRIPE] {
+            let set = SetAttrs { size: Some(size as u64), ..SetAttrs::default() };
+            b.setattr(&root(), ino, Some(other), set).await.unwrap();
+            now.resize(size, 0);
+            assert_eq!(differs(&read(&b, other, size + 1).await, &now), None, "cut to {size}");
+            assert_eq!(differs(&then(&a, s, "f").await, &old), None, "cut to {size}");
+        }
+        b.release(other).await.unwrap();
+        b.unlink(&root(), InodeId::ROOT, b"f").await.unwrap();
+        lab.env("a").clock.sleep(Duration::from_secs(5)).await; // of the world: the sweeper has its time
+        assert_eq!(differs(&then(&a, s, "f").await, &old), None, "removed");
+    });
+}
+
+#[test]
+fn each_of_several_snapshots_shows_its_own_time_and_goes_alone() {
+    let lab = Lab::new(72);
+    lab.run(6, |lab| async move {
+        let a = lab.client("a").await;
+        let (_, h) = create(&a, "f").await;
+        let mut now = pattern(1, 0, 4 * STRIPE);
+        write(&a, h, 0, &now).await;
+        let mut taken = Vec::new();
+        for n in 0..5u64 {
+            let name = format!("s{n}");
+            taken.push((snap(&a, &name).await, name, now.clone()));
+            let at = (n as usize * 3 * CELL + 1234) % (3 * STRIPE);
+            let data = pattern(100 + n, at, CELL + 999);
+            write(&a, h, at, &data).await;
+            now[at..at + data.len()].copy_from_slice(&data);
+        }
+        for gone in [2, 0, 1, 1, 0] {
+            for (number, name, old) in &taken {
+                assert_eq!(differs(&then(&a, *number, "f").await, old), None, "{name}");
+            }
+            assert_eq!(differs(&read(&a, h, now.len() + 1).await, &now), None);
+            let (number, name, _) = taken.remove(gone);
+            a.delete_snapshot(&root(), V, &name).await.unwrap();
+            lab.env("a").clock.sleep(Duration::from_secs(3)).await; // of the world: it is removed and swept
+            assert!(a.past_attr(number, InodeId::ROOT).await.is_err());
+        }
+        assert_eq!(differs(&read(&a, h, now.len() + 1).await, &now), None);
+    });
+}
+
+#[test]
+fn a_snapshot_has_what_was_written_before_it_and_nothing_of_later() {
+    let lab = Lab::new(73);
+    lab.run(6, |lab| async move {
+        let (a, b, c) = (lab.client("a").await, lab.client("b").await, lab.client("c").await);
+        // Not synced, not closed, small and large.
+        let (_, small) = create(&a, "small").await;
+        write(&a, small, 0, b"before").await;
+        let (_, large) = create(&a, "large").await;
+        let old = pattern(3, 0, STRIPE + 77);
+        write(&a, large, 0, &old).await;
+        // Written by two at once, straight through.
+        let (shared, by_a) = create(&a, "shared").await;
+        let by_b = open(&b, shared).await;
+        write(&a, by_a, 0, &old[..2 * CELL]).await;
+        write(&b, by_b, 2 * CELL, &old[2 * CELL..]).await;
+        let s = snap(&c, "s").await;
+        write(&a, small, 0, b"after!").await;
+        write(&a, large, 0, &pattern(4, 0, 100)).await;
+        write(&a, by_a, 5, b"AAAA").await;
+        write(&b, by_b, CELL, b"BBBB").await;
+        assert_eq!(then(&c, s, "small").await, b"before");
+        assert_eq!(differs(&then(&c, s, "large").await, &old), None);
+        assert_eq!(differs(&then(&c, s, "shared").await, &old), None);
+        let mut now = old.clone();
+        now[5..9].copy_from_slice(b"AAAA");
+        now[CELL..CELL + 4].copy_from_slice(b"BBBB");
+        for (client, h) in [(&a, by_a), (&b, by_b)] {
+            assert_eq!(differs(&read(client, h, now.len() + 1).await, &now), None);
+        }
+        let end = b.append(by_b, Bytes::from_static(b"more")).await.unwrap();
+        assert_eq!(end, 4);
+        now.extend_from_slice(b"more");
+        assert_eq!(differs(&read(&a, by_a, now.len() + 1).await, &now), None);
+        assert_eq!(differs(&then(&c, s, "shared").await, &old), None);
+    });
+}
+
+#[test]
+fn a_writer_that_dies_while_it_copies_leaves_both_as_they_were() {
+    for kill_after_ms in [1, 2, 3, 5, 8, 13, 21] {
+        let lab = Lab::with(74 + kill_after_ms, "ec:4+2", 1000);
+        lab.run(6, |lab| async move {
+            let b = lab.client("b").await;
+            let (ino, h) = create(&b, "f").await;
+            let old = pattern(5, 0, 3 * STRIPE);
+            write(&b, h, 0, &old).await;
+            b.release(h).await.unwrap();
+            let s = snap(&b, "s").await;
+            let a = lab.client("a").await;
+            let h = open(&a, ino).await;
+            let work = async {
+                for stripe in 0..3 {
+                    write(&a, h, stripe * STRIPE + 50, b"new").await;
+                    drop(a.fsync(h).await);
+                }
+            };
+            let _ = lab.env("b").clock.timeout(Duration::from_millis(kill_after_ms), work).await; // it dies in the middle
+            lab.world().kill("a");
+            let h = open(&b, ino).await;
+            let now = read(&b, h, old.len() + 1).await;
+            for stripe in 0..3 {
+                let (from, to) = (stripe * STRIPE, (stripe + 1) * STRIPE);
+                let mut new = old[from..to].to_vec();
+                new[50..53].copy_from_slice(b"new");
+                let is = &now[from..to];
+                assert!(
+                    differs(is, &old[from..to]).is_none() || differs(is, &new).is_none(),
+                    "stripe {stripe}"
+                );
+            }
+            assert_eq!(differs(&then(&b, s, "f").await, &old), None);
+            write(&b, h, STRIPE, b"again").await;
+            assert_eq!(&read(&b, h, STRIPE + 5).await[STRIPE..], b"again");
+            assert_eq!(differs(&then(&b, s, "f").await, &old), None);
+        });
+    }
+}
+
+#[test]
+fn the_leader_may_restart_at_any_time() {
+    let lab = Lab::new(75);
+    lab.run(6, |lab| async move {
+        let a = lab.client("a").await;
+        let (_, h) = create(&a, "f").await;
+        let old = pattern(6, 0, 2 * STRIPE);
+        write(&a, h, 0, &old).await;
+        let s = snap(&a, "s").await;
+        write(&a, h, 10, b"new").await;
+        a.fsync(h).await.unwrap();
+        lab.kill_meta();
+        lab.meta().await;
+        write(&a, h, STRIPE + 10, b"new").await;
+        let mut now = old.clone();
+        now[10..13].copy_from_slice(b"new");
+        now[STRIPE + 10..STRIPE + 13].copy_from_slice(b"new");
+        assert_eq!(differs(&read(&a, h, now.len()).await, &now), None);
+        assert_eq!(differs(&then(&a, s, "f").await, &old), None);
+        a.delete_snapshot(&root(), V, "s").await.unwrap();
+        lab.kill_meta();
+        lab.meta().await;
+        lab.env("a").clock.sleep(Duration::from_secs(5)).await; // of the world
+        assert!(a.snapshots(V).await.unwrap().is_empty());
+        assert_eq!(differs(&read(&a, h, now.len()).await, &now), None);
+    });
+}
+
+#[test]
+fn a_volume_in_which_files_are_made_all_the_time_is_kept_all_the_same() {
+    let lab = Lab::new(76);
+    lab.run(6, |lab| async move {
+        let mut writers = Vec::new();
+        for n in 0..3 {
+            let c = lab.client(&format!("w{n}")).await;
+            let (tx, rx) = tokio::sync::oneshot::channel();
+            lab.env(&format!("w{n}")).tasks.spawn("writer", async move {
+                let mut made = Vec::new();
+                for i in 0..60 {
+                    let name = format!("{n}-{i}");
+                    let (_, h) = create(&c, &name).await;
+                    write(&c, h, 0, &pattern(i, 0, 9000)).await;
+                    c.release(h).await.unwrap();
+                    made.push(name);
+                }
+                drop(tx.send(made));
+            });
+            writers.push(rx);
+        }
+        let c = lab.client("c").await;
+        let mut taken = Vec::new();
+        for n in 0..5 {
+            lab.env("c").clock.sleep(Duration::from_millis(10)).await; // of the world
+            taken.push(snap(&c, &format!("s{n}")).await);
+        }
+        for writer in writers {
+            assert_eq!(writer.await.unwrap().len(), 60);
+        }
+        let mut before = 0;
+        for snapshot in taken {
+            let mut entries = Vec::new();
+            loop {
+                let after = entries.last().map_or(0, |e: &weir_proto::snapshot::PastEntry| e.cookie);
+                let part = c.past_list(&root(), snapshot, InodeId::ROOT, after, 50).await.unwrap();
+                entries.extend(part.entries);
+                if part.end {
+                    break;
+                }
+            }
+            assert!(entries.len() >= before, "names come only");
+            before = entries.len();
+            for entry in &entries {
+                let name = String::from_utf8_lossy(&entry.name).into_owned();
+                let i: u64 = name.split_once('-').unwrap().1.parse().unwrap();
+                let got = then(&c, snapshot, &name).await;
+                // All that was written at once, or nothing yet.
+                assert!(got.is_empty() || differs(&got, &pattern(i, 0, 9000)).is_none(), "{name}");
+            }
+        }
+        assert!(before > 0);
+    });
+}
