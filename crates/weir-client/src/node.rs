@@ -481,6 +481,7 @@ pub fn attr_of_size(size: u64) -> Attr {
         layout: None,
         acl: false,
         evicted: 0,
+        layers: None,
     }
 }
 

@@ -30,6 +30,7 @@ mod relation;
 mod report;
 mod residence;
 mod roles;
+mod snapshots;
 mod status;
 mod table;
 mod up;

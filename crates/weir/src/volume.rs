@@ -4,6 +4,7 @@ use crate::eviction;
 use crate::failure::{Failure, Outcome};
 use crate::observe;
 use crate::process::own_process;
+use crate::snapshots;
 use crate::status::coordinators;
 use crate::table;
 use clap::{Args, Subcommand, ValueHint};
@@ -15,6 +16,7 @@ use std::time::Duration;
 use weir_client::{Client, ClientConfig, NewVolume, NoKernel, VolumeEdit};
 use weir_proto::map::Scheme;
 use weir_proto::meta::{Cred, Time};
+use weir_proto::snapshot::Snapshot;
 use weir_proto::volume::{GRACE_S, Policy, Quota, Volume};
 use weir_proto::{Error, ErrorKind, MIB, VolumeId};
 
@@ -42,6 +44,12 @@ pub enum VolumeCommand {
     Admin(Admin),
     /// Show from where on room is made by eviction, or set a volume's marks
     Eviction(crate::eviction::Eviction),
+    /// Keep the volume as it is now, to be seen under .snapshots/NAME of its directory; or remove such a snapshot
+    Snapshot(snapshots::Take),
+    /// Show a volume's snapshots
+    Snapshots(snapshots::List),
+    /// Put a file or a directory back as it was in a snapshot
+    Restore(snapshots::Restore),
     /// Print what changes in the volume, one JSON object per line
     Changes(crate::relation::Follow),
 }
@@ -202,6 +210,9 @@ pub fn run(command: &VolumeCommand) -> Outcome<()> {
         VolumeCommand::Policy(args) => &args.at,
         VolumeCommand::Admin(args) => &args.at,
         VolumeCommand::Eviction(args) => &args.at,
+        VolumeCommand::Snapshot(args) => &args.at,
+        VolumeCommand::Snapshots(args) => &args.at,
+        VolumeCommand::Restore(args) => return snapshots::restore(args),
     };
     let coordinators = coordinators(&at.cluster)?;
     let told = observe::block_on(async {
@@ -256,6 +267,8 @@ enum Told {
     One(Volume),
     Done(&'static str, Volume),
     Levels(eviction::Named),
+    Snapshot(&'static str, Snapshot),
+    Snapshots(Vec<Snapshot>),
 }
 
 async fn carry_out(client: &Client, command: &VolumeCommand) -> Outcome<Told> {
@@ -288,6 +301,12 @@ async fn carry_out(client: &Client, command: &VolumeCommand) -> Outcome<Told> {
             };
             Told::Done("changed", change(client, &cred, &args.name, edit).await?)
         }
+        VolumeCommand::Snapshot(args) => {
+            let what = if args.delete { "removed" } else { "taken" };
+            Told::Snapshot(what, snapshots::take(client, args).await?)
+        }
+        VolumeCommand::Snapshots(args) => Told::Snapshots(snapshots::list(client, args).await?),
+        VolumeCommand::Restore(_) => Told::Nothing, // needs no client
         VolumeCommand::Changes(args) => {
             crate::relation::follow(client, args).await?;
             Told::Nothing
@@ -355,7 +374,7 @@ async fn change(
     client.change_volume(cred, volume.id, &edit(&volume)).await.map_err(explain)
 }
 
-fn explain(e: Error) -> Failure {
+pub fn explain(e: Error) -> Failure {
     match e.kind {
         ErrorKind::Denied => Failure::new(
             e,
@@ -468,6 +487,12 @@ impl Told {
         match (self, json) {
             (Told::Levels(levels), json) => eviction::show(levels, json),
             (Told::Nothing, _) => {}
+            (Told::Snapshot(_, one), true) => println!("{:#}", snapshots::as_json(one)),
+            (Told::Snapshot(what, one), false) => println!("snapshot {} {what}", one.name),
+            (Told::Snapshots(all), true) => {
+                println!("{:#}", Value::Array(all.iter().map(snapshots::as_json).collect()))
+            }
+            (Told::Snapshots(all), false) => print!("{}", snapshots::as_table(all)),
             (Told::All(all), true) => println!("{:#}", Value::Array(all.iter().map(as_json).collect())),
             (Told::All(all), false) => print!("{}", as_table(all)),
             (Told::One(one) | Told::Done(_, one), true) => println!("{:#}", as_json(one)),

@@ -194,6 +194,7 @@ impl Into<'_> {
             shared_at: None,
             evicted: bytes,
             pinned: false,
+            layers: None,
         };
         cx.put_inode(ino, &inode);
         if bytes > 0 {

@@ -67,6 +67,7 @@ pub fn take(cx: &mut Cx<'_>, r: &SnapshotTake) -> Result<Snapshot> {
     if known.len() >= SNAPSHOTS_MAX {
         return Err(Error::no_space(format!("volume {:?} has {SNAPSHOTS_MAX} snapshots", record.name)));
     }
+    require_listed(cx.read(), r.volume)?;
     cx.recall_open_writers(r.volume)?;
     let number = u32::try_from(create::next_number(cx.txn, Sequence::Snapshot)?)
         .map_err(|_| Error::no_space("all numbers of snapshots have been given"))?;
@@ -74,6 +75,25 @@ pub fn take(cx: &mut Cx<'_>, r: &SnapshotTake) -> Result<Snapshot> {
     cx.txn.put(&keys::snapshot(r.volume, number), &taken.to_value());
     cx.events.snapshots = true;
     Ok(shown(r.volume, record.root, number, taken))
+}
+
+/// What is not known yet cannot be kept.
+fn require_listed(read: &dyn Read, volume: VolumeId) -> Result<()> {
+    for (id, _) in crate::relation::store::relations(read)?.iter().filter(|(_, r)| r.volume == volume) {
+        let (start, end) = keys::range_of_short(b'l', id.0);
+        let mut unlisted = false;
+        read.scan(&start, &end, &mut |_, _| {
+            unlisted = true;
+            Scan::Stop
+        })?;
+        if unlisted {
+            let why = format!(
+                "volume {volume} was made from {id}, and not all of its names are known yet: try again later"
+            );
+            return Err(Error::name(NameRule::Busy, why));
+        }
+    }
+    Ok(())
 }
 
 impl Cx<'_> {

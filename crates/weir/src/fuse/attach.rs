@@ -99,6 +99,7 @@ pub fn attach(client: &Client, notices: &Notices, options: Options) -> Outcome<A
         lock_waits: Arc::default(),
         path: path.clone(),
         options_seen: Mutex::default(),
+        past: Arc::default(),
     };
     let mut config = Config::default();
     config.mount_options = vec![

@@ -4,6 +4,7 @@ use super::attach::keeps_access_times;
 use super::from_home::FromHome;
 use super::locks;
 use super::parked::Parked;
+use super::past::{self, is_past, is_past_handle};
 use super::replies::*;
 use super::translate as tr;
 use bytes::Bytes;
@@ -63,13 +64,26 @@ pub struct Mounted {
     /// Where it is mounted, and when the options were looked at.
     pub path: PathBuf,
     pub options_seen: Mutex<Option<Instant>>,
+    /// What the kernel knows of snapshots.
+    pub past: Arc<past::Table>,
 }
 
 impl Mounted {
     /// Polls once here, then goes on as a task when what it waits for has happened. Their number is bounded by the
     /// kernel's requests.
-    fn answer(&self, work: impl Future<Output = ()> + Send + 'static) {
+    pub fn answer(&self, work: impl Future<Output = ()> + Send + 'static) {
         Parked::begin(&self.runtime, work);
+    }
+
+    /// `.snapshots` is in the topmost directory of each volume; elsewhere it is a name as any other.
+    fn lookup_snapshots(&self, request: &Request, parent: InodeId, reply: ReplyEntry) {
+        let (client, table, cred) = (self.client.clone(), self.past.clone(), self.cred(request));
+        self.answer(async move {
+            match Self::snapshots_of(&client, parent).await {
+                Some(volume) => Self::reply_snapshots(&table, reply, volume),
+                None => reply_looked(reply, client.lookup(&cred, parent, past::DIRECTORY).await),
+            }
+        });
     }
 
     fn waits_for_home(&self, request: &Request) -> FromHome {
@@ -174,7 +188,13 @@ impl Filesystem for Mounted {
     }
 
     fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        if is_past(parent) {
+            return self.past_lookup(self.cred(request), parent, name.as_bytes().to_vec(), reply);
+        }
         let parent = tr::from_kernel_ino(parent);
+        if name.as_bytes() == past::DIRECTORY {
+            return self.lookup_snapshots(request, parent, reply);
+        }
         if let Some(known) = self.client.try_lookup(parent, name.as_bytes()) {
             return reply_looked(reply, Ok(known));
         }
@@ -182,11 +202,17 @@ impl Filesystem for Mounted {
         self.answer(async move { reply_looked(reply, client.lookup(&cred, parent, name.as_bytes()).await) });
     }
 
-    fn forget(&self, _: &Request, ino: INodeNo, _nlookup: u64) {
+    fn forget(&self, _: &Request, ino: INodeNo, nlookup: u64) {
+        if is_past(ino) {
+            return self.past.forget(ino, nlookup);
+        }
         self.client.forget(tr::from_kernel_ino(ino));
     }
 
     fn statx(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, _mask: u32, reply: ReplyStatx) {
+        if is_past(ino) {
+            return self.past_statx(ino, reply);
+        }
         let ino = tr::from_kernel_ino(ino);
         if let Some(stat) = self.client.try_getattr(ino) {
             return reply_statx(reply, Ok(stat));
@@ -196,6 +222,9 @@ impl Filesystem for Mounted {
     }
 
     fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        if is_past(ino) {
+            return self.past_getattr(ino, reply);
+        }
         let ino = tr::from_kernel_ino(ino);
         if let Some(stat) = self.client.try_getattr(ino) {
             return reply_attr(reply, Ok(stat));
@@ -222,6 +251,9 @@ impl Filesystem for Mounted {
         _flags: Option<fuser::BsdFileFlags>,
         reply: ReplyAttr,
     ) {
+        if is_past(ino) {
+            return reply.error(Errno::EROFS);
+        }
         let set = SetAttrs {
             mode: mode.map(tr::permissions),
             uid,
@@ -248,7 +280,10 @@ impl Filesystem for Mounted {
         });
     }
 
-    fn readlink(&self, _: &Request, ino: INodeNo, reply: ReplyData) {
+    fn readlink(&self, request: &Request, ino: INodeNo, reply: ReplyData) {
+        if is_past(ino) {
+            return self.past_readlink(self.cred(request), ino, reply);
+        }
         let (client, ino) = (self.client.clone(), tr::from_kernel_ino(ino));
         self.answer(async move { reply_data(reply, client.readlink(ino).await.map(|target| vec![target])) });
     }
@@ -263,6 +298,9 @@ impl Filesystem for Mounted {
         rdev: u32,
         reply: ReplyEntry,
     ) {
+        if is_past(parent) {
+            return reply.error(Errno::EROFS);
+        }
         let Some(kind) = tr::node_kind(mode) else { return reply.error(Errno::EINVAL) };
         let (client, cred, name) = (self.client.clone(), self.cred(request), name.to_owned());
         let (parent, mode) = (tr::from_kernel_ino(parent), tr::new_mode(mode, umask));
@@ -280,6 +318,9 @@ impl Filesystem for Mounted {
         umask: u32,
         reply: ReplyEntry,
     ) {
+        if is_past(parent) {
+            return reply.error(Errno::EROFS);
+        }
         let (client, cred, name) = (self.client.clone(), self.cred(request), name.to_owned());
         let (parent, mode) = (tr::from_kernel_ino(parent), tr::new_mode(mode, umask));
         self.answer(
@@ -288,18 +329,27 @@ impl Filesystem for Mounted {
     }
 
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        if is_past(parent) {
+            return reply.error(Errno::EROFS);
+        }
         let (client, cred, name) = (self.client.clone(), self.cred(request), name.to_owned());
         let parent = tr::from_kernel_ino(parent);
         self.answer(async move { reply_empty(reply, client.unlink(&cred, parent, name.as_bytes()).await) });
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        if is_past(parent) {
+            return reply.error(Errno::EROFS);
+        }
         let (client, cred, name) = (self.client.clone(), self.cred(request), name.to_owned());
         let parent = tr::from_kernel_ino(parent);
         self.answer(async move { reply_empty(reply, client.rmdir(&cred, parent, name.as_bytes()).await) });
     }
 
     fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
+        if is_past(parent) {
+            return reply.error(Errno::EROFS);
+        }
         let (client, cred, name) = (self.client.clone(), self.cred(request), name.to_owned());
         let (parent, target) = (tr::from_kernel_ino(parent), target.to_owned());
         self.answer(async move {
@@ -318,6 +368,9 @@ impl Filesystem for Mounted {
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
+        if is_past(parent) || is_past(newparent) {
+            return reply.error(Errno::EROFS);
+        }
         let Some(mode) = tr::rename_mode(flags) else { return reply.error(Errno::EINVAL) };
         let (client, cred) = (self.client.clone(), self.cred(request));
         let (parent, newparent) = (tr::from_kernel_ino(parent), tr::from_kernel_ino(newparent));
@@ -329,6 +382,9 @@ impl Filesystem for Mounted {
     }
 
     fn link(&self, request: &Request, ino: INodeNo, newparent: INodeNo, newname: &OsStr, reply: ReplyEntry) {
+        if is_past(ino) || is_past(newparent) {
+            return reply.error(Errno::EROFS);
+        }
         let (client, cred, name) = (self.client.clone(), self.cred(request), newname.to_owned());
         let (ino, parent) = (tr::from_kernel_ino(ino), tr::from_kernel_ino(newparent));
         self.answer(
@@ -339,6 +395,9 @@ impl Filesystem for Mounted {
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         self.look_at_options();
         let (mode, appends) = tr::open_mode(flags.0);
+        if is_past(ino) {
+            return self.past_open(self.cred(request), ino, mode.write || mode.truncate, reply);
+        }
         let leaves_access_time = flags.0 & libc::O_NOATIME != 0;
         let (client, cred, ino) = (self.client.clone(), self.cred(request), tr::from_kernel_ino(ino));
         self.answer(async move {
@@ -368,6 +427,9 @@ impl Filesystem for Mounted {
         flags: i32,
         reply: ReplyCreate,
     ) {
+        if is_past(parent) {
+            return reply.error(Errno::EROFS);
+        }
         let (client, cred, name) = (self.client.clone(), self.cred(request), name.to_owned());
         let (parent, mode, exclusive) =
             (tr::from_kernel_ino(parent), tr::new_mode(mode, umask), flags & libc::O_EXCL != 0);
@@ -387,6 +449,9 @@ impl Filesystem for Mounted {
         flags: i32,
         reply: ReplyCreate,
     ) {
+        if is_past(parent) {
+            return reply.error(Errno::EROFS);
+        }
         let (client, cred) = (self.client.clone(), self.cred(request));
         let (parent, mode) = (tr::from_kernel_ino(parent), tr::new_mode(mode, umask));
         let (open, appends) = tr::open_mode(flags);
@@ -407,6 +472,9 @@ impl Filesystem for Mounted {
         lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
+        if is_past_handle(fh) {
+            return self.past_read(fh, offset, size as usize, reply);
+        }
         let (fh, len) = (handle(fh), size as usize);
         // Only what a program reads names its owner; this is for pages, also of a file that is read directly and mapped.
         if lock_owner.is_none() {
@@ -471,6 +539,9 @@ impl Filesystem for Mounted {
     }
 
     fn flush(&self, _: &Request, _ino: INodeNo, fh: FileHandle, owner: LockOwner, reply: ReplyEmpty) {
+        if is_past_handle(fh) {
+            return reply.ok();
+        }
         let client = self.client.clone();
         self.answer(async move {
             let saved = client.flush(handle(fh)).await;
@@ -563,11 +634,18 @@ impl Filesystem for Mounted {
         _flush: bool,
         reply: ReplyEmpty,
     ) {
+        if is_past_handle(fh) {
+            self.past.release(fh);
+            return reply.ok();
+        }
         let client = self.client.clone();
         self.answer(async move { reply_empty(reply, client.release(handle(fh)).await) });
     }
 
     fn fsync(&self, _: &Request, _ino: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
+        if is_past_handle(fh) {
+            return reply.ok();
+        }
         let client = self.client.clone();
         self.answer(async move {
             let synced = match datasync {
@@ -583,7 +661,17 @@ impl Filesystem for Mounted {
         reply.opened(FileHandle(0), FopenFlags::empty());
     }
 
-    fn readdir(&self, _: &Request, ino: INodeNo, _fh: FileHandle, offset: u64, mut reply: ReplyDirectory) {
+    fn readdir(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectory,
+    ) {
+        if is_past(ino) {
+            return self.past_readdir(self.cred(request), ino, offset, reply);
+        }
         for (at, name) in [(1, "."), (2, "..")] {
             if offset < at && reply.add(ino, at, fuser::FileType::Directory, name) {
                 return reply.ok();
@@ -612,12 +700,15 @@ impl Filesystem for Mounted {
 
     fn readdirplus(
         &self,
-        _: &Request,
+        request: &Request,
         ino: INodeNo,
         _fh: FileHandle,
         offset: u64,
         mut reply: ReplyDirectoryPlus,
     ) {
+        if is_past(ino) {
+            return self.past_readdirplus(self.cred(request), ino, offset, reply);
+        }
         let (client, dir) = (self.client.clone(), tr::from_kernel_ino(ino));
         self.answer(async move {
             match list_with_attributes(&client, dir, offset, &mut reply).await {
@@ -638,7 +729,7 @@ impl Filesystem for Mounted {
 
     fn statfs(&self, _: &Request, ino: INodeNo, reply: ReplyStatfs) {
         let client = self.client.clone();
-        let ino = tr::from_kernel_ino(ino);
+        let ino = if is_past(ino) { InodeId::ROOT } else { tr::from_kernel_ino(ino) };
         self.answer(async move {
             match client.statfs_at(ino).await {
                 Ok(space) => {
@@ -672,6 +763,9 @@ impl Filesystem for Mounted {
         _position: u32,
         reply: ReplyEmpty,
     ) {
+        if is_past(ino) {
+            return reply.error(Errno::EROFS);
+        }
         if is_foreign(name) {
             return reply.error(Errno::EOPNOTSUPP);
         }
@@ -690,6 +784,9 @@ impl Filesystem for Mounted {
         if is_foreign(name) {
             return reply.error(Errno::NO_XATTR);
         }
+        if is_past(ino) {
+            return self.past_getxattr(ino, name.as_bytes().to_vec(), size, reply);
+        }
         let (client, ino) = (self.client.clone(), tr::from_kernel_ino(ino));
         if let Some(own) = name.to_str().filter(|n| n.as_bytes().starts_with(OWN_PREFIX)) {
             let text = (self.own_attributes)(&client, ino, own);
@@ -700,6 +797,9 @@ impl Filesystem for Mounted {
     }
 
     fn listxattr(&self, _: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+        if is_past(ino) {
+            return self.past_listxattr(ino, size, reply);
+        }
         let (client, ino) = (self.client.clone(), tr::from_kernel_ino(ino));
         self.answer(async move {
             let names = client.list_xattr(ino).await.map(|names| {
@@ -711,6 +811,9 @@ impl Filesystem for Mounted {
     }
 
     fn removexattr(&self, request: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        if is_past(ino) {
+            return reply.error(Errno::EROFS);
+        }
         let (client, cred, ino) = (self.client.clone(), self.cred(request), tr::from_kernel_ino(ino));
         let name = name.to_owned();
         self.answer(
@@ -728,6 +831,9 @@ impl Filesystem for Mounted {
         mode: i32,
         reply: ReplyEmpty,
     ) {
+        if is_past(ino) {
+            return reply.error(Errno::EROFS);
+        }
         let what = match tr::allocate(mode) {
             Ok(None) if request.uid() == 0 => return reply.ok(),
             Ok(what) => what,
@@ -754,6 +860,9 @@ impl Filesystem for Mounted {
 
     fn lseek(&self, _: &Request, _ino: INodeNo, fh: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
         let Ok(offset) = u64::try_from(offset) else { return reply.error(Errno::ENXIO) };
+        if is_past_handle(fh) {
+            return self.past_lseek(fh, offset, whence == libc::SEEK_DATA, reply);
+        }
         let (client, fh) = (self.client.clone(), handle(fh));
         self.answer(async move {
             let found = match whence {
@@ -810,6 +919,9 @@ impl Filesystem for Mounted {
         _flags: fuser::CopyFileRangeFlags,
         reply: ReplyWrite,
     ) {
+        if is_past_handle(fh_in) {
+            return reply.error(Errno::EXDEV); // then the kernel reads and writes
+        }
         let (client, cred, ino) = (self.client.clone(), self.cred(request), tr::from_kernel_ino(ino_out));
         let (from, to) = (handle(fh_in), handle(fh_out));
         let from_home = self.waits_for_home(request);

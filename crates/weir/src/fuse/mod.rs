@@ -8,6 +8,7 @@ mod from_home;
 mod kernel;
 mod locks;
 mod parked;
+mod past;
 mod remount;
 mod replies;
 mod translate;

@@ -1,0 +1,415 @@
+//! `.snapshots` in the topmost directory of a volume: the volume as it was, to be read.
+//!
+//! Invariants: numbers here have the upper bit, which no inode of ours has, and are the same whenever something is looked up;
+//! nothing here is ever changed: who tries gets `EROFS`. Only names of snapshots are asked for again: what is below them
+//! never changes.
+use super::filesystem::Mounted;
+use super::replies::{GENERATION, NAME_TTL, refused};
+use super::translate as tr;
+use bytes::Bytes;
+use fuser::{
+    Errno, FileAttr, FileHandle, FopenFlags, INodeNo, ReplyAttr, ReplyData, ReplyDirectory,
+    ReplyDirectoryPlus, ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatx, ReplyXattr,
+};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use weir_client::{Client, PastFile, Stat};
+use weir_proto::meta::{Attr, Cred, FileKind, Time};
+use weir_proto::{Error, InodeId, NameRule, Result, VolumeId};
+
+pub const DIRECTORY: &[u8] = b".snapshots";
+/// Of numbers of inodes and handles.
+const BIT: u64 = 1 << 63;
+/// Nothing below a snapshot changes.
+const FOR_EVER: Duration = Duration::from_secs(3600);
+/// Entries asked of the leader at once.
+const LISTING_LIMIT: u32 = 256;
+/// Cookies 1 and 2 are "." and "..".
+const DOTS: u64 = 2;
+
+/// What a number here stands for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Place {
+    /// `.snapshots` of a volume.
+    List { volume: VolumeId },
+    /// Something in a snapshot.
+    Thing { snapshot: u32, ino: InodeId },
+}
+
+#[derive(Default)]
+pub struct Table {
+    /// By number; with how often the kernel was told of it.
+    places: Mutex<HashMap<u64, (Place, u64)>>,
+    files: Mutex<HashMap<u64, Arc<PastFile>>>,
+    next: AtomicU64,
+}
+
+pub fn is_past(ino: INodeNo) -> bool {
+    ino.0 & BIT != 0
+}
+pub fn is_past_handle(fh: FileHandle) -> bool {
+    fh.0 & BIT != 0
+}
+
+impl Place {
+    /// The same whenever it is asked for: distinct but for chance, which `Table::tell` sees.
+    fn number(self) -> u64 {
+        let (a, b) = match self {
+            Place::List { volume } => (u64::from(volume.0), u64::MAX),
+            Place::Thing { snapshot, ino } => (u64::from(snapshot), ino.0),
+        };
+        let mixed =
+            (b ^ a.rotate_left(40).wrapping_mul(0x9E37_79B9_7F4A_7C15)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        BIT | (mixed ^ (mixed >> 29))
+    }
+}
+
+impl Table {
+    fn places(&self) -> MutexGuard<'_, HashMap<u64, (Place, u64)>> {
+        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    fn files(&self) -> MutexGuard<'_, HashMap<u64, Arc<PastFile>>> {
+        self.files.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    fn find(&self, ino: INodeNo) -> Result<Place> {
+        let place = self.places().get(&ino.0).map(|(place, _)| *place);
+        place.ok_or_else(|| Error::stale(format!("inode {} of a snapshot was forgotten", ino.0)))
+    }
+    /// The kernel is told of a place: it forgets it one day.
+    fn tell(&self, place: Place) -> Result<INodeNo> {
+        let number = place.number();
+        let mut places = self.places();
+        let (known, count) = places.entry(number).or_insert((place, 0));
+        if *known != place {
+            return Err(Error::io("two things of snapshots have the same number: look at one of them later"));
+        }
+        *count += 1;
+        Ok(INodeNo(number))
+    }
+    pub fn forget(&self, ino: INodeNo, times: u64) {
+        let mut places = self.places();
+        if let Some((_, count)) = places.get_mut(&ino.0) {
+            *count = count.saturating_sub(times);
+            if *count == 0 {
+                places.remove(&ino.0);
+            }
+        }
+    }
+    pub fn release(&self, fh: FileHandle) {
+        self.files().remove(&fh.0);
+    }
+    fn file(&self, fh: FileHandle) -> Result<Arc<PastFile>> {
+        let file = self.files().get(&fh.0).cloned();
+        file.ok_or_else(|| Error::stale(format!("file handle {} is closed", fh.0)))
+    }
+}
+
+/// Everybody may look which snapshots there are.
+fn list_attr() -> Attr {
+    let never = Time { nanos: 0 };
+    Attr {
+        ino: InodeId(0),
+        kind: FileKind::Directory,
+        mode: 0o555,
+        uid: 0,
+        gid: 0,
+        nlink: 2,
+        rdev: 0,
+        size: 0,
+        allocated: 0,
+        atime: never,
+        mtime: never,
+        ctime: never,
+        btime: never,
+        data_version: 0,
+        layout: None,
+        acl: false,
+        evicted: 0,
+        layers: None,
+    }
+}
+fn file_attr(place: Place, attr: &Attr) -> FileAttr {
+    FileAttr { ino: INodeNo(place.number()), ..tr::attr(attr) }
+}
+
+async fn attr_of(client: &Client, place: Place) -> Result<Attr> {
+    match place {
+        Place::List { .. } => Ok(list_attr()),
+        Place::Thing { snapshot, ino } => client.past_attr(snapshot, ino).await,
+    }
+}
+
+async fn look_up(client: &Client, cred: &Cred, place: Place, name: &[u8]) -> Result<Option<(Place, Attr)>> {
+    match place {
+        Place::List { volume } => {
+            let all = client.snapshots(volume).await?;
+            let Some(found) = all.into_iter().find(|s| s.name.as_bytes() == name) else { return Ok(None) };
+            let place = Place::Thing { snapshot: found.number, ino: found.root };
+            Ok(Some((place, attr_of(client, place).await?)))
+        }
+        Place::Thing { snapshot, ino } => {
+            let attr = client.past_lookup(cred, snapshot, ino, name).await?;
+            Ok(attr.map(|attr| (Place::Thing { snapshot, ino: attr.ino }, attr)))
+        }
+    }
+}
+
+/// An entry of a listing: its name, its place in the order, what it is.
+type Listed = (Vec<u8>, u64, Place, Attr);
+
+async fn list(client: &Client, cred: &Cred, place: Place, after: u64) -> Result<Vec<Listed>> {
+    match place {
+        Place::List { volume } => {
+            let all = client.snapshots(volume).await?.into_iter().filter(|s| u64::from(s.number) > after);
+            Ok(all
+                .map(|s| {
+                    let place = Place::Thing { snapshot: s.number, ino: s.root };
+                    (s.name.into_bytes(), s.number.into(), place, list_attr())
+                })
+                .collect())
+        }
+        Place::Thing { snapshot, ino } => {
+            let listing = client.past_list(cred, snapshot, ino, after, LISTING_LIMIT).await?;
+            let entry = |e: weir_proto::snapshot::PastEntry| {
+                (e.name.to_vec(), e.cookie, Place::Thing { snapshot, ino: e.attr.ino }, e.attr)
+            };
+            Ok(listing.entries.into_iter().map(entry).collect())
+        }
+    }
+}
+
+impl Mounted {
+    /// `.snapshots`, if `parent` is the topmost directory of a volume.
+    pub async fn snapshots_of(client: &Client, parent: InodeId) -> Option<VolumeId> {
+        let volume = client.volume_at(parent).await.ok()?;
+        (volume.root == parent).then_some(volume.id)
+    }
+
+    pub fn reply_snapshots(table: &Table, reply: ReplyEntry, volume: VolumeId) {
+        let place = Place::List { volume };
+        match table.tell(place) {
+            Ok(_) => reply.entry_with_ttls(&NAME_TTL, &NAME_TTL, &file_attr(place, &list_attr()), GENERATION),
+            Err(e) => reply.error(refused(&e)),
+        }
+    }
+
+    pub fn past_lookup(&self, cred: Cred, parent: INodeNo, name: Vec<u8>, reply: ReplyEntry) {
+        let (client, table) = (self.client.clone(), self.past.clone());
+        self.answer(async move {
+            let looked = async {
+                let place = table.find(parent)?;
+                let Some((found, attr)) = look_up(&client, &cred, place, &name).await? else {
+                    return Ok(None);
+                };
+                table.tell(found)?;
+                let ttl = if matches!(place, Place::List { .. }) { NAME_TTL } else { FOR_EVER };
+                Ok(Some((file_attr(found, &attr), ttl)))
+            };
+            match looked.await {
+                Ok(Some((attr, ttl))) => reply.entry_with_ttls(&FOR_EVER, &ttl, &attr, GENERATION),
+                Ok(None) => reply.error(Errno::ENOENT),
+                Err(e) => reply.error(refused(&e)),
+            }
+        });
+    }
+
+    async fn past_stat(client: Client, table: Arc<Table>, ino: INodeNo) -> Result<Stat> {
+        let place = table.find(ino)?;
+        let mut attr = attr_of(&client, place).await?;
+        attr.ino = InodeId(place.number());
+        Ok(Stat { attr, leased: matches!(place, Place::Thing { .. }) })
+    }
+    pub fn past_getattr(&self, ino: INodeNo, reply: ReplyAttr) {
+        let stat = Self::past_stat(self.client.clone(), self.past.clone(), ino);
+        self.answer(async move { super::replies::reply_attr(reply, stat.await) });
+    }
+    pub fn past_statx(&self, ino: INodeNo, reply: ReplyStatx) {
+        let stat = Self::past_stat(self.client.clone(), self.past.clone(), ino);
+        self.answer(async move { super::replies::reply_statx(reply, stat.await) });
+    }
+
+    pub fn past_readlink(&self, cred: Cred, ino: INodeNo, reply: ReplyData) {
+        let (client, table) = (self.client.clone(), self.past.clone());
+        self.answer(async move {
+            let target = async {
+                match table.find(ino)? {
+                    Place::Thing { snapshot, ino } => client.past_readlink(&cred, snapshot, ino).await,
+                    Place::List { .. } => Err(Error::invalid("a directory is no symbolic link")),
+                }
+            };
+            super::replies::reply_data(reply, target.await.map(|target| vec![target]));
+        });
+    }
+
+    pub fn past_open(&self, cred: Cred, ino: INodeNo, writes: bool, reply: ReplyOpen) {
+        if writes {
+            return reply.error(Errno::EROFS);
+        }
+        let (client, table) = (self.client.clone(), self.past.clone());
+        self.answer(async move {
+            let opened = async {
+                match table.find(ino)? {
+                    Place::Thing { snapshot, ino } => client.past_open(&cred, snapshot, ino).await,
+                    Place::List { .. } => Err(Error::invalid("a directory is no file")),
+                }
+            };
+            match opened.await {
+                Ok(file) => {
+                    let fh = BIT | table.next.fetch_add(1, Ordering::Relaxed);
+                    table.files().insert(fh, Arc::new(file));
+                    reply.opened(FileHandle(fh), FopenFlags::FOPEN_KEEP_CACHE);
+                }
+                Err(e) => reply.error(refused(&e)),
+            }
+        });
+    }
+
+    pub fn past_read(&self, fh: FileHandle, offset: u64, len: usize, reply: ReplyData) {
+        let (client, table) = (self.client.clone(), self.past.clone());
+        self.answer(async move {
+            let read = async { client.past_read(&*table.file(fh)?, offset, len).await };
+            super::replies::reply_data(reply, read.await);
+        });
+    }
+
+    /// Holes are not looked for: all of a file is data.
+    pub fn past_lseek(&self, fh: FileHandle, offset: u64, data: bool, reply: ReplyLseek) {
+        match self.past.file(fh) {
+            Ok(file) if offset >= file.attr.size => reply.error(Errno::ENXIO),
+            Ok(file) => reply.offset(if data { offset } else { file.attr.size } as i64),
+            Err(e) => reply.error(refused(&e)),
+        }
+    }
+
+    pub fn past_getxattr(&self, ino: INodeNo, name: Vec<u8>, size: u32, reply: ReplyXattr) {
+        let (client, table) = (self.client.clone(), self.past.clone());
+        self.answer(async move {
+            let value = async {
+                match table.find(ino)? {
+                    Place::Thing { snapshot, ino } => client.past_get_xattr(snapshot, ino, &name).await,
+                    Place::List { .. } => {
+                        Err(Error::name(NameRule::NoAttribute, "a list of snapshots has no attributes"))
+                    }
+                }
+            };
+            super::replies::reply_xattr(reply, size, value.await);
+        });
+    }
+    pub fn past_listxattr(&self, ino: INodeNo, size: u32, reply: ReplyXattr) {
+        let (client, table) = (self.client.clone(), self.past.clone());
+        self.answer(async move {
+            let names = async {
+                let names = match table.find(ino)? {
+                    Place::Thing { snapshot, ino } => client.past_list_xattr(snapshot, ino).await?,
+                    Place::List { .. } => Vec::new(),
+                };
+                Ok(Bytes::from_iter(names.iter().flat_map(|name| name.iter().copied().chain([0]))))
+            };
+            super::replies::reply_xattr(reply, size, names.await);
+        });
+    }
+
+    pub fn past_readdir(&self, cred: Cred, dir: INodeNo, offset: u64, mut reply: ReplyDirectory) {
+        for (at, name) in [(1, "."), (2, "..")] {
+            if offset < at && reply.add(dir, at, fuser::FileType::Directory, name) {
+                return reply.ok();
+            }
+        }
+        let (client, table) = (self.client.clone(), self.past.clone());
+        self.answer(async move {
+            let listed = async {
+                let place = table.find(dir)?;
+                list(&client, &cred, place, offset.saturating_sub(DOTS)).await
+            };
+            match listed.await {
+                Ok(listed) => {
+                    for (name, cookie, place, attr) in listed {
+                        let (ino, kind) = (INodeNo(place.number()), tr::file_type(attr.kind));
+                        if reply.add(ino, cookie + DOTS, kind, name_of(&name)) {
+                            break;
+                        }
+                    }
+                    reply.ok();
+                }
+                Err(e) => reply.error(refused(&e)),
+            }
+        });
+    }
+
+    pub fn past_readdirplus(&self, cred: Cred, dir: INodeNo, offset: u64, mut reply: ReplyDirectoryPlus) {
+        let (client, table) = (self.client.clone(), self.past.clone());
+        self.answer(async move {
+            match fill(&client, &table, &cred, dir, offset, &mut reply).await {
+                Ok(()) => reply.ok(),
+                Err(e) => reply.error(refused(&e)),
+            }
+        });
+    }
+}
+
+async fn fill(
+    client: &Client,
+    table: &Table,
+    cred: &Cred,
+    dir: INodeNo,
+    offset: u64,
+    reply: &mut ReplyDirectoryPlus,
+) -> Result<()> {
+    let place = table.find(dir)?;
+    let own = file_attr(place, &attr_of(client, place).await?);
+    for (at, name) in [(1, "."), (2, "..")] {
+        if offset < at && reply.add(own.ino, at, name, &NAME_TTL, &own, GENERATION) {
+            return Ok(());
+        }
+    }
+    let ttl = if matches!(place, Place::List { .. }) { NAME_TTL } else { FOR_EVER };
+    for (name, cookie, place, attr) in list(client, cred, place, offset.saturating_sub(DOTS)).await? {
+        let attr = match ttl {
+            // What was listed are names; attributes are those of the volume's topmost directory then.
+            NAME_TTL => attr_of(client, place).await?,
+            _ => attr,
+        };
+        let ino = table.tell(place)?;
+        if reply.add(ino, cookie + DOTS, name_of(&name), &ttl, &file_attr(place, &attr), GENERATION) {
+            table.forget(ino, 1); // it did not fit
+            break;
+        }
+    }
+    Ok(())
+}
+
+fn name_of(name: &[u8]) -> &std::ffi::OsStr {
+    std::os::unix::ffi::OsStrExt::from_bytes(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_kernel_was_told_of_is_known_until_it_has_forgotten_it() {
+        let table = Table::default();
+        let place = Place::Thing { snapshot: 1, ino: InodeId(5) };
+        let ino = table.tell(place).unwrap();
+        assert!(is_past(ino));
+        assert_eq!(table.tell(place).unwrap(), ino);
+        table.forget(ino, 1);
+        assert_eq!(table.find(ino).unwrap(), place);
+        table.forget(ino, 1);
+        assert!(table.find(ino).is_err());
+    }
+
+    #[test]
+    fn things_of_snapshots_have_numbers_of_their_own() {
+        let things = (1..50u32).flat_map(|snapshot| (1..200u64).map(move |n| (snapshot, n << 24 | n)));
+        let mut numbers: Vec<u64> =
+            things.map(|(snapshot, n)| Place::Thing { snapshot, ino: InodeId(n) }.number()).collect();
+        numbers.extend((1..50).map(|v| Place::List { volume: VolumeId(v) }.number()));
+        let all = numbers.len();
+        numbers.sort_unstable();
+        numbers.dedup();
+        assert_eq!(numbers.len(), all);
+    }
+}

@@ -1,0 +1,212 @@
+//! Claim: a snapshot shows a volume as it was, through any mount and whatever is done afterwards; a user gets files back from it
+//! without help; and when it is removed its space comes back.
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "tests are users of the operating system"
+)]
+mod common;
+
+use common::{Cluster, can_mount, pattern, text, wait_until, weir};
+use serde_json::Value;
+use std::fs;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+const MIB: usize = 1 << 20;
+const PATIENCE: Duration = Duration::from_secs(90);
+
+fn volume(cluster: &Cluster, args: &[&str]) -> Value {
+    let dir = cluster.dir();
+    let output = weir(&[&["volume"], args, &["--dir", dir.to_str().unwrap(), "--json"]].concat());
+    assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+fn refused(cluster: &Cluster, args: &[&str]) -> String {
+    let dir = cluster.dir();
+    let output = weir(&[&["volume"], args, &["--dir", dir.to_str().unwrap()]].concat());
+    assert!(!output.status.success(), "{args:?}: {}", text(&output.stdout));
+    text(&output.stderr)
+}
+fn errno<T: std::fmt::Debug>(result: std::io::Result<T>) -> i32 {
+    result.unwrap_err().raw_os_error().unwrap()
+}
+/// Names, contents, modes, owners, times and links.
+fn same(a: &Path, b: &Path) {
+    let output = Command::new("diff").args(["-r", "--no-dereference"]).args([a, b]).output().unwrap();
+    assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+    let facts = |top: &Path| {
+        let list = Command::new("find")
+            .current_dir(top)
+            .args([".", "-not", "-type", "d", "-printf", "%P %m %U %G %s %T@ %l %n\\n"])
+            .output()
+            .unwrap();
+        let mut lines: Vec<String> = text(&list.stdout).lines().map(str::to_owned).collect();
+        lines.sort();
+        lines
+    };
+    assert_eq!(facts(a), facts(b));
+}
+
+fn fill(top: &Path) {
+    fs::create_dir_all(top.join("d/e")).unwrap();
+    fs::write(top.join("small"), b"small").unwrap();
+    fs::write(top.join("d/large"), pattern(1, 9 * MIB + 777)).unwrap();
+    fs::write(top.join("d/e/other"), pattern(2, 3 * MIB)).unwrap();
+    fs::write(top.join("d/e/gone"), pattern(3, 200_000)).unwrap();
+    fs::hard_link(top.join("d/e/other"), top.join("d/linked")).unwrap();
+    symlink("d/large", top.join("symbolic")).unwrap();
+    fs::set_permissions(top.join("small"), fs::Permissions::from_mode(0o640)).unwrap();
+    rustix::fs::setxattr(top.join("small"), "user.colour", b"red", rustix::fs::XattrFlags::empty()).unwrap();
+}
+/// Changes of all kinds.
+fn change(top: &Path) {
+    fs::write(top.join("small"), b"smaller and larger").unwrap();
+    let large = fs::OpenOptions::new().write(true).open(top.join("d/large")).unwrap();
+    large.write_all_at(b"in the middle", 5 * MIB as u64 + 3).unwrap();
+    large.write_all_at(&pattern(9, MIB), 9 * MIB as u64).unwrap();
+    large.sync_all().unwrap();
+    fs::OpenOptions::new().write(true).open(top.join("d/e/other")).unwrap().set_len(1_234_567).unwrap();
+    fs::remove_file(top.join("d/e/gone")).unwrap();
+    fs::rename(top.join("d/e"), top.join("moved")).unwrap();
+    fs::remove_file(top.join("symbolic")).unwrap();
+    fs::create_dir(top.join("symbolic")).unwrap();
+    fs::write(top.join("symbolic/new"), b"new").unwrap();
+    fs::set_permissions(top.join("small"), fs::Permissions::from_mode(0o600)).unwrap();
+    rustix::fs::setxattr(top.join("small"), "user.colour", b"blue", rustix::fs::XattrFlags::empty()).unwrap();
+}
+
+#[test]
+fn a_snapshot_shows_the_volume_as_it_was() {
+    if !can_mount() {
+        return;
+    }
+    let cluster = Cluster::start(1);
+    let (mount, outside) = (cluster.mount(), tempfile::tempdir().unwrap());
+    volume(&cluster, &["create", "data"]);
+    let top = mount.join("data");
+    fill(&top);
+    let copy = outside.path().join("copy");
+    assert!(Command::new("cp").arg("-a").args([&top, &copy]).status().unwrap().success());
+    let mut open =
+        fs::OpenOptions::new().write(true).create(true).truncate(true).open(top.join("open")).unwrap();
+    open.write_all(b"before").unwrap();
+    volume(&cluster, &["snapshot", "data", "monday"]);
+    open.write_all(b" and after").unwrap();
+    fs::write(copy.join("open"), b"before").unwrap();
+    let then = top.join(".snapshots/monday");
+    let of = |path: &Path| fs::symlink_metadata(path.join("open")).unwrap();
+    let time = rustix::fs::Timespec { tv_sec: of(&then).mtime(), tv_nsec: of(&then).mtime_nsec() };
+    let times = rustix::fs::Timestamps { last_access: time, last_modification: time };
+    rustix::fs::utimensat(rustix::fs::CWD, copy.join("open"), &times, rustix::fs::AtFlags::empty()).unwrap();
+    fs::set_permissions(copy.join("open"), of(&then).permissions()).unwrap();
+    same(&copy, &then);
+    change(&top);
+    same(&copy, &then);
+    // Seen by listing the snapshots, but not by listing the volume.
+    assert!(!fs::read_dir(&top).unwrap().any(|e| e.unwrap().file_name() == ".snapshots"));
+    let names: Vec<_> =
+        fs::read_dir(top.join(".snapshots")).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(names, ["monday"]);
+    assert_eq!(fs::metadata(top.join("d/.snapshots")).unwrap_err().kind(), std::io::ErrorKind::NotFound);
+    assert!(fs::metadata(mount.join(".snapshots/monday")).is_err(), "of another volume");
+    let mut colour = [0; 16];
+    let n = rustix::fs::getxattr(then.join("small"), "user.colour", &mut colour).unwrap();
+    assert_eq!(&colour[..n], b"red");
+    // Nobody changes it.
+    assert_eq!(errno(fs::write(then.join("small"), b"x")), libc::EROFS);
+    assert_eq!(errno(fs::remove_file(then.join("small"))), libc::EROFS);
+    assert_eq!(errno(fs::create_dir(then.join("x"))), libc::EROFS);
+    assert_eq!(errno(fs::rename(then.join("small"), top.join("x"))), libc::EROFS);
+    assert_eq!(errno(fs::create_dir(top.join(".snapshots/x"))), libc::EROFS);
+    // Parts of a file, and a copy as users make one.
+    let mut large = fs::File::open(then.join("d/large")).unwrap();
+    large.seek(SeekFrom::Start(5 * MIB as u64)).unwrap();
+    let mut part = vec![0; 100];
+    large.read_exact(&mut part).unwrap();
+    assert_eq!(part, pattern(1, 9 * MIB + 777)[5 * MIB..5 * MIB + 100]);
+    assert!(Command::new("cp").args([then.join("d/large"), top.join("back")]).status().unwrap().success());
+    assert_eq!(fs::read(top.join("back")).unwrap(), pattern(1, 9 * MIB + 777));
+    assert!(refused(&cluster, &["snapshot", "data", "monday"]).contains("already"));
+    assert!(refused(&cluster, &["delete", "data", "--force"]).contains("snapshots"));
+    drop((large, open));
+    // It stays when everything starts again.
+    cluster.kill_all();
+    cluster.up();
+    same(&copy, &then);
+}
+
+#[test]
+fn a_user_puts_back_what_was_in_a_snapshot() {
+    if !can_mount() {
+        return;
+    }
+    let cluster = Cluster::start(1);
+    let (mount, outside) = (cluster.mount(), tempfile::tempdir().unwrap());
+    volume(&cluster, &["create", "data"]);
+    let top = mount.join("data");
+    fill(&top);
+    let copy = outside.path().join("copy");
+    assert!(Command::new("cp").arg("-a").args([&top, &copy]).status().unwrap().success());
+    volume(&cluster, &["snapshot", "data", "s"]);
+    change(&top);
+    fs::rename(top.join("moved"), top.join("d/e")).unwrap();
+    let restore = |path: &str| {
+        let output = weir(&["volume", "restore", top.join(path).to_str().unwrap(), "--from", "s"]);
+        assert!(output.status.success(), "{path}: {}", text(&output.stderr));
+    };
+    restore("small");
+    assert_eq!(fs::read(top.join("small")).unwrap(), b"small");
+    restore("symbolic");
+    assert_eq!(fs::read_link(top.join("symbolic")).unwrap(), Path::new("d/large"));
+    restore("d/e/gone");
+    assert_eq!(fs::read(top.join("d/e/gone")).unwrap(), pattern(3, 200_000));
+    restore("d");
+    let output = Command::new("diff").args(["-r", "--no-dereference"]).args([&copy, &top]).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stdout));
+    let output = weir(&["volume", "restore", top.join("d").to_str().unwrap(), "--from", "never"]);
+    assert!(!output.status.success() && text(&output.stderr).contains("never"));
+}
+
+#[test]
+fn a_snapshot_that_is_removed_gives_its_space_back() {
+    if !can_mount() {
+        return;
+    }
+    let cluster = Cluster::start(1);
+    let mount = cluster.mount();
+    volume(&cluster, &["create", "data"]);
+    let top = mount.join("data");
+    let used = || {
+        let status = cluster.status();
+        let targets = status["targets"].as_array().unwrap();
+        // Not every target has told yet how full it is.
+        targets.iter().map(|t| t["used_bytes"].as_u64()).sum::<Option<u64>>()
+    };
+    for n in 0..4u8 {
+        fs::write(top.join(n.to_string()), pattern(n.into(), 8 * MIB)).unwrap();
+    }
+    volume(&cluster, &["snapshot", "data", "s"]);
+    let output = weir(&["volume", "snapshots", "data", "--dir", cluster.dir().to_str().unwrap()]);
+    assert!(text(&output.stdout).contains("UTC"), "{}", text(&output.stdout));
+    let full = 32 * MIB as u64;
+    wait_until("the files are on targets", PATIENCE, || used().is_some_and(|used| used >= full));
+    fs::remove_file(top.join("0")).unwrap();
+    fs::OpenOptions::new().write(true).truncate(true).open(top.join("1")).unwrap();
+    fs::write(top.join("2"), pattern(99, 8 * MIB)).unwrap();
+    assert_eq!(fs::read(top.join(".snapshots/s/0")).unwrap(), pattern(0, 8 * MIB));
+    wait_until("both are on targets", PATIENCE, || used().is_some_and(|used| used >= full + 8 * MIB as u64));
+    volume(&cluster, &["snapshot", "data", "s", "--delete"]);
+    assert_eq!(volume(&cluster, &["snapshots", "data"]), Value::Array(Vec::new()));
+    assert!(fs::metadata(top.join(".snapshots/s")).is_err());
+    // Two files are left; redundancy doubles them at most.
+    wait_until("the space is back", PATIENCE, || {
+        used().is_some_and(|used| used < 2 * 2 * 8 * MIB as u64 + MIB as u64)
+    });
+    assert_eq!(fs::read(top.join("2")).unwrap(), pattern(99, 8 * MIB));
+    assert_eq!(fs::read(top.join("3")).unwrap(), pattern(3, 8 * MIB));
+    volume(&cluster, &["delete", "data", "--force"]);
+}
