@@ -1,12 +1,12 @@
 //! Relations as movers and administrators see them: asked of the leader each time, nothing is kept.
-use crate::node::Node;
 use crate::{Client, OpenMode};
 use bytes::Bytes;
 use std::time::Duration;
 use weir_proto::map::Layout;
-use weir_proto::meta::Cred;
+use weir_proto::meta::{Cred, GetAttr};
 use weir_proto::recall::EvictedRanges;
 use weir_proto::relation::*;
+use weir_proto::snapshot::Layer;
 use weir_proto::{Error, InodeId, Result, SessionId, VolumeId};
 
 /// A relation to be made.
@@ -82,6 +82,16 @@ impl Client {
     pub async fn where_at_home(&self, ino: InodeId) -> Result<HomePlace> {
         self.inner.session.ask(self.inner.deadline(), |session| WhereAtHome { session, ino }).await
     }
+    /// The object that a file's bytes are in, and which of them, from `from` on, are in older ones.
+    async fn where_bytes_are(&self, ino: InodeId, from: u64) -> Result<(InodeId, Vec<Layer>)> {
+        let ask = |session| GetAttr { session, ino };
+        let layers = self.inner.session.ask(self.inner.deadline(), ask).await?.attr.layers;
+        let older = match layers {
+            Some(layers) if layers.bytes > 0 => self.inner.list_layers(0, ino, from, true).await?,
+            _ => Vec::new(),
+        };
+        Ok((layers.map_or(ino, |layers| layers.object), older))
+    }
     /// Bytes that are committed, straight from targets: no lease is asked for and no writer is disturbed. What is being
     /// overwritten meanwhile may be of either time.
     pub async fn read_committed(
@@ -91,8 +101,10 @@ impl Client {
         offset: u64,
         len: u64,
     ) -> Result<Vec<Bytes>> {
-        let (node, end) = (Node::new(ino, 0), offset + len);
-        let fetched = self.inner.fetch(&node, layout, &[(offset, end)], self.inner.deadline()).await?;
+        let end = offset + len;
+        let (own, layers) = self.where_bytes_are(ino, offset).await?;
+        let deadline = self.inner.deadline();
+        let fetched = self.inner.fetch_layered(&layers, own, layout, &[(offset, end)], deadline).await?;
         if fetched.holes {
             // Zeros because there is nothing, or because it is at a home only?
             let away = self.inner.session.ask(self.inner.deadline(), |session| EvictedRanges {
@@ -102,6 +114,10 @@ impl Client {
             });
             if away.await?.ranges.iter().any(|range| range.from < end && offset < range.to) {
                 return Err(Error::stale(format!("file {ino}: bytes {offset} to {end} are evicted")));
+            }
+            // Or in another object by now, and gone where they were?
+            if self.where_bytes_are(ino, offset).await? != (own, layers) {
+                return Err(Error::stale(format!("file {ino}: bytes {offset} to {end} have moved")));
             }
         }
         let clip = |(at, bytes): (u64, Bytes)| {

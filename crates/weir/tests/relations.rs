@@ -205,3 +205,37 @@ fn a_file_whose_writer_was_killed_is_complete_at_home_by_itself() {
     bench.cluster.up();
     bench.assert_same();
 }
+
+/// A file that a snapshot holds has its bytes in more than one object; home gets the file's, and what comes back is the file's.
+#[test]
+fn what_changes_after_a_snapshot_goes_home_as_it_is() {
+    if !can_mount() {
+        return;
+    }
+    let bench = Bench::start();
+    bench.relate();
+    let (path, mib) = (bench.data.join("file"), 1 << 20);
+    fs::write(&path, pattern(1, 9 * mib + 5)).unwrap();
+    bench.wait_state("synced");
+    for snapshot in 0..2 {
+        bench.tell(&["volume", "snapshot", "data", &format!("s{snapshot}")]);
+        let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+        file.write_all_at(&pattern(2 + snapshot, mib), (1 + 4 * snapshot as u64) * mib as u64 + 777).unwrap();
+        drop(file);
+        bench.wait_state("synced");
+        bench.assert_same();
+    }
+    let written = fs::read(&path).unwrap();
+    for snapshot in ["s0", "s1"] {
+        bench.tell(&["volume", "snapshot", "data", snapshot, "--delete"]);
+    }
+    // When nothing of it is in older objects any more, it may go, and comes back into its own.
+    fs::write(bench.data.join("other"), b"x").unwrap();
+    let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+    file.write_all_at(&written, 0).unwrap();
+    drop(file);
+    bench.wait_state("synced");
+    bench.evict(&path);
+    assert!(fs::read(&path).unwrap() == written, "what came back is not what was written");
+    bench.assert_same();
+}
