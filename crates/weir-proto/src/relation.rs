@@ -215,7 +215,7 @@ message!(RelationWork {
 message!(ListWork { dir: InodeId, path: Bytes });
 message!(
     /// What is in a directory at home, some of it; `end`: that was the rest. The same may be told twice.
-    TellListing = 170 -> () { op: Op, relation: RelationId, dir: InodeId, entries: Vec<HomeEntry>, end: bool }
+    TellListing = 194 -> () { op: Op, relation: RelationId, dir: InodeId, entries: Vec<HomeEntry>, end: bool }
 );
 message!(
     /// Something that is at home and not here yet.

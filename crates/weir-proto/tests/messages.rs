@@ -164,3 +164,22 @@ fn no_method_number_is_given_twice() {
     }
     assert!(seen.len() > 50);
 }
+
+/// A number that two messages have is taken for the wrong one by whoever looks first.
+#[test]
+fn every_method_has_a_number_of_its_own() {
+    let mut seen = std::collections::BTreeMap::new();
+    for entry in std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/src")).unwrap() {
+        let path = entry.unwrap().path();
+        let Ok(source) = std::fs::read_to_string(&path) else { continue };
+        let words: Vec<&str> = source.split_whitespace().collect();
+        for w in words.windows(4).filter(|w| w[1] == "=" && w[3] == "->") {
+            let (name, Ok(number)) = (w[0].trim_start_matches("message!("), w[2].parse::<u16>()) else {
+                continue;
+            };
+            let other = seen.insert(number, name.to_owned());
+            assert_eq!(other, None, "{name} in {} has the number {number}, too", path.display());
+        }
+    }
+    assert!(seen.len() > 100, "only {} methods were found", seen.len());
+}
