@@ -220,7 +220,7 @@ fn what_changes_after_a_snapshot_goes_home_as_it_is() {
     for snapshot in 0..2 {
         bench.tell(&["volume", "snapshot", "data", &format!("s{snapshot}")]);
         let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
-        file.write_all_at(&pattern(2 + snapshot, mib), (1 + 4 * snapshot as u64) * mib as u64 + 777).unwrap();
+        file.write_all_at(&pattern(2 + snapshot, mib), (1 + 4 * snapshot) * mib as u64 + 777).unwrap();
         drop(file);
         bench.wait_state("synced");
         bench.assert_same();
