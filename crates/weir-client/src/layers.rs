@@ -80,7 +80,7 @@ impl Inner {
             (attr.layout.map_or(1, |l| l.stripe_bytes()), leased, st.leases_lost)
         };
         let from = if leased { 0 } else { from / stripe * stripe };
-        let layers = self.list_layers(0, node.ino, from, leased).await?;
+        let (_, layers) = self.list_layers(0, node.ino, from, leased).await?;
         let mut st = node.lock();
         if leased && st.lease != LeaseKind::None && st.leases_lost == leases_lost {
             st.layers = Some(layers.clone());
@@ -88,14 +88,14 @@ impl Inner {
         Ok(layers)
     }
 
-    /// `all`: not only the first ones.
+    /// The file's own object, and its layers that end after `from`; `all`: not only the first ones.
     pub async fn list_layers(
         &self,
         snapshot: u32,
         ino: InodeId,
         mut from: u64,
         all: bool,
-    ) -> Result<Vec<Layer>> {
+    ) -> Result<(InodeId, Vec<Layer>)> {
         let mut layers: Vec<Layer> = Vec::new();
         loop {
             let ask = |session| LayersOf { session, snapshot, ino, from };
@@ -103,7 +103,7 @@ impl Inner {
             layers.extend(&list.layers);
             match list.layers.last() {
                 Some(last) if list.more && all => from = last.to,
-                _ => return Ok(layers),
+                _ => return Ok((list.object, layers)),
             }
         }
     }

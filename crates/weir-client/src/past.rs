@@ -106,7 +106,7 @@ impl Inner {
                 continue;
             }
             let layers = match attr.layers {
-                Some(layers) if layers.bytes > 0 => self.list_layers(snapshot, ino, 0, true).await?,
+                Some(layers) if layers.bytes > 0 => self.list_layers(snapshot, ino, 0, true).await?.1,
                 _ => Vec::new(),
             };
             if let Some(layout) = &attr.layout {

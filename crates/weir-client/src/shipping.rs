@@ -2,8 +2,7 @@
 use crate::{Client, OpenMode};
 use bytes::Bytes;
 use std::time::Duration;
-use weir_proto::map::Layout;
-use weir_proto::meta::{Cred, GetAttr};
+use weir_proto::meta::Cred;
 use weir_proto::recall::EvictedRanges;
 use weir_proto::relation::*;
 use weir_proto::snapshot::Layer;
@@ -82,42 +81,31 @@ impl Client {
     pub async fn where_at_home(&self, ino: InodeId) -> Result<HomePlace> {
         self.inner.session.ask(self.inner.deadline(), |session| WhereAtHome { session, ino }).await
     }
-    /// The object that a file's bytes are in, and which of them, from `from` on, are in older ones.
-    async fn where_bytes_are(&self, ino: InodeId, from: u64) -> Result<(InodeId, Vec<Layer>)> {
-        let ask = |session| GetAttr { session, ino };
-        let layers = self.inner.session.ask(self.inner.deadline(), ask).await?.attr.layers;
-        let older = match layers {
-            Some(layers) if layers.bytes > 0 => self.inner.list_layers(0, ino, from, true).await?,
-            _ => Vec::new(),
-        };
-        Ok((layers.map_or(ino, |layers| layers.object), older))
+    /// Where a range of a file that is to be shipped is: its own object, and the layers in older ones.
+    async fn where_bytes_are(&self, work: &ExtentWork, from: u64) -> Result<(InodeId, Vec<Layer>)> {
+        match work.layered {
+            true => self.inner.list_layers(0, work.ino, from, true).await,
+            false => Ok((work.object, Vec::new())),
+        }
     }
     /// Bytes that are committed, straight from targets: no lease is asked for and no writer is disturbed. What is being
-    /// overwritten meanwhile may be of either time.
-    pub async fn read_committed(
-        &self,
-        ino: InodeId,
-        layout: Layout,
-        offset: u64,
-        len: u64,
-    ) -> Result<Vec<Bytes>> {
-        let end = offset + len;
-        let (own, layers) = self.where_bytes_are(ino, offset).await?;
+    /// overwritten meanwhile may be of either time. `Stale`: they are there no more; ask for work again.
+    pub async fn read_committed(&self, work: &ExtentWork, offset: u64, len: u64) -> Result<Vec<Bytes>> {
+        let (ino, end) = (work.ino, offset + len);
+        let gone = |what| Error::stale(format!("file {ino}: bytes {offset} to {end} {what}"));
+        let layout = work.layout.ok_or_else(|| gone("are not on targets"))?;
+        let (own, layers) = self.where_bytes_are(work, offset).await?;
         let deadline = self.inner.deadline();
         let fetched = self.inner.fetch_layered(&layers, own, layout, &[(offset, end)], deadline).await?;
         if fetched.holes {
-            // Zeros because there is nothing, or because it is at a home only?
-            let away = self.inner.session.ask(self.inner.deadline(), |session| EvictedRanges {
-                session,
-                ino,
-                from: offset,
-            });
-            if away.await?.ranges.iter().any(|range| range.from < end && offset < range.to) {
-                return Err(Error::stale(format!("file {ino}: bytes {offset} to {end} are evicted")));
+            // Zeros because there is nothing, or because it is at a home only, or in another object and gone where it was?
+            let ask = |session| EvictedRanges { session, ino, from: offset };
+            let away = self.inner.session.ask(self.inner.deadline(), ask).await?;
+            if away.ranges.iter().any(|range| range.from < end && offset < range.to) {
+                return Err(gone("are evicted"));
             }
-            // Or in another object by now, and gone where they were?
-            if self.where_bytes_are(ino, offset).await? != (own, layers) {
-                return Err(Error::stale(format!("file {ino}: bytes {offset} to {end} have moved")));
+            if self.inner.list_layers(0, ino, offset, true).await? != (own, layers) {
+                return Err(gone("have moved"));
             }
         }
         let clip = |(at, bytes): (u64, Bytes)| {

@@ -723,9 +723,7 @@ async fn read(client: &Client, item: &ExtentWork, at: u64, len: u64) -> Result<V
         let from = (at - item.offset) as usize;
         return Ok(vec![bytes.slice(from..from + len as usize)]);
     }
-    let layout =
-        item.layout.ok_or_else(|| Error::stale(format!("inode {} has no data on targets", item.ino)))?;
-    client.read_committed(item.ino, layout, at, len).await
+    client.read_committed(item, at, len).await
 }
 
 fn extent_done(item: &ExtentWork, outcome: Told) -> ExtentDone {

@@ -279,6 +279,10 @@ message!(
         /// 0 with `finish` alone: all bytes are there already.
         len: u64,
         layout: Option<Layout>,
+        /// Where the file's own bytes were when this was given.
+        object: InodeId,
+        /// Some of its bytes were in older objects then: ask for its layers.
+        layered: bool,
         /// The bytes, of a file that is kept in its inode.
         inline: Option<Bytes>,
         expect: Expected,

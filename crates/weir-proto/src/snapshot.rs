@@ -96,6 +96,8 @@ message!(
     LayersOf = 179 -> LayerList { session: SessionId, snapshot: u32, ino: InodeId, from: u64 }
 );
 message!(LayerList {
+    /// Where all other bytes of the file are.
+    object: InodeId,
     layers: Vec<Layer>,
     /// There are more behind the last one.
     more: bool,

@@ -235,9 +235,10 @@ pub fn layers_of(view: &mut View<'_>, r: &LayersOf) -> Result<LayerList> {
 }
 
 fn list_layers(read: &dyn Read, ino: InodeId, from: u64) -> Result<LayerList> {
+    let object = load_file(read, ino)?.object(ino);
     let found = layers::ranges(read, ino, from, LAYERS_MAX + 1)?;
     let more = found.len() > LAYERS_MAX;
     let show =
         |(from, l): &(u64, LayerRecord)| Layer { from: *from, to: l.to, object: l.object, fence: l.fence };
-    Ok(LayerList { layers: found.iter().take(LAYERS_MAX).map(show).collect(), more })
+    Ok(LayerList { object, layers: found.iter().take(LAYERS_MAX).map(show).collect(), more })
 }

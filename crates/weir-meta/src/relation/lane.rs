@@ -422,6 +422,8 @@ impl Lane {
             offset,
             len,
             layout: inode.layout,
+            object: inode.object(ino),
+            layered: inode.layered() > 0,
             inline,
             expect: tree::expected(&twin),
             finish,
