@@ -61,8 +61,8 @@ impl Model {
                 })
                 .unwrap();
             let stripes = match inline {
-                Some(_) => Vec::new(),
-                None => self.bytes_of(&attr, &self.layers(0, ino)),
+                None if attr.kind == FileKind::Regular => self.bytes_of(&attr, &self.layers(0, ino)),
+                _ => Vec::new(),
             };
             if attr.kind == FileKind::Directory {
                 todo.extend(self.w.all(ino).iter().map(|e| (format!("{path}/{}", text(&e.name)), e.ino)));
@@ -104,7 +104,7 @@ impl Model {
             } else {
                 let r = PastOpen { session: ME, cred: root(), snapshot, ino };
                 inline = self.w.view(|view| past::open(view, &r)).unwrap().inline;
-                if inline.is_none() {
+                if inline.is_none() && attr.kind == FileKind::Regular {
                     stripes = self.bytes_of(&attr, &self.layers(snapshot, ino));
                 }
             }
