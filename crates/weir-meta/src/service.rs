@@ -393,6 +393,7 @@ impl Meta {
         })?;
         state.session(r.session)?.resumed = true;
         state.end_grace_if_complete();
+        leader.relations.changed.notify_one(); // it looks for files that nobody writes any more
         Ok((SessionResumed { lost, lease_ms }, state.newest))
     }
 

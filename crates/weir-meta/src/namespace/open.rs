@@ -172,7 +172,7 @@ impl Cx<'_> {
 
 impl Cx<'_> {
     /// Nobody writes the file any more. Whose writer died is not complete before it is recovered.
-    fn log_complete(&mut self, ino: InodeId) -> Result<()> {
+    pub fn log_complete(&mut self, ino: InodeId) -> Result<()> {
         if self.rules.listened.is_empty() {
             return Ok(());
         }

@@ -1,6 +1,7 @@
 //! Files whose writer died: nobody closes them, so nobody would say that they are complete. They are found among those that
 //! were written and are not known to be complete, a few at a time, whenever a session has ended, and given to movers, which
-//! open them as any client would.
+//! open them as any client would. What nobody writes any more, and nobody has to recover, is complete: its last close was lost with
+//! its client, or with the leader that had heard it.
 //!
 //! Invariant: what is not given out, or came back without being recovered, is found by the next look. In memory only.
 use super::store;
@@ -95,15 +96,18 @@ impl Orphans {
 
 /// Looks at some files that were written and are not known to be complete; whether there is more to look at.
 pub(super) fn look(leader: &Arc<Leader>, relation: RelationId) -> Result<bool> {
+    if leader.lock().grace_until.is_some() {
+        return Ok(false); // who writes comes back, or its session ends
+    }
     let (from, new) = match leader.relations.lock().lanes.get_mut(&relation) {
         Some(lane) if lane.orphans.is_due() => (lane.orphans.begin_look(), lane.orphans.take_new()),
         _ => return Ok(false),
     };
     let (mut found, mut next) = (Vec::new(), None);
     {
-        let state = leader.lock();
+        let (mut state, mut left) = (leader.lock(), Vec::new());
         leader.kv.read(&mut |read| {
-            (found, next) = (Vec::new(), None);
+            (found, left, next) = (Vec::new(), Vec::new(), None);
             let (_, end) = keys::range_of_short(b'g', relation.0);
             let mut files = Vec::new();
             if let Some(from) = from {
@@ -116,12 +120,20 @@ pub(super) fn look(leader: &Arc<Leader>, relation: RelationId) -> Result<bool> {
                 next = files.last().map(|ino| InodeId(ino.0 + 1));
             }
             for ino in files.into_iter().chain(new.iter().copied()) {
-                if find_inode(read, ino)?.is_some_and(|inode| leader.must_recover(&state, &inode)) {
+                let Some(inode) = find_inode(read, ino)? else { continue };
+                if leader.must_recover(&state, &inode) {
                     found.push(ino);
+                } else if !state.leases.is_open_for_writing(ino) && store::is_growing(read, relation, ino)? {
+                    left.push(ino);
                 }
             }
             Ok(())
         })?;
+        if !left.is_empty() {
+            leader.housekeep(&mut state, SessionId(0), &mut |cx| {
+                left.iter().try_for_each(|ino| cx.log_complete(*ino))
+            })?;
+        }
     }
     let mut lanes = leader.relations.lock();
     let Some(lane) = lanes.lanes.get_mut(&relation) else { return Ok(false) };

@@ -114,6 +114,9 @@ pub fn note_growing(txn: &mut dyn Txn, relation: RelationId, ino: InodeId) -> Re
     }
     Ok(is_new)
 }
+pub fn is_growing(read: &dyn Read, relation: RelationId, ino: InodeId) -> Result<bool> {
+    Ok(read.get(&keys::growing(relation, ino))?.is_some())
+}
 /// Its last writer has closed it, or it is no more.
 pub fn note_complete(txn: &mut dyn Txn, relation: RelationId, ino: InodeId) -> Result<()> {
     let key = keys::growing(relation, ino);

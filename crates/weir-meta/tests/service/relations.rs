@@ -749,3 +749,99 @@ fn a_relation_is_removed_step_by_step_to_its_end() {
         }
     });
 }
+
+/// Whoever wrote a file has closed it, and the leader does not know: the client died before it told, or the leader after it was
+/// told. Home gets the file's end all the same.
+#[test]
+fn what_nobody_writes_any_more_is_complete_also_if_its_close_was_lost() {
+    for with_leader in [false, true] {
+        let world = World::new(13, SimConfig::default());
+        world.run({
+            let world = world.clone();
+            async move {
+                let meta = start(&world).await;
+                let (mut user, mover) =
+                    (Client::start(&world, "user").await, Client::start(&world, "mover").await);
+                let (volume, ids) = (VolumeId::ROOT, HomeIds::default());
+                let (url, direction, cred) = ("file:///home".to_owned(), Direction::Push, root());
+                let add = RelationAdd {
+                    op: user.op(),
+                    cred,
+                    volume,
+                    url,
+                    direction,
+                    evict: true,
+                    adopt: false,
+                    ids,
+                };
+                let relation = user.call(&add).await.unwrap().id;
+                let made = user.create(ROOT, "f").await.unwrap().entry;
+                let ino = made.attr.ino;
+                let commit = Commit {
+                    op: user.op(),
+                    ino,
+                    token_epoch: made.lease.token_epoch,
+                    size: 10,
+                    mtime: Time { nanos: 7 },
+                    allocated: 10,
+                    inline: None,
+                    drop_inline: false,
+                    clean: true,
+                    close_writes: 0,
+                    data_end: 10,
+                    turn: false,
+                    changed: vec![Range { offset: 0, len: 10 }],
+                };
+                user.call(&commit).await.unwrap();
+                if with_leader {
+                    user.close(ino, true).await.unwrap();
+                    drop(meta);
+                    world.power_cut("meta");
+                    let started = start(&world).await;
+                    user.reconnect("user").await;
+                    user.resume(vec![]).await.unwrap();
+                    std::mem::forget(started);
+                } else {
+                    user.call(&SessionClose { session: user.session }).await.unwrap();
+                    std::mem::forget(meta);
+                }
+                drop(mover);
+                let mover = Client::start(&world, "another mover").await;
+                let (session, deadline) = (mover.session, mover.env.clock.now() + PATIENCE);
+                let (mut leader, mut finish) = (0, None);
+                while finish.is_none() {
+                    assert!(mover.env.clock.now() < deadline, "with the leader: {with_leader}");
+                    let limited_by = String::new();
+                    let take = TakeWork { session, leader, bytes: 64, items: 8, wait_ms: 1000, limited_by };
+                    let taken = mover.call(&take).await.unwrap();
+                    leader = taken.leader;
+                    for work in taken.relations {
+                        assert_eq!(work.orphans, [], "nothing of it was lost");
+                        let outcome = Outcome::Done { stamp: Bytes::from_static(b"s") };
+                        let named = |n: &NameWork| NameDone { number: n.number, outcome: outcome.clone() };
+                        let wrote = |e: &ExtentWork| ExtentDone {
+                            ino: e.ino,
+                            offset: e.offset,
+                            len: e.len,
+                            finished: e.finish.is_some(),
+                            sums: vec![0],
+                            outcome: outcome.clone(),
+                        };
+                        finish = work.extents.iter().find_map(|e| e.finish.clone());
+                        let done = WorkDone {
+                            session,
+                            relation,
+                            names: work.names.iter().map(named).collect(),
+                            extents: work.extents.iter().map(wrote).collect(),
+                            orphans: vec![],
+                            listings: vec![],
+                        };
+                        mover.call(&done).await.unwrap();
+                    }
+                }
+                let finish = finish.unwrap();
+                assert_eq!((finish.size, finish.attrs.mtime), (10, Time { nanos: 7 }));
+            }
+        });
+    }
+}
