@@ -190,4 +190,6 @@ pub struct ClientStatus {
     pub memory_used_bytes: u64,
     pub memory_peak_bytes: u64,
     pub recalls: u64,
+    /// Times that a part of a file went home which this client was writing.
+    pub own_evictions: u64,
 }

@@ -9,6 +9,7 @@
 use crate::inner::{Inner, layout_of};
 use crate::node::{Inline, Node, State};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 use weir_proto::meta::{Cred, LeaseKind};
 use weir_proto::recall::{Evict, Evicted};
@@ -18,6 +19,9 @@ use weir_proto::{Error, ErrorKind, NameRule, Result};
 const LOOK: Duration = Duration::from_millis(50);
 /// An eviction under a right to write that has changed is tried again.
 const TRIES: u32 = 3;
+/// Who looks at the file takes the right to write from its writer: it is asked for so often, and so long apart.
+const LEASE_TRIES: u32 = 5;
+const LEASE_PAUSE: Duration = Duration::from_millis(2);
 
 /// What may be evicted of a range now: whole stripes from its beginning on that are committed and that nothing is done to.
 fn quiet_part(st: &State, stripe_bytes: u64, from: u64, to: u64) -> Option<(u64, u64)> {
@@ -87,11 +91,9 @@ impl Inner {
     }
 
     async fn try_evict_own(&self, cred: &Cred, node: &Arc<Node>, from: u64, to: u64) -> Result<Evicted> {
-        let has_lease = node.lock().lease == LeaseKind::Write;
-        if !has_lease {
-            self.acquire(node, LeaseKind::Write).await?;
-        }
+        // First: a recall of the right to write begins with a flush, so it waits for the end of this.
         let _one = node.flushing.lock().await;
+        self.write_alone(node).await?;
         let (range, under) = {
             let mut st = node.lock();
             let stripe_bytes = layout_of(&st, node.ino)?.stripe_bytes();
@@ -105,7 +107,10 @@ impl Inner {
         let ask = |op| Evict { op, cred: cred.clone(), ino, from, to, under };
         let asked = self.session.change(self.deadline(), ask).await;
         match &asked {
-            Ok(evicted) => drop(self.apply(&evicted.entry, stamp)),
+            Ok(evicted) => {
+                self.counters.own_evictions.fetch_add(1, Relaxed);
+                self.apply(&evicted.entry, stamp);
+            }
             Err(e) => self.make_sure_it_stays(node, e).await,
         }
         node.lock().end_evicting();
@@ -113,6 +118,18 @@ impl Inner {
         // So that who writes elsewhere in the file need not ask; else it asks itself.
         let _ = self.away(node, 0).await;
         asked
+    }
+
+    /// Asks for the right to write alone, unless it is here.
+    async fn write_alone(&self, node: &Node) -> Result<()> {
+        for _ in 0..LEASE_TRIES {
+            let lease = node.lock().lease;
+            if lease == LeaseKind::Write || self.acquire(node, LeaseKind::Write).await? == LeaseKind::Write {
+                break;
+            }
+            self.env.clock.sleep(LEASE_PAUSE).await;
+        }
+        Ok(())
     }
 
     /// A request without an answer may still arrive: under a newer token epoch it counts for nothing.

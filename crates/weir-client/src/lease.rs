@@ -100,8 +100,16 @@ impl Inner {
         }
         let mut refilled = false;
         for round in 0..=RECALL_ROUNDS {
-            // Errors are kept by the inode and told to its handles: the lease goes back all the same.
-            let _ = self.flush(node, Occasion::Closing, keep == LeaseKind::None).await;
+            // Under a right to read nothing is changed. To wait for a flush, which may itself wait for others' leases, would
+            // be to wait in a circle.
+            let writes = {
+                let st = node.lock();
+                st.lease == LeaseKind::Write || st.is_dirty()
+            };
+            if writes {
+                // Errors are kept by the inode and told to its handles: the lease goes back all the same.
+                let _ = self.flush(node, Occasion::Closing, keep == LeaseKind::None).await;
+            }
             let fills = node.lock().page_fills;
             if round < RECALL_ROUNDS && keep == LeaseKind::None {
                 self.invalidate(node.ino, Forget::All).await;

@@ -14,6 +14,7 @@ pub struct Counters {
     pub degraded_writes: AtomicU64,
     pub crc_failures: AtomicU64,
     pub recalls: AtomicU64,
+    pub own_evictions: AtomicU64,
 }
 
 impl Counters {
@@ -30,6 +31,7 @@ impl Counters {
             memory_used_bytes: budget.used_bytes(),
             memory_peak_bytes: budget.peak_bytes(),
             recalls: self.recalls.load(Relaxed),
+            own_evictions: self.own_evictions.load(Relaxed),
         }
     }
 }

@@ -548,3 +548,47 @@ fn an_eviction_without_an_answer_is_one_or_none() {
         });
     }
 }
+
+/// Somebody asks for the attributes of a file again and again while it is written and its front goes: all of them go on.
+#[test]
+fn a_writer_that_is_looked_at_all_the_while_goes_on_and_so_does_its_eviction() {
+    for seed in 0..4u64 {
+        Lab::new(150 + seed).run(6, move |lab| async move {
+            let (home, env) = (Home::default(), lab.env("a"));
+            let (a, b) = (lab.client("a").await, lab.client("b").await);
+            let opened = a.create(&root(), ROOT, b"f", 0o644, true, OpenMode::BOTH).await.unwrap();
+            let (ino, h) = (opened.stat.attr.ino, opened.handle);
+            let looks = Arc::new(Mutex::new(0u64));
+            let (looked, at_b) = (looks.clone(), lab.env("b"));
+            let pause = Duration::from_micros([10, 100, 1_000, 10_000][seed as usize]);
+            let _looking = lab.env("b").tasks.spawn("looks", async move {
+                loop {
+                    b.getattr(ino).await.unwrap();
+                    *looked.lock().unwrap() += 1;
+                    at_b.clock.sleep(pause).await;
+                }
+            });
+            let (mut model, mut gone, mut slowest) = (Vec::new(), 0, Duration::ZERO);
+            for round in 0..64 {
+                let bytes = pattern(seed, model.len(), STRIPE / 2);
+                let begun = env.clock.now();
+                a.write(h, model.len() as u64, Bytes::from(bytes.clone())).await.unwrap();
+                model.extend_from_slice(&bytes);
+                if round % 4 == 3 {
+                    a.fsync(h).await.unwrap();
+                    home.keep(ino, &model);
+                    gone +=
+                        a.evict(&root(), ino, 0, u64::MAX).await.map_or(0, |evicted| evicted.ranges.len());
+                }
+                slowest = slowest.max(env.clock.now().since(begun));
+            }
+            let looks = *looks.lock().unwrap();
+            let what = format!("seed {seed}: {gone} of 16 evictions, {looks} looks, {slowest:?} at most");
+            assert!(gone >= 14 && slowest < Duration::from_millis(200), "{what}");
+            assert!(looks >= 2, "{what}");
+            let _mover = home.mover(&lab, "mover").await;
+            a.release(h).await.unwrap();
+            same(&whole(&lab.client("c").await, ino).await, &model, "at another client");
+        });
+    }
+}

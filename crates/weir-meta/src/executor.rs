@@ -38,6 +38,10 @@ const REPLY_BYTES: usize = 384;
 /// After a recall of a directory nobody gets a lease on it for so long: clients that create files in it by turns would
 /// wait for a recall each time. A recall takes about 1 ms, so it costs them 2 % at most.
 const CONTENDED: Duration = Duration::from_millis(50);
+/// Who only looks at a file takes the right to write it from its writer at most this often: else whoever looks again and again
+/// leaves the writer no time in which it writes alone, and nothing of its file could be evicted. A recall and the grant after it
+/// take about 1 ms.
+const LOOKS_APART: Duration = Duration::from_millis(5);
 /// No client's session.
 const NOBODY: SessionId = SessionId(0);
 /// Contended inodes that are remembered.
@@ -106,6 +110,8 @@ pub(crate) struct State {
     waiters: ByInode<Arc<Notify>>,
     /// Directories that clients change by turns, and until when nobody gets a lease on them.
     contended: ByInode<Instant>,
+    /// Files whose writer was asked by somebody who only looks, and when last.
+    looked_at: ByInode<Instant>,
     conflicts: Vec<Conflict>,
 }
 
@@ -157,6 +163,7 @@ impl Leader {
             grace_over: Arc::default(),
             waiters: ByInode::default(),
             contended: ByInode::default(),
+            looked_at: ByInode::default(),
             conflicts: Vec::new(),
         };
         let failed = weir_env::watch::Sender::new(None);
@@ -504,6 +511,16 @@ impl State {
         for conflict in conflicts.iter().filter(|c| c.ask && c.keep == LeaseKind::None) {
             self.contended.insert(conflict.ino, now + CONTENDED);
         }
+    }
+
+    /// How long a recall for somebody who only looks has to wait. It counts as made then.
+    pub fn pause_before_look(&mut self, ino: InodeId, now: Instant) -> Duration {
+        if self.looked_at.len() >= CONTENDED_MAX {
+            self.looked_at.clear();
+        }
+        let at = self.looked_at.get(&ino).map_or(now, |last| now.max(*last + LOOKS_APART));
+        self.looked_at.insert(ino, at);
+        at.since(now)
     }
 
     /// Somebody gave back what operations may wait for.

@@ -285,6 +285,10 @@ fn too_late<R: Request>(leader: &Leader, parked: &[InodeId]) -> Error {
 
 /// Asks a client to give a lease back, until it has or its session is over.
 async fn recall(leader: Arc<Leader>, conflict: Conflict) {
+    if conflict.keep == LeaseKind::Read {
+        let pause = leader.lock().pause_before_look(conflict.ino, leader.env.clock.now());
+        leader.env.clock.sleep(pause).await;
+    }
     let deadline = leader.env.clock.now() + leader.term() * RECALL_TERMS_MAX;
     let request = Recall { ino: conflict.ino, keep: conflict.keep };
     loop {
