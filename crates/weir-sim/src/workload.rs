@@ -412,13 +412,14 @@ impl Workload {
 
     /// The recursive usage of each directory is the sum of what is in it; if not, how it differs.
     async fn usage_differs(&self, client: &Client) -> Result<Option<String>, Error> {
-        let mut below = [(0, 0); DIRS];
+        let (mut below, mut away) = ([(0, 0); DIRS], Vec::new());
         for (n, dir) in self.dirs.iter().enumerate() {
             for name in names_in(client, *dir).await? {
                 let stat = client.lookup(&root_cred(), *dir, name.as_bytes()).await?;
                 let attr = stat.unwrap_or_else(|| panic!("{name} was just listed")).attr;
                 if !self.dirs.contains(&attr.ino) {
                     below[n] = (below[n].0 + attr.allocated, below[n].1 + 1);
+                    away.extend((attr.evicted > 0).then_some((name, attr.ino, attr.evicted)));
                 }
             }
         }
@@ -428,7 +429,9 @@ impl Workload {
             let expected = Usage { bytes, files, directories: if n == 0 { DIRS as u64 - 1 } else { 0 } };
             let told = client.usage(*dir).await?;
             if told != expected {
-                return Ok(Some(format!("usage of directory {n} is {told:?}, its files have {expected:?}")));
+                return Ok(Some(format!(
+                    "usage of directory {n} is {told:?}, its files have {expected:?}; away: {away:?}"
+                )));
             }
         }
         Ok(None)
