@@ -78,8 +78,9 @@ impl Client {
         let closed = self.release(opened.handle).await;
         recovered.and(closed)
     }
-    pub async fn where_at_home(&self, ino: InodeId) -> Result<HomePlace> {
-        self.inner.session.ask(self.inner.deadline(), |session| WhereAtHome { session, ino }).await
+    /// `relation`: where it is to be there, to be compared; else where its evicted bytes are.
+    pub async fn where_at_home(&self, ino: InodeId, relation: Option<RelationId>) -> Result<HomePlace> {
+        self.inner.session.ask(self.inner.deadline(), |session| WhereAtHome { session, ino, relation }).await
     }
     /// Where a range of a file that is to be shipped is: its own object, and the layers in older ones.
     async fn where_bytes_are(&self, work: &ExtentWork, from: u64) -> Result<(InodeId, Vec<Layer>)> {
@@ -153,6 +154,11 @@ impl Client {
         how: Resolution,
     ) -> Result<()> {
         let make = |op| RelationResolve { op, cred: cred.clone(), relation, ino, how };
+        self.inner.session.change(self.inner.deadline(), make).await
+    }
+    /// Sets a file aside whose copy at home was found not to be what was shipped.
+    pub async fn suspect(&self, cred: &Cred, relation: RelationId, ino: InodeId, why: &str) -> Result<()> {
+        let make = |op| RelationSuspect { op, cred: cred.clone(), relation, ino, why: why.to_owned() };
         self.inner.session.change(self.inner.deadline(), make).await
     }
     /// Changes of a volume after `after`, or after what a cursor acknowledged; waits up to `wait` for the first.

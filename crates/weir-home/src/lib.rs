@@ -19,6 +19,7 @@ mod recall;
 mod s3;
 mod stamp;
 mod url;
+mod verify;
 mod weir;
 
 pub use fault::{Divergence, Fault, FaultKind, Outcome, judge_errno};
@@ -30,4 +31,5 @@ pub use path::{HomePath, RESERVED};
 pub use s3::{S3Home, S3HomeConfig, judge_status};
 pub use stamp::{Attrs, Expect, Make, STAMP_ID_BYTES_MAX, Stamp, Xattr};
 pub use url::{Credentials, HomeUrl, parse_credentials};
+pub use verify::{Verified, Verify, Wrong};
 pub use weir::{WeirHome, WeirHomeConfig, judge_kind};

@@ -17,7 +17,7 @@ use tokio::sync::{Notify, Semaphore, mpsc};
 use weir_client::{Client, Recall};
 use weir_env::{BoxFuture, Env, watch};
 use weir_proto::checksum::crc32c_append;
-use weir_proto::meta::FileKind;
+use weir_proto::meta::{FileKind, Time};
 use weir_proto::recall::Learned;
 use weir_proto::relation::{
     ExtentDone, ExtentWork, HOME_ENTRIES_MAX, HomeAttrs, HomeEntry, HomeIds, ListDone, ListWork, NameAction,
@@ -257,10 +257,8 @@ impl Shared {
     ) -> std::result::Result<Option<Learned>, recall::Failed> {
         let mut before = None;
         loop {
-            let place = self.client.where_at_home(recall.work.ino).await.map_err(|e| recall::Failed {
-                why: e.to_string(),
-                retry: e.kind != ErrorKind::NotFound,
-                diverged: false,
+            let place = self.client.where_at_home(recall.work.ino, None).await.map_err(|e| {
+                recall::Failed { why: e.to_string(), retry: e.kind != ErrorKind::NotFound, diverged: false }
             })?;
             let (relation, url, ids) = (place.relation, place.url.clone(), place.ids.clone());
             let relation = self.relation(&HomeOf { relation, url, ids, is_new: false }).await?;
@@ -563,6 +561,9 @@ impl Shared {
     ) -> std::result::Result<ExtentDone, Told> {
         if open.is_none() {
             let path = HomePath::parse(&item.path).map_err(|e| Told::Refused { why: e.to_string() })?;
+            if item.expect.stamp.is_empty() {
+                make_again(&*relation.home, &path).await.map_err(|f| told(&f))?;
+            }
             let expect = expect(&*relation.home, &path, &item.expect).await.map_err(|f| told(&f))?;
             *open = Some(relation.home.open_write(&path, &expect).await.map_err(|f| told(&f))?);
         }
@@ -749,8 +750,18 @@ fn attrs_of(attrs: &HomeAttrs) -> Attrs {
     Attrs { mode, uid, gid, atime, mtime, xattrs }
 }
 
+/// Who finds nothing where somebody decided that ours counts makes it; it gets its attributes when it is complete.
+async fn make_again(home: &dyn Home, path: &HomePath) -> Outcome<()> {
+    if home.stat(path).await?.is_some() {
+        return Ok(());
+    }
+    let time = Time { nanos: 0 };
+    let attrs = Attrs { mode: 0o600, uid: 0, gid: 0, atime: time, mtime: time, xattrs: Vec::new() };
+    home.make(path, &Make::File, &attrs).await.map(drop)
+}
+
 /// What must be found. Without a stamp (home's root, or somebody decided that ours counts): what is there.
-async fn expect(
+pub(crate) async fn expect(
     home: &dyn Home,
     path: &HomePath,
     expected: &weir_proto::relation::Expected,

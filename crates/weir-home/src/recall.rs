@@ -2,27 +2,28 @@
 //!
 //! Always holds: bytes that do not have the checksum of their receipt are never handed to a reader; which file it was, and
 //! where, is said instead.
-use crate::{Expect, Fault, Home, HomePath, HomeReader, Stamp};
+use crate::mover::expect;
+use crate::{Fault, FaultKind, Home, HomePath, HomeReader, Outcome};
 use bytes::{Bytes, BytesMut};
 use weir_client::{Client, Recall};
 use weir_proto::checksum::crc32c_append;
 use weir_proto::recall::Learned;
 use weir_proto::relation::{HomePlace, RECEIPT_BLOCK, Receipt};
-use weir_proto::{Error, Result, Wire};
+use weir_proto::{Error, Result};
 
 /// Bytes read at once, at least.
 const PIECE_BYTES: u64 = 4 << 20;
 
 /// A block of a receipt: these bytes had this checksum when home got them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Block {
+pub struct Block {
     start: u64,
     end: u64,
     sum: u32,
 }
 
 /// The blocks that reach into `from..to`, in order.
-fn blocks(receipts: &[Receipt], from: u64, to: u64) -> Vec<Block> {
+pub fn blocks(receipts: &[Receipt], from: u64, to: u64) -> Vec<Block> {
     let mut found: Vec<Block> = receipts
         .iter()
         .flat_map(|receipt| {
@@ -39,19 +40,19 @@ fn blocks(receipts: &[Receipt], from: u64, to: u64) -> Vec<Block> {
 }
 
 /// Compares bytes that come in order with the blocks they are in.
-struct Check {
+pub struct Check {
     blocks: std::vec::IntoIter<Block>,
     now: Option<(Block, u32)>,
 }
 
 impl Check {
-    fn new(blocks: Vec<Block>) -> Check {
+    pub fn new(blocks: Vec<Block>) -> Check {
         let mut blocks = blocks.into_iter();
         let now = blocks.next().map(|block| (block, 0));
         Check { blocks, now }
     }
     /// The next bytes, from `at` on; an error names the block that is not what it was.
-    fn feed(&mut self, mut at: u64, mut bytes: &[u8]) -> Result<()> {
+    pub fn feed(&mut self, mut at: u64, mut bytes: &[u8]) -> Result<()> {
         while let Some((block, sum)) = &mut self.now {
             let skipped = block.start.saturating_sub(at).min(bytes.len() as u64);
             (at, bytes) = (at + skipped, &bytes[skipped as usize..]);
@@ -97,8 +98,7 @@ pub async fn bring(
 ) -> std::result::Result<Option<Learned>, Failed> {
     let broken = |e: Error| Failed { why: e.to_string(), retry: false, diverged: false };
     let path = HomePath::parse(&place.path).map_err(broken)?;
-    let stamp = Stamp::from_bytes(&place.expect.stamp).map_err(broken)?;
-    let expect = if place.expect.writing { Expect::Ours(stamp) } else { Expect::Unchanged(stamp) };
+    let expect = expect(home, &path, &place.expect).await?;
     let reader = home.open_read(&path, &expect).await?;
     let (from, to) = (recall.work.from, recall.work.to);
     let blocks = blocks(&place.receipts, from, to);
@@ -128,6 +128,16 @@ pub async fn bring(
         }
     }
     Ok((!is_proved).then(|| Learned { relation: place.relation, sums: sums.end() }))
+}
+
+/// How much of `0..size` has a checksum; the blocks are in order.
+pub fn covered(blocks: &[Block], size: u64) -> u64 {
+    let (mut at, mut sum) = (0, 0);
+    for block in blocks {
+        sum += block.end.min(size).saturating_sub(block.start.max(at));
+        at = at.max(block.end);
+    }
+    sum
 }
 
 /// Whether all of `from..to` has a checksum; the blocks are in order.
@@ -169,18 +179,14 @@ impl Sums {
     }
 }
 
-async fn read(
-    reader: &dyn HomeReader,
-    path: &HomePath,
-    at: u64,
-    len: u64,
-) -> std::result::Result<Bytes, Failed> {
+/// All of a range; `Diverged`: the file ends before.
+pub async fn read(reader: &dyn HomeReader, path: &HomePath, at: u64, len: u64) -> Outcome<Bytes> {
     let mut bytes = BytesMut::with_capacity(len as usize);
     while (bytes.len() as u64) < len {
         let parts = reader.read_at(at + bytes.len() as u64, len as usize - bytes.len()).await?;
         if parts.iter().all(Bytes::is_empty) {
-            let why = format!("{path} at home ends before byte {}", at + len);
-            return Err(Failed { why, retry: false, diverged: true });
+            let why = Error::stale(format!("{path} at home ends before byte {}", at + len));
+            return Err(Fault::new(FaultKind::Diverged, path, why));
         }
         parts.iter().for_each(|part| bytes.extend_from_slice(part));
     }
@@ -205,6 +211,8 @@ mod tests {
         assert!(covers(&[block(0, 5), block(5, 9)], 3, 9));
         assert!(!covers(&[block(0, 5), block(6, 9)], 3, 9));
         assert!(!covers(&[], 0, 1));
+        assert_eq!(covered(&[block(0, 5), block(4, 9), block(12, 20)], 15), 12);
+        assert_eq!(covered(&[], 15), 0);
     }
 
     #[test]

@@ -95,7 +95,7 @@ fn fault(doing: &str, path: &HomePath, e: Error) -> Fault {
 }
 
 /// All names and data of home are root's to set.
-fn root() -> Cred {
+pub(crate) fn root() -> Cred {
     Cred { uid: 0, gid: 0, groups: vec![0] }
 }
 

@@ -14,7 +14,8 @@ use weir_env::Instant;
 use weir_proto::meta::*;
 use weir_proto::recall::{Evict, EvictedRanges, Filled, SetPinned};
 use weir_proto::relation::{
-    AckChanges, DropCursor, RelationAdd, RelationDo, RelationResolve, TellListing, WhereAtHome,
+    AckChanges, DropCursor, RelationAdd, RelationDo, RelationResolve, RelationSuspect, TellListing,
+    WhereAtHome,
 };
 use weir_proto::snapshot::{
     LayerCopied, LayersOf, PastAttr, PastGetXattr, PastList, PastListXattr, PastLookup, PastOpen,
@@ -250,7 +251,7 @@ operation!(TakeRoom, Show volume::take_room, (r, reply, g) {
     }
 });
 
-operation!(WhereAtHome, Show |view, r| serve::where_at_home(view, r.ino), (r, reply, g) { let _ = reply; });
+operation!(WhereAtHome, Show serve::where_at_home, (r, reply, g) { let _ = reply; });
 change!(RelationAdd, serve::add, (r, reply, g) { let _ = reply; });
 change!(TellListing, adopt::tell, (r, reply, g) {
     let _ = reply;
@@ -258,6 +259,7 @@ change!(TellListing, adopt::tell, (r, reply, g) {
 });
 change!(RelationDo, serve::change, (r, reply, g) { let _ = reply; });
 change!(RelationResolve, serve::resolve, (r, reply, g) { let _ = reply; });
+change!(RelationSuspect, serve::suspect, (r, reply, g) { let _ = reply; });
 change!(AckChanges, serve::ack, (r, reply, g) { let _ = reply; });
 change!(DropCursor, serve::drop_cursor, (r, reply, g) { let _ = reply; });
 operation!(EvictedRanges, Show evict::list, (r, reply, g) { let _ = reply; });

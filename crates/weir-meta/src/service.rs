@@ -20,8 +20,8 @@ use weir_proto::lock::{CancelLock, ListLocks, ReclaimLocks, SetLock, TestLock};
 use weir_proto::meta::*;
 use weir_proto::recall::{AwaitRecall, Evict, EvictedRanges, Filled, GetEviction, SetPinned};
 use weir_proto::relation::{
-    AckChanges, DropCursor, ReadChanges, RelationAdd, RelationDo, RelationList, RelationResolve, TakeWork,
-    TellListing, WhereAtHome, WorkDone,
+    AckChanges, DropCursor, ReadChanges, RelationAdd, RelationDo, RelationList, RelationResolve,
+    RelationSuspect, TakeWork, TellListing, WhereAtHome, WorkDone,
 };
 use weir_proto::snapshot::{
     LayerCopied, LayersOf, PastAttr, PastGetXattr, PastList, PastListXattr, PastLookup, PastOpen,
@@ -628,6 +628,7 @@ impl Meta {
             TellListing::METHOD => self.operate::<TellListing>(call),
             RelationDo::METHOD => self.operate::<RelationDo>(call),
             RelationResolve::METHOD => self.operate::<RelationResolve>(call),
+            RelationSuspect::METHOD => self.operate::<RelationSuspect>(call),
             AckChanges::METHOD => self.operate::<AckChanges>(call),
             DropCursor::METHOD => self.operate::<DropCursor>(call),
             RelationList::METHOD => Outcome::plain(call.decode().and_then(|r| leader.relation_list(&r))),

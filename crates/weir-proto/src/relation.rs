@@ -321,8 +321,9 @@ wire_union!(
     }
 );
 message!(
-    /// Where a file's bytes are at home, for a recall.
-    WhereAtHome = 169 -> HomePlace { session: SessionId, ino: InodeId }
+    /// Where a file's bytes are at home: for a recall; or, of a relation, where anything of its volume is, to be compared
+    /// (`Invalid`: it is of another volume).
+    WhereAtHome = 169 -> HomePlace { session: SessionId, ino: InodeId, relation: Option<RelationId> }
 );
 message!(HomePlace {
     relation: RelationId,
@@ -333,7 +334,16 @@ message!(HomePlace {
     /// A change of names or attributes may be under way there: what is found may be its result.
     changing: bool,
     receipts: Vec<Receipt>,
+    /// Of a relation that was named: changes are on their way there, home need not be as the volume is.
+    unsettled: bool,
+    /// It is set aside: nothing is shipped until somebody decides.
+    aside: bool,
 });
+message!(
+    /// Home was found not to be as it was left: the file is set aside, so nothing of it is evicted or written over at home until
+    /// somebody decides (`RelationResolve`). The volume's owner and administrators may.
+    RelationSuspect = 195 -> () { op: Op, cred: Cred, relation: RelationId, ino: InodeId, why: String }
+);
 message!(
     /// Proof from home: these bytes are durable there. One checksum (CRC32C) for each `RECEIPT_BLOCK`, counted
     /// from `offset` on, the last one of what is left.

@@ -320,6 +320,9 @@ pub struct MountRole {
     /// Memory for data on its way and cached, in MiB
     #[arg(long)]
     pub memory_mib: Option<u64>,
+    /// Nothing can be changed through this mount
+    #[arg(long)]
+    pub read_only: bool,
     /// Take a mount whose process died off first ("Transport endpoint is not connected")
     #[arg(long)]
     pub recover: bool,

@@ -127,6 +127,8 @@ sections! {
         /// Let other users in (permissions are always checked). FUSE lets root do so, and others where /etc/fuse.conf
         /// says user_allow_other.
         allow_other: Option<bool> = None, shown "whether this user may let others in";
+        /// Nothing can be changed through this mount.
+        read_only: bool = false, shown "false";
     }
 }
 

@@ -34,6 +34,7 @@ mod snapshots;
 mod status;
 mod table;
 mod up;
+mod verify;
 mod volume;
 mod wiring;
 
@@ -108,7 +109,7 @@ fn run(command: cli::Command, environment: &roles::Environment) -> Outcome<ExitC
         Command::File(FileCommand::State(args)) => residence::state(&args),
         Command::Report(args) => report::report(&args),
         Command::Volume(command) => volume::run(&command),
-        Command::Relation(command) => relation::run(&command),
+        Command::Relation(command) => relation::run(&command, environment.s3_keys.clone()),
         Command::Inspect(args) => return inspect::inspect(&args),
         Command::Bench(bench) => return bench::run(bench, environment),
         Command::Demo(args) => return demo::demo(&args, environment),

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use std::io::Write;
 use std::time::Duration;
 use weir_client::{Client, NewRelation};
-use weir_home::{HomeUrl, IdMap};
+use weir_home::{Credentials, HomeUrl, IdMap};
 use weir_proto::relation::{
     Change, HomeIds, IdMapping, RelationInfo, RelationState, RelationVerb, Resolution, What,
 };
@@ -41,6 +41,12 @@ pub enum RelationCommand {
     Remove(One),
     /// Decide about an item that is set aside
     Resolve(Resolve),
+    /// Compare what is at home with what was shipped there; files that differ are set aside
+    ///
+    /// Reads all of it: names, kinds, sizes, times, owners, modes, and each byte, which must have the checksum that it was shipped
+    /// with. Run it on a node that reaches the home. What is on its way is not compared. A file that is found wrong is set
+    /// aside: nothing of it is evicted here until `weir relation resolve` has decided.
+    Verify(crate::verify::Options),
     /// Bring back what is at home only, of many files and directories
     Prefetch(crate::prefetch::Prefetch),
 }
@@ -143,8 +149,9 @@ pub struct Follow {
     pub at: Cluster,
 }
 
-pub fn run(command: &RelationCommand) -> Outcome<()> {
+pub fn run(command: &RelationCommand, keys: Option<Credentials>) -> Outcome<()> {
     let at = match command {
+        RelationCommand::Verify(options) => return crate::verify::run(options, keys),
         RelationCommand::Prefetch(args) => return crate::prefetch::run(args),
         RelationCommand::Add(args) => &args.at,
         RelationCommand::List(args) => &args.at,
@@ -200,7 +207,7 @@ async fn carry_out(client: &Client, command: &RelationCommand, json: bool) -> Ou
             client.resolve(&cred, relation.id, parse_inode(&args.inode)?, how).await.map_err(explain)?;
             println!("{}: tried again", args.inode);
         }
-        RelationCommand::Prefetch(_) => {} // asks mounts, not the leader
+        RelationCommand::Prefetch(_) | RelationCommand::Verify(_) => {} // see run
     }
     Ok(())
 }
@@ -212,7 +219,7 @@ async fn change(client: &Client, args: &One, verb: RelationVerb, said: &str) -> 
     Ok(())
 }
 
-async fn find(client: &Client, name: &str) -> Outcome<RelationInfo> {
+pub async fn find(client: &Client, name: &str) -> Outcome<RelationInfo> {
     let all = client.relations(None).await?;
     all.into_iter().find(|r| r.id.to_string() == name).ok_or_else(|| {
         let error = Error::not_found(format!("there is no relation {name:?}"));

@@ -566,6 +566,7 @@ pub fn mount(args: &MountRole, environment: &Environment) -> Outcome<()> {
     }
     // What the budget allows may also lie idle for reuse: fresh memory is slow to touch.
     let buffers = usize::try_from(config.mount.memory_mib * MIB).unwrap_or(usize::MAX);
+    config.mount.read_only |= args.read_only;
     let recover = args.recover;
     run(&args.role, config, environment, buffers, move |node| run_mount(node, recover))
 }
@@ -595,6 +596,7 @@ async fn run_mount(node: Node, recover: bool) -> Outcome<()> {
         path: path.clone(),
         kernel_threads: mount.kernel_threads,
         allow_other: mount.allow_other,
+        read_only: mount.read_only,
         buffers: node.env.buffers.clone(),
         own_attributes: own_attributes(cluster),
     };

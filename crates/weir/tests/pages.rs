@@ -10,6 +10,7 @@
 )]
 mod common;
 
+use common::s3::S3;
 use common::{can_mount, text};
 use std::collections::BTreeSet;
 use std::fs;
@@ -98,7 +99,10 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.bash("if [ -d w ]; then weir down --dir w; fi");
+        self.bash(
+            "for dir in */; do if mountpoint -q $dir; then weir unmount $dir; fi; done || true
+            for cluster in */cluster.toml; do weir down --dir ${cluster%/*}; done",
+        );
     }
 }
 
@@ -106,10 +110,21 @@ fn run(name: &str) {
     if !can_mount() {
         return;
     }
+    // A page that speaks of S3 is given a service.
+    let s3 = match name {
+        "bursts-to-s3.md" => match S3::start() {
+            Some(s3) => Some(s3),
+            None => return,
+        },
+        _ => None,
+    };
+    let service = s3.as_ref().map_or_else(String::new, |s3| {
+        format!("export S3={} KEYS={} BUCKET={}\n", s3.endpoint, s3.keys.display(), s3.path("").display())
+    });
     let page = fs::read_to_string(pages_dir().join(name)).unwrap();
     let place = Place(tempfile::Builder::new().prefix("weir-page-").tempdir().unwrap());
     for step in steps(&page) {
-        let output = place.bash(&step.command);
+        let output = place.bash(&format!("{service}{}", step.command));
         let (out, err) = (text(&output.stdout), text(&output.stderr));
         let told = format!("{name}:{}: {}\n--- printed\n{out}--- errors\n{err}", step.line, step.command);
         assert!(output.status.success(), "{} of {told}", output.status);
@@ -132,6 +147,9 @@ macro_rules! pages {
 pages! {
     the_page_of_a_beamline_is_so: "beamline.md",
     the_page_of_home_directories_is_so: "home-directories.md",
+    the_page_of_a_migration_is_so: "migration.md",
+    the_page_of_a_copy_elsewhere_is_so: "copy-elsewhere.md",
+    the_page_of_bursts_is_so: "bursts-to-s3.md",
 }
 
 #[test]

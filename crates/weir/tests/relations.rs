@@ -239,3 +239,87 @@ fn what_changes_after_a_snapshot_goes_home_as_it_is() {
     assert!(fs::read(&path).unwrap() == written, "what came back is not what was written");
     bench.assert_same();
 }
+
+/// Whatever somebody does at home is found, named, keeps the file from being evicted, and is mended from here.
+#[test]
+fn a_home_is_verified_and_what_is_wrong_there_is_mended() {
+    if !can_mount() {
+        return;
+    }
+    let bench = Bench::start();
+    bench.relate();
+    fs::create_dir(bench.data.join("d")).unwrap();
+    for name in ["d/good", "d/flipped", "d/gone", "d/longer", "evicted"] {
+        fs::write(bench.data.join(name), pattern(name.len() as u64, 5 << 20)).unwrap();
+    }
+    std::os::unix::fs::symlink("good", bench.data.join("d/link")).unwrap();
+    bench.wait_state("synced");
+    bench.assert_same();
+    let verify = |args: &[&str]| {
+        let output = bench.try_tell(&[&["relation", "verify", "r1", "--json"], args].concat());
+        let value: Value =
+            serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", text(&output.stderr)));
+        (output.status.code(), value)
+    };
+    let (code, value) = verify(&[]);
+    assert_eq!(
+        (code, &value["wrong"], &value["under_way"]),
+        (Some(0), &Value::Array(vec![]), &0.into()),
+        "{value:#}"
+    );
+    assert_eq!((&value["files"], &value["directories"], &value["others"]), (&5.into(), &1.into(), &1.into()));
+    assert_eq!((&value["bytes"], &value["unproved_bytes"]), (&(25 << 20).into(), &0.into()));
+
+    bench.evict(&bench.data.join("evicted"));
+    let flip = |name: &str| {
+        // As a disk would: the times stay.
+        let path = bench.home.join(name);
+        let (file, before) =
+            (fs::File::options().write(true).open(&path).unwrap(), fs::metadata(&path).unwrap());
+        file.write_all_at(b"!", 4_500_000).unwrap();
+        file.set_modified(before.modified().unwrap()).unwrap();
+    };
+    flip("d/flipped");
+    flip("evicted");
+    fs::remove_file(bench.home.join("d/gone")).unwrap();
+    fs::OpenOptions::new()
+        .append(true)
+        .open(bench.home.join("d/longer"))
+        .unwrap()
+        .write_all(b"more")
+        .unwrap();
+    fs::write(bench.home.join("d/strange"), b"?").unwrap();
+    let (code, value) = verify(&["--names-only"]);
+    let named = |value: &Value| -> Vec<String> {
+        let wrong = value["wrong"].as_array().unwrap().iter();
+        let mut paths: Vec<_> = wrong.map(|w| w["path"].as_str().unwrap().to_owned()).collect();
+        paths.sort();
+        paths
+    };
+    assert_ne!(code, Some(0));
+    assert_eq!(named(&value), ["d/gone", "d/longer", "d/strange"], "{value:#}");
+    assert_eq!(value["set_aside"], 2);
+    let (_, value) = verify(&[]);
+    assert_eq!(named(&value), ["d/flipped", "d/gone", "d/longer", "d/strange", "evicted"], "{value:#}");
+
+    // Nothing of what is in doubt goes.
+    let kept = weir(&["file", "evict", bench.data.join("d/flipped").to_str().unwrap()]);
+    assert!(!kept.status.success() && text(&kept.stderr).contains("set aside"), "{}", text(&kept.stderr));
+    let relation = bench.relation();
+    let aside = relation["aside"].as_array().unwrap();
+    assert_eq!(aside.len(), 4, "{relation:#}");
+    for item in aside {
+        bench.tell(&["relation", "resolve", "r1", item["inode"].as_str().unwrap(), "--keep", "volume"]);
+    }
+    bench.wait_state("synced");
+    fs::remove_file(bench.home.join("d/strange")).unwrap();
+    // What is at home only is not made right by a decision: it is still not what was shipped.
+    assert!(fs::read(bench.data.join("evicted")).is_err());
+    let (_, value) = verify(&["--look-only"]);
+    assert_eq!((named(&value), &value["set_aside"]), (vec!["evicted".to_owned()], &0.into()), "{value:#}");
+    fs::remove_file(bench.data.join("evicted")).unwrap();
+    fs::remove_file(bench.data.join("d/good")).unwrap(); // and the directory's time is the volume's again
+    bench.wait_state("synced");
+    bench.assert_same();
+    assert_eq!(verify(&[]).0, Some(0));
+}

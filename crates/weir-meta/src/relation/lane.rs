@@ -12,6 +12,7 @@ use super::tree::{self, Effect, Step};
 use super::{pieces, store, taken};
 use crate::keys;
 use crate::namespace::find_inode;
+use crate::record::ChangeRecord;
 use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
 use weir_env::Instant;
@@ -143,11 +144,25 @@ fn moves_a_directory(step: &Step) -> bool {
 }
 /// Whether a mover may be changing, or may have changed without telling, what is at the place of one of these inodes.
 pub fn may_change(read: &dyn Read, relation: RelationId, inodes: &BTreeSet<InodeId>) -> Result<bool> {
+    is_concerned(read, relation, inodes, WINDOW, |change| change.tried)
+}
+/// Whether home is still to get a change of one of these.
+pub fn is_queued(read: &dyn Read, relation: RelationId, inodes: &BTreeSet<InodeId>) -> Result<bool> {
+    is_concerned(read, relation, inodes, usize::MAX, |_| true)
+}
+fn is_concerned(
+    read: &dyn Read,
+    relation: RelationId,
+    inodes: &BTreeSet<InodeId>,
+    limit: usize,
+    counts: impl Fn(&ChangeRecord) -> bool,
+) -> Result<bool> {
     let (start, end) = keys::range_of_short(b'O', relation.0);
-    let concerned = store::collect(read, &start, &end, WINDOW, |key, value| {
+    let concerned = store::collect(read, &start, &end, limit, |key, value| {
         let change = tree::load_change(value, store::number_of(key)?)?;
         let (changes, _) = touches(&change.what);
-        Ok(change.tried && changes.iter().any(|t| matches!(t, Touch::Inode(ino) if inodes.contains(ino))))
+        let touched = changes.iter().any(|t| matches!(t, Touch::Inode(ino) if inodes.contains(ino)));
+        Ok(touched && counts(&change))
     })?;
     Ok(concerned.contains(&true))
 }

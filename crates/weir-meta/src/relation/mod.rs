@@ -214,6 +214,11 @@ pub fn at_home(
     if tree::find_twin(read, *id, ino)?.is_none() {
         return refuse("home does not have it yet".to_owned());
     }
+    if read.get(&keys::aside(*id, ino))?.is_some() {
+        return refuse(
+            "it is set aside, because home is not as it was left: `weir relation show`".to_owned(),
+        );
+    }
     if store::is_unfinished(read, *id, ino)? {
         return refuse("home has parts of it, which can be read when it is complete there".to_owned());
     }

@@ -26,6 +26,8 @@ const CURSOR_NAME_MAX: usize = 64;
 const COUNTED_MAX: usize = 200_000;
 /// Items set aside that a report names.
 const ASIDE_SHOWN: usize = 100;
+/// Words that say why something is set aside, in bytes.
+const WHY_MAX: usize = 4096;
 /// Longest wait of a mover or a follower.
 const WAIT_MAX: Duration = Duration::from_secs(20);
 
@@ -166,14 +168,32 @@ pub fn resolve(cx: &mut Cx<'_>, r: &RelationResolve) -> Result<()> {
     if r.how == Resolution::Retry {
         return Ok(());
     }
-    // Whatever is there under this name is taken for ours, and all of it is written anew.
+    // Whatever is there under this name is taken for ours, and all of it that is here is written anew. What is evicted is
+    // there only: what comes back of it must still be what was shipped.
     if let Some(twin) = tree::find_twin(&*cx.txn, r.relation, r.ino)? {
         let twin = Twin { stamp: Bytes::new(), ..twin };
         cx.txn.put(&keys::twin(r.relation, r.ino), &twin.to_value());
-        store::trim_receipts(cx.txn, r.relation, r.ino, 0)?;
+        let evicted = store::evicted_of(&*cx.txn, r.ino)?;
+        for (from, to) in store::outside(&evicted, u64::MAX) {
+            store::cut_receipts(cx.txn, r.relation, r.ino, from, to)?;
+        }
         let number = log::last_number(&*cx.txn, record.volume)?;
-        tree::ship_whole(cx.txn, r.relation, number, cx.rules.now, r.ino)?;
+        tree::ship_whole(cx.txn, r.relation, number, cx.rules.now, r.ino, &evicted)?;
     }
+    Ok(())
+}
+
+pub fn suspect(cx: &mut Cx<'_>, r: &RelationSuspect) -> Result<()> {
+    let record = store::load_relation(&*cx.txn, r.relation)?;
+    volume::load_as_admin(&*cx.txn, &r.cred, record.volume)?;
+    if r.why.is_empty() || r.why.len() > WHY_MAX {
+        return Err(Error::invalid(format!("why inode {} is suspect: 1 to {WHY_MAX} bytes", r.ino)));
+    }
+    if tree::find_twin(&*cx.txn, r.relation, r.ino)?.is_none() {
+        return Err(Error::not_found(format!("inode {} is not at home of {}", r.ino, r.relation)));
+    }
+    let record = AsideRecord { diverged: true, why: r.why.clone(), at: cx.rules.now };
+    cx.txn.put(&keys::aside(r.relation, r.ino), &record.to_value());
     Ok(())
 }
 
@@ -211,10 +231,21 @@ pub fn drop_cursor(cx: &mut Cx<'_>, r: &DropCursor) -> Result<()> {
     Ok(())
 }
 
-pub fn where_at_home(view: &mut View<'_>, ino: InodeId) -> Result<HomePlace> {
-    // What was evicted was so because a relation allows it: that one is asked first.
-    let mut relations = store::relations(view.read)?;
-    relations.sort_by_key(|(_, record)| !record.evict);
+pub fn where_at_home(view: &mut View<'_>, r: &WhereAtHome) -> Result<HomePlace> {
+    let ino = r.ino;
+    let relations = match r.relation {
+        Some(id) => {
+            let record = store::load_relation(view.read, id)?;
+            require_of(view.read, record.volume, ino)?;
+            vec![(id, record)]
+        }
+        None => {
+            // What was evicted was so because a relation allows it: that one is asked first.
+            let mut all = store::relations(view.read)?;
+            all.sort_by_key(|(_, record)| !record.evict);
+            all
+        }
+    };
     for (id, record) in relations {
         let Some(path) = tree::path(view.read, id, ino)? else { continue };
         let Some(twin) = tree::find_twin(view.read, id, ino)? else { continue };
@@ -224,10 +255,40 @@ pub fn where_at_home(view: &mut View<'_>, ino: InodeId) -> Result<HomePlace> {
         let (path, expect) = (Bytes::from(path), tree::expected(&twin));
         let way = tree::way(view.read, id, ino, &twin)?;
         let changing = lane::may_change(view.read, id, &way)?;
+        let (mut unsettled, mut aside) = (false, false);
+        if r.relation.is_some() {
+            unsettled = is_unsettled(view.read, id, &record, ino, &twin)?;
+            aside = view.read.get(&keys::aside(id, ino))?.is_some();
+        }
         let (url, ids) = (record.url, record.ids);
-        return Ok(HomePlace { relation: id, url, ids, path, expect, changing, receipts });
+        return Ok(HomePlace { relation: id, url, ids, path, expect, changing, receipts, unsettled, aside });
     }
     Err(Error::not_found(format!("inode {ino} is not at any home")))
+}
+
+fn require_of(read: &dyn weir_kv::Read, volume: VolumeId, ino: InodeId) -> Result<()> {
+    let dir = find_inode(read, ino)?.map_or(ino, |inode| inode.parent);
+    match volume::volume_of(read, dir)? == volume {
+        true => Ok(()),
+        false => Err(Error::invalid(format!("inode {ino} is of another volume"))),
+    }
+}
+
+/// Whether home need not be as the volume is just now.
+fn is_unsettled(
+    read: &dyn weir_kv::Read,
+    id: RelationId,
+    record: &RelationRecord,
+    ino: InodeId,
+    twin: &Twin,
+) -> Result<bool> {
+    let to_come = log::last_number(read, record.volume)? > record.taken
+        || lane::is_queued(read, id, &tree::way(read, id, ino, twin)?)?
+        || !store::pending_of(read, id, ino)?.is_empty()
+        || store::pending_finish(read, id, ino)?.is_some();
+    let is_file = twin.kind == FileKind::Regular;
+    let open = is_file && (twin.complete.is_none() || twin.writing || store::is_unfinished(read, id, ino)?);
+    Ok(to_come || open)
 }
 
 // ---- state, lag and backlog

@@ -189,6 +189,18 @@ pub fn evicted_of(read: &dyn Read, ino: InodeId) -> Result<Vec<(u64, u64)>> {
     Ok(evict::ranges(read, ino, 0, usize::MAX)?.iter().map(|found| (found.from, found.range.to)).collect())
 }
 
+/// What of `0..end` is in none of these ranges, which are in order.
+pub fn outside(ranges: &[(u64, u64)], end: u64) -> Vec<(u64, u64)> {
+    let (mut at, mut gaps) = (0, Vec::new());
+    for (from, to) in ranges.iter().copied().chain([(end, end)]) {
+        if at < from.min(end) {
+            gaps.push((at, from.min(end)));
+        }
+        at = at.max(to);
+    }
+    gaps
+}
+
 // ---- receipts
 
 pub fn receipts_of(read: &dyn Read, relation: RelationId, ino: InodeId) -> Result<Vec<(u64, ReceiptRecord)>> {

@@ -123,14 +123,7 @@ pub fn unproved(read: &dyn Read, relation: RelationId, ino: InodeId, size: u64) 
     let evicted = store::evicted_of(read, ino)?;
     let mut covered: Vec<(u64, u64)> = receipts.chain(pending).chain(evicted).collect();
     covered.sort_unstable();
-    let (mut at, mut gaps) = (0, Vec::new());
-    for (from, to) in covered.into_iter().chain([(size, size)]) {
-        if at < from.min(size) {
-            gaps.push((at, from.min(size)));
-        }
-        at = at.max(to);
-    }
-    Ok(gaps)
+    Ok(store::outside(&covered, size))
 }
 
 /// Looks at some of what was there before the relation; whether there is more to look at.
@@ -185,7 +178,7 @@ fn see(
     let number = log::append(txn, record.volume, now, what)?;
     let has_more = kind == FileKind::Directory || find_inode(txn, ino)?.is_some_and(|i| i.nlink > 0);
     if !known && has_more {
-        tree::ship_whole(txn, relation, number, now, ino)?;
+        tree::ship_whole(txn, relation, number, now, ino, &[])?;
     }
     Ok(())
 }

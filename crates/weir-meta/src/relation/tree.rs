@@ -487,7 +487,7 @@ pub fn apply(
             };
             add_place(txn, relation, *ino, twin, place);
             if *whole {
-                ship_whole(txn, relation, number, now, *ino)?;
+                ship_whole(txn, relation, number, now, *ino, &[])?;
             }
         }
         Effect::Link { ino, place } => {
@@ -569,13 +569,14 @@ fn drop_place(
     store::drop_pending(txn, relation, ino)
 }
 
-/// All that a file has, or all that is in a directory, is to be shipped.
+/// All that a file has but some ranges, or all that is in a directory, is to be shipped.
 pub fn ship_whole(
     txn: &mut dyn Txn,
     relation: RelationId,
     number: u64,
     now: Time,
     ino: InodeId,
+    but: &[(u64, u64)],
 ) -> Result<()> {
     let Some(inode) = find_inode(txn, ino)? else {
         txn.put(&keys::unseen(relation, ino), &0u64.to_le_bytes());
@@ -585,8 +586,8 @@ pub fn ship_whole(
         return Ok(());
     }
     let pending = |len| Pending { len, since: now, oldest: number, newest: number };
-    if inode.size > 0 {
-        store::add_pending(txn, relation, ino, 0, pending(inode.size), &Apart::NOTHING)?;
+    for (from, to) in store::outside(but, inode.size) {
+        store::add_pending(txn, relation, ino, from, pending(to - from), &Apart::NOTHING)?;
     }
     if inode.dirty {
         return store::note_growing(txn, relation, ino).map(drop);

@@ -24,7 +24,7 @@ macro_rules! for_every_message {
                 TakeRoom, Room, ReclaimRoom, HeldRoom,
                 ScanInodes, Scanned, DirectoryFacts, FileFacts}
             relation::{Change, ReadChanges, Changes, NamedChange, AckChanges, DropCursor, RelationAdd, RelationList,
-                Relations, RelationDo, RelationInfo, Aside, RelationResolve, TakeWork, WorkTaken, RelationWork,
+                Relations, RelationDo, RelationInfo, Aside, RelationResolve, RelationSuspect, TakeWork, WorkTaken, RelationWork,
                 Expected, HomeAttrs, NameWork, ExtentWork, Finish, WorkDone, NameDone, ExtentDone, WhereAtHome,
                 HomePlace, Receipt, HomeIds, IdMapping, ListWork, TellListing, HomeEntry, ListDone}
             recall::{ByteRange, Evict, Evicted, EvictedRanges, EvictedList, AwaitRecall, RecallWaited, WantRecall, TakeRecalls,

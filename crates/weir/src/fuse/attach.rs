@@ -32,6 +32,8 @@ pub struct Options {
     pub kernel_threads: usize,
     /// `None`: if this user may.
     pub allow_other: Option<bool>,
+    /// The kernel lets nothing through that changes something.
+    pub read_only: bool,
     pub buffers: BufferPool,
     pub own_attributes: OwnAttributes,
 }
@@ -108,6 +110,9 @@ pub fn attach(client: &Client, notices: &Notices, options: Options) -> Outcome<A
         MountOption::DefaultPermissions,
         MountOption::CUSTOM(format!("max_read={READ_BYTES_MAX}")),
     ];
+    if options.read_only {
+        config.mount_options.push(MountOption::RO);
+    }
     if options.allow_other.unwrap_or_else(may_allow_other) {
         config.acl = SessionACL::All;
     } else {

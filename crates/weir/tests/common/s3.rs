@@ -13,6 +13,9 @@ pub struct S3 {
     server: Child,
     root: tempfile::TempDir,
     pub url: String,
+    pub endpoint: String,
+    /// A credentials file with the profile `mine`.
+    pub keys: PathBuf,
 }
 
 impl S3 {
@@ -35,11 +38,11 @@ impl S3 {
             let patience = Instant::now() + Duration::from_secs(60);
             while Instant::now() < patience && server.try_wait().unwrap().is_none() {
                 if TcpStream::connect(&at).is_ok() {
-                    let keys = keys.display();
-                    let url = format!(
-                        "s3://bucket/some/place?endpoint=http://{at}&path-style=yes&credentials={keys}&profile=mine"
-                    );
-                    return Some(S3 { server, root, url });
+                    let endpoint = format!("http://{at}");
+                    let place = "s3://bucket/some/place";
+                    let (at, profile) = (format!("endpoint={endpoint}&path-style=yes"), "profile=mine");
+                    let url = format!("{place}?{at}&credentials={}&{profile}", keys.display());
+                    return Some(S3 { server, root, url, endpoint, keys });
                 }
                 std::thread::sleep(Duration::from_millis(20));
             }

@@ -1,0 +1,371 @@
+//! Compares a home with what was shipped there: names, kinds, attributes, and each byte with the receipt that home once gave.
+//!
+//! Always holds: nothing at home is changed; what is on its way is not called wrong. A difference counts only if the leader
+//! says, after it was seen, that home is to be as the volume is. Memory is the names of one directory and what was found wrong.
+//!
+//! Refuses to know: what is done about it.
+use crate::mover::expect;
+use crate::recall::{Check, blocks, covered, read};
+use crate::{Fault, Found, Home, HomePath, Outcome};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{Semaphore, mpsc};
+use weir_client::Client;
+use weir_env::Env;
+use weir_proto::meta::{Attr, FileKind};
+use weir_proto::relation::{HomePlace, RelationId};
+use weir_proto::{Error, ErrorKind, InodeId, Result};
+
+/// Things that are compared side by side.
+const AT_ONCE: usize = 16;
+/// Entries of a page of a directory.
+const PAGE: u32 = 1024;
+/// Bytes read at once.
+const PIECE_BYTES: u64 = 4 << 20;
+/// What differs and may be on its way is looked at again after this, so many times.
+const AGAIN: Duration = Duration::from_millis(200);
+const TRIES: u32 = 25;
+/// Doubtful names, and things found wrong, that are remembered; the rest is counted.
+const KEPT_MAX: usize = 10_000;
+
+/// Something at home that is not as it is to be.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Wrong {
+    /// None: the volume has nothing of this name.
+    pub ino: Option<InodeId>,
+    pub is_file: bool,
+    pub path: HomePath,
+    pub why: String,
+}
+
+/// What was compared.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Verified {
+    pub files: u64,
+    pub directories: u64,
+    /// Symbolic links, pipes, sockets, devices.
+    pub others: u64,
+    /// Read at home and found to be what was shipped.
+    pub bytes: u64,
+    /// At home, without a receipt: it was there before the volume was, and nobody has read it since.
+    pub unproved_bytes: u64,
+    /// Changes of them were on their way all the while.
+    pub under_way: u64,
+    pub wrong: Vec<Wrong>,
+    /// Found wrong beyond those that are named.
+    pub more_wrong: u64,
+}
+
+/// One comparison of a relation's home with its volume.
+pub struct Verify {
+    pub env: Env,
+    pub client: Client,
+    pub home: Arc<dyn Home>,
+    pub relation: RelationId,
+    /// The volume's topmost directory.
+    pub root: InodeId,
+    /// Also each byte; else names, kinds, sizes and times.
+    pub data: bool,
+}
+
+/// What came of comparing one thing.
+enum Seen {
+    Same {
+        kind: FileKind,
+        bytes: u64,
+        unproved: u64,
+    },
+    UnderWay,
+    /// Home does not know it: perhaps not yet.
+    Unknown(Thing),
+    Wrong(Wrong),
+    /// It is gone, or another volume's.
+    Nothing,
+}
+
+#[derive(Clone)]
+struct Thing {
+    ino: InodeId,
+    kind: FileKind,
+    path: HomePath,
+}
+
+impl Verified {
+    fn note(&mut self, seen: Seen, doubtful: &mut Doubtful) {
+        match seen {
+            Seen::Same { kind, bytes, unproved } => {
+                match kind {
+                    FileKind::Regular => self.files += 1,
+                    FileKind::Directory => self.directories += 1,
+                    _ => self.others += 1,
+                }
+                self.bytes += bytes;
+                self.unproved_bytes += unproved;
+            }
+            Seen::UnderWay => self.under_way += 1,
+            Seen::Unknown(thing) if doubtful.unknown.len() < KEPT_MAX => doubtful.unknown.push(thing),
+            Seen::Unknown(_) => self.under_way += 1,
+            Seen::Wrong(wrong) if self.wrong.len() < KEPT_MAX => self.wrong.push(wrong),
+            Seen::Wrong(_) => self.more_wrong += 1,
+            Seen::Nothing => {}
+        }
+    }
+}
+
+/// What is decided at the end, when the changes that were on their way are through.
+#[derive(Default)]
+struct Doubtful {
+    /// Here and not at home.
+    unknown: Vec<Thing>,
+    /// At home and not here.
+    strange: Vec<HomePath>,
+}
+
+impl Verify {
+    /// `tell` is called now and then. An error: home or the leader cannot be asked.
+    pub async fn run(self, mut tell: impl FnMut(&Verified)) -> Result<Verified> {
+        let me = Arc::new(self);
+        let (mut verified, mut doubtful) = (Verified::default(), Doubtful::default());
+        let permits = Arc::new(Semaphore::new(AT_ONCE));
+        let (done, mut seen) = mpsc::unbounded_channel::<Outcome<Seen>>();
+        let mut todo = vec![(me.root, HomePath::root())];
+        while let Some((dir, path)) = todo.pop() {
+            let (mut after, mut names) = (0, BTreeSet::new());
+            loop {
+                let page = match me.client.readdir(dir, after, PAGE, false).await {
+                    Err(e) if matches!(e.kind, ErrorKind::Stale | ErrorKind::NotFound) => break, // removed meanwhile
+                    page => page?,
+                };
+                for listed in page.entries {
+                    after = listed.cookie;
+                    names.insert(listed.name.clone());
+                    let Ok(path) = path.join(&listed.name) else { continue }; // kept for home's own marks: not shipped
+                    let thing = Thing { ino: listed.ino, kind: listed.kind, path };
+                    if thing.kind == FileKind::Directory {
+                        todo.push((thing.ino, thing.path.clone()));
+                    }
+                    let permit = permits.clone().acquire_owned().await.expect("never closed");
+                    let (me, done) = (me.clone(), done.clone());
+                    me.env.clone().tasks.spawn("compare", async move {
+                        let _ = done.send(me.compare(thing).await); // nobody listens after an error
+                        drop(permit);
+                    });
+                }
+                while let Ok(seen) = seen.try_recv() {
+                    verified.note(seen?, &mut doubtful);
+                    tell(&verified);
+                }
+                if page.end {
+                    break;
+                }
+            }
+            me.look_for_strangers(dir, &path, &names, &mut doubtful).await?;
+        }
+        drop(done);
+        while let Some(seen) = seen.recv().await {
+            verified.note(seen?, &mut doubtful);
+            tell(&verified);
+        }
+        me.decide(doubtful, &mut verified).await?;
+        Ok(verified)
+    }
+
+    /// Names in a directory at home that the volume does not have.
+    async fn look_for_strangers(
+        &self,
+        dir: InodeId,
+        path: &HomePath,
+        names: &BTreeSet<bytes::Bytes>,
+        doubtful: &mut Doubtful,
+    ) -> Result<()> {
+        let place = match self.place(dir).await {
+            Err(e) if is_absent(&e) => return Ok(()),
+            place => place?,
+        };
+        if HomePath::parse(&place.path)? != *path {
+            return Ok(()); // it has another name there, for now
+        }
+        let mut lister = match self.home.read_dir(path).await {
+            Err(Fault::Diverged(_) | Fault::Broken(_)) => return Ok(()), // compared as an entry of the one above
+            lister => lister?,
+        };
+        loop {
+            let page = lister.next(PAGE as usize).await?;
+            for entry in page.entries.iter().filter(|entry| !names.contains(&entry.name)) {
+                if doubtful.strange.len() < KEPT_MAX {
+                    doubtful.strange.push(path.join(&entry.name)?);
+                }
+            }
+            if page.end {
+                return Ok(());
+            }
+        }
+    }
+
+    async fn place(&self, ino: InodeId) -> Result<HomePlace> {
+        self.client.where_at_home(ino, Some(self.relation)).await
+    }
+
+    /// Compares one thing, again while it may change.
+    async fn compare(&self, thing: Thing) -> Outcome<Seen> {
+        let (mut before, mut tries) = (None, 0);
+        loop {
+            let place = match self.place(thing.ino).await {
+                Ok(place) => place,
+                Err(e) if e.kind == ErrorKind::NotFound => return Ok(Seen::Unknown(thing)),
+                Err(e) if matches!(e.kind, ErrorKind::Stale | ErrorKind::Invalid) => {
+                    return Ok(Seen::Nothing);
+                }
+                Err(e) => return Err(Fault::Unreachable(e)),
+            };
+            let why = match self.difference(&thing, &place).await {
+                Ok((bytes, unproved)) => return Ok(Seen::Same { kind: thing.kind, bytes, unproved }),
+                Err(Fault::Diverged(_) | Fault::Broken(_)) if is_gone(&self.client, thing.ino).await => {
+                    return Ok(Seen::Nothing);
+                }
+                Err(Fault::Diverged(divergence)) => divergence.error.context,
+                Err(Fault::Broken(e)) => e.context,
+                Err(other) => return Err(other),
+            };
+            // Seen twice alike with nothing on its way, or nothing to come until somebody decides: so it is.
+            let stays = !place.unsettled && !place.changing && before.as_ref() == Some(&place);
+            if stays || place.aside {
+                let (ino, is_file) = (Some(thing.ino), thing.kind == FileKind::Regular);
+                return Ok(Seen::Wrong(Wrong { ino, is_file, path: thing.path, why }));
+            }
+            tries += 1;
+            if tries > TRIES {
+                return Ok(Seen::UnderWay);
+            }
+            before = Some(place);
+            self.env.clock.sleep(AGAIN).await;
+        }
+    }
+
+    /// Bytes that were read and are as shipped, and bytes that no receipt proves; `Diverged` or `Broken`: how it differs.
+    async fn difference(&self, thing: &Thing, place: &HomePlace) -> Outcome<(u64, u64)> {
+        let path = HomePath::parse(&place.path).map_err(Fault::Broken)?;
+        let found = self.home.stat(&path).await?;
+        let found = found.ok_or_else(|| Fault::diverged(&path, None, None))?;
+        let expect = expect(&*self.home, &path, &place.expect).await?;
+        if !expect.admits(&found.stamp) {
+            return Err(Fault::diverged(&path, Some(expect.stamp()), Some(&found.stamp)));
+        }
+        let attr = self.client.getattr(thing.ino).await.map_err(as_fault)?.attr;
+        if let Some(how) = self.differs(&attr, &found) {
+            return Err(Fault::Broken(Error::damaged(format!("{path} at home {how}"))));
+        }
+        if attr.kind != FileKind::Regular || !self.data || found.stamp.size == 0 {
+            return Ok((0, 0));
+        }
+        let size = found.stamp.size;
+        let blocks = blocks(&place.receipts, 0, size);
+        let unproved = size - covered(&blocks, size);
+        let (mut check, mut at) = (Check::new(blocks), 0);
+        let reader = self.home.open_read(&path, &expect).await?;
+        while at < size {
+            let len = PIECE_BYTES.min(size - at);
+            let bytes = read(&*reader, &path, at, len).await?;
+            check
+                .feed(at, &bytes)
+                .map_err(|e| Fault::Broken(e.doing(format_args!("read {path} at home"))))?;
+            at += len;
+        }
+        Ok((size - unproved, unproved))
+    }
+
+    fn differs(&self, attr: &Attr, found: &Found) -> Option<String> {
+        if attr.kind != found.stamp.kind {
+            return Some(format!("is {}", found.stamp));
+        }
+        if attr.kind == FileKind::Regular && attr.size != found.stamp.size {
+            return Some(format!("has {} bytes, the file {}", found.stamp.size, attr.size));
+        }
+        let (owners, there) = (self.home.traits().owners, &found.attrs);
+        if owners && (attr.uid, attr.gid) != (there.uid, there.gid) {
+            return Some(format!(
+                "belongs to {}:{}, the file to {}:{}",
+                there.uid, there.gid, attr.uid, attr.gid
+            ));
+        }
+        if attr.kind != FileKind::Symlink && attr.mode != there.mode {
+            return Some(format!("has the mode {:o}, the file {:o}", there.mode, attr.mode));
+        }
+        None
+    }
+
+    /// Waits for the changes that were on their way, then looks again at what was only on one side.
+    async fn decide(&self, doubtful: Doubtful, verified: &mut Verified) -> Result<()> {
+        if doubtful.unknown.is_empty() && doubtful.strange.is_empty() {
+            return Ok(());
+        }
+        let quiet = self.wait_until_quiet().await?;
+        for thing in doubtful.unknown {
+            let Thing { ino, kind, path } = thing.clone();
+            match self.compare(thing).await? {
+                Seen::Unknown(_) if is_gone(&self.client, ino).await => {}
+                Seen::Unknown(_) if quiet => {
+                    let why = format!("{path} is not at home, and nothing of it is on its way there");
+                    let wrong = Wrong { ino: Some(ino), is_file: kind == FileKind::Regular, path, why };
+                    verified.note(Seen::Wrong(wrong), &mut Doubtful::default());
+                }
+                Seen::Unknown(_) => verified.under_way += 1,
+                seen => verified.note(seen, &mut Doubtful::default()),
+            }
+        }
+        for path in doubtful.strange {
+            let Some(found) = self.home.stat(&path).await? else { continue };
+            if self.is_here(&path).await? {
+                continue;
+            }
+            if !quiet {
+                verified.under_way += 1;
+                continue;
+            }
+            let why = format!("{path} at home is {}: the volume has nothing of this name", found.stamp);
+            let wrong = Wrong { ino: None, is_file: false, path, why };
+            verified.note(Seen::Wrong(wrong), &mut Doubtful::default());
+        }
+        Ok(())
+    }
+
+    /// Whether no change of names is on its way any more.
+    async fn wait_until_quiet(&self) -> Result<bool> {
+        for _ in 0..TRIES {
+            let all = self.client.relations(None).await?;
+            let of = all.into_iter().find(|info| info.id == self.relation);
+            let of = of.ok_or_else(|| Error::not_found(format!("relation {} was removed", self.relation)))?;
+            if of.backlog_names == 0 && of.unseen_directories == 0 {
+                return Ok(true);
+            }
+            self.env.clock.sleep(AGAIN).await;
+        }
+        Ok(false)
+    }
+
+    async fn is_here(&self, path: &HomePath) -> Result<bool> {
+        let mut at = self.root;
+        for name in path.names() {
+            match self.client.lookup(&crate::weir::root(), at, name).await {
+                Ok(Some(stat)) => at = stat.attr.ino,
+                Ok(None) => return Ok(false),
+                Err(e) if is_absent(&e) || matches!(e.kind, ErrorKind::Name(_)) => return Ok(false),
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(true)
+    }
+}
+
+fn is_absent(e: &Error) -> bool {
+    matches!(e.kind, ErrorKind::NotFound | ErrorKind::Stale | ErrorKind::Invalid)
+}
+
+async fn is_gone(client: &Client, ino: InodeId) -> bool {
+    client.getattr(ino).await.is_err_and(|e| is_absent(&e))
+}
+
+fn as_fault(e: Error) -> Fault {
+    if is_absent(&e) { Fault::Broken(e) } else { Fault::Unreachable(e) }
+}

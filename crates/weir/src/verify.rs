@@ -1,0 +1,162 @@
+//! `weir relation verify`: reads a home and compares it with what was shipped there.
+//!
+//! Files that are found wrong are set aside, so that nothing of them is evicted before somebody has decided.
+use crate::failure::{Failure, Outcome};
+use crate::homes::Homes;
+use crate::relation::find;
+use crate::status::coordinators;
+use crate::volume::{Cluster, connect, named, own_cred};
+use crate::{observe, table};
+use clap::Args;
+use serde_json::json;
+use std::io::{IsTerminal, Write};
+use weir_client::Client;
+use weir_home::mover::HomeOf;
+use weir_home::{Credentials, Verified, Verify};
+use weir_proto::relation::RelationInfo;
+use weir_proto::{Error, ErrorKind};
+
+/// Wrong things that are printed for people; `--json` has all that are remembered.
+const SHOWN_MAX: usize = 100;
+
+#[derive(Args)]
+pub struct Options {
+    /// The relation as `weir relation list` shows it, like r1
+    pub relation: String,
+    /// Compare names, kinds, sizes, times, owners and modes; read no data
+    #[arg(long)]
+    pub names_only: bool,
+    /// Set nothing aside, only tell
+    #[arg(long)]
+    pub look_only: bool,
+    #[command(flatten)]
+    pub at: Cluster,
+}
+
+pub fn run(options: &Options, keys: Option<Credentials>) -> Outcome<()> {
+    let found: Vec<weir_env::Addr> = coordinators(&options.at.cluster)?;
+    observe::block_on(async {
+        let env = weir_env::real::env();
+        let cluster = observe::observe(&env, &found, "weir").await?;
+        let client = connect(found, &options.at.namespace).await?;
+        let homes = Homes::new(env, cluster.id(), keys);
+        let done = verify(&client, &homes, options).await;
+        homes.close().await;
+        client.shutdown().await?;
+        done
+    })
+}
+
+async fn verify(client: &Client, homes: &Homes, options: &Options) -> Outcome<()> {
+    let relation = find(client, &options.relation).await?;
+    let volume = named(client, &relation.volume_name).await?;
+    let ids = client.where_at_home(volume.root, Some(relation.id)).await?.ids;
+    let which = HomeOf { relation: relation.id, url: relation.url.clone(), ids, is_new: false };
+    let home = weir_home::mover::OpenHome::open(homes, &which).await.map_err(|fault| {
+        let error = Error::from(fault).doing(format_args!("open the home {}", relation.url));
+        Failure::new(error, "run this on a node that reaches it, as a mover does")
+    })?;
+    let (env, client) = (weir_env::real::env(), client.clone());
+    let work = Verify {
+        env,
+        client: client.clone(),
+        home,
+        relation: relation.id,
+        root: volume.root,
+        data: !options.names_only,
+    };
+    let verified = work.run(|so_far| progress(&line(so_far))).await;
+    progress("");
+    let verified = verified?;
+    let set_aside = if options.look_only { 0 } else { set_aside(&client, &relation, &verified).await? };
+    show(&relation, &verified, set_aside, options.at.cluster.json);
+    let wrong = verified.wrong.len() as u64 + verified.more_wrong;
+    if wrong == 0 {
+        return Ok(());
+    }
+    let error = Error::damaged(format!("{wrong} things at {} are not as they are to be", relation.url));
+    Err(Failure::new(
+        error,
+        format!(
+            "`weir relation show {0}` names what is set aside; `weir relation resolve {0} INODE --keep volume` has a file \
+             written there anew",
+            relation.id
+        ),
+    ))
+}
+
+/// How many files were set aside.
+async fn set_aside(client: &Client, relation: &RelationInfo, verified: &Verified) -> Outcome<u64> {
+    let mut count = 0;
+    for wrong in verified.wrong.iter().filter(|wrong| wrong.is_file) {
+        let Some(ino) = wrong.ino else { continue };
+        match client.suspect(&own_cred(), relation.id, ino, &wrong.why).await {
+            Ok(()) => count += 1,
+            Err(e) if e.kind == ErrorKind::NotFound => {} // home never had it: nothing of it can be evicted
+            Err(e) => return Err(e.doing(format_args!("set {} aside", wrong.path)).into()),
+        }
+    }
+    Ok(count)
+}
+
+fn line(so_far: &Verified) -> String {
+    let wrong = so_far.wrong.len() as u64 + so_far.more_wrong;
+    let (things, bytes) = (so_far.files + so_far.directories + so_far.others, table::bytes(so_far.bytes));
+    format!("{things} compared, {bytes} read, {wrong} wrong")
+}
+
+fn show(relation: &RelationInfo, verified: &Verified, set_aside: u64, as_json: bool) {
+    let Verified { files, directories, others, bytes, unproved_bytes, under_way, wrong, more_wrong } =
+        verified;
+    if as_json {
+        let wrong: Vec<_> = wrong
+            .iter()
+            .map(|w| {
+                let inode = w.ino.map(|ino| ino.to_string());
+                json!({ "path": String::from_utf8_lossy(&w.path.to_slashed()), "inode": inode, "why": w.why })
+            })
+            .collect();
+        println!(
+            "{:#}",
+            json!({
+                "relation": relation.id.to_string(), "volume": relation.volume_name, "url": relation.url, "files": files,
+                "directories": directories, "others": others, "bytes": bytes, "unproved_bytes": unproved_bytes,
+                "under_way": under_way, "wrong": wrong, "more_wrong": more_wrong, "set_aside": set_aside,
+            })
+        );
+        return;
+    }
+    println!("{}: {} at {}", relation.id, relation.volume_name, relation.url);
+    println!("  as it is to be  {files} files, {directories} directories, {others} others");
+    println!("  bytes read      {}", table::bytes(*bytes));
+    if *unproved_bytes > 0 {
+        println!(
+            "  without proof   {} (there before the volume, never read since)",
+            table::bytes(*unproved_bytes)
+        );
+    }
+    if *under_way > 0 {
+        println!("  not compared    {under_way}: changes of them are on their way");
+    }
+    for w in wrong.iter().take(SHOWN_MAX) {
+        match w.ino {
+            Some(ino) => println!("  wrong           {ino}: {}", w.why),
+            None => println!("  wrong           {}", w.why),
+        }
+    }
+    let more = wrong.len().saturating_sub(SHOWN_MAX) as u64 + more_wrong;
+    if more > 0 {
+        println!("  wrong           {more} more (--json names {})", wrong.len());
+    }
+    if set_aside > 0 {
+        println!("  set aside       {set_aside} files: nothing of them is evicted before somebody decides");
+    }
+}
+
+fn progress(text: &str) {
+    let mut out = std::io::stderr();
+    if out.is_terminal() {
+        let _ = write!(out, "\r\x1b[2K{text}"); // nobody may look
+        let _ = out.flush();
+    }
+}
