@@ -8,6 +8,7 @@
 
 mod accesses;
 mod api;
+mod backups;
 mod budget;
 mod cache;
 mod changed;
@@ -47,6 +48,7 @@ pub use api::{
     Allocate, ClientConfig, ClientStatus, Forget, Handle, KernelCache, Loss, NewMode, NoKernel, OpenMode,
     Opened, SetAttrs, SetTime, Space, Stat,
 };
+pub use backups::BackupEdit;
 pub use locks::{InTheWay, LockWish, Locked};
 pub use past::PastFile;
 pub use recall::Recall;

@@ -20,6 +20,7 @@
 //! C/<volume>/<number>     a change                                              ChangeRecord
 //! k/<volume>/<name>       up to which change a follower has come                u64
 //! r/<relation>            a relation                                            RelationRecord
+//! b/<volume>/<place>      a place that backups of a volume go to                 BackupRecord
 //! B/<relation>/<dir>      a directory to be looked at, and from which cookie on u64
 //! O/<relation>/<number>   a change of names that home has not seen yet          ChangeRecord
 //! P/<relation>/<ino>/<offset>   bytes that home does not have yet               Pending
@@ -251,6 +252,13 @@ pub fn snapshot(volume: VolumeId, number: u32) -> [u8; 9] {
     let mut key = [b's'; 9];
     key[1..5].copy_from_slice(&volume.0.to_be_bytes());
     key[5..].copy_from_slice(&number.to_be_bytes());
+    key
+}
+/// `place`: a checksum of its URL.
+pub fn backup(volume: VolumeId, place: u32) -> [u8; 9] {
+    let mut key = [b'b'; 9];
+    key[1..5].copy_from_slice(&volume.0.to_be_bytes());
+    key[5..].copy_from_slice(&place.to_be_bytes());
     key
 }
 /// The volume and the number in a key made by [`snapshot`].

@@ -6,6 +6,7 @@
 //! Knows nothing of disks, of FUSE or of home back ends; it never touches a file's data except inline bytes.
 #![forbid(unsafe_code)]
 
+mod backup;
 pub mod evict;
 mod evictor;
 mod executor;

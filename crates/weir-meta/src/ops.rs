@@ -2,6 +2,7 @@
 //!
 //! `settle` runs after the commit, under the same lock as the check for conflicts: what it grants conflicts with nobody.
 
+use crate::backup;
 use crate::lease::{ByInode, LeaseTable};
 use crate::namespace::create::meta_open;
 use crate::namespace::{
@@ -11,6 +12,7 @@ use crate::namespace::{
 use crate::relation::serve;
 use crate::rooms::Rooms;
 use weir_env::Instant;
+use weir_proto::backup::{BackupDone, BackupList, BackupSet, BackupTake};
 use weir_proto::meta::*;
 use weir_proto::recall::{Evict, EvictedRanges, Filled, SetPinned};
 use weir_proto::relation::{
@@ -267,6 +269,11 @@ change!(Evict, evict::evict, (r, reply, g) { let _ = reply; });
 change!(Filled, evict::filled, (r, reply, g) { let _ = reply; });
 change!(SetPinned, evict::set_pinned, (r, reply, g) g.entry(reply));
 operation!(ScanInodes, Show report::scan, (r, reply, g) { let _ = reply; });
+
+change!(BackupSet, backup::set, (r, reply, g) { let _ = reply; });
+change!(BackupTake, backup::take, (r, reply, g) { let _ = reply; });
+change!(BackupDone, backup::done, (r, reply, g) { let _ = reply; });
+operation!(BackupList, Show backup::list, (r, reply, g) { let _ = reply; });
 
 change!(SnapshotTake, snapshot::take, (r, reply, g) { let _ = reply; });
 change!(SnapshotDelete, snapshot::delete, (r, reply, g) { let _ = reply; });

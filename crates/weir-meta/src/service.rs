@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use weir_env::{BoxFuture, Env, Instant};
 use weir_kv::{CommitSeq, SharedKv};
+use weir_proto::backup::{BackupDone, BackupList, BackupSet, BackupTake};
 use weir_proto::lock::{CancelLock, ListLocks, ReclaimLocks, SetLock, TestLock};
 use weir_proto::meta::*;
 use weir_proto::recall::{AwaitRecall, Evict, EvictedRanges, Filled, GetEviction, SetPinned};
@@ -654,6 +655,10 @@ impl Meta {
 
     fn handle_snapshot(&self, call: &Call) -> Outcome {
         match call.method {
+            BackupSet::METHOD => self.operate::<BackupSet>(call),
+            BackupList::METHOD => self.operate::<BackupList>(call),
+            BackupTake::METHOD => self.operate::<BackupTake>(call),
+            BackupDone::METHOD => self.operate::<BackupDone>(call),
             SnapshotTake::METHOD => self.take_snapshot(call.decode(), call.deadline),
             SnapshotDelete::METHOD => self.operate::<SnapshotDelete>(call),
             SnapshotList::METHOD => self.operate::<SnapshotList>(call),

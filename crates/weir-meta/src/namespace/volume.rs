@@ -542,6 +542,7 @@ impl Cx<'_> {
     }
     fn forget_volume(&mut self, id: VolumeId) -> Result<()> {
         self.txn.delete(&keys::volume(id));
+        crate::backup::forget_volume(self.txn, id)?;
         self.events.volumes.push((id, None));
         let start = [&b"Q"[..], &id.0.to_be_bytes()].concat();
         let end = keys::after(&start);

@@ -98,7 +98,7 @@ pub fn add(cx: &mut Cx<'_>, r: &RelationAdd) -> Result<RelationInfo> {
     })
 }
 
-fn check_url(url: &str) -> Result<()> {
+pub fn check_url(url: &str) -> Result<()> {
     if url.len() > URL_MAX {
         return Err(Error::invalid(format!("the URL of a home has {} bytes: at most {URL_MAX}", url.len())));
     }
