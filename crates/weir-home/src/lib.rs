@@ -6,6 +6,7 @@
 //! Knows nothing of cells and stripes, nor of how a namespace is stored.
 #![forbid(unsafe_code)]
 
+pub mod backup;
 pub mod decide;
 mod fault;
 mod file;

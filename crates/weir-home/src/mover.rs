@@ -5,6 +5,7 @@
 //! take for dead begins nothing more at home: others have its work.
 //!
 //! Refuses to know: what is to be shipped next and in which order (the leader), how a home keeps things (the back ends).
+use crate::backup::Due;
 use crate::pace::{Pace, STREAMS_MAX};
 use crate::recall;
 use crate::{Attrs, Expect, Fault, Home, HomePath, HomeWriter, ListEntry, Make, Outcome, Stamp, Xattr};
@@ -23,7 +24,7 @@ use weir_proto::relation::{
     ExtentDone, ExtentWork, HOME_ENTRIES_MAX, HomeAttrs, HomeEntry, HomeIds, ListDone, ListWork, NameAction,
     NameDone, NameWork, Outcome as Told, RECEIPT_BLOCK, RelationId, RelationWork,
 };
-use weir_proto::{Error, ErrorKind, InodeId, Result, Wire};
+use weir_proto::{Error, ErrorKind, InodeId, Result, VolumeId, Wire};
 
 /// Pieces of one stream that are read ahead of what is being written.
 const PIECES_AHEAD: usize = 2;
@@ -50,13 +51,28 @@ pub trait OpenHome: Send + Sync + 'static {
     fn open(&self, which: &HomeOf) -> BoxFuture<'_, Outcome<Arc<dyn Home>>>;
 }
 
+/// What is kept there.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum HomeUse {
+    Relation(RelationId),
+    Backups(VolumeId),
+}
+impl std::fmt::Display for HomeUse {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            HomeUse::Relation(relation) => write!(f, "relation {relation}"),
+            HomeUse::Backups(volume) => write!(f, "backups of volume {volume}"),
+        }
+    }
+}
+
 /// Which home.
 #[derive(Clone, Debug)]
 pub struct HomeOf {
-    pub relation: RelationId,
+    pub holds: HomeUse,
     pub url: String,
     pub ids: HomeIds,
-    /// Nothing was ever shipped there for this relation.
+    /// Nothing was ever brought there for this.
     pub is_new: bool,
 }
 
@@ -65,6 +81,7 @@ pub struct Mover {
     env: Env,
     opener: Arc<dyn OpenHome>,
     homes: Arc<Homes>,
+    backups: Arc<Due>,
 }
 
 type Homes = Mutex<BTreeMap<RelationId, Arc<dyn Home>>>;
@@ -130,7 +147,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Mover {
     pub fn new(env: Env, opener: Arc<dyn OpenHome>) -> Mover {
-        Mover { env, opener, homes: Arc::default() }
+        let backups = Arc::new(Due::new(env.clone(), opener.clone()));
+        Mover { env, opener, homes: Arc::default(), backups }
     }
 
     /// Works until the leader may take `client` for dead, was out of reach or has begun anew: what this mover had is to be
@@ -151,6 +169,8 @@ impl Mover {
         let _life = Life(shared.clone());
         let me = shared.clone();
         shared.spawn("recalls", async move { me.recalls().await });
+        let (due, of) = (self.backups.clone(), client.clone());
+        shared.spawn("backups", async move { due.run(&of).await });
         tokio::select! {
             biased;
             () = client.may_be_taken_for_dead() => {}
@@ -260,8 +280,9 @@ impl Shared {
             let place = self.client.where_at_home(recall.work.ino, None).await.map_err(|e| {
                 recall::Failed { why: e.to_string(), retry: e.kind != ErrorKind::NotFound, diverged: false }
             })?;
-            let (relation, url, ids) = (place.relation, place.url.clone(), place.ids.clone());
-            let relation = self.relation(&HomeOf { relation, url, ids, is_new: false }).await?;
+            let (id, url, ids) = (place.relation, place.url.clone(), place.ids.clone());
+            let which = HomeOf { holds: HomeUse::Relation(id), url, ids, is_new: false };
+            let relation = self.relation(id, &which).await?;
             match recall::bring(&self.client, &*relation.home, &place, recall).await {
                 // Another range may have been shipped, or its name changed meanwhile: what is expected changes with it.
                 Err(failed) if failed.diverged && (place.changing || before.as_ref() != Some(&place)) => {
@@ -286,12 +307,12 @@ impl Shared {
             return self.start(relation, work);
         }
         let (relation, url, ids) = (work.relation, work.url.clone(), work.ids.clone());
-        let which = HomeOf { relation, url, ids, is_new: work.is_new };
+        let which = HomeOf { holds: HomeUse::Relation(relation), url, ids, is_new: work.is_new };
         opening.insert(relation, vec![work]);
         let me = self.clone();
         self.spawn("open home", async move {
-            let opened = me.relation(&which).await;
-            let waiting = lock(&me.opening).remove(&which.relation).unwrap_or_default();
+            let opened = me.relation(relation, &which).await;
+            let waiting = lock(&me.opening).remove(&relation).unwrap_or_default();
             for work in waiting {
                 match &opened {
                     Ok(relation) => me.start(relation.clone(), work),
@@ -328,8 +349,7 @@ impl Shared {
     }
 
     /// Opens the home when it is first needed.
-    async fn relation(self: &Arc<Self>, which: &HomeOf) -> Outcome<Arc<Relation>> {
-        let id = which.relation;
+    async fn relation(self: &Arc<Self>, id: RelationId, which: &HomeOf) -> Outcome<Arc<Relation>> {
         if let Some(known) = lock(&self.relations).get(&id) {
             return Ok(known.clone());
         }
@@ -835,7 +855,7 @@ async fn act(home: &dyn Home, action: &NameAction) -> Outcome<Bytes> {
     Ok(Bytes::from(stamp.to_bytes()))
 }
 
-async fn join_all<T, F: Future<Output = T>>(calls: Vec<F>) -> Vec<T> {
+pub(crate) async fn join_all<T, F: Future<Output = T>>(calls: Vec<F>) -> Vec<T> {
     let mut calls: Vec<_> = calls.into_iter().map(|call| (Box::pin(call), None)).collect();
     std::future::poll_fn(move |cx| {
         let mut waits = false;

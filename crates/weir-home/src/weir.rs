@@ -108,7 +108,7 @@ fn stamp_of(attr: &Attr) -> Stamp {
     Stamp { kind: attr.kind, id, version: Bytes::new(), size, mtime }
 }
 
-fn is_kept(name: &[u8]) -> bool {
+pub(crate) fn is_kept(name: &[u8]) -> bool {
     let exact: [&[u8]; 3] = [b"system.posix_acl_access", b"system.posix_acl_default", b"security.capability"];
     exact.contains(&name) || name.starts_with(b"user.") || name.starts_with(b"trusted.")
 }

@@ -47,7 +47,7 @@ impl Homes {
     async fn open_home(&self, which: &HomeOf) -> Outcome<Arc<dyn Home>> {
         let (text, is_new) = (&*which.url, which.is_new);
         // The mark at home: another cluster's relation, or another one of this cluster, is not written over.
-        let relation = format!("cluster {} relation {}", self.cluster, which.relation);
+        let relation = format!("cluster {} {}", self.cluster, which.holds);
         let (ids, limits) = (IdMap::of(&which.ids).map_err(Fault::Broken)?, LaneLimits::default());
         Ok(match HomeUrl::parse(text).map_err(Fault::Broken)? {
             HomeUrl::File { path } => {

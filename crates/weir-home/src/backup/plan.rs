@@ -1,0 +1,199 @@
+//! What a backup does, given what is at home and which snapshots there are: names and a pure decision.
+//!
+//! Always holds: a tree has the name of its date only when it is whole, so a half one is never taken for one; only what is of
+//! the same volume and place, and carries our names, is ever changed or removed.
+use super::date::Date;
+use std::collections::BTreeSet;
+use weir_proto::checksum::crc32c;
+
+/// A backup that was cut off longer ago than this is not finished: a new one is begun.
+const GO_ON_S: i64 = 86_400;
+const PARTIAL: &str = ".partial-";
+const REMOVING: &str = ".removing-";
+const INCOMPLETE: &str = ".incomplete";
+const MISSING: &str = ".missing";
+const SNAPSHOT: &str = "backup-";
+
+/// A name in the directory that backups go to.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum TreeName {
+    Whole(Date),
+    /// All but what is named in the file beside it.
+    Incomplete(Date),
+    /// The list of what is missing there.
+    Missing(Date),
+    /// It is being made.
+    Partial(Date),
+    /// It is being removed.
+    Removing(Date),
+}
+
+impl TreeName {
+    /// `None`: nothing of ours.
+    pub fn parse(name: &[u8]) -> Option<TreeName> {
+        let name = std::str::from_utf8(name).ok()?;
+        let (make, date): (fn(Date) -> TreeName, &str) = if let Some(date) = name.strip_prefix(PARTIAL) {
+            (TreeName::Partial, date)
+        } else if let Some(date) = name.strip_prefix(REMOVING) {
+            (TreeName::Removing, date)
+        } else if let Some(date) = name.strip_suffix(INCOMPLETE) {
+            (TreeName::Incomplete, date)
+        } else if let Some(date) = name.strip_suffix(MISSING) {
+            (TreeName::Missing, date)
+        } else {
+            (TreeName::Whole, name)
+        };
+        let found = make(Date::parse(date)?);
+        (found.text() == name).then_some(found)
+    }
+    pub fn text(&self) -> String {
+        match self {
+            TreeName::Whole(date) => date.to_string(),
+            TreeName::Incomplete(date) => format!("{date}{INCOMPLETE}"),
+            TreeName::Missing(date) => format!("{date}{MISSING}"),
+            TreeName::Partial(date) => format!("{PARTIAL}{date}"),
+            TreeName::Removing(date) => format!("{REMOVING}{date}"),
+        }
+    }
+    /// Of a backup that can be read: its date.
+    pub fn made(&self) -> Option<Date> {
+        match self {
+            TreeName::Whole(date) | TreeName::Incomplete(date) => Some(*date),
+            _ => None,
+        }
+    }
+}
+
+/// The snapshots of one place have its mark, so that places do not take each other's.
+pub fn snapshot_name(date: Date, url: &str) -> String {
+    format!("{SNAPSHOT}{}-{:08x}", date.compact(), crc32c(url.as_bytes()))
+}
+/// The date of a snapshot that belongs to this place.
+pub fn snapshot_date(name: &str, url: &str) -> Option<Date> {
+    let (date, _) = name.strip_prefix(SNAPSHOT)?.split_once('-')?;
+    let date = Date::parse(date)?;
+    (snapshot_name(date, url) == name).then_some(date)
+}
+
+/// What is to be done.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Plan {
+    /// Of the new tree.
+    pub date: Date,
+    /// Its snapshot is there: it was begun before.
+    pub goes_on: bool,
+    /// What has not changed since is linked to that tree.
+    pub base: Option<TreeName>,
+    /// At home; nobody needs them.
+    pub remove: Vec<TreeName>,
+    /// Dates of snapshots that nobody needs.
+    pub drop_snapshots: Vec<Date>,
+}
+
+pub fn plan(names: &BTreeSet<TreeName>, snapshots: &BTreeSet<Date>, now: Date) -> Plan {
+    let made: BTreeSet<Date> = names.iter().filter_map(TreeName::made).collect();
+    let newest = made.last().copied();
+    let begun = snapshots
+        .iter()
+        .next_back()
+        .filter(|date| newest.is_none_or(|newest| **date > newest) && now.0.saturating_sub(date.0) < GO_ON_S);
+    let date = begun.copied().unwrap_or_else(|| {
+        // Two within a second, or a clock that was set back.
+        let taken = newest.max(snapshots.last().copied());
+        taken.map_or(now, |taken| now.max(Date(taken.0.saturating_add(1))))
+    });
+    let base_date = made.iter().rev().find(|made| snapshots.contains(made) && **made < date);
+    let base = base_date.and_then(|date| {
+        let of = |name: &&TreeName| name.made() == Some(*date);
+        names.iter().find(of).copied()
+    });
+    let is_left_over = |name: &&TreeName| match name {
+        TreeName::Partial(of) => *of != date,
+        TreeName::Removing(_) => true,
+        TreeName::Missing(of) => !made.contains(of) && *of != date,
+        TreeName::Whole(_) | TreeName::Incomplete(_) => false,
+    };
+    let remove = names.iter().filter(is_left_over).copied().collect();
+    let needed = |of: &&Date| Some(**of) != base.and_then(|base| base.made()) && **of != date;
+    let drop_snapshots = snapshots.iter().filter(needed).copied().collect();
+    Plan { date, goes_on: begun.is_some(), base, remove, drop_snapshots }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use TreeName::*;
+
+    const NOW: Date = Date(1_000_000);
+    fn run(names: &[TreeName], snapshots: &[i64]) -> Plan {
+        plan(&names.iter().copied().collect(), &snapshots.iter().map(|s| Date(*s)).collect(), NOW)
+    }
+    fn fresh(date: i64) -> Plan {
+        Plan { date: Date(date), goes_on: false, base: None, remove: vec![], drop_snapshots: vec![] }
+    }
+
+    #[test]
+    fn names_are_ours_only_as_we_write_them() {
+        for name in [Whole(NOW), Incomplete(NOW), Missing(NOW), Partial(NOW), Removing(NOW)] {
+            assert_eq!(TreeName::parse(name.text().as_bytes()), Some(name));
+        }
+        for other in ["", "notes", "19700112T134640Z", ".partial-x", "1970-01-12T13:46:40Z.old", ".weir-home"]
+        {
+            assert_eq!(TreeName::parse(other.as_bytes()), None, "{other:?}");
+        }
+        let name = snapshot_name(NOW, "file:///a");
+        assert!(weir_proto::volume::check_volume_name(&name).is_ok(), "{name}");
+        assert_eq!(snapshot_date(&name, "file:///a"), Some(NOW));
+        assert_eq!(snapshot_date(&name, "file:///b"), None);
+        assert_eq!(snapshot_date("backup-of-mine", "file:///a"), None);
+    }
+
+    #[test]
+    fn plans_by_table() {
+        let (a, b) = (Date(10), Date(20));
+        let young = 1_000_000 - 100;
+        for (names, snapshots, expected) in [
+            (&[][..], &[][..], fresh(1_000_000)),
+            // The usual case.
+            (&[Whole(a), Whole(b)], &[20], Plan { base: Some(Whole(b)), ..fresh(1_000_000) }),
+            (&[Whole(a), Incomplete(b)], &[20], Plan { base: Some(Incomplete(b)), ..fresh(1_000_000) }),
+            // Somebody removed the snapshot, or the tree.
+            (&[Whole(a)], &[], fresh(1_000_000)),
+            (&[Whole(a)], &[5], Plan { drop_snapshots: vec![Date(5)], ..fresh(1_000_000) }),
+            // Cut off before the older snapshot was dropped.
+            (
+                &[Whole(a), Whole(b)],
+                &[10, 20],
+                Plan { base: Some(Whole(b)), drop_snapshots: vec![a], ..fresh(1_000_000) },
+            ),
+            // Cut off in the middle a moment ago, and long ago.
+            (
+                &[Whole(a), Partial(Date(young))],
+                &[10, young],
+                Plan { goes_on: true, base: Some(Whole(a)), ..fresh(young) },
+            ),
+            (
+                &[Whole(a), Partial(b)],
+                &[10, 20],
+                Plan {
+                    base: Some(Whole(a)),
+                    remove: vec![Partial(b)],
+                    drop_snapshots: vec![b],
+                    ..fresh(1_000_000)
+                },
+            ),
+            // Its snapshot is gone: nothing to go on with.
+            (&[Partial(Date(young))], &[], Plan { remove: vec![Partial(Date(young))], ..fresh(1_000_000) }),
+            // Cut off while something was removed.
+            (
+                &[Missing(a), Missing(b), Incomplete(b), Removing(a)],
+                &[20],
+                Plan { base: Some(Incomplete(b)), remove: vec![Missing(a), Removing(a)], ..fresh(1_000_000) },
+            ),
+            // Within a second.
+            (&[Whole(NOW)], &[1_000_000], Plan { base: Some(Whole(NOW)), ..fresh(1_000_001) }),
+        ] {
+            assert_eq!(run(names, snapshots), expected, "{names:?} {snapshots:?}");
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! Removes a backup: names only, so files that other backups have stay there. It can be cut off and done again.
+use super::{LISTED_AT_ONCE, TreeName, at};
+use crate::mover::join_all;
+use crate::{Expect, Home, HomePath, ListEntry, Outcome};
+use weir_proto::Result;
+use weir_proto::meta::FileKind;
+
+/// Names that go side by side.
+const AT_ONCE: usize = 16;
+
+/// First it gets a name that says so: half of it is never taken for a backup.
+pub async fn remove(home: &dyn Home, name: TreeName) -> Result<()> {
+    let path = match name.made() {
+        Some(date) => {
+            let to = at(TreeName::Removing(date))?;
+            remove_all(home, &to).await?; // of one that was cut off
+            if let Some(found) = home.stat(&at(name)?).await? {
+                home.rename(&at(name)?, &Expect::Ours(found.stamp), &to, None).await?;
+                home.settle().await?;
+            }
+            to
+        }
+        None => at(name)?,
+    };
+    remove_all(home, &path).await?;
+    Ok(home.settle().await?)
+}
+
+/// What is not a directory goes, if it is there.
+pub async fn remove_name(home: &dyn Home, path: &HomePath) -> Outcome<()> {
+    match home.stat(path).await? {
+        Some(found) => home.remove(path, &Expect::Ours(found.stamp)).await,
+        None => Ok(()),
+    }
+}
+
+/// Everything below and it itself, deepest first; memory is one part of each directory above.
+async fn remove_all(home: &dyn Home, top: &HomePath) -> Result<()> {
+    let Some(found) = home.stat(top).await? else { return Ok(()) };
+    if found.stamp.kind != FileKind::Directory {
+        return Ok(home.remove(top, &Expect::Ours(found.stamp)).await?);
+    }
+    let mut above = vec![(top.clone(), found.stamp, Vec::<ListEntry>::new())];
+    while let Some((dir, stamp, left)) = above.last_mut() {
+        if let Some(entry) = left.pop() {
+            let path = dir.join(&entry.name)?;
+            above.push((path, entry.found.stamp, Vec::new()));
+            continue;
+        }
+        let (directories, any) = remove_files(home, dir).await?;
+        if any || !directories.is_empty() {
+            *left = directories;
+            continue;
+        }
+        home.remove(dir, &Expect::Ours(stamp.clone())).await?;
+        above.pop();
+    }
+    Ok(())
+}
+
+/// Of one part of a directory: what is left are directories; and whether there was anything else.
+async fn remove_files(home: &dyn Home, dir: &HomePath) -> Result<(Vec<ListEntry>, bool)> {
+    let entries = home.read_dir(dir).await?.next(LISTED_AT_ONCE).await?.entries;
+    let (directories, files): (Vec<_>, Vec<_>) =
+        entries.into_iter().partition(|entry| entry.found.stamp.kind == FileKind::Directory);
+    for some in files.chunks(AT_ONCE) {
+        let paths = some.iter().map(|e| dir.join(&e.name)).collect::<Result<Vec<_>>>()?;
+        let expects: Vec<Expect> = some.iter().map(|e| Expect::Ours(e.found.stamp.clone())).collect();
+        let calls = paths.iter().zip(&expects).map(|(path, expect)| home.remove(path, expect)).collect();
+        join_all(calls).await.into_iter().collect::<Outcome<()>>()?;
+    }
+    Ok((directories, !files.is_empty()))
+}
