@@ -7,6 +7,7 @@
     reason = "the outermost shell starts processes, reads pid files and mounts; nothing of it runs in the simulator"
 )]
 
+mod backup;
 mod bench;
 mod bench_home;
 mod bench_meta;
@@ -29,6 +30,7 @@ mod process;
 mod relation;
 mod report;
 mod residence;
+mod restore;
 mod roles;
 mod snapshots;
 mod status;

@@ -188,6 +188,8 @@ struct Whole {
     biggest_path: Option<String>,
     directories: Vec<(String, Count)>,
     online_only: bool,
+    /// Backups that somebody should see to.
+    complaints: Vec<String>,
 }
 
 pub fn report(args: &Report) -> Outcome<()> {
@@ -243,7 +245,10 @@ async fn look(client: &Client, args: &Report) -> Outcome<Whole> {
     };
     let of = args.what.clone().unwrap_or_else(|| "everything".into());
     let file_system_bytes = client.statfs_at(top).await?.capacity_bytes;
-    Ok(Whole { of, tally, file_system_bytes, biggest_path, directories, online_only: args.online_only })
+    let online_only = args.online_only;
+    let places = client.backups((volume != VolumeId(0)).then_some(volume)).await?;
+    let complaints = places.iter().filter_map(crate::backup::complaint).collect();
+    Ok(Whole { of, tally, file_system_bytes, biggest_path, directories, online_only, complaints })
 }
 
 /// Counts all in `volume` (0: in all) that lies below `top`, itself not counted; the directory above each directory.
@@ -413,6 +418,7 @@ impl Whole {
         let users: Vec<_> = t.top_users().iter().map(|(user, c)| line(user.to_string(), c)).collect();
         out += "\n";
         out += &table::render(&["USER", "ENTRIES", "SIZE", "ALLOCATED"], &users);
+        self.complaints.iter().for_each(|complaint| out += &format!("\n{complaint}\n"));
         out
     }
 
@@ -446,7 +452,7 @@ impl Whole {
             "average_bytes_per_entry": average(t.size(), t.entries()),
             "average_allocated_bytes_per_entry": average(t.files.allocated_bytes, t.entries()),
             "file_system_bytes": self.file_system_bytes,
-            "online_only": self.online_only, "wasted_bytes": t.wasted_bytes,
+            "online_only": self.online_only, "backup_complaints": self.complaints, "wasted_bytes": t.wasted_bytes,
             "histogram": classes, "fullest_directories": directories, "users": users,
         })
     }

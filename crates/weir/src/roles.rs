@@ -6,7 +6,7 @@ use crate::observe::host_id;
 use crate::place::{self, Place};
 use crate::process::{PidFile, is_gone, own_process};
 use crate::wiring::{ClusterPurge, Gate, share_of_space};
-use crate::{file, fuse, residence};
+use crate::{file, fuse, residence, restore};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io::IsTerminal;
@@ -646,6 +646,7 @@ fn own_attributes(cluster: Cluster) -> fuse::OwnAttributes {
                 file::CLIENT => client_json(&client),
                 file::LOCKS => locks_json(&client, ino).await?,
                 residence::STATE => residence::state_json(&client, ino).await?,
+                restore::PAST => restore::past_json(&client, ino).await?,
                 _ => {
                     return Err(Error::name(
                         weir_proto::NameRule::NoAttribute,

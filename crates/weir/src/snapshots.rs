@@ -1,23 +1,13 @@
-//! `weir volume snapshot`, `snapshots` and `restore`: a volume kept as it is, and what was in it put back.
-//!
-//! Restoring is a user's work: it reads `.snapshots` of the mount and writes beside what is there, so it needs no rights but
-//! the user's own, and what was there stays until all of the old is back.
-use crate::failure::{Doing, Failure, Outcome};
+//! `weir volume snapshot` and `snapshots`: a volume kept as it is.
+use crate::failure::{Failure, Outcome};
 use crate::table;
 use crate::volume::{Cluster, explain, named, own_cred};
 use clap::Args;
-use rustix::fs::{CWD, RenameFlags};
 use serde_json::{Value, json};
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
 use weir_client::Client;
+use weir_proto::ErrorKind;
 use weir_proto::meta::Time;
 use weir_proto::snapshot::Snapshot;
-use weir_proto::{Error, ErrorKind};
-
-/// In the topmost directory of a volume, of every mount.
-const DIRECTORY: &str = ".snapshots";
 
 #[derive(Args)]
 pub struct Take {
@@ -38,18 +28,6 @@ pub struct List {
     pub volume: String,
     #[command(flatten)]
     pub at: Cluster,
-}
-
-#[derive(Args)]
-pub struct Restore {
-    /// The file or directory, in a mount; it may be gone
-    pub path: PathBuf,
-    /// The snapshot
-    #[arg(long, value_name = "NAME")]
-    pub from: String,
-    /// Print as JSON
-    #[arg(long)]
-    pub json: bool,
 }
 
 pub async fn take(client: &Client, args: &Take) -> Outcome<Snapshot> {
@@ -83,76 +61,8 @@ pub fn as_table(all: &[Snapshot]) -> String {
     table::render(&["SNAPSHOT", "TAKEN"], &rows)
 }
 
-/// Puts a file or a tree back as it was.
-pub fn restore(args: &Restore) -> Outcome<()> {
-    let path = std::path::absolute(&args.path).doing("find out where this is")?;
-    let (old, parent, name) = find(&path, &args.from)?;
-    let tmp = parent.join(format!(".{name}.restored-{}", std::process::id()));
-    let copied = copy(&old, &tmp).and_then(|()| put(&tmp, &path));
-    if copied.is_err() {
-        let _ = remove(&tmp); // the first error is the one that is told
-    }
-    copied?;
-    match args.json {
-        true => println!("{:#}", json!({ "path": path.to_string_lossy(), "from": args.from })),
-        false => println!("{} is as it was in {}", path.display(), args.from),
-    }
-    Ok(())
-}
-
-/// Where the old one is, and the directory and the name that it goes to.
-fn find(path: &Path, snapshot: &str) -> Outcome<(PathBuf, PathBuf, String)> {
-    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
-        return Err(Error::invalid("the root of everything is not restored").into());
-    };
-    for top in parent.ancestors() {
-        let then = top.join(DIRECTORY).join(snapshot);
-        if !then.is_dir() {
-            continue;
-        }
-        let old = then.join(path.strip_prefix(top).expect("an ancestor is a prefix"));
-        fs::symlink_metadata(&old).doing(format_args!("look for {} in {snapshot}", path.display()))?;
-        return Ok((old, parent.to_owned(), name.to_string_lossy().into_owned()));
-    }
-    Err(Failure::new(
-        Error::not_found(format!("no volume around {} has a snapshot {snapshot:?}", path.display())),
-        "`ls VOLUME/.snapshots` shows a volume's snapshots; what is above PATH must be there",
-    ))
-}
-
-fn copy(from: &Path, to: &Path) -> Outcome<()> {
-    let output = Command::new("cp")
-        .args(["-a", "--no-target-directory", "--"])
-        .args([from, to])
-        .output()
-        .doing("run cp")?;
-    if output.status.success() {
-        return Ok(());
-    }
-    let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-    Err(Error::io(format!("copy {}: {said}", from.display())).into())
-}
-
-/// What is there goes only when all of the old one is in its place.
-fn put(tmp: &Path, path: &Path) -> Outcome<()> {
-    if fs::symlink_metadata(path).is_err() {
-        return fs::rename(tmp, path).doing(format_args!("put {} in its place", path.display()));
-    }
-    rustix::fs::renameat_with(CWD, tmp, CWD, path, RenameFlags::EXCHANGE)
-        .map_err(std::io::Error::from)
-        .doing(format_args!("put {} in its place", path.display()))?;
-    remove(tmp).doing(format_args!("remove what was there before: it is {}", tmp.display()))
-}
-
-fn remove(path: &Path) -> std::io::Result<()> {
-    match fs::symlink_metadata(path)?.is_dir() {
-        true => fs::remove_dir_all(path),
-        false => fs::remove_file(path),
-    }
-}
-
 /// `2026-03-01 12:00:05 UTC`.
-fn when(t: Time) -> String {
+pub fn when(t: Time) -> String {
     let seconds = t.nanos.div_euclid(1_000_000_000);
     let (days, of_day) = (seconds.div_euclid(86400), seconds.rem_euclid(86400));
     let (year, month, day) = civil(days);

@@ -1,9 +1,11 @@
 //! `weir volume`: asks the metadata leader as a client does, without a mount.
+use crate::backup;
 use crate::cli;
 use crate::eviction;
 use crate::failure::{Failure, Outcome};
 use crate::observe;
 use crate::process::own_process;
+use crate::restore;
 use crate::snapshots;
 use crate::status::coordinators;
 use crate::table;
@@ -14,6 +16,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use weir_client::{Client, ClientConfig, NewVolume, NoKernel, VolumeEdit};
+use weir_proto::backup::Backup;
 use weir_proto::map::Scheme;
 use weir_proto::meta::{Cred, Time};
 use weir_proto::snapshot::Snapshot;
@@ -48,8 +51,12 @@ pub enum VolumeCommand {
     Snapshot(snapshots::Take),
     /// Show a volume's snapshots
     Snapshots(snapshots::List),
-    /// Put a file or a directory back as it was in a snapshot
-    Restore(snapshots::Restore),
+    /// Put a file or a directory back as it was in a snapshot or a backup
+    Restore(restore::Restore),
+    /// Copy the volume, as a snapshot shows it, into a directory of its date; what has not changed takes no room there
+    Backup(backup::Make),
+    /// Show a volume's backups
+    Backups(backup::List),
     /// Print what changes in the volume, one JSON object per line
     Changes(crate::relation::Follow),
 }
@@ -212,7 +219,9 @@ pub fn run(command: &VolumeCommand) -> Outcome<()> {
         VolumeCommand::Eviction(args) => &args.at,
         VolumeCommand::Snapshot(args) => &args.at,
         VolumeCommand::Snapshots(args) => &args.at,
-        VolumeCommand::Restore(args) => return snapshots::restore(args),
+        VolumeCommand::Restore(args) => return restore::restore(args),
+        VolumeCommand::Backup(args) => return backup::make(args),
+        VolumeCommand::Backups(args) => return backup::list(args),
     };
     let coordinators = coordinators(&at.cluster)?;
     let told = observe::block_on(async {
@@ -227,16 +236,27 @@ pub fn run(command: &VolumeCommand) -> Outcome<()> {
 
 /// A client for one conversation.
 pub async fn connect(coordinators: Vec<weir_env::Addr>, namespace: &str) -> Outcome<Client> {
+    as_client(coordinators, namespace, "weir command", own_process(), MEMORY_BYTES).await
+}
+
+/// A client of its own name and memory.
+pub async fn as_client(
+    coordinators: Vec<weir_env::Addr>,
+    namespace: &str,
+    name: &str,
+    process: String,
+    memory_bytes: u64,
+) -> Outcome<Client> {
     let env = weir_env::real::env();
     // An error that says where the coordinator was looked for.
     observe::observe(&env, &coordinators, "weir").await?;
     let config = ClientConfig {
         coordinators,
         namespace: namespace.to_owned(),
-        name: "weir command".into(),
+        name: name.to_owned(),
         host: observe::host_id(),
-        process: own_process(),
-        memory_bytes: MEMORY_BYTES,
+        process,
+        memory_bytes,
         patience: PATIENCE,
         recall_patience: ClientConfig::RECALL_PATIENCE,
     };
@@ -264,7 +284,7 @@ pub fn own_cred() -> Cred {
 enum Told {
     Nothing,
     All(Vec<Volume>),
-    One(Volume),
+    One(Volume, Vec<Backup>),
     Done(&'static str, Volume),
     Levels(eviction::Named),
     Snapshot(&'static str, Snapshot),
@@ -275,7 +295,11 @@ async fn carry_out(client: &Client, command: &VolumeCommand) -> Outcome<Told> {
     let cred = own_cred();
     Ok(match command {
         VolumeCommand::List(_) => Told::All(all(client).await?),
-        VolumeCommand::Show(args) => Told::One(named(client, &args.name).await?),
+        VolumeCommand::Show(args) => {
+            let volume = named(client, &args.name).await?;
+            let backups = client.backups(Some(volume.id)).await?;
+            Told::One(volume, backups)
+        }
         VolumeCommand::Eviction(args) => Told::Levels(eviction::ask(client, args).await?),
         VolumeCommand::Create(args) => Told::Done("made", create(client, &cred, args).await?),
         VolumeCommand::Delete(args) => {
@@ -306,7 +330,8 @@ async fn carry_out(client: &Client, command: &VolumeCommand) -> Outcome<Told> {
             Told::Snapshot(what, snapshots::take(client, args).await?)
         }
         VolumeCommand::Snapshots(args) => Told::Snapshots(snapshots::list(client, args).await?),
-        VolumeCommand::Restore(_) => Told::Nothing, // needs no client
+        // These are dealt with already.
+        VolumeCommand::Restore(_) | VolumeCommand::Backup(_) | VolumeCommand::Backups(_) => Told::Nothing,
         VolumeCommand::Changes(args) => {
             crate::relation::follow(client, args).await?;
             Told::Nothing
@@ -463,7 +488,7 @@ fn parse_count(text: &str) -> Result<u64, String> {
     let count: u64 = digits.parse().map_err(|_| bad())?;
     count.checked_mul(factor).ok_or_else(bad)
 }
-fn parse_seconds(text: &str) -> Result<u32, String> {
+pub fn parse_seconds(text: &str) -> Result<u32, String> {
     let bad = || format!("{text:?} is no time: expected one like 7d, 12h, 30m or 60s");
     let (digits, factor) = match text.char_indices().last() {
         Some((at, 'd')) => (&text[..at], 86400),
@@ -495,8 +520,16 @@ impl Told {
             (Told::Snapshots(all), false) => print!("{}", snapshots::as_table(all)),
             (Told::All(all), true) => println!("{:#}", Value::Array(all.iter().map(as_json).collect())),
             (Told::All(all), false) => print!("{}", as_table(all)),
-            (Told::One(one) | Told::Done(_, one), true) => println!("{:#}", as_json(one)),
-            (Told::One(one), false) => print!("{}", as_text(one)),
+            (Told::Done(_, one), true) => println!("{:#}", as_json(one)),
+            (Told::One(one, backups), true) => {
+                let mut value = as_json(one);
+                value["backups"] = backups.iter().map(backup::as_json).collect();
+                println!("{value:#}");
+            }
+            (Told::One(one, backups), false) => {
+                print!("{}", as_text(one));
+                backups.iter().for_each(|b| println!("  backups to {}: {}", b.url, backup::state(b)));
+            }
             (Told::Done(what, one), false) => println!("volume {} {what}{}", one.name, more(one)),
         }
     }

@@ -1,0 +1,433 @@
+//! `weir volume backup` and `backups`: makes a backup now, says how often movers make one, shows what there is.
+//!
+//! What a backup is and how it is made is in `weir_home::backup`; who makes one at the moment is known to the metadata leader,
+//! which this command asks like a mover.
+use crate::failure::{Failure, Outcome};
+use crate::homes::Homes;
+use crate::observe;
+use crate::process::own_process;
+use crate::snapshots;
+use crate::status::coordinators;
+use crate::table;
+use crate::volume::{Cluster, as_client, explain, named, own_cred, parse_seconds};
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::{Value, json};
+use std::convert::Infallible;
+use std::io::IsTerminal;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+use weir_client::{BackupEdit, Client};
+use weir_home::HomeUrl;
+use weir_home::backup::{self, Job, Made, Progress, TreeName, home_of, parse_keep, show_keep};
+use weir_home::mover::OpenHome;
+use weir_proto::backup::{Backup, BackupOutcome, Keep};
+use weir_proto::meta::Time;
+use weir_proto::volume::Volume;
+use weir_proto::{Error, ErrorKind, MIB};
+
+/// Pieces of files that are read from the cache.
+const MEMORY_BYTES: u64 = 64 * MIB;
+const SHOW_EVERY: Duration = Duration::from_millis(200);
+/// Missing things that are named on the terminal.
+const NAMED: usize = 10;
+
+#[derive(Args)]
+pub struct Make {
+    /// The volume
+    pub volume: String,
+    /// Where backups go, like file:///backups/ada or weir://host:port/path [default: where they go already, if that is one place]
+    #[arg(long, value_name = "URL")]
+    pub to: Option<String>,
+    /// Have movers make one so often, like 1d or 12h
+    #[arg(long, value_name = "TIME", value_parser = parse_seconds, conflicts_with_all = ["off", "forget"])]
+    pub every: Option<u32>,
+    /// What is kept: the newest of so many days, weeks and months [default: 7d,4w,6m]
+    #[arg(long, value_name = "KEEP", value_parser = read_keep)]
+    pub keep: Option<Keep>,
+    /// Make one now, also with --every
+    #[arg(long)]
+    pub at_once: bool,
+    /// Have none made any more by themselves
+    #[arg(long, conflicts_with = "at_once")]
+    pub off: bool,
+    /// Forget the place, and remove the snapshot that is kept for the next backup there; backups that are there stay
+    #[arg(long, conflicts_with_all = ["at_once", "off", "keep"])]
+    pub forget: bool,
+    #[command(flatten)]
+    pub at: Cluster,
+}
+
+#[derive(Args)]
+pub struct List {
+    /// The volume
+    pub volume: String,
+    #[command(flatten)]
+    pub at: Cluster,
+}
+
+fn read_keep(text: &str) -> Result<Keep, String> {
+    parse_keep(text).map_err(|e| e.context)
+}
+
+/// A client, and what opens homes as it.
+struct Desk {
+    client: Client,
+    homes: Homes,
+}
+
+impl Desk {
+    async fn open(at: &Cluster) -> Outcome<Desk> {
+        let (env, coordinators) = (weir_env::real::env(), coordinators(&at.cluster)?);
+        let cluster = observe::observe(&env, &coordinators, "weir backup").await?;
+        let client =
+            as_client(coordinators, &at.namespace, "weir backup", own_process(), MEMORY_BYTES).await?;
+        Ok(Desk { client, homes: Homes::new(env, cluster.id(), None) })
+    }
+    async fn close(self) -> Outcome<()> {
+        self.homes.close().await;
+        Ok(self.client.shutdown().await?)
+    }
+    /// The place that was named, or the only one.
+    async fn place(&self, volume: &Volume, to: Option<&str>) -> Outcome<String> {
+        if let Some(url) = to {
+            return Ok(url.to_owned());
+        }
+        let known = self.client.backups(Some(volume.id)).await?;
+        match &known[..] {
+            [one] => Ok(one.url.clone()),
+            several => Err(Failure::new(
+                Error::invalid(format!("backups of volume {:?} go to {} places", volume.name, several.len())),
+                "name the place: --to URL",
+            )),
+        }
+    }
+}
+
+pub fn make(args: &Make) -> Outcome<()> {
+    observe::block_on(async {
+        let desk = Desk::open(&args.at).await?;
+        let done = carry_out(&desk, args).await;
+        desk.close().await?;
+        done
+    })
+}
+
+async fn carry_out(desk: &Desk, args: &Make) -> Outcome<()> {
+    let (cred, volume) = (own_cred(), named(&desk.client, &args.volume).await?);
+    let url = desk.place(&volume, args.to.as_deref()).await?;
+    check_url(&url)?;
+    let every_s = if args.off { Some(0) } else { args.every };
+    let edit = BackupEdit { every_s, keep: args.keep, forget: args.forget };
+    let set = desk.client.set_backup(&cred, volume.id, &url, edit).await.map_err(explain)?;
+    if args.forget {
+        drop_snapshots(&desk.client, &volume, &url).await?;
+    }
+    if args.every.is_some() || args.off || args.forget {
+        say(args, &as_json(&set), || told(args, &set));
+        if !args.at_once {
+            return Ok(());
+        }
+    }
+    make_now(desk, args, &volume, &url).await
+}
+
+fn check_url(url: &str) -> Outcome<()> {
+    match HomeUrl::parse(url)? {
+        HomeUrl::S3 { .. } => Err(Failure::new(
+            Error::unsupported(format!(
+                "{url}: S3 knows no hard links, so each backup would be a whole copy"
+            )),
+            "backups go to a directory (file:///path) or to another Weir (weir://host:port/path)",
+        )),
+        HomeUrl::File { .. } | HomeUrl::Weir { .. } => Ok(()),
+    }
+}
+
+async fn drop_snapshots(client: &Client, volume: &Volume, url: &str) -> Outcome<()> {
+    for snapshot in client.snapshots(volume.id).await? {
+        if backup::snapshot_date(&snapshot.name, url).is_some() {
+            client.delete_snapshot(&own_cred(), volume.id, &snapshot.name).await.map_err(explain)?;
+        }
+    }
+    Ok(())
+}
+
+fn told(args: &Make, set: &Backup) -> String {
+    let (volume, url) = (&set.volume_name, &set.url);
+    match () {
+        () if args.forget => format!("{url} is forgotten; the backups of {volume} that are there stay there"),
+        () if args.off => format!("no backup of {volume} to {url} is made by itself any more"),
+        () => format!(
+            "movers make a backup of {volume} to {url} every {}; kept: {}",
+            duration(set.every_s),
+            show_keep(&set.keep)
+        ),
+    }
+}
+
+async fn make_now(desk: &Desk, args: &Make, volume: &Volume, url: &str) -> Outcome<()> {
+    let client = &desk.client;
+    let taken = client.take_backup(&own_cred(), volume.id, url).await.map_err(|e| match e.kind {
+        ErrorKind::Name(_) => Failure::new(e, format!("`weir volume backups {}` shows it", volume.name)),
+        _ => explain(e),
+    })?;
+    let taken = taken.ok_or_else(|| Error::io("the metadata leader gave no backup to be made"))?;
+    let progress = Arc::new(Progress::default());
+    let made = tokio::select! {
+        biased;
+        () = client.may_be_taken_for_dead() => {
+            return Err(Failure::new(
+                Error::unavailable("the metadata leader was not heard: somebody else may make this backup now"),
+                "the next one goes on where this one ended",
+            ));
+        }
+        never = show(&progress, volume) => match never {},
+        made = run(desk, &taken, &progress) => made,
+    };
+    let outcome = match &made {
+        Ok(made) => made.outcome(&progress),
+        Err(failure) => BackupOutcome::Failed { why: failure.error.to_string() },
+    };
+    client.backup_done(volume.id, url, &outcome).await?;
+    report(args, &made?, &progress, url)
+}
+
+async fn run(desk: &Desk, taken: &Backup, progress: &Arc<Progress>) -> Outcome<Made> {
+    let home = desk.homes.open(&home_of(taken)).await.map_err(Error::from)?;
+    let (env, client) = (weir_env::real::env(), desk.client.clone());
+    let job = Job { env, client, home, backup: taken.clone(), progress: progress.clone() };
+    Ok(job.run().await?)
+}
+
+/// For ever.
+async fn show(progress: &Progress, volume: &Volume) -> Infallible {
+    let bar = match std::io::stderr().is_terminal() {
+        true => ProgressBar::new(volume.usage.files + volume.usage.directories),
+        false => ProgressBar::hidden(),
+    };
+    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} files and directories, {msg} {elapsed}");
+    bar.set_style(style.expect("a valid template"));
+    loop {
+        bar.set_position(progress.files.load(Relaxed) + progress.directories.load(Relaxed));
+        let (copied, linked) = (table::bytes(progress.bytes.load(Relaxed)), progress.linked.load(Relaxed));
+        bar.set_message(format!("{copied} copied, {linked} files unchanged"));
+        tokio::time::sleep(SHOW_EVERY).await;
+    }
+}
+
+fn report(args: &Make, made: &Made, progress: &Progress, url: &str) -> Outcome<()> {
+    let (gaps, missing) = progress.gaps();
+    let (files, linked) = (progress.files.load(Relaxed), progress.linked.load(Relaxed));
+    let bytes = progress.bytes.load(Relaxed);
+    let shown: Vec<Value> = gaps.iter().map(|gap| json!({ "path": gap.path, "why": gap.why })).collect();
+    let value = json!({
+        "volume": args.volume, "url": url, "backup": made.tree.text(), "whole": missing == 0,
+        "went_on": made.went_on, "base": made.base.map(|base| base.text()), "files": files, "linked": linked,
+        "bytes": bytes, "missing": missing, "missing_named": shown,
+        "removed": made.removed.iter().map(ToString::to_string).collect::<Vec<_>>(),
+    });
+    say(args, &value, || {
+        let mut text = format!(
+            "{} is made: {files} files, {linked} of them as in the last backup, {} copied",
+            made.tree.text(),
+            table::bytes(bytes)
+        );
+        if made.went_on {
+            text += "; it had been begun before";
+        }
+        for date in &made.removed {
+            text += &format!("\n{date} was kept long enough and is removed");
+        }
+        text
+    });
+    if missing == 0 {
+        return Ok(());
+    }
+    for gap in gaps.iter().take(NAMED) {
+        eprintln!("missing: {}: {}", gap.path, gap.why);
+    }
+    let list = made.tree.made().map(|date| TreeName::Missing(date).text()).unwrap_or_default();
+    Err(Failure::new(
+        Error::io(format!("the backup is incomplete: {missing} files or directories are missing")),
+        format!("{url}/{list} names them; the next backup tries them again"),
+    ))
+}
+
+fn say(args: &Make, value: &Value, text: impl FnOnce() -> String) {
+    match args.at.cluster.json {
+        true => println!("{value:#}"),
+        false => println!("{}", text()),
+    }
+}
+
+// ---- what there is
+
+pub fn list(args: &List) -> Outcome<()> {
+    observe::block_on(async {
+        let desk = Desk::open(&args.at).await?;
+        let shown = list_all(&desk, args).await;
+        desk.close().await?;
+        shown
+    })
+}
+
+async fn list_all(desk: &Desk, args: &List) -> Outcome<()> {
+    let volume = named(&desk.client, &args.volume).await?;
+    let places = desk.client.backups(Some(volume.id)).await?;
+    let mut values = Vec::new();
+    for place in &places {
+        let made = match desk.homes.open(&home_of(place)).await {
+            Ok(home) => backup::list(&*home).await.map_err(|e| e.to_string()),
+            Err(fault) => Err(fault.to_string()),
+        };
+        if args.at.cluster.json {
+            let mut value = as_json(place);
+            match made {
+                Ok(made) => value["backups"] = made.iter().map(tree_json).collect(),
+                Err(why) => value["error"] = json!(why),
+            }
+            values.push(value);
+            continue;
+        }
+        println!("{}: {}", place.url, state(place));
+        match made {
+            Ok(made) => {
+                let rows: Vec<_> = made.iter().rev().map(tree_row).collect();
+                print!("{}", table::render(&["BACKUP", "STATE"], &rows));
+            }
+            Err(why) => println!("  cannot be read from here: {why}"),
+        }
+    }
+    if args.at.cluster.json {
+        println!("{:#}", Value::Array(values));
+    } else if places.is_empty() {
+        println!(
+            "no backups of {} are made: `weir volume backup {} --to URL` makes one",
+            volume.name, volume.name
+        );
+    }
+    Ok(())
+}
+
+fn tree_json(tree: &TreeName) -> Value {
+    let whole = matches!(tree, TreeName::Whole(_));
+    json!({ "backup": tree.text(), "date": tree.made().map(|date| date.to_string()), "whole": whole })
+}
+fn tree_row(tree: &TreeName) -> Vec<String> {
+    let state = if matches!(tree, TreeName::Whole(_)) { "whole" } else { "incomplete" };
+    vec![tree.made().map(|date| date.to_string()).unwrap_or_default(), state.into()]
+}
+
+/// How it stands with a place, in words.
+pub fn state(b: &Backup) -> String {
+    let mut parts = vec![match b.every_s {
+        0 => "made when asked for".to_owned(),
+        every_s => format!("every {}", duration(every_s)),
+    }];
+    parts.push(format!("kept {}", show_keep(&b.keep)));
+    if let Some(run) = &b.running {
+        parts.push(format!("being made since {}", snapshots::when(run.began)));
+    }
+    parts.push(match &b.last {
+        None => "none yet".to_owned(),
+        Some(last) => match &last.outcome {
+            BackupOutcome::Made { date, missing: 0, .. } => format!("last {date}"),
+            BackupOutcome::Made { date, missing, .. } => {
+                format!("last {date}, INCOMPLETE: {missing} missing")
+            }
+            BackupOutcome::Failed { why } => {
+                format!("the last one FAILED ({}): {why}", snapshots::when(last.ended))
+            }
+        },
+    });
+    if b.late {
+        parts.push("LATE".to_owned());
+    }
+    parts.join(", ")
+}
+
+/// Something that somebody should see to.
+pub fn complaint(b: &Backup) -> Option<String> {
+    let failed = match b.last.as_ref().map(|last| &last.outcome) {
+        None | Some(BackupOutcome::Made { missing: 0, .. }) => false,
+        Some(BackupOutcome::Made { .. } | BackupOutcome::Failed { .. }) => true,
+    };
+    (failed || b.late).then(|| format!("backup of {} to {}: {}", b.volume_name, b.url, state(b)))
+}
+
+fn duration(seconds: u32) -> String {
+    match seconds {
+        s if s % 86400 == 0 => format!("{}d", s / 86400),
+        s if s % 3600 == 0 => format!("{}h", s / 3600),
+        s if s % 60 == 0 => format!("{}m", s / 60),
+        s => format!("{s}s"),
+    }
+}
+
+pub fn as_json(b: &Backup) -> Value {
+    let seconds = |t: Option<Time>| t.map(|t| t.nanos / 1_000_000_000);
+    let last = b.last.as_ref().map(|last| {
+        let (began, ended) = (seconds(Some(last.began)), seconds(Some(last.ended)));
+        match &last.outcome {
+            BackupOutcome::Made { date, missing, files, linked, bytes } => json!({
+                "began": began, "ended": ended, "date": date, "missing": missing, "files": files,
+                "linked": linked, "bytes": bytes,
+            }),
+            BackupOutcome::Failed { why } => json!({ "began": began, "ended": ended, "error": why }),
+        }
+    });
+    json!({
+        "volume": b.volume_name, "url": b.url, "every_seconds": (b.every_s > 0).then_some(b.every_s),
+        "keep": show_keep(&b.keep), "running_since": seconds(b.running.as_ref().map(|run| run.began)),
+        "last": last, "last_good": seconds(b.good), "due": seconds(b.due), "late": b.late, "state": state(b),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use weir_proto::VolumeId;
+    use weir_proto::backup::BackupEnd;
+
+    fn place(outcome: Option<BackupOutcome>, late: bool) -> Backup {
+        let at = Time { nanos: 0 };
+        Backup {
+            volume: VolumeId(2),
+            volume_name: "ada".into(),
+            url: "file:///b".into(),
+            every_s: 86400,
+            keep: Keep::default(),
+            since: at,
+            running: None,
+            last: outcome.map(|outcome| BackupEnd { began: at, ended: at, outcome }),
+            good: None,
+            due: None,
+            late,
+        }
+    }
+
+    #[test]
+    fn what_somebody_should_see_to_is_said() {
+        let made = |missing| BackupOutcome::Made { date: "D".into(), missing, files: 1, linked: 0, bytes: 5 };
+        assert_eq!(complaint(&place(None, false)), None);
+        assert_eq!(complaint(&place(Some(made(0)), false)), None);
+        assert!(complaint(&place(Some(made(2)), false)).unwrap().contains("INCOMPLETE: 2 missing"));
+        assert!(complaint(&place(Some(made(0)), true)).unwrap().contains("LATE"));
+        let failed = BackupOutcome::Failed { why: "no space".into() };
+        assert!(
+            complaint(&place(Some(failed), false))
+                .unwrap()
+                .contains("FAILED (1970-01-01 00:00:00 UTC): no space")
+        );
+        assert_eq!(state(&place(None, false)), "every 1d, kept 7d,4w,6m, none yet");
+    }
+
+    #[test]
+    fn buckets_are_refused_in_plain_words() {
+        let refused = check_url("s3://b/p").unwrap_err().to_string();
+        assert!(refused.contains("hard links") && refused.contains("file:///path"), "{refused}");
+        check_url("file:///a").unwrap();
+    }
+}

@@ -1,0 +1,328 @@
+//! `weir volume restore`: a file or a directory put back, from a snapshot or from a backup.
+//!
+//! A user's work: it reads `.snapshots` of the mount, or a backup's directory, and writes beside what is there, so it needs no
+//! rights but the user's own and gives none; and what was there stays until all of the old is back. The mount itself tells
+//! where backups are: no address is needed.
+use crate::failure::{Doing, Failure, Outcome};
+use crate::file;
+use clap::{ArgGroup, Args};
+use rustix::fs::{CWD, RenameFlags};
+use serde_json::{Value, json};
+use std::fs;
+use std::io::ErrorKind as IoKind;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use weir_client::Client;
+use weir_home::HomeUrl;
+use weir_home::backup::{Date, TreeName, snapshot_date};
+use weir_proto::{Error, InodeId, Result};
+
+/// In the topmost directory of a volume, of every mount.
+const DIRECTORY: &str = ".snapshots";
+/// Attribute that the mount answers: a volume's snapshots, and where its backups are.
+pub const PAST: &str = "weir.past";
+
+#[derive(Args)]
+#[command(group = ArgGroup::new("when").required(true).args(["from", "at"]))]
+pub struct Restore {
+    /// The file or directory, in a mount; it may be gone
+    pub path: PathBuf,
+    /// As it was in this snapshot
+    #[arg(long, value_name = "NAME")]
+    pub from: Option<String>,
+    /// As it was then: in the last snapshot or backup that is not later, like 2026-11-22 or "2026-11-22 03:00" (UTC)
+    #[arg(long, value_name = "DATE", value_parser = read_date)]
+    pub at: Option<Date>,
+    /// Put it here instead
+    #[arg(long, value_name = "PATH")]
+    pub to: Option<PathBuf>,
+    /// Also over something that is newer
+    #[arg(long)]
+    pub force: bool,
+    /// Print as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+fn read_date(text: &str) -> std::result::Result<Date, String> {
+    Date::parse_until(text).map_err(|e| e.context)
+}
+
+// ---- the mount's side
+
+pub async fn past_json(client: &Client, ino: InodeId) -> Result<Value> {
+    let volume = client.volume_at(ino).await?;
+    let snapshots = client.snapshots(volume.id).await?;
+    let places = client.backups(Some(volume.id)).await?;
+    let snapshots: Vec<Value> = snapshots
+        .iter()
+        .map(|s| json!({ "name": s.name, "created": s.created.nanos.div_euclid(1_000_000_000) }))
+        .collect();
+    let urls: Vec<&str> = places.iter().map(|place| &*place.url).collect();
+    Ok(json!({ "volume": volume.name, "snapshots": snapshots, "backups": urls }))
+}
+
+// ---- the command's side
+
+/// A state of a volume.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct State {
+    date: Date,
+    /// Its topmost directory.
+    top: PathBuf,
+    /// For people.
+    shown: String,
+    /// All of the volume is there: what is not found was not there.
+    whole: bool,
+}
+
+/// Puts a file or a tree back as it was.
+pub fn restore(args: &Restore) -> Outcome<()> {
+    let path = std::path::absolute(&args.path).doing("find out where this is")?;
+    let (old, shown) = match (&args.from, args.at) {
+        (Some(name), _) => (in_snapshot(&path, name)?, name.clone()),
+        (None, Some(date)) => at_date(&path, date)?,
+        (None, None) => return Err(Error::invalid("name a snapshot (--from) or a date (--at)").into()),
+    };
+    let to = match &args.to {
+        Some(to) => std::path::absolute(to).doing("find out where that is")?,
+        None => path.clone(),
+    };
+    if (args.at.is_some() || args.to.is_some()) && !args.force {
+        refuse_if_newer(&old, &to)?;
+    }
+    put_back(&old, &to)?;
+    match args.json {
+        true => println!("{:#}", json!({ "path": to.to_string_lossy(), "from": shown })),
+        false => println!("{} is as it was in {shown}", to.display()),
+    }
+    Ok(())
+}
+
+fn put_back(old: &Path, to: &Path) -> Outcome<()> {
+    let (Some(parent), Some(name)) = (to.parent(), to.file_name()) else {
+        return Err(Error::invalid("the root of everything is not restored").into());
+    };
+    if !parent.is_dir() {
+        return Err(Failure::new(
+            Error::not_found(format!("{} is gone, too", parent.display())),
+            "restore that first, or put it elsewhere with --to PATH",
+        ));
+    }
+    let tmp = parent.join(format!(".{}.restored-{}", name.to_string_lossy(), std::process::id()));
+    let copied = copy(old, &tmp).and_then(|()| put(&tmp, to));
+    if copied.is_err() {
+        let _ = remove(&tmp); // the first error is the one that is told
+    }
+    copied
+}
+
+fn no_volume(path: &Path, what: &str) -> Failure {
+    Failure::new(
+        Error::not_found(format!("no volume around {} has {what}", path.display())),
+        "`ls VOLUME/.snapshots` shows a volume's snapshots; what is above PATH must be there",
+    )
+}
+
+/// Where it is in a snapshot.
+fn in_snapshot(path: &Path, snapshot: &str) -> Outcome<PathBuf> {
+    for top in path.ancestors().skip(1) {
+        let then = top.join(DIRECTORY).join(snapshot);
+        if then.is_dir() {
+            let old = then.join(path.strip_prefix(top).expect("an ancestor is a prefix"));
+            fs::symlink_metadata(&old).doing(format_args!("look for {} in {snapshot}", path.display()))?;
+            return Ok(old);
+        }
+    }
+    Err(no_volume(path, &format!("a snapshot {snapshot:?}")))
+}
+
+/// Where it is in the last state that is not later than `at`.
+fn at_date(path: &Path, at: Date) -> Outcome<(PathBuf, String)> {
+    let top = path.ancestors().skip(1).find(|top| top.join(DIRECTORY).is_dir());
+    let top = top.ok_or_else(|| no_volume(path, "snapshots or backups"))?;
+    let below = path.strip_prefix(top).expect("an ancestor is a prefix");
+    let (states, unread) = states(top)?;
+    choose(&states, below, at).map_err(|failure| match &unread[..] {
+        [] => failure,
+        _ => Failure { hint: Some(unread.join("; ")), ..failure },
+    })
+}
+
+/// All that is known of a volume's past, the newest first and of equal dates snapshots first; and what could not be read.
+fn states(top: &Path) -> Outcome<(Vec<State>, Vec<String>)> {
+    let known = file::ask(top, PAST)?;
+    let (mut states, mut unread) = (Vec::new(), Vec::new());
+    let urls: Vec<&str> =
+        known["backups"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    for snapshot in known["snapshots"].as_array().into_iter().flatten() {
+        let (Some(name), Some(created)) = (snapshot["name"].as_str(), snapshot["created"].as_i64()) else {
+            continue;
+        };
+        // That of a backup is of the backup's date, whatever another clock said.
+        let of_backup = urls.iter().find_map(|url| snapshot_date(name, url));
+        let (date, then) = (of_backup.unwrap_or(Date(created)), top.join(DIRECTORY).join(name));
+        states.push(State { date, top: then, shown: format!("snapshot {name}"), whole: true });
+    }
+    for url in urls {
+        match HomeUrl::parse(url)? {
+            HomeUrl::File { path } => match backups(&path) {
+                Ok(found) => states.extend(found),
+                Err(e) => unread.push(format!("backups at {url} cannot be read here: {e}")),
+            },
+            _ => unread.push(format!("backups at {url} are read where that is mounted: copy it from there")),
+        }
+    }
+    states.sort_by_key(|state| std::cmp::Reverse(state.date));
+    Ok((states, unread))
+}
+
+fn backups(place: &Path) -> std::io::Result<Vec<State>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(place)? {
+        let entry = entry?;
+        let Some(name) = TreeName::parse(entry.file_name().as_encoded_bytes()) else { continue };
+        if let Some(date) = name.made() {
+            let whole = matches!(name, TreeName::Whole(_));
+            found.push(State { date, top: entry.path(), shown: format!("the backup of {date}"), whole });
+        }
+    }
+    Ok(found)
+}
+
+/// The last state that is not later and has all of it.
+fn choose(states: &[State], below: &Path, at: Date) -> Outcome<(PathBuf, String)> {
+    let shown = below.display();
+    // Why nothing older may be taken for what was asked for.
+    let mut newer: Option<(Date, String)> = None;
+    for state in states.iter().filter(|state| state.date <= at) {
+        let old = state.top.join(below);
+        match fs::symlink_metadata(&old) {
+            Ok(_) => {
+                if let Some((_, why)) = newer.take_if(|(date, _)| *date > state.date) {
+                    let hint = format!("it is in {}: ask for --at {}", state.shown, state.date);
+                    return Err(Failure::new(Error::not_found(why), hint));
+                }
+                if is_readable(&old) {
+                    return Ok((old, state.shown.clone()));
+                }
+                // What is at home only does not read in a snapshot; the backup of the same time may have it.
+                let why = format!("{shown} cannot be read in {}: its bytes were at home only", state.shown);
+                newer = newer.or(Some((state.date, why)));
+            }
+            Err(e) if matches!(e.kind(), IoKind::NotFound | IoKind::NotADirectory) => {
+                let why = || (state.date, format!("{shown} was not there in {}", state.shown));
+                newer = newer.or_else(|| state.whole.then(why));
+            }
+            Err(e) => return Err(e).doing(format_args!("look for {shown} in {}", state.shown)),
+        }
+    }
+    Err(match newer {
+        Some((_, why)) => Error::not_found(format!("{why}, nor is it in anything older")).into(),
+        None => Failure::new(
+            Error::not_found(format!("no snapshot or backup of {at} or before has {}", below.display())),
+            "`weir volume backups` and `weir volume snapshots` show what there is",
+        ),
+    })
+}
+
+/// A file whose bytes were evicted opens, and does not read. Of rights the copy speaks.
+fn is_readable(path: &Path) -> bool {
+    use std::io::Read;
+    let is_file = fs::symlink_metadata(path).is_ok_and(|m| m.is_file());
+    let read = || fs::File::open(path)?.read(&mut [0]).map(drop);
+    !is_file || read().err().and_then(|e| e.raw_os_error()) != Some(libc::EIO)
+}
+
+/// A file that was written later than the old one, or anything that may hold such.
+fn refuse_if_newer(old: &Path, to: &Path) -> Outcome<()> {
+    let Ok(there) = fs::symlink_metadata(to) else { return Ok(()) };
+    let then = fs::symlink_metadata(old).doing(format_args!("look at {}", old.display()))?;
+    let time = |m: &fs::Metadata| m.modified().ok();
+    let why = match there.is_dir() || then.is_dir() {
+        true => "is a directory: what is newer in it would go",
+        false if time(&there) > time(&then) => "was written later",
+        false => return Ok(()),
+    };
+    Err(Failure::new(
+        Error::exists(format!("{} is there, and {why}", to.display())),
+        "put the old one elsewhere with --to PATH, or over it with --force",
+    ))
+}
+
+fn copy(from: &Path, to: &Path) -> Outcome<()> {
+    let output = Command::new("cp")
+        .args(["-a", "--no-target-directory", "--"])
+        .args([from, to])
+        .output()
+        .doing("run cp")?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    Err(Error::io(format!("copy {}: {said}", from.display())).into())
+}
+
+/// What is there goes only when all of the old one is in its place.
+fn put(tmp: &Path, path: &Path) -> Outcome<()> {
+    if fs::symlink_metadata(path).is_err() {
+        return fs::rename(tmp, path).doing(format_args!("put {} in its place", path.display()));
+    }
+    rustix::fs::renameat_with(CWD, tmp, CWD, path, RenameFlags::EXCHANGE)
+        .map_err(std::io::Error::from)
+        .doing(format_args!("put {} in its place", path.display()))?;
+    remove(tmp).doing(format_args!("remove what was there before: it is {}", tmp.display()))
+}
+
+fn remove(path: &Path) -> std::io::Result<()> {
+    match fs::symlink_metadata(path)?.is_dir() {
+        true => fs::remove_dir_all(path),
+        false => fs::remove_file(path),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_state_that_is_not_later_counts() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = |date: i64, name: &str, whole| {
+            let top = dir.path().join(name);
+            fs::create_dir_all(&top).unwrap();
+            State { date: Date(date), top, shown: name.into(), whole }
+        };
+        let states =
+            [state(40, "d", true), state(30, "c", false), state(20, "b", true), state(10, "a", true)];
+        for (name, file) in
+            [("d", "all"), ("c", "all"), ("b", "all"), ("a", "all"), ("b", "gap"), ("a", "old")]
+        {
+            fs::write(dir.path().join(name).join(file), name).unwrap();
+        }
+        let find = |file: &str, at: i64| choose(&states, Path::new(file), Date(at));
+        let found = |file: &str, at: i64| fs::read_to_string(find(file, at).unwrap().0).unwrap();
+        assert_eq!([45, 40, 39, 20, 19].map(|at| found("all", at)), ["d", "d", "c", "b", "a"]);
+        // An incomplete backup says nothing about what it lacks.
+        assert_eq!(found("gap", 30), "b");
+        let gone = find("old", 25).unwrap_err();
+        assert!(gone.error.context.contains("not there in b") && gone.hint.unwrap().contains("in a"));
+        assert!(find("all", 9).unwrap_err().error.context.contains("no snapshot or backup"));
+        assert!(find("never", 45).unwrap_err().error.context.contains("nor is it"));
+    }
+
+    #[test]
+    fn nothing_newer_is_written_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let [old, new, top] = ["old", "new", "top"].map(|name| dir.path().join(name));
+        fs::write(&old, "old").unwrap();
+        fs::write(&new, "new").unwrap();
+        fs::create_dir(&top).unwrap();
+        let then = std::time::SystemTime::now() - std::time::Duration::from_secs(60);
+        fs::File::options().write(true).open(&old).unwrap().set_modified(then).unwrap();
+        assert!(refuse_if_newer(&old, &new).is_err() && refuse_if_newer(&old, &top).is_err());
+        assert!(
+            refuse_if_newer(&new, &old).is_ok() && refuse_if_newer(&old, &dir.path().join("none")).is_ok()
+        );
+    }
+}
