@@ -20,7 +20,7 @@ use weir_proto::{
     CellId, ClusterId, DiskUuid, Epoch, Error, FileId, InodeId, NamespaceId, PgId, Seq, SessionId, TargetId,
     Version, VolumeId, Wire,
 };
-use weir_proto::{coord, data, frame, lock, map, meta, recall, relation, snapshot, volume};
+use weir_proto::{backup, coord, data, frame, lock, map, meta, recall, relation, snapshot, volume};
 use weir_store::format::{self as index, Record as _};
 
 pub struct Target {

@@ -10,7 +10,7 @@ mod list;
 use dice::Dice;
 use weir_proto::map::{Layout, Scheme};
 use weir_proto::{CellId, Error, FileId, Wire};
-use weir_proto::{coord, data, frame, lock, map, meta, recall, relation, snapshot, volume};
+use weir_proto::{backup, coord, data, frame, lock, map, meta, recall, relation, snapshot, volume};
 
 const ROUNDS: usize = 10_000;
 
@@ -103,7 +103,8 @@ fn messages_are_decoded_as_they_were_encoded() {
     is_decoded_as_it_was_encoded::<CellId>("CellId");
 }
 
-const SOURCES: [(&str, &str); 10] = [
+const SOURCES: [(&str, &str); 11] = [
+    ("backup", include_str!("../src/backup.rs")),
     ("coord", include_str!("../src/coord.rs")),
     ("data", include_str!("../src/data.rs")),
     ("meta", include_str!("../src/meta.rs")),

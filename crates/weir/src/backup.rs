@@ -169,6 +169,12 @@ fn told(args: &Make, set: &Backup) -> String {
 
 async fn make_now(desk: &Desk, args: &Make, volume: &Volume, url: &str) -> Outcome<()> {
     let client = &desk.client;
+    if own_cred().uid != 0 {
+        return Err(Failure::new(
+            Error::denied("a backup holds everybody's files, so the superuser makes it"),
+            "have movers make them: --every 1d",
+        ));
+    }
     let taken = client.take_backup(&own_cred(), volume.id, url).await.map_err(|e| match e.kind {
         ErrorKind::Name(_) => Failure::new(e, format!("`weir volume backups {}` shows it", volume.name)),
         _ => explain(e),
@@ -230,8 +236,9 @@ fn report(args: &Make, made: &Made, progress: &Progress, url: &str) -> Outcome<(
     });
     say(args, &value, || {
         let mut text = format!(
-            "{} is made: {files} files, {linked} of them as in the last backup, {} copied",
+            "{} is made: {} ({linked} as in the last backup), {} copied",
             made.tree.text(),
+            if files == 1 { "1 file".to_owned() } else { format!("{files} files") },
             table::bytes(bytes)
         );
         if made.went_on {

@@ -30,7 +30,7 @@ use weir_proto::checksum::crc32c;
 use weir_proto::frame::{FrameKind, HEADER_BYTES, Header, Hello};
 use weir_proto::map::Role;
 use weir_proto::{Reader, Request, Wire};
-use weir_proto::{coord, data, frame, lock, map, meta, recall, relation, snapshot, volume};
+use weir_proto::{backup, coord, data, frame, lock, map, meta, recall, relation, snapshot, volume};
 
 /// What a server may hold more after it all: its caches and the allocator's leftovers.
 const GROWTH_MIB_MAX: u64 = 96;

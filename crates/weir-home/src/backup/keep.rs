@@ -33,7 +33,8 @@ pub fn parse_keep(text: &str) -> Result<Keep> {
     };
     let mut keep = Keep { days: 0, weeks: 0, months: 0 };
     for part in text.split(',').map(str::trim) {
-        let (number, unit) = part.split_at(part.len().saturating_sub(1).min(part.len()));
+        let digits = part.find(|c: char| !c.is_ascii_digit()).unwrap_or(part.len());
+        let (number, unit) = part.split_at(digits);
         let count: u32 = number.parse().map_err(|_| bad())?;
         let of = match unit {
             "d" => &mut keep.days,

@@ -4,7 +4,7 @@
 //! the same cookie in both.
 use super::{Job, TreeName, Trouble, at, moved, private, remove, root};
 use crate::mover::join_all;
-use crate::{Attrs, Expect, HomePath, Make, Outcome, Xattr};
+use crate::{Attrs, Expect, HomePath, Make, Outcome, RESERVED, Xattr};
 use bytes::Bytes;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Mutex;
@@ -160,7 +160,11 @@ impl<'a> Walk<'a> {
         frame.after = last;
         let at_once = Semaphore::new(FILES_AT_ONCE);
         let mut files = Vec::new();
+        let is_top = frame.path == self.top.1;
         for Item { name, attr, old } in items {
+            if is_top && name == RESERVED {
+                continue; // another Weir's mark: this volume is its home
+            }
             let path = match frame.path.join(&name) {
                 Ok(path) => path,
                 Err(e) => {

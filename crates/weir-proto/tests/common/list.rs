@@ -1,6 +1,6 @@
 //! Every message type, once. Used by the tests of messages, of decoders and of servers, and by the fuzz targets.
 //!
-//! The user brings `coord`, `data`, `meta`, `volume`, `relation`, `snapshot`, `recall`, `lock`, `map` and `frame` of `weir_proto` into scope. That the list is complete is a test
+//! The user brings `backup`, `coord`, `data`, `meta`, `volume`, `relation`, `snapshot`, `recall`, `lock`, `map` and `frame` of `weir_proto` into scope. That the list is complete is a test
 //! of its own: `the_list_is_complete`.
 
 /// Calls `$check::<T>(name)` for every message type. `the_list_is_complete` compares it with the sources.
@@ -30,6 +30,7 @@ macro_rules! for_every_message {
             recall::{ByteRange, Evict, Evicted, EvictedRanges, EvictedList, AwaitRecall, RecallWaited, WantRecall, TakeRecalls,
                 RecallId, RecallsTaken, RecallWork, Filled, Learned, RecallFailed, SetPinned, GetResidence, Residence, RecallState, GetEviction, SetMarks,
                 Levels, EvictionLevel, EvictOwn}
+            backup::{Keep, Backup, BackupRun, BackupEnd, BackupSet, BackupList, Backups, BackupTake, BackupTaken, BackupDone}
             snapshot::{Snapshot, SnapshotTake, SnapshotDelete, SnapshotList, Snapshots, PastLookup, PastLooked, PastAttr, PastList,
                 PastListing, PastEntry, PastGetXattr, PastListXattr, PastBytes, PastNames, PastOpen, PastOpened, Layer, LayersOf,
                 LayerList, TakeLayers, LayersTaken, LayerCopied}
