@@ -4,12 +4,13 @@
 //! what one stream writes and syncs on the home's file system, measured just before.
 use crate::demo::Stage;
 use crate::failure::{Doing, Outcome};
-use crate::homeward::{self, PART, Plan, Seen, Site};
+use crate::homeward::{self, Live, PART, Plan, Seen, Site};
 use crate::place::{Place, RoleName};
 use crate::process::PidFile;
 use crate::volume::{connect, parse_size};
 use crate::{cli, observe, up};
 use clap::{Args, ValueEnum};
+use rustix::process::Signal;
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -27,6 +28,8 @@ const RAW_BYTES: u64 = 256 * MIB;
 const RAW_RUNS: usize = 3;
 /// A file above this gets a volume of this size: its front goes while it is written.
 const FILE_LIMIT: u64 = 2048 * MIB;
+/// Between two listings.
+const LIST_EVERY: Duration = Duration::from_millis(50);
 /// Visible data to the size of the cache.
 const CACHE_RATIO: f64 = 2.1;
 
@@ -65,6 +68,8 @@ pub enum What {
     Cache,
     /// A volume that is full when it gets its home
     CatchUp,
+    /// A home that hangs, and what those notice who write and list here (not run unless it is named)
+    Frozen,
 }
 
 /// A cluster with one mover and what was found on it.
@@ -112,6 +117,7 @@ fn measure(options: &Options, stage: &Stage) -> Outcome<Report> {
             What::Kill => bench.kill()?,
             What::Cache => bench.cache()?,
             What::CatchUp => bench.catch_up()?,
+            What::Frozen => bench.frozen()?,
         }
     }
     Ok(bench.report())
@@ -155,15 +161,19 @@ impl Bench<'_> {
     /// A volume with a home of its own.
     fn volume(&self, name: &str, limit: u64, with_home: bool) -> Outcome<Site> {
         let home = self.stage.home().join(name);
+        let site = self.volume_at(name, limit, with_home.then_some(&home))?;
+        Ok(Site { home, ..site })
+    }
+    fn volume_at(&self, name: &str, limit: u64, home: Option<&PathBuf>) -> Outcome<Site> {
         observe::block_on(async {
             let client = connect(self.place.coordinators(), NAMESPACE).await?;
             let volume = homeward::make_volume(&client, name, limit).await?;
-            if with_home {
-                homeward::add_home(&client, &volume, &home).await?;
+            if let Some(home) = home {
+                homeward::add_home(&client, &volume, home).await?;
             }
             Ok(client.shutdown().await?)
         })?;
-        Ok(Site { dir: self.stage.mount.join(name), home })
+        Ok(Site { dir: self.stage.mount.join(name), home: home.cloned().unwrap_or_default() })
     }
 
     fn row(&mut self, name: String, unit: &str, better: Better, value: f64) {
@@ -209,7 +219,7 @@ impl Bench<'_> {
             self.row(name, "%", Better::Higher, least * 100.0);
         }
         self.row(format!("{name}: jitter of the rate at home"), "%", Better::Lower, seen.jitter() * 100.0);
-        self.row(format!("{name}: longest write"), "ms", Better::Lower, seen.write_ms_max);
+        self.row(format!("{name}: longest write"), "ms", Better::Lower, seen.longest_write_ms());
     }
 
     fn kill(&mut self) -> Outcome<()> {
@@ -250,7 +260,7 @@ impl Bench<'_> {
         fs::create_dir_all(&site.home).doing("make a home directory")?;
         let plan = self.frames();
         let (mut seen, ()) = homeward::stream(&site, &plan, Duration::ZERO, |_| Ok(()))?;
-        let before = seen.write_ms_max;
+        let before = seen.longest_write_ms();
         let beside = self.volume("beside", 0, false)?;
         let begun = Instant::now();
         observe::block_on(async {
@@ -269,8 +279,65 @@ impl Bench<'_> {
         let rate = seen.bytes(&plan) as f64 / 1e6 / took.as_secs_f64();
         self.row("catch-up: rate".into(), "MB/s", Better::Higher, rate);
         self.row("catch-up: longest write of a frame before it".into(), "ms", Better::Lower, before);
-        self.row("catch-up: longest write of 1 MiB meanwhile".into(), "ms", Better::Lower, busy.write_ms_max);
+        self.row(
+            "catch-up: longest write of 1 MiB meanwhile".into(),
+            "ms",
+            Better::Lower,
+            busy.longest_write_ms(),
+        );
         self.end_part("catch-up", &site, &plan, &seen, false)
+    }
+
+    /// Home is a directory on another cluster's mount; that stops, so whoever touches it hangs.
+    fn frozen(&mut self) -> Outcome<()> {
+        let (dir, mount) = self.stage.beside();
+        fs::create_dir_all(&mount).doing("make a second mount point")?;
+        let wish = cli::Up { dir, mount: vec![mount.clone()], movers: Some(0), ..self.wish.clone() };
+        let (other, _) = up::bring_up(&wish)?;
+        let home = mount.join("home");
+        let site = self.volume_at("frozen", 0, Some(&home))?;
+        let plan = self.frames();
+        let part = |name: &str| -> Outcome<Site> {
+            let site = Site { dir: site.dir.join(name), home: site.home.join(name) };
+            fs::create_dir(&site.dir).doing("make a directory in the volume")?;
+            Ok(site)
+        };
+        let (before, after) = (part("before")?, part("after")?);
+        let (well, listed_well) =
+            homeward::stream(&before, &plan, PATIENCE, |live| list_meanwhile(&site.dir, live))?;
+        let memory = resident_bytes(&self.mover()?);
+        let missing = || weir_proto::Error::not_found("the second cluster's mount does not run");
+        let hung = other.of_role(RoleName::Mount).next().ok_or_else(missing)?;
+        let hung = PidFile::read(&other.pid_file(hung)).ok_or_else(missing)?;
+        hung.signal(Signal::STOP)?;
+        // Nobody looks at home meanwhile: that would hang, too.
+        let unseen = Site { home: self.stage.home().join("nothing"), ..after.clone() };
+        let (mut seen, listed) =
+            homeward::stream(&unseen, &plan, Duration::ZERO, |live| list_meanwhile(&site.dir, live))?;
+        let grown = resident_bytes(&self.mover()?);
+        hung.signal(Signal::CONT)?;
+        let woken = Instant::now();
+        seen.complete = crate::process::wait_until(PATIENCE, || {
+            homeward::at_home(&after, &plan, &seen) == seen.bytes(&plan)
+        });
+        let caught_up = woken.elapsed().as_secs_f64();
+        let p99 = |sorted: &[f64]| homeward::at_quantile(sorted, 0.99);
+        let rows = [
+            ("write of a frame, p99, home well", "ms", p99(&well.write_ms)),
+            ("write of a frame, p99, home hangs", "ms", p99(&seen.write_ms)),
+            ("write of a frame, p99, to that of before", "x", p99(&seen.write_ms) / p99(&well.write_ms)),
+            ("ls, p99, home well", "ms", p99(&listed_well)),
+            ("ls, p99, home hangs", "ms", p99(&listed)),
+            ("ls, p99, to that of before", "x", p99(&listed) / p99(&listed_well)),
+            ("memory of the mover, home well", "MB", memory as f64 / 1e6),
+            ("memory of the mover, home hangs", "MB", grown as f64 / 1e6),
+            ("from its return until all is at home", "s", caught_up),
+        ];
+        for (name, unit, value) in rows {
+            self.row(format!("frozen: {name}"), unit, Better::Lower, value);
+        }
+        self.bad.extend(homeward::verify(&before.dir, &plan, &well));
+        self.end_part("frozen", &after, &plan, &seen, false)
     }
 
     /// Compares everything; then the space is free again.
@@ -322,6 +389,22 @@ impl Bench<'_> {
             ],
         }
     }
+}
+
+/// Lists a directory every now and then while something is written; how long each took, ms, in order of size.
+fn list_meanwhile(dir: &Path, live: &Live) -> Outcome<Vec<f64>> {
+    let mut took_ms = Vec::new();
+    while live.is_writing() {
+        let begun = Instant::now();
+        for entry in fs::read_dir(dir).doing("list the volume")? {
+            let entry = entry.doing("list the volume")?;
+            entry.metadata().doing("look at a file of the volume")?;
+        }
+        took_ms.push(begun.elapsed().as_secs_f64() * 1e3);
+        std::thread::sleep(LIST_EVERY);
+    }
+    took_ms.sort_by(f64::total_cmp);
+    Ok(took_ms)
 }
 
 /// What `/proc` counts in, on every platform that Linux runs on today (`USER_HZ`).

@@ -66,28 +66,47 @@ impl Stage {
     pub fn home(&self) -> PathBuf {
         self.root.join("home")
     }
+    /// Directory and mount point of a second cluster, for who needs one.
+    pub fn beside(&self) -> (PathBuf, PathBuf) {
+        (self.root.join("beside"), self.root.join("beside-mnt"))
+    }
     pub fn end(&self) -> Outcome<()> {
         if self.ended.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
-        if let Ok(place) = Place::open(&self.cluster_dir()) {
-            up::take_down(&place)?;
-        }
-        if self.cluster_dir().exists() {
-            fs::remove_dir_all(self.cluster_dir()).doing("remove the demo's cluster")?;
+        let (beside, beside_mount) = self.beside();
+        for cluster in [beside, self.cluster_dir()] {
+            if let Ok(place) = Place::open(&cluster) {
+                wake(&place);
+                up::take_down(&place)?;
+            }
+            if cluster.exists() {
+                fs::remove_dir_all(&cluster).doing("remove the demo's cluster")?;
+            }
         }
         if self.home().exists() {
             fs::remove_dir_all(self.home()).doing("remove the demo's home directory")?;
         }
-        fs::remove_dir(&self.mount)
-            .or_else(|e| if self.mount.exists() { Err(e) } else { Ok(()) })
-            .doing("remove the demo's mount point")?;
+        for mount in [&self.mount, &beside_mount] {
+            fs::remove_dir(mount)
+                .or_else(|e| if mount.exists() { Err(e) } else { Ok(()) })
+                .doing("remove the demo's mount point")?;
+        }
         if self.made_root {
             fs::remove_dir(&self.root).doing("remove the demo's directory")?;
         }
         Ok(())
     }
 }
+/// What was stopped cannot end.
+fn wake(place: &Place) {
+    for mount in place.of_role(RoleName::Mount) {
+        if let Some(pid) = PidFile::read(&place.pid_file(mount)) {
+            let _ = pid.signal(Signal::CONT); // it has ended already
+        }
+    }
+}
+
 impl Drop for Stage {
     fn drop(&mut self) {
         if let Err(e) = self.end() {

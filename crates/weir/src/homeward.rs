@@ -66,8 +66,8 @@ pub struct Seen {
     /// Bytes that arrived, and that were written, in each second.
     pub arrived: Vec<u64>,
     pub written: Vec<u64>,
-    /// Longest `write` or frame, ms.
-    pub write_ms_max: f64,
+    /// Of each `write` or frame, ms, in order of size.
+    pub write_ms: Vec<f64>,
     /// All was at home before the patience was over.
     pub complete: bool,
 }
@@ -77,8 +77,10 @@ impl Seen {
         self.frames * plan.frame_bytes + self.file_bytes
     }
     pub fn lag(&self, quantile: f64) -> f64 {
-        let last = self.lag_ms.len().saturating_sub(1);
-        self.lag_ms.get((last as f64 * quantile).round() as usize).copied().unwrap_or(0.0)
+        at_quantile(&self.lag_ms, quantile)
+    }
+    pub fn longest_write_ms(&self) -> f64 {
+        at_quantile(&self.write_ms, 1.0)
     }
     /// Deviation of the rate at home from second to second, of its mean, while it was written at the full rate.
     pub fn jitter(&self) -> f64 {
@@ -97,6 +99,12 @@ impl Seen {
     }
 }
 
+/// Of values in order; 0 of none.
+pub fn at_quantile(sorted: &[f64], quantile: f64) -> f64 {
+    let last = sorted.len().saturating_sub(1);
+    sorted.get((last as f64 * quantile).round() as usize).copied().unwrap_or(0.0)
+}
+
 /// Counts while it runs.
 #[derive(Default)]
 pub struct Live {
@@ -106,8 +114,9 @@ pub struct Live {
     pub file_at_home: AtomicU64,
     /// Of what arrived last, ms.
     pub lag_ms: AtomicU64,
-    write_us_max: AtomicU64,
     writing: AtomicBool,
+    /// Threads that have not written all of theirs yet.
+    writers: AtomicU64,
     log: Mutex<Log>,
 }
 
@@ -118,15 +127,21 @@ struct Log {
     file: VecDeque<(u64, Instant)>,
     frames_closed: u64,
     file_bytes: u64,
+    write_ms: Vec<f64>,
 }
 
 impl Live {
     fn log(&self) -> MutexGuard<'_, Log> {
         self.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
+    /// Whether what was planned is not written yet.
+    pub fn is_writing(&self) -> bool {
+        self.writers.load(Relaxed) > 0
+    }
     fn note_write(&self, bytes: u64, begun: Instant) {
         self.written.fetch_add(bytes, Relaxed);
-        self.write_us_max.fetch_max(begun.elapsed().as_micros() as u64, Relaxed);
+        let took_ms = begun.elapsed().as_secs_f64() * 1e3;
+        self.log().write_ms.push(took_ms);
     }
 }
 
@@ -170,12 +185,16 @@ pub fn stream<T>(
     patience: Duration,
     meanwhile: impl FnOnce(&Live) -> Outcome<T>,
 ) -> Outcome<(Seen, T)> {
-    let live = Live { writing: AtomicBool::new(true), ..Live::default() };
+    let live = Live { writing: AtomicBool::new(true), writers: AtomicU64::new(2), ..Live::default() };
     let gone_on = AtomicBool::new(true);
     let start = Instant::now();
+    let ended = |wrote| {
+        live.writers.fetch_sub(1, Relaxed);
+        wrote
+    };
     std::thread::scope(|scope| {
-        let frames = scope.spawn(|| write_frames(site, plan, &live, start, &gone_on));
-        let file = scope.spawn(|| write_file(site, plan, &live, start, &gone_on));
+        let frames = scope.spawn(|| ended(write_frames(site, plan, &live, start, &gone_on)));
+        let file = scope.spawn(|| ended(write_file(site, plan, &live, start, &gone_on)));
         let watch = scope.spawn(|| watch(site, plan, &live, patience));
         let did = meanwhile(&live);
         if did.is_err() {
@@ -328,7 +347,8 @@ fn watch(site: &Site, plan: &Plan, live: &Live, patience: Duration) -> Seen {
         if nothing_left || over {
             seen.complete = nothing_left;
             seen.lag_ms.sort_by(f64::total_cmp);
-            seen.write_ms_max = live.write_us_max.load(Relaxed) as f64 / 1e3;
+            seen.write_ms = std::mem::take(&mut live.log().write_ms);
+            seen.write_ms.sort_by(f64::total_cmp);
             return seen;
         }
     }

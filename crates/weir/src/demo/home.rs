@@ -140,7 +140,7 @@ impl Shown {
                 format!("{:.0} % of its mean, the kill included", seen.jitter() * 100.0),
             ),
             row("mover killed in mid-file", format!("at {:.1} s, {resumed}", self.killed_at_s)),
-            row("longest write", format!("{:.0} ms", seen.write_ms_max)),
+            row("longest write", format!("{:.0} ms", seen.longest_write_ms())),
             row("evicted", table::bytes(self.evicted)),
             row(
                 "brought back",
@@ -156,7 +156,7 @@ impl Shown {
             "lag_p50_ms": self.seen.lag(0.5), "lag_p99_ms": self.seen.lag(0.99), "jitter": self.seen.jitter(),
             "home_rate_min": self.seen.home_rate_min(),
             "mover_killed_at_s": self.killed_at_s, "resumed_s": self.resumed_s, "evicted_bytes": self.evicted,
-            "recalled_bytes": self.recalled, "write_ms_max": self.seen.write_ms_max, "wrong": self.wrong,
+            "recalled_bytes": self.recalled, "write_ms_max": self.seen.longest_write_ms(), "wrong": self.wrong,
             "troubles": self.troubles(),
         })
     }
