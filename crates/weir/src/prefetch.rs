@@ -8,7 +8,7 @@ use crate::table;
 use clap::{Args, ValueHint};
 use serde_json::json;
 use std::collections::VecDeque;
-use std::io::{BufRead, IsTerminal, Write};
+use std::io::BufRead;
 use std::path::{Path, PathBuf};
 
 /// Files that are wanted ahead of the one that is waited for.
@@ -54,7 +54,7 @@ pub fn run(args: &Prefetch) -> Outcome<()> {
     while let Some(next) = wanted.pop_front() {
         finish(next, &mut tally);
     }
-    progress("");
+    table::progress("");
     if args.json {
         let Tally { files, brought, bytes, failed, .. } = tally;
         println!("{:#}", json!({ "files": files, "brought": brought, "bytes": bytes, "failed": failed }));
@@ -118,7 +118,7 @@ fn want(path: PathBuf, tally: &mut Tally, wanted: &mut VecDeque<(PathBuf, u64)>)
 }
 
 fn finish((path, bytes): (PathBuf, u64), tally: &mut Tally) {
-    progress(&format!(
+    table::progress(&format!(
         "{} files, {} brought back; waits for {}",
         tally.files,
         table::bytes(tally.bytes),
@@ -142,15 +142,6 @@ impl Tally {
             None => self.first_error = Some(e),
             Some(_) => eprintln!("{e}"),
         }
-    }
-}
-
-/// On one line of a terminal; nowhere else.
-fn progress(text: &str) {
-    let mut out = std::io::stderr();
-    if out.is_terminal() {
-        let _ = write!(out, "\r\x1b[2K{text}"); // nobody may look
-        let _ = out.flush();
     }
 }
 

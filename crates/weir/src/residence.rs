@@ -7,7 +7,6 @@ use crate::failure::{Doing, Failure, Outcome};
 use crate::{file, table};
 use rustix::fs::XattrFlags;
 use serde_json::{Value, json};
-use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::time::Duration;
 use weir_client::Client;
@@ -100,10 +99,10 @@ pub fn recall(args: &ManyPaths) -> Outcome<()> {
         loop {
             match rx.recv_timeout(LOOK) {
                 Ok(done) => {
-                    progress("");
+                    table::progress("");
                     return done.map_err(|e| why_not_recalled(path, e));
                 }
-                Err(std::sync::mpsc::RecvTimeoutError::Timeout) => progress(&how_far(path)),
+                Err(std::sync::mpsc::RecvTimeoutError::Timeout) => table::progress(&how_far(path)),
                 Err(e) => return Err(Error::io(format!("recall {}: {e}", path.display())).into()),
             }
         }
@@ -127,14 +126,6 @@ fn how_far(path: &Path) -> String {
     let Ok(state) = file::ask(path, STATE) else { return String::new() };
     let (size, online) = (state["size"].as_u64().unwrap_or(0), state["online"].as_u64().unwrap_or(0));
     format!("{}: {} % of {size} bytes are here", path.display(), online * 100 / size.max(1))
-}
-/// On one line of a terminal; nowhere else.
-fn progress(text: &str) {
-    let mut out = std::io::stderr();
-    if out.is_terminal() {
-        let _ = write!(out, "\r\x1b[2K{text}"); // nobody may look
-        let _ = out.flush();
-    }
 }
 fn why_not_recalled(path: &Path, e: Failure) -> Failure {
     let state = file::ask(path, STATE).unwrap_or_default();

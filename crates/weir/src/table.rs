@@ -1,4 +1,5 @@
-//! Columns of text.
+//! Text for people: columns, sizes, how far something is.
+use std::io::{IsTerminal, Write};
 
 /// Columns as wide as their widest cell, two spaces between; the last one is not padded.
 pub fn render(header: &[&str], rows: &[Vec<String>]) -> String {
@@ -32,6 +33,15 @@ pub fn bytes(n: u64) -> String {
         (_, v) if v >= 100.0 => format!("{v:.0} {}", units[unit]),
         (_, v) if v >= 10.0 => format!("{v:.1} {}", units[unit]),
         (_, v) => format!("{v:.2} {}", units[unit]),
+    }
+}
+
+/// How far something is, on one line of a terminal that the next call replaces; nowhere else.
+pub fn progress(text: &str) {
+    let mut out = std::io::stderr();
+    if out.is_terminal() {
+        let _ = write!(out, "\r\x1b[2K{text}"); // nobody may look
+        let _ = out.flush();
     }
 }
 

@@ -9,7 +9,6 @@ use crate::volume::{Cluster, connect, named, own_cred};
 use crate::{observe, table};
 use clap::Args;
 use serde_json::json;
-use std::io::{IsTerminal, Write};
 use weir_client::Client;
 use weir_home::mover::HomeOf;
 use weir_home::{Credentials, Verified, Verify};
@@ -65,8 +64,8 @@ async fn verify(client: &Client, homes: &Homes, options: &Options) -> Outcome<()
         root: volume.root,
         data: !options.names_only,
     };
-    let verified = work.run(|so_far| progress(&line(so_far))).await;
-    progress("");
+    let verified = work.run(|so_far| table::progress(&line(so_far))).await;
+    table::progress("");
     let verified = verified?;
     let set_aside = if options.look_only { 0 } else { set_aside(&client, &relation, &verified).await? };
     show(&relation, &verified, set_aside, options.at.cluster.json);
@@ -150,13 +149,5 @@ fn show(relation: &RelationInfo, verified: &Verified, set_aside: u64, as_json: b
     }
     if set_aside > 0 {
         println!("  set aside       {set_aside} files: nothing of them is evicted before somebody decides");
-    }
-}
-
-fn progress(text: &str) {
-    let mut out = std::io::stderr();
-    if out.is_terminal() {
-        let _ = write!(out, "\r\x1b[2K{text}"); // nobody may look
-        let _ = out.flush();
     }
 }
