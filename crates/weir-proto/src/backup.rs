@@ -1,4 +1,4 @@
-//! Messages about backups of volumes (methods 195–198): where they go, how often, who makes one now, how the last one ended.
+//! Messages about backups of volumes (methods 196–199): where they go, how often, who makes one now, how the last one ended.
 //!
 //! A backup is made by whoever has taken it, a mover or a command, until its session ends: nobody else gets it before.
 use crate::meta::{Cred, Op, Time};
@@ -65,7 +65,7 @@ wire_union!(
 
 message!(
     /// Makes a place known, or changes what is named. The volume's owner and administrators may, as for all of these.
-    BackupSet = 195 -> Backup {
+    BackupSet = 196 -> Backup {
         op: Op,
         cred: Cred,
         volume: VolumeId,
@@ -76,14 +76,14 @@ message!(
         forget: bool,
     }
 );
-message!(BackupList = 196 -> Backups { session: SessionId, volume: Option<VolumeId> });
+message!(BackupList = 197 -> Backups { session: SessionId, volume: Option<VolumeId> });
 message!(Backups { backups: Vec<Backup> });
 message!(
     /// Takes the making of one: of a place, or (of volume 0, for movers) of any that is due.
-    BackupTake = 197 -> BackupTaken { op: Op, cred: Cred, volume: VolumeId, url: String }
+    BackupTake = 198 -> BackupTaken { op: Op, cred: Cred, volume: VolumeId, url: String }
 );
 message!(BackupTaken { backup: Option<Backup> });
 message!(
     /// How it ended. `Stale`: it is another's, or nobody's, by now.
-    BackupDone = 198 -> Backup { op: Op, volume: VolumeId, url: String, outcome: BackupOutcome }
+    BackupDone = 199 -> Backup { op: Op, volume: VolumeId, url: String, outcome: BackupOutcome }
 );
