@@ -734,12 +734,14 @@ fn receive(
             Some(size) => taken::unproved(txn, relation, done.ino, size)?,
             None => Vec::new(),
         };
+        // A range before the end that home did not take goes once more, and the end after it.
+        let lacking = store::pending_of(txn, relation, done.ino)?.iter().any(|(_, p)| p.oldest <= mark);
         // What lay beside bytes that changed while it was on its way has no proof: it goes once more, and the end after it.
         for (from, to) in &unproved {
             let again = Pending { len: to - from, since: now, oldest: mark, newest: mark };
             taken::add_pending(txn, relation, lane, done.ino, *from, again)?;
         }
-        if !newer && unproved.is_empty() {
+        if !newer && !lacking && unproved.is_empty() {
             txn.delete(&keys::pending(relation, done.ino, FINISH));
             twin.complete = finish;
         }
