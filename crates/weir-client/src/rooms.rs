@@ -168,9 +168,8 @@ impl Inner {
         let want = must.saturating_add(reserve);
         let ask = |session| TakeRoom { session, volume, spent, must, want };
         let room = self.session.ask(self.deadline(), ask).await?;
-        if let Some(held) = self.rooms.table().get_mut(&volume) {
-            held.granted = room.held;
-        }
+        // Who gives back what is not used may have forgotten the volume meanwhile.
+        self.rooms.table().entry(volume).or_default().granted = room.held;
         Ok(room)
     }
 

@@ -207,3 +207,15 @@ fn a_limit_of_inodes_and_soft_limits_hold() {
         assert_eq!(write(&a, h, 1000, &vec![1; 2 << 20]).await.unwrap(), 2 << 20);
     });
 }
+
+/// The leader takes longer to grant room than room that is not used is kept: what comes late is granted all the same.
+#[test]
+fn room_that_comes_late_is_room() {
+    Lab::new(89).run(6, |lab| async move {
+        let a = lab.client("a").await;
+        let v = volume(&a, "v", quota(LIMIT, 0)).await;
+        let h = create(&a, v.root, "f").await;
+        lab.world().slow_link("a", "meta", std::time::Duration::from_millis(1_200));
+        assert_eq!(write(&a, h, 0, &[7; STEP]).await.unwrap(), STEP);
+    });
+}
