@@ -309,7 +309,9 @@ impl Inner {
     ) -> Result<()> {
         let stripe = layout.stripe_of(size);
         let stripe_end = layout.stripe_start(stripe) + layout.stripe_bytes();
-        // A stripe that is at home only comes back without what is past the size.
+        // A stripe that is at home only comes back without what is past the size. It may have come back with it, before the
+        // file was cut: what was known of that is old.
+        node.lock().evicted = None;
         let comes_clean =
             self.is_away(node, size, size + 1).await? || self.has_layers(node, size, size + 1).await?;
         if size.is_multiple_of(layout.stripe_bytes()) || comes_clean {
@@ -331,15 +333,20 @@ impl Inner {
     }
 
     pub async fn clean_old_tail_locked(&self, node: &Node) -> Result<()> {
-        let layout = {
-            let st = node.lock();
-            if !st.has_old_tail() {
+        while node.lock().has_old_tail() {
+            if self.clean_once(node).await? {
                 return Ok(());
             }
-            layout_of(&st, node.ino)?
-        };
+        }
+        Ok(())
+    }
+
+    /// False: the right to write came anew meanwhile, so others may have written and cut.
+    async fn clean_once(&self, node: &Node) -> Result<bool> {
+        let layout = layout_of(&node.lock(), node.ino)?;
         // A token epoch of its own: nothing older past the size that came with it counts any more, whoever wrote it.
         let entry = self.ask_lease(node, LeaseKind::Write, true).await?;
+        let tenure = node.lock().tenure;
         let (size, end, token_epoch) = (entry.attr.size, entry.lease.data_end, entry.lease.token_epoch);
         if end > size {
             let past = first_stripe_past(size, layout.stripe_bytes());
@@ -350,12 +357,13 @@ impl Inner {
         {
             let mut st = node.lock();
             if st.lease == LeaseKind::Write {
-                st.tail_clean = true;
-                return Ok(());
+                let same = st.tenure == tenure;
+                st.tail_clean |= same;
+                return Ok(same);
             }
         }
         if entry.lease.recover {
-            return Ok(()); // another writer died: whoever recovers the file says it
+            return Ok(true); // another writer died: whoever recovers the file says it
         }
         // Others write this file, too: they need not do the same.
         let (stamp, ino) = (self.stamp(), node.ino);
@@ -365,7 +373,7 @@ impl Inner {
             Err(e) if e.kind == ErrorKind::Stale => {}
             Err(e) => return Err(e),
         }
-        Ok(())
+        Ok(true)
     }
 
     /// After the session was lost: opens again what is open, so that the leader counts it.

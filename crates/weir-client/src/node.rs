@@ -357,6 +357,15 @@ impl State {
     pub fn has_old_tail(&self) -> bool {
         !self.tail_clean && self.data_end > self.committed_size()
     }
+    /// Bytes past the size are old from now on. `exclusive`: it was cut under this client's Write lease; else that may have come
+    /// while the cut was on its way, and with it the belief that nothing is past the size of before.
+    pub fn note_cut(&mut self, exclusive: bool) {
+        self.tail_clean = false;
+        if exclusive {
+            self.sent_end = 0;
+            self.touched.clear();
+        }
+    }
     pub fn is_dirty(&self) -> bool {
         self.local.is_some() || !self.dirty.is_empty() || self.own_sends().next().is_some()
     }
@@ -509,6 +518,24 @@ mod tests {
         st.allocated = 4;
         assert_eq!((st.growth(0, 3), st.growth(0, 10), st.growth(2, 15)), (3, 6, 6 + 5));
         assert_eq!((st.fitting(2, 13, 11), st.fitting(2, 13, 8), st.fitting(2, 13, 3)), (13, 10, 3));
+    }
+
+    /// A file is cut in this client's turn, as one of several; before the answer comes the right to write it alone.
+    #[test]
+    fn what_is_past_a_cut_is_old_also_if_the_right_to_write_came_meanwhile() {
+        let node = Node::new(InodeId(7), 0);
+        let mut st = node.lock();
+        let of_size = |size, data_end| {
+            let mut entry = entry(LeaseKind::Write, 1);
+            (entry.attr.size, entry.lease.data_end) = (size, data_end);
+            entry
+        };
+        st.apply(&of_size(10, 10), 1);
+        assert!(st.tail_clean && !st.has_old_tail());
+        st.note_cut(false);
+        st.attr_old = true;
+        st.apply(&of_size(4, 10), 1);
+        assert!(st.has_old_tail(), "bytes 4 to 10 would be read again when the file grows");
     }
 
     #[test]

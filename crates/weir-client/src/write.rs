@@ -624,10 +624,8 @@ impl Inner {
         } else if let Some(local) = &mut st.local {
             local.size = local.size.min(size);
         }
-        if exclusive && shrinks {
-            st.tail_clean = false;
-            st.sent_end = 0;
-            st.touched.clear();
+        if shrinks {
+            st.note_cut(exclusive);
         }
         st.allocated = st.allocated.min(size);
         st.charged = st.charged.min(size);
