@@ -1,4 +1,4 @@
-//! Compares a home with what was shipped there: names, kinds, attributes, and each byte with the receipt that home once gave.
+//! Compares a home with what was shipped there: names, kinds, owners, modes, sizes and times of files, and each byte with the receipt that home once gave.
 //!
 //! Always holds: nothing at home is changed; what is on its way is not called wrong. A difference counts only if the leader
 //! says, after it was seen, that home is to be as the volume is. Memory is the names of one directory and what was found wrong.

@@ -43,9 +43,10 @@ pub enum RelationCommand {
     Resolve(Resolve),
     /// Compare what is at home with what was shipped there; files that differ are set aside
     ///
-    /// Reads all of it: names, kinds, sizes, times, owners, modes, and each byte, which must have the checksum that it was shipped
-    /// with. Run it on a node that reaches the home. What is on its way is not compared. A file that is found wrong is set
-    /// aside: nothing of it is evicted here until `weir relation resolve` has decided.
+    /// Reads all of it: names, kinds, owners, modes, sizes and times of files, and each byte, which must have the checksum that
+    /// it was shipped with; extended attributes are not compared. Run it on a node that reaches the home. What is on its way is
+    /// not compared. A file that is found wrong is set aside: nothing of it is evicted here until `weir relation resolve` has
+    /// decided.
     Verify(crate::verify::Options),
     /// Bring back what is at home only, of many files and directories
     Prefetch(crate::prefetch::Prefetch),

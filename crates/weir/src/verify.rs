@@ -22,7 +22,7 @@ const SHOWN_MAX: usize = 100;
 pub struct Options {
     /// The relation as `weir relation list` shows it, like r1
     pub relation: String,
-    /// Compare names, kinds, sizes, times, owners and modes; read no data
+    /// Compare names, kinds, owners, modes, sizes and times of files; read no data
     #[arg(long)]
     pub names_only: bool,
     /// Set nothing aside, only tell

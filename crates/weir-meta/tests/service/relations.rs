@@ -618,11 +618,7 @@ fn names_of_an_adopted_home_come_when_they_are_wanted() {
         async move {
             let _meta = start(&world).await;
             let (user, mover) = (Client::start(&world, "user").await, Client::start(&world, "mover").await);
-            let volume = VolumeId::ROOT;
-            let add = |op, adopt| {
-                let (url, direction, ids) = ("file:///data".into(), Direction::Push, HomeIds::default());
-                RelationAdd { op, cred: root(), volume, url, direction, evict: true, adopt, ids }
-            };
+            let add = |op, adopt| RelationAdd { adopt, ..relation_to(op, "file:///data") };
             let relation = user.call(&add(user.op(), true)).await.unwrap().id;
             let (told, waits) = tokio::sync::oneshot::channel();
             let early = Client::start(&world, "early").await;
@@ -722,11 +718,7 @@ fn a_relation_is_removed_step_by_step_to_its_end() {
         async move {
             let meta = start(&world).await;
             let user = Client::start(&world, "user").await;
-            let add = |op| {
-                let (url, direction, ids) = ("file:///data".into(), Direction::Push, HomeIds::default());
-                let (cred, volume, evict, adopt) = (root(), VolumeId::ROOT, true, false);
-                RelationAdd { op, cred, volume, url, direction, evict, adopt, ids }
-            };
+            let add = |op| relation_to(op, "file:///data");
             let relation = user.call(&add(user.op())).await.unwrap().id;
             // More than one step.
             for n in 0..3000 {
@@ -750,6 +742,32 @@ fn a_relation_is_removed_step_by_step_to_its_end() {
     });
 }
 
+/// Of the root volume; what is at home may be evicted.
+fn relation_to(op: Op, url: &str) -> RelationAdd {
+    let (url, direction, ids) = (url.to_owned(), Direction::Push, HomeIds::default());
+    let (cred, volume, evict, adopt) = (root(), VolumeId::ROOT, true, false);
+    RelationAdd { op, cred, volume, url, direction, evict, adopt, ids }
+}
+
+/// So many bytes from the beginning on, written at time 7.
+fn written(op: Op, made: &Entry, size: u64) -> Commit {
+    Commit {
+        op,
+        ino: made.attr.ino,
+        token_epoch: made.lease.token_epoch,
+        size,
+        mtime: Time { nanos: 7 },
+        allocated: size,
+        inline: None,
+        drop_inline: false,
+        clean: true,
+        close_writes: 0,
+        data_end: size,
+        turn: false,
+        changed: vec![Range { offset: 0, len: size }],
+    }
+}
+
 /// Whoever wrote a file has closed it, and the leader does not know: the client died before it told, or the leader after it was
 /// told. Home gets the file's end all the same.
 #[test]
@@ -762,36 +780,11 @@ fn what_nobody_writes_any_more_is_complete_also_if_its_close_was_lost() {
                 let meta = start(&world).await;
                 let (mut user, mover) =
                     (Client::start(&world, "user").await, Client::start(&world, "mover").await);
-                let (volume, ids) = (VolumeId::ROOT, HomeIds::default());
-                let (url, direction, cred) = ("file:///home".to_owned(), Direction::Push, root());
-                let add = RelationAdd {
-                    op: user.op(),
-                    cred,
-                    volume,
-                    url,
-                    direction,
-                    evict: true,
-                    adopt: false,
-                    ids,
-                };
+                let add = relation_to(user.op(), "file:///home");
                 let relation = user.call(&add).await.unwrap().id;
                 let made = user.create(ROOT, "f").await.unwrap().entry;
                 let ino = made.attr.ino;
-                let commit = Commit {
-                    op: user.op(),
-                    ino,
-                    token_epoch: made.lease.token_epoch,
-                    size: 10,
-                    mtime: Time { nanos: 7 },
-                    allocated: 10,
-                    inline: None,
-                    drop_inline: false,
-                    clean: true,
-                    close_writes: 0,
-                    data_end: 10,
-                    turn: false,
-                    changed: vec![Range { offset: 0, len: 10 }],
-                };
+                let commit = written(user.op(), &made, 10);
                 user.call(&commit).await.unwrap();
                 if with_leader {
                     user.close(ino, true).await.unwrap();
@@ -855,29 +848,11 @@ fn the_end_of_a_file_goes_home_after_all_that_comes_before_it() {
         async move {
             let _meta = start(&world).await;
             let (user, mover) = (Client::start(&world, "user").await, Client::start(&world, "mover").await);
-            let add = |op| {
-                let (url, direction, ids) = ("file:///data".into(), Direction::Push, HomeIds::default());
-                let (cred, volume, evict, adopt) = (root(), VolumeId::ROOT, true, false);
-                RelationAdd { op, cred, volume, url, direction, evict, adopt, ids }
-            };
+            let add = |op| relation_to(op, "file:///data");
             let relation = user.call(&add(user.op())).await.unwrap().id;
             let made = user.create(ROOT, "f").await.unwrap().entry;
             let ino = made.attr.ino;
-            let commit = Commit {
-                op: user.op(),
-                ino,
-                token_epoch: made.lease.token_epoch,
-                size: 30,
-                mtime: Time { nanos: 7 },
-                allocated: 30,
-                inline: None,
-                drop_inline: false,
-                clean: true,
-                close_writes: 0,
-                data_end: 30,
-                turn: false,
-                changed: vec![Range { offset: 0, len: 30 }],
-            };
+            let commit = written(user.op(), &made, 30);
             user.call(&commit).await.unwrap();
             user.close(ino, true).await.unwrap();
             // What is asked, and what becomes of it: the first range never arrives the first time.
