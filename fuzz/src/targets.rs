@@ -279,7 +279,7 @@ fn access_list(value: &[u8]) {
         let _ = (acl.mode(), acl.is_mode());
     }
 }
-const NAMESPACE: [Check; 12] = [
+const NAMESPACE: [Check; 13] = [
     versioned::<record::Access>,
     versioned::<record::Tally>,
     versioned::<record::Link>,
@@ -292,6 +292,7 @@ const NAMESPACE: [Check; 12] = [
     access_list,
     versioned::<record::SnapshotRecord>,
     versioned::<record::LayerRecord>,
+    versioned::<record::TrashRecord>,
 ];
 
 /// The first byte chooses the record.
@@ -349,8 +350,8 @@ fn namespace_seeds() -> Vec<Vec<u8>> {
     };
     let parent = InodeId::ROOT;
     let root = VolumeId::ROOT;
-    let access =
-        record::Access { mode: 0o755, uid: 1, gid: 2, parent, atime: time, btime: time, volume: VolumeId(3) };
+    let (atime, btime, volume) = (time, time, VolumeId(3));
+    let access = record::Access { mode: 0o755, uid: 1, gid: 2, parent, atime, btime, volume, cookie: 7 };
     let volume = record::VolumeRecord {
         name: "data".into(),
         root: ino,
@@ -364,12 +365,15 @@ fn namespace_seeds() -> Vec<Vec<u8>> {
         policy: volume::Policy { scheme: None, pool: Some("disk".into()) },
         created: time,
         deleting: false,
+        keeping: volume::Keeping { trash_s: 7, ..volume::Keeping::NOTHING },
     };
+    let trash = record::TrashRecord { dir: ino, until: time };
     let list = b"\x02\0\0\0\x01\0\x07\0\xff\xff\xff\xff\x02\0\x05\0\x0a\0\0\0\x04\0\x05\0\xff\xff\xff\xff\
         \x10\0\x05\0\xff\xff\xff\xff\x20\0\x04\0\xff\xff\xff\xff";
     let values = [
         (0, access.to_value()),
         (0, record::Access { volume: root, ..access }.to_value()),
+        (0, record::Access { cookie: 0, ..access }.to_value()),
         (1, tally.to_value()),
         (2, record::Link { ino, kind, cookie: 3 }.to_value()),
         (3, record::Listed { ino, kind, name: b"name"[..].into() }.to_value()),
@@ -385,6 +389,7 @@ fn namespace_seeds() -> Vec<Vec<u8>> {
         (7, record::Garbage { first_pg: PgId(0), pg_count: 8, cut: record::StripeCut::ALL }.to_value()),
         (8, volume.to_value()),
         (9, list.to_vec()),
+        (12, trash.to_value()),
     ];
     values.iter().map(|(which, value)| [&[*which], &value[..]].concat()).collect()
 }

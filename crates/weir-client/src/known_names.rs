@@ -8,6 +8,7 @@
 use bytes::Bytes;
 use std::collections::BTreeMap;
 use weir_proto::InodeId;
+use weir_proto::volume::TRASH;
 
 /// Names kept per directory: more are asked for again.
 const NAMES_MAX: usize = 200_000;
@@ -49,7 +50,8 @@ impl Names {
         if self.changing.contains_key(name) {
             return None;
         }
-        self.known.get(name).copied().or(self.complete.then_some(None))
+        // A volume's trash is in no listing.
+        self.known.get(name).copied().or((self.complete && name != TRASH).then_some(None))
     }
 
     /// Tells whether own changes, or the loss of the lease, crossed a question: then its answer is not kept.

@@ -4,7 +4,7 @@ use crate::api::Stat;
 use bytes::Bytes;
 use weir_proto::meta::{Cred, FileKind};
 use weir_proto::volume::{
-    Policy, Quota, ScanInodes, Scanned, VOLUMES_MAX, Volume, VolumeAt, VolumeChange, VolumeCreate,
+    Keeping, Policy, Quota, ScanInodes, Scanned, VOLUMES_MAX, Volume, VolumeAt, VolumeChange, VolumeCreate,
     VolumeDelete, VolumeGet, VolumeList, check_volume_name,
 };
 use weir_proto::{Error, InodeId, NameRule, Result, VolumeId};
@@ -31,6 +31,7 @@ pub struct VolumeEdit {
     pub admins: Option<Vec<u32>>,
     pub quota: Option<Quota>,
     pub policy: Option<Policy>,
+    pub keeping: Option<Keeping>,
 }
 
 impl Client {
@@ -84,6 +85,7 @@ impl Client {
             admins: edit.admins.clone(),
             quota: edit.quota,
             policy: edit.policy.clone(),
+            keeping: edit.keeping,
         };
         self.inner.session.change(self.inner.deadline(), make).await
     }

@@ -198,7 +198,7 @@ impl Leader {
     pub fn term(&self) -> Duration {
         Duration::from_millis(self.config.lease_ms.into())
     }
-    fn wall(&self) -> Time {
+    pub fn wall(&self) -> Time {
         Time { nanos: self.env.clock.wall().0 }
     }
 
@@ -226,6 +226,9 @@ impl Leader {
         }
         for conflict in conflicts.iter().filter(|c| c.is_unlisted()) {
             self.want_names(conflict.ino)?;
+        }
+        if conflicts.iter().any(Conflict::is_full) {
+            state.rooms.full.notify_one();
         }
         let wait = state.park(&conflicts, parked);
         state.note_contended(&conflicts, self.env.clock.now());

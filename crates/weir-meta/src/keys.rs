@@ -39,6 +39,8 @@
 //! n/<name>                the volume of that name                               u32
 //! Q/<volume>/<counter>    a volume's own usage; 0: of all but the root volume   i64
 //! s/<volume>/<snapshot>   a snapshot of a volume                                SnapshotRecord
+//! t/<volume>/<time>       its trash (time 0), and what was put there from that time on    TrashRecord
+//! x/<trash>/<dir>         which directory of the trash has what was in one        u64
 //! h/<snapshot>/<key>      what a key of A E T K I D X Z was when the snapshot was taken: 1 and its value, or 0
 //! Z/<ino>/<from>          bytes from there on are in an older object            LayerRecord
 //! z/<object>              how many records under h and Z speak of an object     i64
@@ -265,6 +267,13 @@ pub fn backup(volume: VolumeId, place: u32) -> [u8; 9] {
 pub fn snapshot_pair(key: &[u8]) -> Option<(VolumeId, u32)> {
     let number = |at: usize| Some(u32::from_be_bytes(key.get(at..at + 4)?.try_into().ok()?));
     Some((VolumeId(number(1)?), number(5)?))
+}
+/// `from`: nanoseconds since 1970.
+pub fn trash(volume: VolumeId, from: u64) -> [u8; 13] {
+    key13(b't', volume.0, from)
+}
+pub fn trashed(part: InodeId, dir: InodeId) -> [u8; 17] {
+    key17(b'x', part.0, dir.0)
 }
 pub fn kept(snapshot: u32, key: &[u8]) -> Vec<u8> {
     [&key5(b'h', snapshot)[..], key].concat()

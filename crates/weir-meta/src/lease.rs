@@ -46,6 +46,13 @@ impl Conflict {
     pub fn is_unlisted(&self) -> bool {
         self.session == SessionId(0)
     }
+    /// No lease at all: there is no room before a volume's trash is emptied.
+    pub fn full(trash: InodeId) -> Conflict {
+        Conflict { ino: trash, session: SessionId(u64::MAX), keep: LeaseKind::None, ask: false }
+    }
+    pub fn is_full(&self) -> bool {
+        self.session == SessionId(u64::MAX)
+    }
 }
 
 /// How often a session has a file open.

@@ -24,10 +24,12 @@ pub mod relation;
 mod remover;
 mod replies;
 mod rooms;
+mod schedule;
 mod service;
 mod session;
 mod snapshots;
 mod sweeper;
+mod trash;
 
 pub use evict::Level;
 pub use evictor::Space;

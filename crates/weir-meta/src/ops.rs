@@ -249,7 +249,7 @@ change!(VolumeDelete, volume::delete, (r, reply, g) { let _ = reply; });
 operation!(TakeRoom, Show volume::take_room, (r, reply, g) {
     g.rooms.set(r.volume, r.session, reply.held);
     if reply.making && reply.held < r.must {
-        g.rooms.short.notify_one();
+        g.rooms.lacks(r.volume, r.session, r.must);
     }
 });
 

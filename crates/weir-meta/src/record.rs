@@ -9,7 +9,7 @@ use weir_proto::data::FENCE_GONE;
 use weir_proto::map::Layout;
 use weir_proto::meta::{Attr, FileKind, Layers, Lease, LeaseKind, Time, Usage};
 use weir_proto::relation::What;
-use weir_proto::volume::{Policy, Quota, Volume};
+use weir_proto::volume::{Keeping, Policy, Quota, Volume};
 use weir_proto::{Error, InodeId, PgId, Reader, Result, SessionId, VolumeId, Wire, Writer, wire_struct};
 
 /// In `mode` of `Access` and `Inode`: there is an access control list (of a directory: of either kind) under `X/`.
@@ -38,22 +38,28 @@ pub struct Access {
     pub btime: Time,
     /// Given at birth, for ever: a directory never leaves its volume.
     pub volume: VolumeId,
+    /// The place of its name in the directory above; 0: it got its name before this was written down.
+    pub cookie: u64,
 }
 impl Wire for Access {
     fn encode(&self, w: &mut Writer) {
         (self.mode, self.uid).encode(w);
         (self.gid, self.parent).encode(w);
         (self.atime, self.btime).encode(w);
-        if self.volume != VolumeId::ROOT {
+        if (self.volume, self.cookie) != (VolumeId::ROOT, 0) {
             self.volume.encode(w);
         }
+        if self.cookie != 0 {
+            self.cookie.encode(w);
+        }
     }
-    /// The volume came later: what has none is in the root volume.
+    /// The volume came later: what has none is in the root volume. The cookie came after it.
     fn decode(r: &mut Reader<'_>) -> Result<Access> {
         let (mode, uid, gid) = (u32::decode(r)?, u32::decode(r)?, u32::decode(r)?);
         let (parent, atime, btime) = (InodeId::decode(r)?, Time::decode(r)?, Time::decode(r)?);
         let volume = if r.remaining() == 0 { VolumeId::ROOT } else { VolumeId::decode(r)? };
-        Ok(Access { mode, uid, gid, parent, atime, btime, volume })
+        let cookie = if r.remaining() == 0 { 0 } else { u64::decode(r)? };
+        Ok(Access { mode, uid, gid, parent, atime, btime, volume, cookie })
     }
 }
 
@@ -295,21 +301,30 @@ pub struct VolumeRecord {
     pub created: Time,
     /// Its names are gone and what was in it goes, too.
     pub deleting: bool,
+    pub keeping: Keeping,
 }
-wire_struct!(VolumeRecord {
-    name: String,
-    root: InodeId,
-    entry: Bytes,
-    path: Bytes,
-    owner: u32,
-    admins: Vec<u32>,
-    quota: Quota,
-    bytes_over_since: Option<Time>,
-    inodes_over_since: Option<Time>,
-    policy: Policy,
-    created: Time,
-    deleting: bool,
-});
+macro_rules! volume_wire {
+    ($($field:ident: $ty:ty),*) => {
+        impl Wire for VolumeRecord {
+            fn encode(&self, w: &mut Writer) {
+                $(self.$field.encode(w);)*
+                if self.keeping != Keeping::NOTHING {
+                    self.keeping.encode(w);
+                }
+            }
+            /// What is kept of its past came later: a volume without has neither trash nor a schedule.
+            fn decode(r: &mut Reader<'_>) -> Result<VolumeRecord> {
+                $(let $field = <$ty>::decode(r)?;)*
+                let keeping = if r.remaining() == 0 { Keeping::NOTHING } else { Keeping::decode(r)? };
+                Ok(VolumeRecord { $($field,)* keeping })
+            }
+        }
+    };
+}
+volume_wire!(
+    name: String, root: InodeId, entry: Bytes, path: Bytes, owner: u32, admins: Vec<u32>, quota: Quota,
+    bytes_over_since: Option<Time>, inodes_over_since: Option<Time>, policy: Policy, created: Time, deleting: bool
+);
 
 /// `s/`: a snapshot.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -318,8 +333,33 @@ pub struct SnapshotRecord {
     pub created: Time,
     /// What only it held is being given back.
     pub deleting: bool,
+    /// By the volume's schedule.
+    pub scheduled: bool,
 }
-wire_struct!(SnapshotRecord { name: String, created: Time, deleting: bool });
+impl Wire for SnapshotRecord {
+    fn encode(&self, w: &mut Writer) {
+        self.name.encode(w);
+        (self.created, self.deleting).encode(w);
+        if self.scheduled {
+            self.scheduled.encode(w);
+        }
+    }
+    /// Schedules came later: what does not say was taken by somebody.
+    fn decode(r: &mut Reader<'_>) -> Result<SnapshotRecord> {
+        let (name, created, deleting) = (String::decode(r)?, Time::decode(r)?, bool::decode(r)?);
+        let scheduled = r.remaining() > 0 && bool::decode(r)?;
+        Ok(SnapshotRecord { name, created, deleting, scheduled })
+    }
+}
+
+/// `t/`: a volume's trash, or what was put there in a stretch of time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TrashRecord {
+    pub dir: InodeId,
+    /// Nothing more is put there from then on.
+    pub until: Time,
+}
+wire_struct!(TrashRecord { dir: InodeId, until: Time });
 
 /// `Z/`: bytes from the key's place to before `to` are in an older object. They begin with a stripe, and end with one or where
 /// the file ended when it got its present object (or has been cut since).
@@ -346,7 +386,7 @@ wire_struct!(LayerRecord {
 
 impl VolumeRecord {
     /// As it is shown.
-    pub fn show(self, id: VolumeId, usage: Usage) -> Volume {
+    pub fn show(self, id: VolumeId, usage: Usage, in_trash: Usage) -> Volume {
         Volume {
             id,
             name: self.name,
@@ -358,9 +398,11 @@ impl VolumeRecord {
             bytes_over_since: self.bytes_over_since,
             inodes_over_since: self.inodes_over_since,
             policy: self.policy,
+            keeping: self.keeping,
             created: self.created,
             deleting: self.deleting,
             usage,
+            in_trash,
         }
     }
 }
@@ -401,6 +443,7 @@ impl Record for VolumeRecord {}
 impl Record for ChangeRecord {}
 impl Record for SnapshotRecord {}
 impl Record for LayerRecord {}
+impl Record for TrashRecord {}
 
 fn decode_versioned<T: Wire>(value: &[u8]) -> Result<T> {
     let mut r = Reader::new(value);
@@ -558,13 +601,34 @@ mod tests {
     fn a_directory_without_a_volume_is_in_the_root_volume() {
         let time = Time { nanos: 7 };
         let (uid, gid, parent) = (1, 2, InodeId::ROOT);
-        let old = Access { mode: 0o755, uid, gid, parent, atime: time, btime: time, volume: VolumeId::ROOT };
+        let volume = VolumeId::ROOT;
+        let old = Access { mode: 0o755, uid, gid, parent, atime: time, btime: time, volume, cookie: 0 };
         let value = old.to_value();
         assert_eq!(value.len(), 1 + 3 * 4 + 3 * 8);
         assert_eq!(Access::from_value(&value, String::new).unwrap(), old);
         let new = Access { volume: VolumeId(0x0102), ..old };
         assert_eq!(new.to_value(), [&value[..], &[2, 1, 0, 0]].concat());
-        assert_eq!(Access::from_value(&new.to_value(), String::new).unwrap(), new);
+        let placed = Access { cookie: 7, ..old };
+        assert_eq!(placed.to_value(), [&value[..], &[1, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0]].concat());
+        for access in [new, placed, Access { cookie: u64::MAX, ..new }] {
+            assert_eq!(Access::from_value(&access.to_value(), String::new).unwrap(), access);
+        }
+    }
+
+    #[test]
+    fn what_came_later_costs_those_without_it_nothing() {
+        let record = SnapshotRecord {
+            name: "s".into(),
+            created: Time { nanos: 1 },
+            deleting: false,
+            scheduled: false,
+        };
+        let (value, scheduled) = (record.to_value(), SnapshotRecord { scheduled: true, ..record.clone() });
+        assert_eq!(value, [1, 1, 0, 0, 0, b's', 1, 0, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(scheduled.to_value(), [&value[..], &[1]].concat());
+        for record in [record, scheduled] {
+            assert_eq!(SnapshotRecord::from_value(&record.to_value(), String::new).unwrap(), record);
+        }
     }
 
     #[test]

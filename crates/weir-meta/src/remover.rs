@@ -6,7 +6,7 @@
 
 use crate::executor::State;
 use crate::lease::Conflict;
-use crate::namespace::volume;
+use crate::namespace::{Cx, volume};
 use crate::service::Meta;
 use std::time::Duration;
 use weir_proto::{Error, InodeId, Result, SessionId, VolumeId};
@@ -48,15 +48,23 @@ impl Meta {
 
     /// One step. True: that was the last one.
     async fn remove_some(&self, id: VolumeId) -> Result<bool> {
+        self.step(&mut |cx| volume::remove_some(cx, id)).await
+    }
+
+    /// A change of the leader itself, as soon as no client's lease is in the way.
+    pub(crate) async fn step<T: Default>(
+        &self,
+        change: &mut (dyn FnMut(&mut Cx<'_>) -> Result<T> + Send),
+    ) -> Result<T> {
         let leader = self.leader();
         let mut parked = Parked { meta: self, inodes: Vec::new() };
         loop {
-            let (mut last, mut conflicts) = (false, Vec::new());
+            let (mut done, mut conflicts) = (T::default(), Vec::new());
             let (step, wait, newest) = {
                 let mut state = leader.lock();
                 state.give_up(&mut parked.inodes);
                 let step = leader.housekeep_asking(&mut state, NOBODY, &mut conflicts, &mut |cx| {
-                    last = volume::remove_some(cx, id)?;
+                    done = change(cx)?;
                     Ok(())
                 });
                 let wait = self.park(&mut state, &conflicts, &mut parked.inodes);
@@ -66,7 +74,7 @@ impl Meta {
                 step?;
                 // What is not durable is not much, and who waits for the journal comes in between.
                 leader.durable(newest).await?;
-                return Ok(last);
+                return Ok(done);
             };
             self.recall(conflicts);
             let _ = leader.env.clock.timeout(LOOK_AGAIN, wait).await; // looks again either way

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::sync::Notify;
 use weir_proto::meta::{Time, Usage};
-use weir_proto::volume::{Policy, Quota};
+use weir_proto::volume::{Keeping, Policy, Quota};
 use weir_proto::{Error, Result, SessionId, VolumeId};
 
 /// Of what is free beyond what a client must have now, it gets at most this part: others want some, too.
@@ -21,13 +21,18 @@ const SECOND: i64 = 1_000_000_000;
 /// As the cluster's settings say.
 pub static NO_POLICY: Policy = Policy { scheme: None, pool: None };
 
-/// All volumes with a limit or a policy.
+/// All volumes with a limit, a policy, a trash or a schedule.
 #[derive(Default, Debug)]
 pub struct Rooms {
     limited: BTreeMap<VolumeId, Limited>,
     policies: BTreeMap<VolumeId, Policy>,
+    keepings: BTreeMap<VolumeId, Keeping>,
     /// Rung when a client did not get what it must have of a volume whose files are evicted.
     pub short: Arc<Notify>,
+    /// Rung when what is in the trash of a volume is in the way.
+    pub full: Arc<Notify>,
+    /// Who lacked room when it asked last, and how much it must have: the one that lacks most of each volume.
+    lacking: BTreeMap<VolumeId, (u64, SessionId)>,
 }
 
 #[derive(Debug)]
@@ -63,6 +68,10 @@ impl Rooms {
             Some(record) => drop(self.policies.insert(id, record.policy.clone())),
             None => drop(self.policies.remove(&id)),
         }
+        match record.filter(|r| r.keeping != Keeping::NOTHING && !r.deleting) {
+            Some(record) => drop(self.keepings.insert(id, record.keeping)),
+            None => drop(self.keepings.remove(&id)),
+        }
         let Some(record) = record.filter(|r| has_limit(&r.quota)) else {
             self.limited.remove(&id);
             return;
@@ -75,6 +84,26 @@ impl Rooms {
 
     pub fn policy(&self, id: VolumeId) -> &Policy {
         self.policies.get(&id).unwrap_or(&NO_POLICY)
+    }
+    /// Volumes that keep something of their past by themselves.
+    pub fn keepings(&self) -> &BTreeMap<VolumeId, Keeping> {
+        &self.keepings
+    }
+    /// A client did not get what it must have, in bytes.
+    pub fn lacks(&mut self, id: VolumeId, session: SessionId, must: u64) {
+        let most = self.lacking.entry(id).or_default();
+        *most = (*most).max((must, session));
+        self.full.notify_one();
+        self.short.notify_one();
+    }
+    /// Up to how many bytes volumes may have that those who lack room get it; they are told once.
+    pub fn take_goals(&mut self, now: Time) -> Vec<(VolumeId, u64)> {
+        let lacking = std::mem::take(&mut self.lacking);
+        let goal = |(id, (must, session)): (VolumeId, (u64, SessionId))| {
+            let max = self.bytes_max(id, now)?;
+            Some((id, max.saturating_sub(self.granted(id, Some(session))).saturating_sub(must)))
+        };
+        lacking.into_iter().filter_map(goal).collect()
     }
     /// Whether no volume has a limit.
     pub fn is_empty(&self) -> bool {

@@ -78,6 +78,8 @@ impl Meta {
             e = relations => e,
             e = self.remove_volumes() => e,
             e = self.forget_snapshots() => e,
+            e = self.keep_schedules() => e,
+            e = self.empty_trash() => e,
         }
     }
 

@@ -3,12 +3,12 @@
 //! Invariants: a snapshot waits for those who write files of its volume, and others wait to begin until it is taken or given
 //! up; one at a time. What is being removed is removed to its end, also after a restart; each step is one bounded transaction.
 
-use crate::executor::Step;
+use crate::executor::{State, Step};
 use crate::namespace::{snapshot, volume};
 use crate::service::{Meta, Outcome};
 use std::time::Duration;
 use weir_proto::snapshot::SnapshotTake;
-use weir_proto::{Error, InodeId, Result, SessionId};
+use weir_proto::{Error, InodeId, Result, SessionId, VolumeId};
 use weir_rpc::{Payload, Reply};
 
 /// No client's.
@@ -31,21 +31,11 @@ impl Meta {
 
     async fn take_snapshot_now(&self, r: SnapshotTake, deadline: weir_env::Instant) -> Result<Reply> {
         let leader = self.leader().clone();
-        let mut gate = Gate { meta: self.clone(), root: None, parked: Vec::new() };
+        let mut gate = Gate::new(self);
         loop {
             let (step, newest) = {
                 let mut state = leader.lock();
-                if gate.root.is_none() && state.snapshotting.is_none() {
-                    let mut root = None;
-                    leader.kv.read(&mut |read| {
-                        root = volume::find(read, r.volume)?.map(|record| record.root);
-                        Ok(())
-                    })?;
-                    gate.root = root;
-                    state.snapshotting = root.map(|root| (r.volume, root));
-                }
-                let mine = gate.root.is_some() || state.snapshotting.is_none();
-                let step = match mine {
+                let step = match gate.is_mine(&mut state, r.volume)? {
                     true => Some(leader.attempt(&mut state, &r, &mut gate.parked)),
                     false => None, // of another one
                 };
@@ -101,7 +91,7 @@ impl Meta {
     }
 }
 
-fn too_late(waits_for: Option<InodeId>) -> Error {
+pub(crate) fn too_late(waits_for: Option<InodeId>) -> Error {
     Error::deadline(match waits_for {
         Some(ino) => format!("take a snapshot: a client has not saved what it wrote to inode {ino} yet"),
         None => "take a snapshot: another one is being taken, or clients of before a restart may come back"
@@ -110,10 +100,29 @@ fn too_late(waits_for: Option<InodeId>) -> Error {
 }
 
 /// While a snapshot waits nobody new writes in its volume.
-struct Gate {
+pub(crate) struct Gate {
     meta: Meta,
     root: Option<InodeId>,
-    parked: Vec<InodeId>,
+    pub parked: Vec<InodeId>,
+}
+
+impl Gate {
+    pub fn new(meta: &Meta) -> Gate {
+        Gate { meta: meta.clone(), root: None, parked: Vec::new() }
+    }
+    /// Closes the gate of a volume if no other snapshot has one closed. True: go on (a volume that is gone has none).
+    pub fn is_mine(&mut self, state: &mut State, of: VolumeId) -> Result<bool> {
+        if self.root.is_none() && state.snapshotting.is_none() {
+            let mut root = None;
+            self.meta.leader().kv.read(&mut |read| {
+                root = volume::find(read, of)?.map(|record| record.root);
+                Ok(())
+            })?;
+            self.root = root;
+            state.snapshotting = root.map(|root| (of, root));
+        }
+        Ok(self.root.is_some() || state.snapshotting.is_none())
+    }
 }
 
 impl Drop for Gate {

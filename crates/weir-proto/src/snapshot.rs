@@ -22,6 +22,8 @@ message!(
         created: Time,
         /// The volume's topmost directory.
         root: InodeId,
+        /// It was taken by the volume's schedule, and goes by it.
+        scheduled: bool,
     }
 );
 message!(

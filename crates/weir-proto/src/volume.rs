@@ -42,6 +42,76 @@ message!(
     Policy { scheme: Option<Scheme>, pool: Option<String> }
 );
 message!(
+    /// Which of the snapshots that were taken by schedule are kept: the newest of each of so many hours, days, weeks and months
+    /// that have one.
+    KeepSnapshots { hours: u32, days: u32, weeks: u32, months: u32 }
+);
+impl Copy for KeepSnapshots {}
+impl Default for KeepSnapshots {
+    fn default() -> KeepSnapshots {
+        KeepSnapshots { hours: 24, days: 7, weeks: 4, months: 0 }
+    }
+}
+impl KeepSnapshots {
+    /// To keep nothing is to take none.
+    pub fn check(&self) -> Result<()> {
+        let KeepSnapshots { hours, days, weeks, months } = *self;
+        match [hours, days, weeks, months].iter().any(|n| *n > 0) {
+            true => Ok(()),
+            false => Err(Error::invalid(
+                "nothing would be kept: name hours, days, weeks or months, like 24h,7d,4w",
+            )),
+        }
+    }
+}
+
+/// Shortest time between two snapshots by schedule, in seconds.
+pub const SNAPSHOTS_EVERY_S_MIN: u32 = 60;
+/// Snapshots by schedule that a volume may come to have: others have room beside them.
+pub const SCHEDULED_MAX: u64 = 200;
+/// The directory of what was removed, in a volume's topmost one.
+pub const TRASH: &[u8] = b".trash";
+
+message!(
+    /// What is kept of a volume's past without being asked for each time.
+    Keeping {
+        /// What is removed stays in the trash for so many seconds; 0: there is no trash.
+        trash_s: u32,
+        /// A snapshot is taken every so many seconds; 0: none is.
+        snapshots_every_s: u32,
+        keep: KeepSnapshots,
+    }
+);
+impl Copy for Keeping {}
+
+impl Keeping {
+    pub const NOTHING: Keeping = Keeping {
+        trash_s: 0,
+        snapshots_every_s: 0,
+        keep: KeepSnapshots { hours: 24, days: 7, weeks: 4, months: 0 },
+    };
+
+    pub fn check(&self) -> Result<()> {
+        self.keep.check()?;
+        let every_s = self.snapshots_every_s;
+        if every_s == 0 {
+            return Ok(());
+        }
+        if every_s < SNAPSHOTS_EVERY_S_MIN {
+            let why = format!("snapshots every {every_s} s: at most one every {SNAPSHOTS_EVERY_S_MIN} s");
+            return Err(Error::invalid(why));
+        }
+        let count = crate::keep::Rule::from(&self.keep).count_max(every_s);
+        if count > SCHEDULED_MAX {
+            return Err(Error::invalid(format!(
+                "that would be up to {count} snapshots, and {SCHEDULED_MAX} are the most: take them less often, or keep fewer"
+            )));
+        }
+        Ok(())
+    }
+}
+
+message!(
     /// Everything about a volume.
     Volume {
         id: VolumeId,
@@ -58,11 +128,14 @@ message!(
         bytes_over_since: Option<Time>,
         inodes_over_since: Option<Time>,
         policy: Policy,
+        keeping: Keeping,
         created: Time,
         /// It is being removed.
         deleting: bool,
         /// Its own: what is in volumes inside it is theirs.
         usage: Usage,
+        /// Of that: what was removed and is in the trash.
+        in_trash: Usage,
     }
 );
 
@@ -102,6 +175,7 @@ message!(
         admins: Option<Vec<u32>>,
         quota: Option<Quota>,
         policy: Option<Policy>,
+        keeping: Option<Keeping>,
     }
 );
 message!(

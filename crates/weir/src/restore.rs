@@ -1,8 +1,10 @@
-//! `weir volume restore`: a file or a directory put back, from a snapshot or from a backup.
+//! `weir volume restore`: a file or a directory put back, from a snapshot, a backup or the trash.
 //!
 //! A user's work: it reads `.snapshots` of the mount, or a backup's directory, and writes beside what is there, so it needs no
 //! rights but the user's own and gives none; and what was there stays until all of the old is back. The mount itself tells
 //! where backups are: no address is needed.
+mod trash;
+
 use crate::failure::{Doing, Failure, Outcome};
 use crate::file;
 use clap::{ArgGroup, Args};
@@ -14,7 +16,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use weir_client::Client;
 use weir_home::HomeUrl;
-use weir_home::backup::{Date, TreeName, snapshot_date};
+use weir_home::backup::{TreeName, snapshot_date};
+use weir_proto::date::Date;
 use weir_proto::{Error, InodeId, Result};
 
 /// In the topmost directory of a volume, of every mount.
@@ -23,7 +26,7 @@ const DIRECTORY: &str = ".snapshots";
 pub const PAST: &str = "weir.past";
 
 #[derive(Args)]
-#[command(group = ArgGroup::new("when").required(true).args(["from", "at"]))]
+#[command(group = ArgGroup::new("when").required(true).args(["from", "at", "trash"]))]
 pub struct Restore {
     /// The file or directory, in a mount; it may be gone
     pub path: PathBuf,
@@ -33,6 +36,9 @@ pub struct Restore {
     /// As it was then: in the last snapshot or backup that is not later, like 2026-11-22 or "2026-11-22 03:00" (UTC)
     #[arg(long, value_name = "DATE", value_parser = read_date)]
     pub at: Option<Date>,
+    /// As it was removed last, from the volume's trash: it is moved, not copied. A directory that is there gets what it lacks
+    #[arg(long, conflicts_with = "force")]
+    pub trash: bool,
     /// Put it here instead
     #[arg(long, value_name = "PATH")]
     pub to: Option<PathBuf>,
@@ -79,10 +85,20 @@ struct State {
 /// Puts a file or a tree back as it was.
 pub fn restore(args: &Restore) -> Outcome<()> {
     let path = std::path::absolute(&args.path).doing("find out where this is")?;
+    if args.trash {
+        let to = args.to.as_ref().map_or(Ok(path.clone()), std::path::absolute);
+        let shown = trash::restore(&path, &to.doing("find out where that is")?)?;
+        tell(args, &args.to.clone().unwrap_or(path), &shown);
+        return Ok(());
+    }
     let (old, shown) = match (&args.from, args.at) {
         (Some(name), _) => (in_snapshot(&path, name)?, name.clone()),
         (None, Some(date)) => at_date(&path, date)?,
-        (None, None) => return Err(Error::invalid("name a snapshot (--from) or a date (--at)").into()),
+        (None, None) => {
+            return Err(
+                Error::invalid("name a snapshot (--from), a date (--at) or the trash (--trash)").into()
+            );
+        }
     };
     let to = match &args.to {
         Some(to) => std::path::absolute(to).doing("find out where that is")?,
@@ -92,11 +108,15 @@ pub fn restore(args: &Restore) -> Outcome<()> {
         refuse_if_newer(&old, &to)?;
     }
     put_back(&old, &to)?;
-    match args.json {
-        true => println!("{:#}", json!({ "path": to.to_string_lossy(), "from": shown })),
-        false => println!("{} is as it was in {shown}", to.display()),
-    }
+    tell(args, &to, &shown);
     Ok(())
+}
+
+fn tell(args: &Restore, to: &Path, from: &str) {
+    match args.json {
+        true => println!("{:#}", json!({ "path": to.to_string_lossy(), "from": from })),
+        false => println!("{} is as it was in {from}", to.display()),
+    }
 }
 
 fn put_back(old: &Path, to: &Path) -> Outcome<()> {

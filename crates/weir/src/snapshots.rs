@@ -54,11 +54,15 @@ pub async fn list(client: &Client, args: &List) -> Outcome<Vec<Snapshot>> {
 }
 
 pub fn as_json(s: &Snapshot) -> Value {
-    json!({ "name": s.name, "number": s.number, "volume": s.volume.0, "created_ns": s.created.nanos })
+    json!({
+        "name": s.name, "number": s.number, "volume": s.volume.0, "created_ns": s.created.nanos,
+        "scheduled": s.scheduled,
+    })
 }
 pub fn as_table(all: &[Snapshot]) -> String {
-    let rows: Vec<Vec<String>> = all.iter().map(|s| vec![s.name.clone(), when(s.created)]).collect();
-    table::render(&["SNAPSHOT", "TAKEN"], &rows)
+    let by = |s: &Snapshot| if s.scheduled { "schedule" } else { "command" }.to_owned();
+    let rows: Vec<Vec<String>> = all.iter().map(|s| vec![s.name.clone(), when(s.created), by(s)]).collect();
+    table::render(&["SNAPSHOT", "TAKEN", "BY"], &rows)
 }
 
 /// `2026-03-01 12:00:05 UTC`.

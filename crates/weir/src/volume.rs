@@ -17,10 +17,11 @@ use std::sync::Arc;
 use std::time::Duration;
 use weir_client::{Client, ClientConfig, NewVolume, NoKernel, VolumeEdit};
 use weir_proto::backup::Backup;
+use weir_proto::keep::{parse_keep_snapshots, show_keep_snapshots};
 use weir_proto::map::Scheme;
 use weir_proto::meta::{Cred, Time};
 use weir_proto::snapshot::Snapshot;
-use weir_proto::volume::{GRACE_S, Policy, Quota, Volume};
+use weir_proto::volume::{GRACE_S, KeepSnapshots, Keeping, Policy, Quota, Volume};
 use weir_proto::{Error, ErrorKind, MIB, VolumeId};
 
 /// It caches nothing that counts.
@@ -41,7 +42,7 @@ pub enum VolumeCommand {
     Delete(Delete),
     /// Set limits; what is not named stays
     Quota(SetQuota),
-    /// Say how new files of the volume are kept
+    /// Say how new files of the volume are kept, and what is kept of its past; what is not named stays
     Policy(SetPolicy),
     /// Say who owns and who administers the volume
     Admin(Admin),
@@ -181,9 +182,20 @@ pub struct SetPolicy {
     pub name: String,
     #[command(flatten)]
     pub policies: Policies,
-    /// Go back to what the cluster's settings say
+    /// Go back to what the cluster's settings say of schemes and pools
     #[arg(long, conflicts_with_all = ["scheme", "pool"])]
     pub default: bool,
+    /// Take a snapshot every so often, like 1h or 1d, if anything has changed; none: no more, and those that are there stay
+    #[arg(long, value_name = "TIME", value_parser = parse_interval)]
+    pub snapshots: Option<u32>,
+    /// Which of these are kept: the newest of each of so many hours, days, weeks and months; others are kept until somebody
+    /// removes them [default: 24h,7d,4w]
+    #[arg(long, value_name = "COUNTS", value_parser = parse_keep)]
+    pub keep: Option<KeepSnapshots>,
+    /// What is removed goes under .trash of the volume's directory and stays there so long, like 7d; it counts as what it is, and
+    /// goes sooner when the volume is full. none: there is no trash, and what is in it goes
+    #[arg(long, value_name = "TIME", value_parser = parse_interval)]
+    pub trash: Option<u32>,
     #[command(flatten)]
     pub at: Cluster,
 }
@@ -321,6 +333,7 @@ async fn carry_out(client: &Client, command: &VolumeCommand) -> Outcome<Told> {
         VolumeCommand::Policy(args) => {
             let edit = |volume: &Volume| VolumeEdit {
                 policy: Some(if args.default { NO_POLICY } else { policy(&args.policies, &volume.policy) }),
+                keeping: Some(keeping(args, volume.keeping)),
                 ..VolumeEdit::default()
             };
             Told::Done("changed", change(client, &cred, &args.name, edit).await?)
@@ -451,6 +464,13 @@ fn limits(args: &Limits, before: Quota) -> Quota {
 fn policy(args: &Policies, before: &Policy) -> Policy {
     Policy { scheme: args.scheme.or(before.scheme), pool: args.pool.clone().or_else(|| before.pool.clone()) }
 }
+fn keeping(args: &SetPolicy, before: Keeping) -> Keeping {
+    Keeping {
+        trash_s: args.trash.unwrap_or(before.trash_s),
+        snapshots_every_s: args.snapshots.unwrap_or(before.snapshots_every_s),
+        keep: args.keep.unwrap_or(before.keep),
+    }
+}
 
 // ---- what people write
 
@@ -499,6 +519,19 @@ pub fn parse_seconds(text: &str) -> Result<u32, String> {
     };
     let count: u32 = digits.parse().map_err(|_| bad())?;
     count.checked_mul(factor).ok_or_else(bad)
+}
+/// The same, or `none`: 0.
+fn parse_interval(text: &str) -> Result<u32, String> {
+    if text.eq_ignore_ascii_case("none") { Ok(0) } else { parse_seconds(text) }
+}
+/// `3600` is `1h`.
+fn show_seconds(seconds: u32) -> String {
+    let units = [(86400, "d"), (3600, "h"), (60, "m")];
+    let fits = units.iter().find(|(unit, _)| seconds > 0 && seconds.is_multiple_of(*unit));
+    fits.map_or_else(|| format!("{seconds}s"), |(unit, letter)| format!("{}{letter}", seconds / unit))
+}
+fn parse_keep(text: &str) -> Result<KeepSnapshots, String> {
+    parse_keep_snapshots(text).map_err(|e| e.context)
 }
 fn parse_mode(text: &str) -> Result<u32, String> {
     let bad = || format!("{text:?} is no mode: expected octal digits like 2770");
@@ -574,6 +607,8 @@ fn as_text(v: &Volume) -> String {
         ("limit of files and directories", limit(quota.inodes_hard, quota.inodes_soft, |n| n.to_string())),
         ("scheme", v.policy.scheme.map_or_else(|| "as the cluster".into(), |s| s.to_string())),
         ("pool", v.policy.pool.clone().unwrap_or_else(|| "as the cluster".into())),
+        ("snapshots", schedule(&v.keeping)),
+        ("trash", trash(v)),
         ("state", state(v).into()),
     ];
     if quota.bytes_soft + quota.inodes_soft > 0 {
@@ -584,6 +619,18 @@ fn as_text(v: &Volume) -> String {
     table::render(&["", ""], &rows).trim_start_matches('\n').to_owned()
 }
 
+fn trash(v: &Volume) -> String {
+    match v.keeping.trash_s {
+        0 => "none".into(),
+        s => format!("{}, {} in it", show_seconds(s), table::bytes(v.in_trash.bytes)),
+    }
+}
+fn schedule(keeping: &Keeping) -> String {
+    match keeping.snapshots_every_s {
+        0 => "when somebody takes one".into(),
+        s => format!("every {}, {} are kept", show_seconds(s), show_keep_snapshots(&keeping.keep)),
+    }
+}
 fn limit(hard: u64, soft: u64, show: impl Fn(u64) -> String) -> String {
     match (hard, soft) {
         (0, 0) => "none".into(),
@@ -624,6 +671,10 @@ pub fn as_json(v: &Volume) -> Value {
         "grace_seconds": v.quota.grace_s, "bytes_over_since": seconds(v.bytes_over_since),
         "inodes_over_since": seconds(v.inodes_over_since),
         "scheme": v.policy.scheme.map(|s| s.to_string()), "pool": v.policy.pool,
+        "trash_seconds": none_if_0(v.keeping.trash_s.into()), "trash_bytes": v.in_trash.bytes,
+        "trash_files": v.in_trash.files,
+        "snapshots_every_seconds": none_if_0(v.keeping.snapshots_every_s.into()),
+        "snapshots_keep": show_keep_snapshots(&v.keeping.keep),
     })
 }
 
@@ -655,6 +706,8 @@ mod tests {
     fn counts_times_and_modes_are_read() {
         assert_eq!((parse_count("100k"), parse_count("none")), (Ok(100_000), Ok(0)));
         assert_eq!((parse_seconds("7d"), parse_seconds("90")), (Ok(GRACE_S), Ok(90)));
+        assert_eq!((parse_interval("none"), parse_interval("1h")), (Ok(0), Ok(3600)));
+        assert_eq!([7 * 86400, 7200, 90, 0].map(show_seconds), ["7d", "2h", "90s", "0s"]);
         assert_eq!(parse_mode("2770"), Ok(0o2770));
         for text in ["", "k", "-1", "1.5", "99999999999999999999"] {
             assert!(parse_count(text).is_err() && parse_seconds(text).is_err(), "{text:?}");

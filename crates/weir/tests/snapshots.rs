@@ -7,7 +7,7 @@
 )]
 mod common;
 
-use common::{Cluster, can_mount, pattern, text, wait_until, weir};
+use common::{Cluster, can_mount, errno, pattern, refused_volume as refused, text, volume, wait_until, weir};
 use serde_json::Value;
 use std::fs;
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -19,21 +19,6 @@ use std::time::Duration;
 const MIB: usize = 1 << 20;
 const PATIENCE: Duration = Duration::from_secs(90);
 
-fn volume(cluster: &Cluster, args: &[&str]) -> Value {
-    let dir = cluster.dir();
-    let output = weir(&[&["volume"], args, &["--dir", dir.to_str().unwrap(), "--json"]].concat());
-    assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
-    serde_json::from_slice(&output.stdout).unwrap()
-}
-fn refused(cluster: &Cluster, args: &[&str]) -> String {
-    let dir = cluster.dir();
-    let output = weir(&[&["volume"], args, &["--dir", dir.to_str().unwrap()]].concat());
-    assert!(!output.status.success(), "{args:?}: {}", text(&output.stdout));
-    text(&output.stderr)
-}
-fn errno<T: std::fmt::Debug>(result: std::io::Result<T>) -> i32 {
-    result.unwrap_err().raw_os_error().unwrap()
-}
 /// Names, contents, modes, owners, times and links.
 fn same(a: &Path, b: &Path) {
     let output = Command::new("diff").args(["-r", "--no-dereference"]).args([a, b]).output().unwrap();
@@ -208,5 +193,38 @@ fn a_snapshot_that_is_removed_gives_its_space_back() {
     });
     assert_eq!(fs::read(top.join("2")).unwrap(), pattern(99, 8 * MIB));
     assert_eq!(fs::read(top.join("3")).unwrap(), pattern(3, 8 * MIB));
+    volume(&cluster, &["delete", "data", "--force"]);
+}
+
+#[test]
+fn a_schedule_takes_snapshots_that_users_restore_from() {
+    if !can_mount() {
+        return;
+    }
+    let cluster = Cluster::start(1);
+    volume(&cluster, &["create", "data"]);
+    let top = cluster.mount().join("data");
+    fill(&top);
+    let set = volume(&cluster, &["policy", "data", "--snapshots", "1m", "--keep", "24h,7d"]);
+    assert_eq!(
+        (set["snapshots_every_seconds"].as_u64(), set["snapshots_keep"].as_str()),
+        (Some(60), Some("24h,7d"))
+    );
+    let mut taken = Vec::new();
+    wait_until("the first one is taken", PATIENCE, || {
+        taken = volume(&cluster, &["snapshots", "data"]).as_array().unwrap().clone();
+        !taken.is_empty()
+    });
+    assert_eq!(taken[0]["scheduled"], true, "{taken:?}");
+    let name = taken[0]["name"].as_str().unwrap();
+    fs::remove_dir_all(top.join("d")).unwrap();
+    let output = weir(&["volume", "restore", top.join("d").to_str().unwrap(), "--from", name]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!(fs::read(top.join("d/large")).unwrap(), pattern(1, 9 * MIB + 777));
+    let shown = weir(&["volume", "show", "data", "--dir", cluster.dir().to_str().unwrap()]);
+    assert!(text(&shown.stdout).contains("every 1m, 24h,7d are kept"), "{}", text(&shown.stdout));
+    assert!(refused(&cluster, &["policy", "data", "--snapshots", "1s"]).contains("at most one"));
+    assert!(refused(&cluster, &["delete", "data"]).contains("snapshots"));
+    volume(&cluster, &["policy", "data", "--snapshots", "none"]);
     volume(&cluster, &["delete", "data", "--force"]);
 }

@@ -9,17 +9,13 @@
 //!
 //! Refuses to know: when, and who makes it (the metadata leader).
 mod copy;
-mod date;
 mod due;
-mod keep;
 mod moved;
 mod plan;
 mod remove;
 mod walk;
 
-pub use date::{Date, Span};
 pub use due::{Due, home_of};
-pub use keep::{expired, parse_keep, show_keep};
 pub use plan::{Plan, TreeName, plan, snapshot_date, snapshot_name};
 
 use crate::{Attrs, Expect, Fault, Home, HomePath, Make, Outcome};
@@ -30,6 +26,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use weir_client::Client;
 use weir_env::Env;
 use weir_proto::backup::{Backup, BackupOutcome, Keep};
+use weir_proto::date::Date;
+use weir_proto::keep::expired;
 use weir_proto::meta::{Cred, Time};
 use weir_proto::snapshot::Snapshot;
 use weir_proto::{Error, ErrorKind, Result};
@@ -188,7 +186,7 @@ impl Job {
         let url = &self.backup.url;
         let snapshots = self.client.snapshots(self.backup.volume).await?;
         let dates = snapshots.iter().filter_map(|s| snapshot_date(&s.name, url)).collect();
-        let now = Date::of(self.env.clock.wall());
+        let now = Date::of(Time { nanos: self.env.clock.wall().0 });
         let plan = plan(&names(&*self.home).await?, &dates, now);
         if plan.date.0 > now.0.saturating_add(AHEAD_S) {
             return Err(Error::invalid(format!(
@@ -275,7 +273,7 @@ impl Job {
     async fn expire(&self, now: Date) -> Result<Vec<Date>> {
         let names = names(&*self.home).await?;
         let dates: BTreeSet<Date> = names.iter().filter_map(TreeName::made).collect();
-        let gone = expired(&dates, now, &self.keep());
+        let gone = expired(&dates, now, &(&self.keep()).into());
         for name in names {
             let date = match name {
                 TreeName::Whole(date) | TreeName::Incomplete(date) | TreeName::Missing(date) => date,

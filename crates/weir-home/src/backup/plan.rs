@@ -2,9 +2,9 @@
 //!
 //! Always holds: a tree has the name of its date only when it is whole, so a half one is never taken for one; only what is of
 //! the same volume and place, and carries our names, is ever changed or removed.
-use super::date::Date;
 use std::collections::BTreeSet;
 use weir_proto::checksum::crc32c;
+use weir_proto::date::Date;
 
 /// A backup that was cut off longer ago than this is not finished: a new one is begun.
 const GO_ON_S: i64 = 86_400;

@@ -156,6 +156,7 @@ impl Into<'_> {
             atime: a.atime,
             btime: now,
             volume: self.access.volume,
+            cookie: self.tally.next_cookie - 1,
         };
         let serial = next_number(cx.txn, Sequence::DirectorySerial)?;
         let (mtime, ctime) = (a.mtime, now);

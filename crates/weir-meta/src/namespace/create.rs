@@ -17,7 +17,7 @@ const LINKS_MAX: u32 = 1 << 20;
 /// A namespace's first transaction: the root directory, owned by the administrator, open to all as `/tmp` is not.
 pub fn make_root(txn: &mut dyn Txn, now: Time) {
     let (parent, volume) = (InodeId::ROOT, VolumeId::ROOT);
-    let access = Access { mode: 0o755, uid: 0, gid: 0, parent, atime: now, btime: now, volume };
+    let access = Access { mode: 0o755, uid: 0, gid: 0, parent, atime: now, btime: now, volume, cookie: 0 };
     let tally = Tally {
         mtime: now,
         ctime: now,
@@ -331,6 +331,7 @@ pub fn mkdir(cx: &mut Cx<'_>, r: &meta::Mkdir) -> Result<Made> {
         atime: now,
         btime: now,
         volume: birth.access.volume,
+        cookie: birth.tally.next_cookie - 1,
     };
     let tally = Tally {
         mtime: now,

@@ -1,4 +1,5 @@
-//! Directory listings, in the order in which names were made: stable while others come and go.
+//! Directory listings, in the order in which names were made: stable while others come and go. A volume's trash is not listed:
+//! what removes or copies a tree does not go there.
 use super::*;
 use crate::record::Listed;
 use weir_kv::Scan;
@@ -17,6 +18,9 @@ pub fn readdir(view: &mut View<'_>, r: &ReadDir) -> Result<Listing> {
     let (found, end) = scan_names(view.read, r)?;
     let mut entries = Vec::with_capacity(found.len());
     for (cookie, listed) in found {
+        if trash::is_hidden(view.read, access.volume, &listed.name, listed.ino)? {
+            continue;
+        }
         let entry = if r.with_attrs { show_unless_written(view, &listed)? } else { None };
         entries.push(ListEntry { name: listed.name, ino: listed.ino, kind: listed.kind, cookie, entry });
     }

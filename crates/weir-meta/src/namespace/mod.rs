@@ -23,6 +23,7 @@ pub mod remove;
 pub mod rename;
 pub mod report;
 pub mod snapshot;
+pub mod trash;
 mod usage;
 pub mod volume;
 pub mod xattr;

@@ -157,6 +157,7 @@ pub fn list(view: &mut View<'_>, r: &PastList) -> Result<PastListing> {
     if r.after >= tally.next_cookie {
         return Ok(PastListing { entries: Vec::new(), end });
     }
+    let trash = trash::of(view.read, past.volume)?;
     let (start, stop) = (keys::listed(r.dir, r.after + 1), keys::listed(r.dir, tally.next_cookie));
     past.scan(&start, &stop, &mut |key, value| {
         if entries.len() == most {
@@ -165,7 +166,7 @@ pub fn list(view: &mut View<'_>, r: &PastList) -> Result<PastListing> {
         }
         match Listed::from_value(value, || format!("an entry of directory {}", r.dir)) {
             Ok(Listed { ino, kind, name }) => {
-                if past.is_shown(ino, kind) {
+                if past.is_shown(ino, kind) && trash != Some(ino) {
                     let cookie = keys::cookie_of(key).unwrap_or(u64::MAX);
                     entries.push((name, ino, cookie));
                 }

@@ -75,6 +75,23 @@ impl Cx<'_> {
         Ok(())
     }
 
+    /// A name of a file goes, and the file with its last one.
+    pub(super) fn remove_file(&mut self, dir: InodeId, name: &[u8], link: &Link) -> Result<()> {
+        self.remove_link(dir, name, link)?;
+        self.drop_link(dir, name, link.ino)
+    }
+    /// An empty directory goes.
+    pub(super) fn remove_directory(&mut self, dir: InodeId, name: &[u8], link: &Link) -> Result<()> {
+        self.remove_link(dir, name, link)?;
+        self.destroy_directory(dir, link.ino)
+    }
+    fn remove_link(&mut self, dir: InodeId, name: &[u8], link: &Link) -> Result<()> {
+        let mut tally = load_tally(self.read(), dir)?;
+        self.remove_name(dir, &mut tally, name, link);
+        self.put_tally(dir, &tally);
+        log_removed(self, dir, name, link)
+    }
+
     pub(super) fn delete_range(&mut self, (start, end): (Vec<u8>, Vec<u8>)) -> Result<()> {
         let mut found = Vec::new();
         self.txn.scan(&start, &end, &mut |key, _| {
@@ -138,14 +155,12 @@ pub fn unlink(cx: &mut Cx<'_>, r: &meta::Unlink) -> Result<Removed> {
         }
         _ => Ok(()),
     })?;
-    let mut tally = load_tally(cx.read(), r.parent)?;
-    cx.remove_name(r.parent, &mut tally, &r.name, &link);
-    cx.put_tally(r.parent, &tally);
-    log_removed(cx, r.parent, &r.name, &link)?;
-    cx.drop_link(r.parent, &r.name, link.ino)?;
+    if !trash::keep_file(cx, (r.parent, &access), &r.name, &link)? {
+        cx.remove_file(r.parent, &r.name, &link)?;
+    }
     Ok(Removed {
         ino: link.ino,
-        parent_attr: directory_attr(r.parent, &access, &tally),
+        parent_attr: directory_attr(r.parent, &access, &load_tally(cx.read(), r.parent)?),
         parent_lease: nothing(),
     })
 }
@@ -159,14 +174,11 @@ pub fn rmdir(cx: &mut Cx<'_>, r: &meta::Rmdir) -> Result<Removed> {
     let victim = load_access(cx.read(), link.ino)?;
     require_listed(cx.conflicts, link.ino, &victim)?;
     require_empty(cx.read(), link.ino)?;
-    let mut tally = load_tally(cx.read(), r.parent)?;
-    cx.remove_name(r.parent, &mut tally, &r.name, &link);
-    cx.put_tally(r.parent, &tally);
-    log_removed(cx, r.parent, &r.name, &link)?;
-    cx.destroy_directory(r.parent, link.ino)?;
+    trash::keep_directory(cx, link.ino, &victim)?;
+    cx.remove_directory(r.parent, &r.name, &link)?;
     Ok(Removed {
         ino: link.ino,
-        parent_attr: directory_attr(r.parent, &access, &tally),
+        parent_attr: directory_attr(r.parent, &access, &load_tally(cx.read(), r.parent)?),
         parent_lease: nothing(),
     })
 }

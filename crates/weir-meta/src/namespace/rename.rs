@@ -7,9 +7,9 @@ use weir_proto::relation::What;
 
 /// One end of a rename.
 #[derive(Clone, Copy)]
-struct End<'a> {
-    dir: InodeId,
-    name: &'a [u8],
+pub(super) struct End<'a> {
+    pub dir: InodeId,
+    pub name: &'a [u8],
 }
 
 pub fn rename(cx: &mut Cx<'_>, r: &meta::Rename) -> Result<Renamed> {
@@ -78,6 +78,9 @@ fn check_move(read: &dyn Read, r: &meta::Rename, from_dir: &Access, moved: &Link
     check_leaves(read, &r.cred, from_dir, moved, across)?;
     if across && moved.kind == FileKind::Directory && is_within(read, r.new_parent, moved.ino)? {
         return Err(Error::invalid(format!("directory {} cannot move below itself", moved.ino)));
+    }
+    if across && moved.kind == FileKind::Directory && trash::is_in_trash(read, r.new_parent)? {
+        volume::require_no_root(read, from_dir.volume, moved.ino)?;
     }
     Ok(())
 }
@@ -191,16 +194,23 @@ fn relocate_directory(cx: &mut Cx<'_>, dir: InodeId, from: End<'_>, to: End<'_>)
     tally.ctime = cx.rules.after(tally.ctime);
     cx.put_tally(dir, &tally);
     cx.note_root_moved(dir, (to.dir, to.name), from.dir == to.dir)?;
-    if from.dir == to.dir {
-        return Ok(());
-    }
-    let charge = Charge::directory(&usage_of(cx.read(), dir)?);
-    cx.charge(from.dir, charge.back())?;
-    cx.charge(to.dir, charge)?;
     let mut access = load_access(cx.read(), dir)?;
-    access.parent = to.dir;
+    // It was put there just now.
+    (access.parent, access.cookie) = (to.dir, load_tally(cx.read(), to.dir)?.next_cookie - 1);
+    if from.dir != to.dir {
+        let charge = Charge::directory(&usage_of(cx.read(), dir)?);
+        cx.charge(from.dir, charge.back())?;
+        cx.charge(to.dir, charge)?;
+    }
     cx.put_access(dir, &access);
     Ok(())
+}
+
+/// A file gets another name, where none is.
+pub(super) fn move_file(cx: &mut Cx<'_>, link: &Link, from: End<'_>, to: End<'_>) -> Result<()> {
+    take_away(cx, from, link)?;
+    put_there(cx, to, link)?;
+    relocate_file(cx, link.ino, from, to)
 }
 
 fn relocate_file(cx: &mut Cx<'_>, ino: InodeId, from: End<'_>, to: End<'_>) -> Result<()> {

@@ -7,12 +7,18 @@ use super::keeper::{Snap, Snapshots, kept_value, object_in, references};
 use super::*;
 use crate::keys::Sequence;
 use crate::record::{Garbage, SnapshotRecord, StripeCut};
+use std::collections::BTreeSet;
 use weir_kv::Scan;
+use weir_proto::date::Date;
+use weir_proto::keep::expired;
 use weir_proto::meta::LeaseKind;
 use weir_proto::snapshot::{SNAPSHOTS_MAX, Snapshot, SnapshotDelete, SnapshotList, SnapshotTake};
+use weir_proto::volume::KeepSnapshots;
 
 /// Kept records that one step of a removal looks at.
 const FORGOTTEN_AT_ONCE: usize = if cfg!(test) { 3 } else { 256 };
+/// Names of those that are taken by schedule begin so.
+const SCHEDULED: &str = "auto-";
 
 /// All snapshots.
 pub fn load_all(read: &dyn Read) -> Result<Snapshots> {
@@ -41,13 +47,14 @@ fn records(read: &dyn Read, of: Option<VolumeId>) -> Result<Vec<(VolumeId, u32, 
     bad.map_or(Ok(found), Err)
 }
 
-/// Whether a volume has snapshots, also such as are being removed.
-pub fn has_any(read: &dyn Read, volume: VolumeId) -> Result<bool> {
-    Ok(!records(read, Some(volume))?.is_empty())
+/// Whether a volume has snapshots, also such as are being removed; `but_scheduled`: beside those that a schedule made.
+pub fn has_any(read: &dyn Read, volume: VolumeId, but_scheduled: bool) -> Result<bool> {
+    Ok(records(read, Some(volume))?.iter().any(|(_, _, s)| !(but_scheduled && s.scheduled)))
 }
 
 fn shown(volume: VolumeId, root: InodeId, number: u32, record: SnapshotRecord) -> Snapshot {
-    Snapshot { number, volume, name: record.name, created: record.created, root }
+    let SnapshotRecord { name, created, scheduled, .. } = record;
+    Snapshot { number, volume, name, created, root, scheduled }
 }
 
 pub fn list(view: &mut View<'_>, r: &SnapshotList) -> Result<weir_proto::snapshot::Snapshots> {
@@ -58,23 +65,29 @@ pub fn list(view: &mut View<'_>, r: &SnapshotList) -> Result<weir_proto::snapsho
 }
 
 pub fn take(cx: &mut Cx<'_>, r: &SnapshotTake) -> Result<Snapshot> {
-    weir_proto::volume::check_volume_name(&r.name)?;
-    let record = volume::load_as_admin(cx.read(), &r.cred, r.volume)?;
-    let known = records(cx.read(), Some(r.volume))?;
-    if known.iter().any(|(_, _, s)| s.name == r.name && !s.deleting) {
-        return Err(Error::exists(format!("volume {:?} has a snapshot {:?} already", record.name, r.name)));
+    volume::load_as_admin(cx.read(), &r.cred, r.volume)?;
+    take_named(cx, r.volume, &r.name, false)
+}
+
+fn take_named(cx: &mut Cx<'_>, of: VolumeId, name: &str, scheduled: bool) -> Result<Snapshot> {
+    weir_proto::volume::check_volume_name(name)?;
+    let record = volume::load(cx.read(), of)?;
+    let known = records(cx.read(), Some(of))?;
+    if known.iter().any(|(_, _, s)| s.name == name && !s.deleting) {
+        return Err(Error::exists(format!("volume {:?} has a snapshot {name:?} already", record.name)));
     }
     if known.len() >= SNAPSHOTS_MAX {
         return Err(Error::no_space(format!("volume {:?} has {SNAPSHOTS_MAX} snapshots", record.name)));
     }
-    require_listed(cx.read(), r.volume)?;
-    cx.recall_open_writers(r.volume)?;
+    require_listed(cx.read(), of)?;
+    cx.recall_open_writers(of)?;
     let number = u32::try_from(create::next_number(cx.txn, Sequence::Snapshot)?)
         .map_err(|_| Error::no_space("all numbers of snapshots have been given"))?;
-    let taken = SnapshotRecord { name: r.name.clone(), created: cx.rules.now, deleting: false };
-    cx.txn.put(&keys::snapshot(r.volume, number), &taken.to_value());
+    let (name, created) = (name.to_owned(), cx.rules.now);
+    let taken = SnapshotRecord { name, created, deleting: false, scheduled };
+    cx.txn.put(&keys::snapshot(of, number), &taken.to_value());
     cx.events.snapshots = true;
-    Ok(shown(r.volume, record.root, number, taken))
+    Ok(shown(of, record.root, number, taken))
 }
 
 /// What is not known yet cannot be kept.
@@ -144,6 +157,72 @@ pub fn delete(cx: &mut Cx<'_>, r: &SnapshotDelete) -> Result<Snapshot> {
     cx.txn.put(&keys::snapshot(r.volume, number), &record.to_value());
     cx.events.snapshots = true;
     Ok(shown(r.volume, of.root, number, record))
+}
+
+// ---- by schedule
+
+/// When the next one by a schedule is due: at once if there is none, else at the next full multiple of the interval.
+pub fn due(last: Option<Time>, every_s: u32) -> Time {
+    let every = i64::from(every_s) * 1_000_000_000;
+    let next = last.map_or(0, |last| last.nanos.div_euclid(every).saturating_add(1).saturating_mul(every));
+    Time { nanos: next }
+}
+
+/// When the last one by schedule was taken of a volume.
+pub fn last_scheduled(read: &dyn Read, of: VolumeId) -> Result<Option<Time>> {
+    let scheduled = records(read, Some(of))?.into_iter().filter(|(_, _, s)| s.scheduled && !s.deleting);
+    Ok(scheduled.map(|(_, _, s)| s.created).max_by_key(|created| created.nanos))
+}
+
+/// Takes one by schedule, unless nothing has changed since the last one. Its name is its date.
+pub fn take_scheduled(cx: &mut Cx<'_>, of: VolumeId) -> Result<Option<Snapshot>> {
+    if !has_changed(cx.read(), of)? {
+        return Ok(None);
+    }
+    let name = format!("{SCHEDULED}{}", Date::of(cx.rules.now).compact());
+    take_named(cx, of, &name, true).map(Some)
+}
+
+/// Whether anything is kept for the newest snapshot. One that somebody may remove tomorrow is none for this.
+fn has_changed(read: &dyn Read, of: VolumeId) -> Result<bool> {
+    let known = records(read, Some(of))?;
+    let Some((_, number, _)) = known.last().filter(|(_, _, s)| s.scheduled && !s.deleting) else {
+        return Ok(true);
+    };
+    let (start, mut any) = (keys::kept(*number, &[]), false);
+    read.scan(&start, &keys::after(&start), &mut |_, _| {
+        any = true;
+        Scan::Stop
+    })?;
+    Ok(any)
+}
+
+/// Removes all that were taken by schedule: their volume goes.
+pub fn delete_scheduled(cx: &mut Cx<'_>, of: VolumeId) -> Result<()> {
+    for (_, number, record) in records(cx.read(), Some(of))?.into_iter().filter(|(_, _, s)| s.scheduled) {
+        let record = SnapshotRecord { deleting: true, ..record };
+        cx.txn.put(&keys::snapshot(of, number), &record.to_value());
+        cx.events.snapshots = true;
+    }
+    Ok(())
+}
+
+/// Removes those that were taken by schedule and are not to be kept any longer; how many.
+pub fn expire(cx: &mut Cx<'_>, of: VolumeId, keep: &KeepSnapshots) -> Result<usize> {
+    let known = records(cx.read(), Some(of))?;
+    let scheduled: Vec<_> = known.into_iter().filter(|(_, _, s)| s.scheduled && !s.deleting).collect();
+    let dates: BTreeSet<Date> = scheduled.iter().map(|(_, _, s)| Date::of(s.created)).collect();
+    let gone = expired(&dates, Date::of(cx.rules.now), &keep.into());
+    let mut removed = 0;
+    for (_, number, mut record) in scheduled {
+        if gone.contains(&Date::of(record.created)) {
+            record.deleting = true;
+            cx.txn.put(&keys::snapshot(of, number), &record.to_value());
+            cx.events.snapshots = true;
+            removed += 1;
+        }
+    }
+    Ok(removed)
 }
 
 /// A snapshot that is to be removed.

@@ -12,6 +12,7 @@ use weir_proto::meta::{self, *};
 
 mod evicted;
 mod snapshots;
+mod trash;
 mod volumes;
 
 const ME: SessionId = SessionId(1);

@@ -14,7 +14,7 @@ use crate::rooms::{self, Ask, Over, Rooms};
 use bytes::Bytes;
 use weir_kv::Scan;
 use weir_proto::meta::{LeaseKind, Mkdir};
-use weir_proto::volume::{self, ADMINS_MAX, GRACE_S, Policy, Quota, VOLUME_PATH_MAX, VOLUMES_MAX};
+use weir_proto::volume::{self, ADMINS_MAX, GRACE_S, Keeping, Policy, Quota, VOLUME_PATH_MAX, VOLUMES_MAX};
 use weir_proto::volume::{Volume, VolumePage, check_volume_name};
 
 /// What belongs to no other volume.
@@ -35,6 +35,7 @@ pub fn make_root(txn: &mut dyn Txn, now: Time) {
         policy: Policy { scheme: None, pool: None },
         created: now,
         deleting: false,
+        keeping: Keeping::NOTHING,
     };
     txn.put(&keys::volume(VolumeId::ROOT), &record.to_value());
     txn.put(&keys::volume_name(ROOT_NAME), &VolumeId::ROOT.0.to_le_bytes());
@@ -80,11 +81,20 @@ impl Cx<'_> {
         Ok(if self.rules.rooms.limits_bytes(volume) { volume } else { NO_VOLUME })
     }
     /// Goes on only if there may be one more file or directory.
-    pub(super) fn require_inode(&self, volume: VolumeId) -> Result<()> {
+    pub(super) fn require_inode(&mut self, volume: VolumeId) -> Result<()> {
         if !self.rules.rooms.is_limited(volume) {
             return Ok(());
         }
-        self.rules.rooms.check_inodes(volume, &volume_usage(self.read(), volume)?, self.rules.now)
+        let usage = volume_usage(self.read(), volume)?;
+        let checked = self.rules.rooms.check_inodes(volume, &usage, self.rules.now);
+        // What is in the trash goes first.
+        if checked.is_err()
+            && let Some(root) = trash::to_empty(self.read(), volume)?
+        {
+            self.conflicts.push(Conflict::full(root));
+            self.clear()?;
+        }
+        checked
     }
     /// Goes on only if that many bytes may come into the volume at once.
     pub(super) fn require_bytes(&self, volume: VolumeId, bytes: u64) -> Result<()> {
@@ -113,7 +123,8 @@ pub fn take_room(view: &mut View<'_>, r: &volume::TakeRoom) -> Result<volume::Ro
     let others = rooms.granted(r.volume, Some(r.session));
     let used = volume_usage(view.read, r.volume)?.bytes;
     let ask = Ask { spent: r.spent, must: r.must, want: r.want };
-    let making = crate::relation::evicting(view.read)?.contains(&r.volume);
+    let making = crate::relation::evicting(view.read)?.contains(&r.volume)
+        || trash::to_empty(view.read, r.volume)?.is_some();
     Ok(volume::Room { held: rooms::grant(ask, used, others, max), others, unlimited: false, making })
 }
 
@@ -200,8 +211,8 @@ fn moved_path(path: &[u8], name: &[u8], same: bool) -> Bytes {
 // ---- showing
 
 fn shown(read: &dyn Read, id: VolumeId, record: VolumeRecord) -> Result<Volume> {
-    let usage = volume_usage(read, id)?;
-    Ok(record.show(id, usage))
+    let (usage, in_trash) = (volume_usage(read, id)?, trash::usage(read, id)?);
+    Ok(record.show(id, usage, in_trash))
 }
 
 pub fn get(view: &mut View<'_>, name: &str) -> Result<Volume> {
@@ -336,6 +347,7 @@ pub fn create(cx: &mut Cx<'_>, r: &volume::VolumeCreate) -> Result<Volume> {
         policy: r.policy.clone(),
         created: cx.rules.now,
         deleting: false,
+        keeping: Keeping::NOTHING,
     };
     cx.put_volume(id, &record);
     cx.txn.put(&keys::volume_name(&r.name), &id.0.to_le_bytes());
@@ -373,6 +385,13 @@ pub fn change(cx: &mut Cx<'_>, r: &volume::VolumeChange) -> Result<Volume> {
     }
     if let Some(policy) = &r.policy {
         record.policy = policy.clone();
+    }
+    if let Some(keeping) = r.keeping {
+        keeping.check()?;
+        if keeping.trash_s > 0 {
+            trash::begin(cx, r.volume, record.root)?;
+        }
+        record.keeping = keeping;
     }
     if let Some(name) = r.name.as_ref().filter(|name| **name != record.name) {
         check_free(cx.read(), name)?;
@@ -420,7 +439,7 @@ pub fn delete(cx: &mut Cx<'_>, r: &volume::VolumeDelete) -> Result<Volume> {
             format!("volume {inside:?} lies in volume {:?}: delete that first", record.name),
         ));
     }
-    if super::snapshot::has_any(cx.read(), r.volume)? {
+    if super::snapshot::has_any(cx.read(), r.volume, r.force)? {
         return Err(Error::name(
             NameRule::Busy,
             format!("volume {:?} has snapshots: delete these first", record.name),
@@ -433,12 +452,14 @@ pub fn delete(cx: &mut Cx<'_>, r: &volume::VolumeDelete) -> Result<Volume> {
             format!("volume {:?} has a relation with home: remove that first", record.name),
         ));
     }
+    super::snapshot::delete_scheduled(cx, r.volume)?;
     let access = load_access(cx.read(), record.root)?;
     cx.need(access.parent, Need::Change);
     cx.need(record.root, Need::Change);
     cx.clear()?;
-    let is_empty = load_tally(cx.read(), record.root)?.entries == 0;
-    if !r.force {
+    let trash = trash::of(cx.read(), r.volume)?;
+    let is_empty = load_tally(cx.read(), record.root)?.entries == 0 && trash.is_none();
+    if !r.force && !trash::is_all(cx.read(), r.volume, record.root)? {
         super::remove::require_empty(cx.read(), record.root)?;
     }
     let link = load_link(cx.read(), access.parent, &record.entry)?;
@@ -475,32 +496,47 @@ pub fn next_deleted(read: &dyn Read) -> Result<Option<VolumeId>> {
 /// Removes a few names of a deleted volume, deepest first. True: nothing of it is left.
 pub fn remove_some(cx: &mut Cx<'_>, id: VolumeId) -> Result<bool> {
     let root = load(cx.read(), id)?.root;
-    let mut dir = root;
-    loop {
-        let found = first_names(cx.read(), dir)?;
-        let (mut full, mut any) = (None, false);
-        for (link, name) in found {
-            if link.kind == FileKind::Directory && load_tally(cx.read(), link.ino)?.entries > 0 {
-                full = full.or(Some(link.ino));
-                continue;
-            }
-            cx.need(dir, Need::Change);
-            cx.need(link.ino, Need::Change);
-            cx.clear()?;
-            cx.remove_one(dir, &name, &link)?;
-            any = true;
-        }
-        match full {
-            _ if any => return Ok(false),
-            Some(below) => dir = below,
-            None => break,
-        }
+    if !remove_below(cx, id, root)? || !trash::forget_some(cx, id)? {
+        return Ok(false);
     }
     cx.need(root, Need::Change);
     cx.clear()?;
     cx.destroy_directory(InodeId::ROOT, root)?;
     cx.forget_volume(id)?;
     Ok(true)
+}
+
+/// Removes a few names below a directory, deepest first. True: there are none left but of other volumes.
+pub(super) fn remove_below(cx: &mut Cx<'_>, of: VolumeId, top: InodeId) -> Result<bool> {
+    let mut dir = top;
+    loop {
+        let found = first_names(cx.read(), dir)?;
+        let (mut full, mut any) = (None, false);
+        for (link, name) in found {
+            if link.kind == FileKind::Directory {
+                if volume_of(cx.read(), link.ino)? != of {
+                    continue;
+                }
+                if load_tally(cx.read(), link.ino)?.entries > 0 {
+                    full = full.or(Some(link.ino));
+                    continue;
+                }
+            }
+            cx.need(dir, Need::Change);
+            cx.need(link.ino, Need::Change);
+            cx.clear()?;
+            match link.kind {
+                FileKind::Directory => cx.remove_directory(dir, &name, &link)?,
+                _ => cx.remove_file(dir, &name, &link)?,
+            }
+            any = true;
+        }
+        match full {
+            _ if any => return Ok(false),
+            Some(below) => dir = below,
+            None => return Ok(true),
+        }
+    }
 }
 
 fn first_names(read: &dyn Read, dir: InodeId) -> Result<Vec<(Link, Bytes)>> {
@@ -520,16 +556,6 @@ fn first_names(read: &dyn Read, dir: InodeId) -> Result<Vec<(Link, Bytes)>> {
 }
 
 impl Cx<'_> {
-    fn remove_one(&mut self, dir: InodeId, name: &[u8], link: &Link) -> Result<()> {
-        let mut tally = load_tally(self.read(), dir)?;
-        self.remove_name(dir, &mut tally, name, link);
-        self.put_tally(dir, &tally);
-        match link.kind {
-            FileKind::Directory => self.destroy_directory(dir, link.ino),
-            _ => self.drop_link(dir, name, link.ino),
-        }
-    }
-
     /// A topmost directory without a name is charged to the root until nothing is left of it: what was above it may go.
     fn put_aside(&mut self, root: InodeId, access: Access) -> Result<()> {
         let all = Charge::directory(&super::usage_of(self.read(), root)?);

@@ -64,6 +64,8 @@ fn identity(env: &Env, name: &str, role: Role) -> Identity {
 thread_local! {
     /// Files that home has all of, also after a restart of the metadata role.
     static AT_HOME: Arc<Mutex<BTreeSet<InodeId>>> = Arc::default();
+    /// How full the targets are.
+    pub static SPACE: std::cell::Cell<Option<weir_meta::Level>> = const { std::cell::Cell::new(None) };
     /// Processes that this test's machine knows to be gone.
     pub static GONE: std::cell::RefCell<Vec<String>> = const { std::cell::RefCell::new(Vec::new()) };
 }
@@ -93,7 +95,7 @@ pub async fn start(world: &World) -> Node {
             true => Ok(()),
             false => Err(Error::denied("home does not have it")),
         }),
-        space: Arc::new(|| Box::pin(std::future::ready(None))),
+        space: Arc::new(|| Box::pin(std::future::ready(SPACE.get()))),
         purge: targets.clone(),
         gone: Arc::new(|process| GONE.with_borrow(|gone| gone.iter().any(|p| p == process))),
     };

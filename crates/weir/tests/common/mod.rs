@@ -342,3 +342,21 @@ pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
     bytes.truncate(len);
     bytes
 }
+
+/// What `weir volume …` says.
+pub fn volume(cluster: &Cluster, args: &[&str]) -> serde_json::Value {
+    let dir = cluster.dir();
+    let output = weir(&[&["volume"], args, &["--dir", dir.to_str().unwrap(), "--json"]].concat());
+    assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+/// What it says when it refuses.
+pub fn refused_volume(cluster: &Cluster, args: &[&str]) -> String {
+    let dir = cluster.dir();
+    let output = weir(&[&["volume"], args, &["--dir", dir.to_str().unwrap()]].concat());
+    assert!(!output.status.success(), "{args:?}: {}", text(&output.stdout));
+    text(&output.stderr)
+}
+pub fn errno<T: std::fmt::Debug>(result: std::io::Result<T>) -> i32 {
+    result.unwrap_err().raw_os_error().unwrap()
+}

@@ -2,6 +2,7 @@
 use super::super::keeper::references;
 use super::*;
 use weir_proto::snapshot::*;
+use weir_proto::volume::KeepSnapshots;
 
 const STRIPE: u64 = 4 << 20;
 const PLACES: [&str; 4] = ["a", "b", "c", "d"];
@@ -210,6 +211,21 @@ impl Model {
         let taken = self.w.change(|cx| snapshot::take(cx, &r)).unwrap();
         self.taken.insert(taken.number, (name, tree));
     }
+    /// One is taken unless the last one was by schedule, too, and shows what is there now.
+    fn take_scheduled(&mut self) {
+        let (tree, before) =
+            (self.now(), self.taken.last_key_value().map(|(n, (name, _))| (*n, name.clone())));
+        match self.w.change(|cx| snapshot::take_scheduled(cx, VolumeId::ROOT)) {
+            Ok(Some(taken)) => drop(self.taken.insert(taken.number, (taken.name, tree))),
+            Ok(None) => {
+                let (number, name) = before.expect("there is one");
+                assert!(name.starts_with("auto-"), "{name}");
+                assert_eq!(self.then(number), tree, "something has changed since {name}");
+            }
+            Err(e) => assert_eq!(errno(Err::<(), _>(e)), EEXIST, "of the same second"),
+        }
+        self.w.now += SECOND;
+    }
     fn delete(&mut self, which: usize) {
         let Some(number) = self.taken.keys().nth(which % self.taken.len().max(1)).copied() else { return };
         let (name, _) = self.taken.remove(&number).unwrap();
@@ -254,7 +270,8 @@ impl Model {
                 self.w.set(&root(), ino, |r| r.size = Some(size)).map(drop).unwrap();
             }
             (16, Some(ino)) => self.write_inline(ino),
-            (17, _) => self.take(),
+            (17, _) if b % 2 == 0 => self.take(),
+            (17, _) => self.take_scheduled(),
             (18, _) => self.delete(b),
             (19, _) => drop(self.forget()),
             _ => {}
@@ -354,4 +371,96 @@ fn a_file_that_a_snapshot_holds_gets_an_object_of_its_own_when_somebody_may_writ
     m.sweep();
     assert!(m.cells.keys().all(|(object, _)| *object == own.object), "the old object is gone: {:?}", m.cells);
     m.finish();
+}
+
+const SECOND: i64 = 1_000_000_000;
+
+impl World {
+    /// What the leader does at `seconds`.
+    fn keep_schedule(&mut self, seconds: i64, keep: &KeepSnapshots) -> bool {
+        self.now = seconds * SECOND;
+        let taken = self.change(|cx| snapshot::take_scheduled(cx, VolumeId::ROOT)).unwrap();
+        self.change(|cx| snapshot::expire(cx, VolumeId::ROOT, keep)).unwrap();
+        taken.is_some()
+    }
+    fn snapshot_names(&self) -> Vec<String> {
+        let r = SnapshotList { session: ME, volume: VolumeId::ROOT };
+        let all = self.view(|view| snapshot::list(view, &r)).unwrap().snapshots;
+        all.into_iter().map(|s| s.name).collect()
+    }
+}
+
+#[test]
+fn a_schedule_takes_what_has_changed_and_removes_only_its_own() {
+    let mut w = World::new();
+    let keep = KeepSnapshots { hours: 3, days: 2, weeks: 0, months: 0 };
+    let start = weir_proto::date::Date::parse("2026-11-22T00:00:00Z").unwrap().0;
+    w.now = start * SECOND;
+    let r = SnapshotTake { op: op(), cred: root(), volume: VolumeId::ROOT, name: "mine".into() };
+    w.change(|cx| snapshot::take(cx, &r)).unwrap();
+    for hour in 0..72 {
+        w.create(&root(), InodeId::ROOT, &format!("f{hour}"), 0o644).unwrap();
+        assert!(w.keep_schedule(start + hour * 3600, &keep), "hour {hour}");
+        assert!(!w.keep_schedule(start + hour * 3600 + 1800, &keep), "nothing has changed");
+    }
+    let expected = [
+        "mine",
+        "auto-20261123T230000Z",
+        "auto-20261124T210000Z",
+        "auto-20261124T220000Z",
+        "auto-20261124T230000Z",
+    ];
+    assert_eq!(w.snapshot_names(), expected);
+    // One that somebody removes counts for nothing any more.
+    let r = SnapshotDelete { op: op(), cred: root(), volume: VolumeId::ROOT, name: expected[4].into() };
+    w.change(|cx| snapshot::delete(cx, &r)).unwrap();
+    assert!(w.keep_schedule(start + 72 * 3600, &keep));
+    // Files that are written anew are news as well as names are.
+    let mut m = Model { w, cells: BTreeMap::new(), next: 0, taken: BTreeMap::new() };
+    let ino = m.file((InodeId::ROOT, "f1")).unwrap();
+    m.write(ino, 0);
+    assert!(m.w.keep_schedule(start + 73 * 3600, &keep) && !m.w.keep_schedule(start + 74 * 3600, &keep));
+    m.write(ino, 0);
+    assert!(m.w.keep_schedule(start + 75 * 3600, &keep));
+}
+
+#[test]
+fn a_snapshot_is_due_at_full_multiples_of_its_interval_by_table() {
+    let at = |seconds: i64| Time { nanos: seconds * SECOND };
+    for (last, every_s, due) in [
+        (None, 3600, 0),
+        (Some(0), 3600, 3600),
+        (Some(3599), 3600, 3600),
+        (Some(3600), 3600, 7200),
+        (Some(86_399), 86_400, 86_400),
+    ] {
+        assert_eq!(snapshot::due(last.map(at), every_s), at(due), "{last:?} {every_s}");
+    }
+}
+
+#[test]
+fn with_force_a_volume_goes_with_what_its_schedule_took() {
+    let mut w = World::new();
+    let v = w.volume(&root(), InodeId::ROOT, "v").unwrap();
+    w.create(&root(), v.root, "f", 0o644).unwrap();
+    let delete =
+        |w: &mut World, force| w.delete_volume(&root(), v.id, force).map(drop).map_err(|e| e.context);
+    w.change(|cx| snapshot::take_scheduled(cx, v.id)).unwrap().unwrap();
+    assert!(delete(&mut w, false).unwrap_err().contains("snapshots"));
+    let r = SnapshotTake { op: op(), cred: root(), volume: v.id, name: "mine".into() };
+    w.change(|cx| snapshot::take(cx, &r)).unwrap();
+    assert!(delete(&mut w, true).unwrap_err().contains("snapshots"), "somebody wants to keep one");
+    let r = SnapshotDelete { op: op(), cred: root(), volume: v.id, name: "mine".into() };
+    w.change(|cx| snapshot::delete(cx, &r)).unwrap();
+    while let Some((volume, number)) = snapshot::next_deleted(&w.snapshots) {
+        w.change(|cx| snapshot::forget_some(cx, volume, number)).unwrap();
+    }
+    delete(&mut w, true).unwrap();
+    while !w.change(|cx| volume::remove_some(cx, v.id)).unwrap() {}
+    while let Some((volume, number)) = snapshot::next_deleted(&w.snapshots) {
+        w.change(|cx| snapshot::forget_some(cx, volume, number)).unwrap();
+    }
+    for letter in [b'h', b's', b'I', b'Z', b'z'] {
+        assert_eq!(w.keys(letter), Vec::<Vec<u8>>::new(), "{}", letter as char);
+    }
 }

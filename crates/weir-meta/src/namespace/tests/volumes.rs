@@ -29,13 +29,22 @@ impl World {
         id: VolumeId,
         edit: impl FnOnce(&mut VolumeChange),
     ) -> Result<Volume> {
-        let (name, owner, admins, quota, policy) = (None, None, None, None, None);
-        let mut r =
-            VolumeChange { op: op(), cred: cred.clone(), volume: id, name, owner, admins, quota, policy };
+        let (name, owner, admins, quota, policy, keeping) = (None, None, None, None, None, None);
+        let mut r = VolumeChange {
+            op: op(),
+            cred: cred.clone(),
+            volume: id,
+            name,
+            owner,
+            admins,
+            quota,
+            policy,
+            keeping,
+        };
         edit(&mut r);
         self.change(|cx| volume::change(cx, &r))
     }
-    fn delete_volume(&mut self, cred: &Cred, id: VolumeId, force: bool) -> Result<Volume> {
+    pub fn delete_volume(&mut self, cred: &Cred, id: VolumeId, force: bool) -> Result<Volume> {
         let r = VolumeDelete { op: op(), cred: cred.clone(), volume: id, force };
         self.change(|cx| volume::delete(cx, &r))
     }

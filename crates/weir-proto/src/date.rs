@@ -1,16 +1,16 @@
-//! Dates of backups: seconds in UTC, written so that they sort as they follow each other. Pure.
+//! Dates of backups and snapshots: seconds in UTC, written so that they sort as they follow each other. Pure.
+use crate::meta::Time;
+use crate::{Error, Result};
 use jiff::Timestamp;
 use jiff::civil;
 use jiff::tz::TimeZone;
 use std::fmt;
-use weir_env::WallTime;
-use weir_proto::{Error, Result};
 
 /// Seconds since 1970.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Date(pub i64);
 
-/// A stretch of time of which one backup is kept.
+/// A stretch of time of which one backup or snapshot is kept.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Span {
     Hour,
@@ -21,8 +21,8 @@ pub enum Span {
 }
 
 impl Date {
-    pub fn of(wall: WallTime) -> Date {
-        Date(wall.0.div_euclid(1_000_000_000))
+    pub fn of(time: Time) -> Date {
+        Date(time.nanos.div_euclid(1_000_000_000))
     }
     fn civil(self) -> civil::DateTime {
         let last = civil::DateTime::MAX;

@@ -1,0 +1,462 @@
+//! Trash of a volume: what is removed goes under `.trash` of its topmost directory, and stays there for a while.
+//!
+//! Invariants: the last name of a file is never removed but from the trash, by replacing it, or with its volume; an empty directory
+//! leaves one like itself. In the trash is a part for each stretch of time, in it a directory for each one that something was
+//! removed from, at the same path, with its owner, mode and lists: so what is there is read and put back by who could
+//! read and remove it where it was. A directory of the trash belongs to one directory, not to a path: another one of the same
+//! name has another. All of this are ordinary files and directories, and count as such.
+//!
+//! Knows nothing of when the trash is emptied.
+use super::rename::{End, move_file};
+use super::usage::Charge;
+use super::*;
+use crate::keys::Sequence;
+use crate::namespace::create::next_number;
+use crate::record::{Listed, TrashRecord};
+use bytes::Bytes;
+use weir_kv::Scan;
+use weir_proto::date::Date;
+use weir_proto::meta::Usage;
+use weir_proto::relation::What;
+use weir_proto::volume::TRASH;
+
+/// A time that is kept is divided into so many parts, of a day at most each.
+const PARTS: i64 = 7;
+const SECOND: i64 = 1_000_000_000;
+const DAY: i64 = 86_400 * SECOND;
+/// A directory that got its name before its place was written down is looked for among so many names.
+const SEARCHED_MAX: usize = 4096;
+/// Records of directories that one step forgets.
+const FORGOTTEN_AT_ONCE: usize = if cfg!(test) { 2 } else { 256 };
+/// A walk towards the topmost directory that is longer meets a loop.
+const DEPTH_MAX: usize = 1 << 16;
+
+/// A part of a volume's trash: from when on things were put there, and where.
+pub type Part = (u64, TrashRecord);
+
+// ---- looking
+
+/// The directory of a volume's trash, if it has or had one.
+pub fn of(read: &dyn Read, volume: VolumeId) -> Result<Option<InodeId>> {
+    let value = read.get(&keys::trash(volume, 0))?;
+    let record = value.map(|v| TrashRecord::from_value(&v, || format!("the trash of volume {volume}")));
+    Ok(record.transpose()?.map(|r| r.dir))
+}
+
+/// Parts of a volume's trash, oldest first.
+fn parts(read: &dyn Read, volume: VolumeId, limit: usize) -> Result<Vec<Part>> {
+    let (mut found, mut bad) = (Vec::new(), None);
+    let end = keys::after(&keys::trash(volume, u64::MAX)[..5]);
+    read.scan(&keys::trash(volume, 1), &end, &mut |key, value| {
+        match (
+            keys::long_number(key),
+            TrashRecord::from_value(value, || format!("the trash of volume {volume}")),
+        ) {
+            (Some(from), Ok(record)) => found.push((from, record)),
+            (None, _) => bad = Some(Error::damaged("the key of a trash is damaged")),
+            (_, Err(e)) => bad = Some(e),
+        }
+        if found.len() < limit && bad.is_none() { Scan::More } else { Scan::Stop }
+    })?;
+    bad.map_or(Ok(found), Err)
+}
+
+pub fn oldest(read: &dyn Read, volume: VolumeId) -> Result<Option<Part>> {
+    Ok(parts(read, volume, 1)?.pop())
+}
+
+/// The directory of a volume's trash, if anything may be in it.
+pub fn to_empty(read: &dyn Read, volume: VolumeId) -> Result<Option<InodeId>> {
+    let dir = of(read, volume)?;
+    Ok(if dir.is_some() && oldest(read, volume)?.is_some() { dir } else { None })
+}
+
+/// The next volume after `after` that has a trash.
+pub fn next_volume(read: &dyn Read, after: VolumeId) -> Result<Option<VolumeId>> {
+    let Some(next) = after.0.checked_add(1) else { return Ok(None) };
+    let mut found = None;
+    read.scan(&keys::trash(VolumeId(next), 0), b"u", &mut |key, _| {
+        found = key.get(1..5).and_then(|k| k.try_into().ok()).map(u32::from_be_bytes);
+        Scan::Stop
+    })?;
+    Ok(found.map(VolumeId))
+}
+
+/// What is in a volume's trash.
+pub fn usage(read: &dyn Read, volume: VolumeId) -> Result<Usage> {
+    match of(read, volume)? {
+        Some(dir) if find_access(read, dir)?.is_some() => super::usage_of(read, dir),
+        _ => Ok(Usage { bytes: 0, files: 0, directories: 0 }),
+    }
+}
+
+/// Whether an entry is the volume's trash: listings leave it out.
+pub fn is_hidden(read: &dyn Read, volume: VolumeId, name: &[u8], ino: InodeId) -> Result<bool> {
+    Ok(name == TRASH && of(read, volume)? == Some(ino))
+}
+
+/// Whether a volume has an empty trash and nothing else.
+pub fn is_all(read: &dyn Read, volume: VolumeId, root: InodeId) -> Result<bool> {
+    let Some(dir) = of(read, volume)? else { return Ok(false) };
+    let is_there = find_access(read, dir)?.is_some_and(|access| access.parent == root);
+    Ok(is_there && load_tally(read, root)?.entries == 1 && load_tally(read, dir)?.entries == 0)
+}
+
+pub(super) fn is_in_trash(read: &dyn Read, dir: InodeId) -> Result<bool> {
+    match of(read, volume::volume_of(read, dir)?)? {
+        Some(trash) => super::usage::is_within(read, dir, trash),
+        None => Ok(false),
+    }
+}
+
+/// Whether a part may go: it was closed so long ago, or there is no trash any more.
+pub fn is_over(part: &TrashRecord, trash_s: u32, now: Time) -> bool {
+    trash_s == 0 || part.until.nanos.saturating_add(i64::from(trash_s) * SECOND) <= now.nanos
+}
+
+/// The stretch of time that `now` is in.
+fn stretch(trash_s: u32, now: Time) -> (Time, Time) {
+    let length = (i64::from(trash_s) * SECOND / PARTS).clamp(SECOND, DAY);
+    let from = now.nanos.div_euclid(length) * length;
+    (Time { nanos: from }, Time { nanos: from + length })
+}
+/// `2026-11-22`, or with the time of day where it is shorter than a day.
+fn part_name((from, until): (Time, Time)) -> String {
+    let shown = Date::of(from).to_string();
+    if until.nanos - from.nanos < DAY { shown } else { shown[..10].to_owned() }
+}
+
+// ---- keeping
+
+/// A volume gets a trash.
+pub(super) fn begin(cx: &mut Cx<'_>, volume: VolumeId, root: InodeId) -> Result<()> {
+    if let Some(dir) = of(cx.read(), volume)?
+        && find_access(cx.read(), dir)?.is_some()
+    {
+        return Ok(());
+    }
+    require_listed(cx.conflicts, root, &load_access(cx.read(), root)?)?;
+    if find_link(cx.read(), root, TRASH)?.is_some() {
+        return Err(Error::exists(format!(
+            "{:?} is in the volume's directory: give it another name",
+            show(TRASH)
+        )));
+    }
+    make_trash(cx, volume, root, TRASH).map(drop)
+}
+
+/// Whoever may search it looks into it, nobody changes it.
+fn make_trash(cx: &mut Cx<'_>, volume: VolumeId, root: InodeId, name: &[u8]) -> Result<InodeId> {
+    let dir = cx.make_directory(root, name, (0o755, 0, 0))?;
+    let record = TrashRecord { dir, until: Time { nanos: 0 } };
+    cx.txn.put(&keys::trash(volume, 0), &record.to_value());
+    Ok(dir)
+}
+
+/// Moves a file into the trash, if its last name is removed outside of it. False: it is to be removed.
+pub(super) fn keep_file(
+    cx: &mut Cx<'_>,
+    (dir, access): (InodeId, &Access),
+    name: &[u8],
+    link: &Link,
+) -> Result<bool> {
+    if cx.trash_s(access.volume) == 0 || !super::remove::is_last(cx.read(), link.ino)? {
+        return Ok(false);
+    }
+    let Some(place) = place_of(cx, dir, access)? else { return Ok(false) };
+    cx.need_here(place)?;
+    let new_name = cx.free_name(place, name)?;
+    let (ino, kind, parent, new_parent) = (link.ino, link.kind, dir, place);
+    let (old, new) = (Bytes::copy_from_slice(name), Bytes::from(new_name.clone()));
+    cx.log(dir, || What::Renamed {
+        ino,
+        kind,
+        parent,
+        name: old,
+        new_parent,
+        new_name: new,
+        replaced: None,
+    })?;
+    move_file(cx, link, End { dir, name }, End { dir: place, name: &new_name })?;
+    Ok(true)
+}
+
+/// An empty directory that is removed leaves one like itself in the trash.
+pub(super) fn keep_directory(cx: &mut Cx<'_>, dir: InodeId, access: &Access) -> Result<()> {
+    place_of(cx, dir, access).map(drop)
+}
+
+/// Where what is removed from a directory goes: made if it is not there. `None`: nowhere.
+fn place_of(cx: &mut Cx<'_>, dir: InodeId, access: &Access) -> Result<Option<InodeId>> {
+    let volume = access.volume;
+    let trash_s = cx.trash_s(volume);
+    if trash_s == 0 {
+        return Ok(None);
+    }
+    let root = super::volume::load(cx.read(), volume)?.root;
+    let known = of(cx.read(), volume)?;
+    let Some(path) = path(cx.read(), dir, root, known)? else { return Ok(None) };
+    let trash = match known {
+        Some(trash) if find_access(cx.read(), trash)?.is_some() => trash,
+        _ => {
+            let name = cx.free_name(root, TRASH)?;
+            make_trash(cx, volume, root, &name)?
+        }
+    };
+    let part = part_of(cx, (volume, root), trash, trash_s)?;
+    let mut place = part;
+    for dir in path {
+        place = counterpart(cx, part, place, dir)?;
+    }
+    Ok(Some(place))
+}
+
+/// The directories from below `root` down to `dir`. `None`: it is in the trash.
+fn path(
+    read: &dyn Read,
+    dir: InodeId,
+    root: InodeId,
+    trash: Option<InodeId>,
+) -> Result<Option<Vec<InodeId>>> {
+    let (mut path, mut at) = (Vec::new(), dir);
+    while at != root {
+        if Some(at) == trash {
+            return Ok(None);
+        }
+        if at == InodeId::ROOT || path.len() > DEPTH_MAX {
+            return Err(Error::damaged(format!("directory {dir} is not below that of its volume, {root}")));
+        }
+        path.push(at);
+        at = load_access(read, at)?.parent;
+    }
+    path.reverse();
+    Ok(Some(path))
+}
+
+/// The part for now: it stands for the volume's topmost directory.
+fn part_of(
+    cx: &mut Cx<'_>,
+    (volume, root): (VolumeId, InodeId),
+    trash: InodeId,
+    trash_s: u32,
+) -> Result<InodeId> {
+    let now = cx.rules.now;
+    if let Some((_, last)) = parts(cx.read(), volume, usize::MAX)?.pop()
+        && now.nanos < last.until.nanos
+        && find_access(cx.read(), last.dir)?.is_some_and(|access| access.parent == trash)
+    {
+        cx.keep_alike(last.dir, root)?;
+        return Ok(last.dir);
+    }
+    let stretch = stretch(trash_s, now);
+    let name = cx.free_name(trash, part_name(stretch).as_bytes())?;
+    let dir = cx.make_like(trash, &name, root)?;
+    let mut from = stretch.0.nanos.max(1) as u64;
+    if cx.txn.get(&keys::trash(volume, from))?.is_some() {
+        from = now.nanos.max(1) as u64; // somebody moved that one away
+    }
+    cx.txn.put(&keys::trash(volume, from), &TrashRecord { dir, until: stretch.1 }.to_value());
+    Ok(dir)
+}
+
+/// The directory in `place` of the trash that stands for `dir`.
+fn counterpart(cx: &mut Cx<'_>, part: InodeId, place: InodeId, dir: InodeId) -> Result<InodeId> {
+    let key = keys::trashed(part, dir);
+    let known =
+        cx.txn.get(&key)?.and_then(|v| <[u8; 8]>::try_from(v).ok()).map(|v| InodeId(u64::from_le_bytes(v)));
+    if let Some(there) = known
+        && find_access(cx.read(), there)?.is_some_and(|access| access.parent == place)
+    {
+        cx.keep_alike(there, dir)?;
+        return Ok(there);
+    }
+    let name = name_of(cx.read(), dir)?;
+    let name = cx.free_name(place, &name)?;
+    let there = cx.make_like(place, &name, dir)?;
+    cx.txn.put(&key, &there.0.to_le_bytes());
+    Ok(there)
+}
+
+/// A directory's name.
+pub fn name_of(read: &dyn Read, dir: InodeId) -> Result<Bytes> {
+    let access = load_access(read, dir)?;
+    let parse =
+        |value: &[u8]| Listed::from_value(value, || format!("an entry of directory {}", access.parent));
+    if let Some(value) = read.get(&keys::listed(access.parent, access.cookie))? {
+        let listed = parse(&value)?;
+        if listed.ino == dir {
+            return Ok(listed.name);
+        }
+    }
+    let (mut found, mut looked, mut bad) = (None, 0, None);
+    let (start, end) = keys::range_of(b'K', access.parent.0);
+    read.scan(&start, &end, &mut |_, value| {
+        looked += 1;
+        match parse(value) {
+            Ok(listed) if listed.ino == dir => found = Some(listed.name),
+            Ok(_) => {}
+            Err(e) => bad = Some(e),
+        }
+        if found.is_none() && bad.is_none() && looked < SEARCHED_MAX { Scan::More } else { Scan::Stop }
+    })?;
+    bad.map_or(Ok(found.unwrap_or_else(|| Bytes::from(format!("directory-{dir}")))), Err)
+}
+
+impl Cx<'_> {
+    /// 0: the volume has no trash.
+    fn trash_s(&self, volume: VolumeId) -> u32 {
+        self.rules.rooms.keepings().get(&volume).map_or(0, |keeping| keeping.trash_s)
+    }
+    /// Goes on only if nobody, this client neither, holds a lease on a directory that is changed beside what it asked for.
+    fn need_here(&mut self, dir: InodeId) -> Result<()> {
+        self.need(dir, Need::Change);
+        self.rules.leases.own_conflict(self.rules.session, dir, self.conflicts);
+        self.clear()
+    }
+
+    /// `name`, or if that is there already, the same with the time of day.
+    fn free_name(&self, dir: InodeId, name: &[u8]) -> Result<Vec<u8>> {
+        let mut free = name.to_vec();
+        let mut micros = self.rules.now.nanos / 1000;
+        while find_link(self.read(), dir, &free)?.is_some() {
+            let of_day = micros.rem_euclid(86_400_000_000);
+            let (seconds, rest) = (of_day / 1_000_000, of_day % 1_000_000);
+            let (hour, minute, second) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+            let suffix = format!("~{hour:02}{minute:02}{second:02}.{rest:06}");
+            free = [cut(name, weir_proto::meta::NAME_MAX - suffix.len()), suffix.as_bytes()].concat();
+            micros += 1;
+        }
+        Ok(free)
+    }
+
+    /// A directory with mode, owner and group of its own, whose numbers nobody has to ask for.
+    fn make_directory(&mut self, parent: InodeId, name: &[u8], like: (u32, u32, u32)) -> Result<InodeId> {
+        self.need_here(parent)?;
+        let (mut tally, above) = (load_tally(self.read(), parent)?, load_access(self.read(), parent)?);
+        let ino = self.next_ino(&mut tally)?;
+        self.insert_name(parent, &mut tally, name, ino, FileKind::Directory);
+        self.put_tally(parent, &tally);
+        let (kind, made) = (FileKind::Directory, Bytes::copy_from_slice(name));
+        self.log(parent, || What::Made { ino, kind, parent, name: made })?;
+        let (now, (mode, uid, gid)) = (self.rules.now, like);
+        let (atime, btime, volume, cookie) = (now, now, above.volume, tally.next_cookie - 1);
+        self.put_access(ino, &Access { mode, uid, gid, parent, atime, btime, volume, cookie });
+        let serial = next_number(self.txn, Sequence::DirectorySerial)?;
+        let (entries, subdirectories) = (0, 0);
+        let tally =
+            Tally { mtime: now, ctime: now, entries, subdirectories, serial, next_n: 0, next_cookie: 1 };
+        self.put_tally(ino, &tally);
+        self.charge(parent, Charge { directories: 1, ..Charge::default() })?;
+        Ok(ino)
+    }
+
+    /// A directory with the rights and attributes of another.
+    fn make_like(&mut self, parent: InodeId, name: &[u8], like: InodeId) -> Result<InodeId> {
+        let Access { mode, uid, gid, .. } = load_access(self.read(), like)?;
+        let ino = self.make_directory(parent, name, (mode & !UNLISTED, uid, gid))?;
+        for (name, value) in self.xattrs(like)? {
+            self.txn.put(&keys::xattr(ino, &name), &value);
+        }
+        Ok(ino)
+    }
+
+    /// Who may look into a directory may look into what is in the trash of it.
+    fn keep_alike(&mut self, there: InodeId, here: InodeId) -> Result<()> {
+        let (mut access, like) = (load_access(self.read(), there)?, load_access(self.read(), here)?);
+        let (mode, is_plain) = (like.mode & !UNLISTED, (access.mode | like.mode) & HAS_ACL == 0);
+        let is_alike = (access.mode, access.uid, access.gid) == (mode, like.uid, like.gid);
+        let lists = |cx: &Self, dir| -> Result<Vec<_>> {
+            let all = cx.xattrs(dir)?.into_iter();
+            Ok(all.filter(|(name, _)| name[..] == *acl::ACCESS || name[..] == *acl::DEFAULT).collect())
+        };
+        let (old, new) = match is_plain {
+            true => (Vec::new(), Vec::new()),
+            false => (lists(self, there)?, lists(self, here)?),
+        };
+        if is_alike && old == new {
+            return Ok(());
+        }
+        self.need_here(there)?;
+        (access.mode, access.uid, access.gid) = (mode, like.uid, like.gid);
+        self.put_access(there, &access);
+        for (name, _) in old {
+            self.txn.delete(&keys::xattr(there, &name));
+        }
+        for (name, value) in new {
+            self.txn.put(&keys::xattr(there, &name), &value);
+        }
+        self.log_of(there, || What::Attributes { ino: there })
+    }
+
+    fn xattrs(&self, ino: InodeId) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+        let (mut found, (start, end)) = (Vec::new(), keys::range_of(b'X', ino.0));
+        self.read().scan(&start, &end, &mut |key, value| {
+            found.push((keys::xattr_name(key).to_vec(), value.to_vec()));
+            Scan::More
+        })?;
+        Ok(found)
+    }
+}
+
+/// At most `len` bytes of a name, whole characters if it has such.
+fn cut(name: &[u8], len: usize) -> &[u8] {
+    match std::str::from_utf8(name) {
+        Ok(text) => {
+            &name[..(0..=len.min(name.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0)]
+        }
+        Err(_) => &name[..len.min(name.len())],
+    }
+}
+
+// ---- emptying
+
+/// Removes a few things of a part of the trash, deepest first. True: it is gone.
+pub fn remove_some(cx: &mut Cx<'_>, volume: VolumeId, (from, part): Part) -> Result<bool> {
+    let access = find_access(cx.read(), part.dir)?;
+    if access.is_some() && !volume::remove_below(cx, volume, part.dir)? {
+        return Ok(false);
+    }
+    if !cx.forget_counterparts(part.dir)? {
+        return Ok(false);
+    }
+    cx.txn.delete(&keys::trash(volume, from));
+    let Some(parent) = access.map(|access| access.parent) else { return Ok(true) };
+    // A volume that somebody made in it stays, and so does what it is in.
+    let name = name_of(cx.read(), part.dir)?;
+    let link = find_link(cx.read(), parent, &name)?.filter(|link| link.ino == part.dir);
+    if let Some(link) = link
+        && load_tally(cx.read(), part.dir)?.entries == 0
+    {
+        cx.need(parent, Need::Change);
+        cx.need(part.dir, Need::Change);
+        cx.clear()?;
+        cx.remove_directory(parent, &name, &link)?;
+    }
+    Ok(true)
+}
+
+/// Forgets a few records of a deleted volume's trash, whose names are gone. True: nothing is left.
+pub(super) fn forget_some(cx: &mut Cx<'_>, volume: VolumeId) -> Result<bool> {
+    if let Some((from, part)) = oldest(cx.read(), volume)? {
+        if cx.forget_counterparts(part.dir)? {
+            cx.txn.delete(&keys::trash(volume, from));
+        }
+        return Ok(false);
+    }
+    cx.txn.delete(&keys::trash(volume, 0));
+    Ok(true)
+}
+
+impl Cx<'_> {
+    /// True: none is left.
+    fn forget_counterparts(&mut self, part: InodeId) -> Result<bool> {
+        let (mut found, (start, end)) = (Vec::new(), keys::range_of(b'x', part.0));
+        self.txn.scan(&start, &end, &mut |key, _| {
+            found.push(key.to_vec());
+            if found.len() < FORGOTTEN_AT_ONCE { Scan::More } else { Scan::Stop }
+        })?;
+        let last = found.len() < FORGOTTEN_AT_ONCE;
+        found.iter().for_each(|key| self.txn.delete(key));
+        Ok(last)
+    }
+}

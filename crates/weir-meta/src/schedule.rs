@@ -1,0 +1,142 @@
+//! Snapshots by schedule: taken when they are due, removed when they are not to be kept any longer.
+//!
+//! Invariants: nothing is remembered but what is in the store, so a restart changes nothing; one that was missed is taken once,
+//! now. A volume in which nothing has changed gets none. Whoever does not save what it wrote holds up one volume for a
+//! bounded time, and no other longer.
+//!
+//! Knows nothing of how a snapshot works, nor of those that somebody takes.
+
+use crate::namespace::snapshot;
+use crate::service::Meta;
+use crate::snapshots::Gate;
+use std::collections::BTreeMap;
+use std::time::Duration;
+use weir_proto::meta::Time;
+use weir_proto::volume::Keeping;
+use weir_proto::{Error, ErrorKind, Result, SessionId, VolumeId};
+
+/// No client's.
+const NOBODY: SessionId = SessionId(0);
+/// Between looks: an interval is a minute at least.
+const LOOK: Duration = Duration::from_secs(1);
+/// Writers get so long to save; then it is tried again after [`RETRY`].
+const PATIENCE: Duration = Duration::from_secs(30);
+const RETRY: Duration = Duration::from_secs(60);
+/// Who was asked for a lease and does not give it loses its session in time: then it is looked again.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
+/// When a volume with an interval is looked at next.
+type Next = BTreeMap<VolumeId, (u32, Time)>;
+
+impl Meta {
+    /// Keeps all schedules for ever; returns only the error after which the node must stop.
+    pub(crate) async fn keep_schedules(&self) -> Error {
+        let (leader, mut next) = (self.leader().clone(), Next::new());
+        loop {
+            leader.env.clock.sleep(LOOK).await;
+            let scheduled: Vec<(VolumeId, Keeping)> = {
+                let state = leader.lock();
+                if state.grace_until.is_some() {
+                    continue; // clients of before a restart still come back with what they wrote
+                }
+                let all = state.rooms.keepings().iter().filter(|(_, k)| k.snapshots_every_s > 0);
+                all.map(|(volume, keeping)| (*volume, *keeping)).collect()
+            };
+            next.retain(|volume, _| scheduled.iter().any(|(v, _)| v == volume));
+            for (volume, keeping) in scheduled {
+                if let Err(e) = self.keep_schedule(&mut next, volume, &keeping).await {
+                    return e.doing("take snapshots by schedule");
+                }
+            }
+        }
+    }
+
+    async fn keep_schedule(&self, next: &mut Next, volume: VolumeId, keeping: &Keeping) -> Result<()> {
+        let every_s = keeping.snapshots_every_s;
+        let known = next.get(&volume).filter(|(every, _)| *every == every_s).map(|(_, due)| *due);
+        let due = match known {
+            Some(due) => due,
+            None => self.first_due(volume, every_s)?,
+        };
+        let now = self.leader().wall();
+        let then = match due.nanos <= now.nanos {
+            false => due,
+            true => match self.keep_one(volume, keeping).await {
+                Ok(()) => snapshot::due(Some(now), every_s),
+                Err(e) if e.kind == ErrorKind::Io => return Err(e),
+                Err(e) => {
+                    tracing::warn!(volume = %volume, "no snapshot by schedule: {e}");
+                    Time { nanos: now.nanos.saturating_add(RETRY.as_nanos() as i64) }
+                }
+            },
+        };
+        next.insert(volume, (every_s, then));
+        Ok(())
+    }
+
+    fn first_due(&self, volume: VolumeId, every_s: u32) -> Result<Time> {
+        let mut last = None;
+        self.leader().kv.read(&mut |read| {
+            last = snapshot::last_scheduled(read, volume)?;
+            Ok(())
+        })?;
+        let now = self.leader().wall();
+        // A clock that was ahead does not stop the schedule.
+        Ok(snapshot::due(last.filter(|last| last.nanos <= now.nanos), every_s))
+    }
+
+    /// Takes one, and removes what is not to be kept beside it.
+    async fn keep_one(&self, volume: VolumeId, keeping: &Keeping) -> Result<()> {
+        if let Some(taken) = self.take_scheduled(volume).await? {
+            tracing::info!(volume = %volume, "snapshot {} taken by schedule", taken.name);
+        }
+        let leader = self.leader();
+        let newest = {
+            let mut state = leader.lock();
+            leader.housekeep(&mut state, NOBODY, &mut |cx| {
+                snapshot::expire(cx, volume, &keeping.keep).map(drop)
+            })?;
+            state.newest
+        };
+        leader.durable(newest).await
+    }
+
+    async fn take_scheduled(&self, volume: VolumeId) -> Result<Option<weir_proto::snapshot::Snapshot>> {
+        let leader = self.leader();
+        let deadline = leader.env.clock.now() + PATIENCE;
+        let mut gate = Gate::new(self);
+        loop {
+            let (mut taken, mut conflicts) = (None, Vec::new());
+            let (step, wait, newest) = {
+                let mut state = leader.lock();
+                state.give_up(&mut gate.parked);
+                match gate.is_mine(&mut state, volume)? {
+                    false => (None, None, state.newest),
+                    true => {
+                        let step = leader.housekeep_asking(&mut state, NOBODY, &mut conflicts, &mut |cx| {
+                            taken = snapshot::take_scheduled(cx, volume)?;
+                            Ok(())
+                        });
+                        let wait = (!conflicts.is_empty()).then(|| state.park(&conflicts, &mut gate.parked));
+                        (Some(step), wait, state.newest)
+                    }
+                }
+            };
+            if let (Some(step), None) = (step, &wait) {
+                drop(gate);
+                step?;
+                leader.durable(newest).await?;
+                return Ok(taken);
+            }
+            let waits_for = conflicts.first().map(|c| c.ino);
+            self.recall(conflicts);
+            if leader.env.clock.now() >= deadline {
+                return Err(crate::snapshots::too_late(waits_for));
+            }
+            match wait {
+                Some(wait) => drop(leader.env.clock.timeout(LOOK_AGAIN, wait).await), // looks again either way
+                None => leader.env.clock.sleep(LOOK_AGAIN).await,
+            }
+        }
+    }
+}

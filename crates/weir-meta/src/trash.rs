@@ -1,0 +1,184 @@
+//! Empties the trash of volumes: what is over, and before that what stands in the way of something new, oldest first.
+//!
+//! Invariants: each step is one bounded transaction, and takes leases back as an `unlink` by a client would. What a client or
+//! the targets lack is made up for only as far as it is lacked. What is over is found in the store, so a restart changes nothing.
+
+use crate::executor::State;
+use crate::namespace::{self, trash};
+use crate::record::TrashRecord;
+use crate::service::Meta;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+use weir_env::Instant;
+use weir_kv::Read;
+use weir_proto::meta::Usage;
+use weir_proto::{Error, ErrorKind, InodeId, Result, VolumeId};
+
+/// Between looks, unless somebody waits for room.
+const LOOK: Duration = Duration::from_secs(5);
+/// Those who wait for room have their turn between steps.
+const STEP_PAUSE: Duration = Duration::from_millis(2);
+/// Trash has no place on targets that are fuller than this, in hundredths.
+const FULL_PERCENT: u128 = 90;
+/// What was removed so long ago is gone from the targets' reports.
+const DROPPED_WITHIN: Duration = Duration::from_secs(60);
+
+/// Bytes that were removed lately: targets may report them as used still.
+type Dropping = VecDeque<(Instant, u64)>;
+
+impl Meta {
+    /// Empties for ever; returns only the error after which the node must stop.
+    pub(crate) async fn empty_trash(&self) -> Error {
+        let (leader, mut dropping) = (self.leader().clone(), Dropping::new());
+        let full = leader.lock().rooms.full.clone();
+        loop {
+            let over = leader.env.clock.sleep(LOOK);
+            tokio::select! {
+                biased;
+                () = full.notified() => {}
+                () = over => {}
+            }
+            if leader.lock().grace_until.is_some() {
+                continue; // clients of before a restart still come back with their leases
+            }
+            match self.look_at_trash(&mut dropping).await {
+                Ok(()) => {}
+                Err(e) if e.kind == ErrorKind::Io => return e.doing("empty the trash"),
+                Err(e) => tracing::warn!("empty the trash: {e}"),
+            }
+        }
+    }
+
+    async fn look_at_trash(&self, dropping: &mut Dropping) -> Result<()> {
+        let mut last = VolumeId(0);
+        let mut eldest: Option<(u64, VolumeId)> = None;
+        loop {
+            self.make_room().await?;
+            let mut found = None;
+            self.leader().kv.read(&mut |read| {
+                found = match trash::next_volume(read, last)? {
+                    Some(volume) => Some((volume, trash::oldest(read, volume)?)),
+                    None => None,
+                };
+                Ok(())
+            })?;
+            let Some((volume, part)) = found else { break };
+            match part {
+                Some(part) if self.is_over(volume, &part.1) => drop(self.empty_one(volume).await?),
+                Some((from, _)) => {
+                    eldest = eldest.into_iter().chain([(from, volume)]).min();
+                    last = volume;
+                }
+                None => last = volume,
+            }
+        }
+        match eldest {
+            Some((_, volume)) => self.relieve_targets(volume, dropping).await,
+            None => Ok(()),
+        }
+    }
+
+    fn is_over(&self, volume: VolumeId, part: &TrashRecord) -> bool {
+        let state = self.leader().lock();
+        let trash_s = state.rooms.keepings().get(&volume).map_or(0, |keeping| keeping.trash_s);
+        trash::is_over(part, trash_s, self.leader().wall())
+    }
+
+    /// One step of a volume's oldest part. False: there is none.
+    async fn empty_one(&self, volume: VolumeId) -> Result<bool> {
+        let any = self
+            .step(&mut |cx| match trash::oldest(&*cx.txn, volume)? {
+                Some(part) => trash::remove_some(cx, volume, part).map(|_| true),
+                None => Ok(false),
+            })
+            .await?;
+        let leader = self.leader();
+        let root = self.read(|read| trash::of(read, volume))?;
+        if let Some(root) = root {
+            leader.lock().wake(root);
+        }
+        leader.env.clock.sleep(STEP_PAUSE).await;
+        Ok(any)
+    }
+
+    fn read<T: Default>(&self, ask: impl Fn(&dyn Read) -> Result<T>) -> Result<T> {
+        let mut answer = T::default();
+        self.leader().kv.read(&mut |read| {
+            answer = ask(read)?;
+            Ok(())
+        })?;
+        Ok(answer)
+    }
+
+    /// Room that clients lack in volumes with limits.
+    async fn make_room(&self) -> Result<()> {
+        let goals = self.leader().lock().rooms.take_goals(self.leader().wall());
+        for (volume, goal) in goals {
+            while self.used(volume)?.bytes > goal && self.empty_one(volume).await? {}
+        }
+        for volume in self.awaited()? {
+            let is_full = |state: &State, used: &Usage| {
+                state.rooms.check_inodes(volume, used, self.leader().wall()).is_err()
+            };
+            loop {
+                let used = self.used(volume)?;
+                if !is_full(&self.leader().lock(), &used) || !self.empty_one(volume).await? {
+                    break;
+                }
+            }
+            if let Some(root) = self.read(|read| trash::of(read, volume))? {
+                self.leader().lock().wake(root);
+            }
+        }
+        Ok(())
+    }
+
+    fn used(&self, volume: VolumeId) -> Result<Usage> {
+        let mut used = None;
+        self.leader().kv.read(&mut |read| {
+            used = Some(namespace::volume_usage(read, volume)?);
+            Ok(())
+        })?;
+        Ok(used.expect("the body ran"))
+    }
+
+    /// Volumes where somebody waits for the trash to be emptied.
+    fn awaited(&self) -> Result<Vec<VolumeId>> {
+        let volumes: Vec<VolumeId> = {
+            let state = self.leader().lock();
+            let limited = |volume: &&VolumeId| state.rooms.is_limited(**volume);
+            state.rooms.keepings().keys().filter(limited).copied().collect()
+        };
+        let mut roots: Vec<(VolumeId, Option<InodeId>)> = Vec::new();
+        self.leader().kv.read(&mut |read| {
+            let root = |volume: &VolumeId| Ok((*volume, trash::of(read, *volume)?));
+            roots = volumes.iter().map(root).collect::<Result<_>>()?;
+            Ok(())
+        })?;
+        let state = self.leader().lock();
+        let awaited = |root: Option<InodeId>| root.is_some_and(|root| state.leases.is_awaited(root));
+        Ok(roots.into_iter().filter(|(_, root)| awaited(*root)).map(|(volume, _)| volume).collect())
+    }
+
+    /// As much as the targets are too full, of what lies longest.
+    async fn relieve_targets(&self, volume: VolumeId, dropping: &mut Dropping) -> Result<()> {
+        let space = Arc::clone(&self.leader().config.space);
+        let Some(level) = space().await else { return Ok(()) };
+        let now = self.leader().env.clock.now();
+        dropping.retain(|(at, _)| now.since(*at) < DROPPED_WITHIN);
+        let dropped: u64 = dropping.iter().map(|(_, bytes)| bytes).sum();
+        let most = (u128::from(level.capacity) * FULL_PERCENT / 100) as u64;
+        let excess = level.used.saturating_sub(dropped).saturating_sub(most);
+        if excess == 0 {
+            return Ok(());
+        }
+        let before = self.used(volume)?.bytes;
+        let goal = before.saturating_sub(excess);
+        while self.used(volume)?.bytes > goal && self.empty_one(volume).await? {}
+        let freed = before.saturating_sub(self.used(volume)?.bytes);
+        dropping.push_back((now, freed));
+        tracing::info!(volume = %volume, "the targets are full: {freed} bytes of its trash are removed before their time");
+        Ok(())
+    }
+}

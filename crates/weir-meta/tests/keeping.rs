@@ -1,0 +1,218 @@
+//! What the leader does for volumes that keep something of their past by themselves, while clients work and through restarts.
+mod common;
+
+use common::*;
+use std::time::Duration;
+use weir_env::sim::{SimConfig, World};
+use weir_meta::Level;
+use weir_proto::VolumeId;
+use weir_proto::meta::LeaseKind;
+use weir_proto::snapshot::{Snapshot, SnapshotList};
+use weir_proto::volume::{KeepSnapshots, Keeping, Quota, TakeRoom, Volume, VolumeChange, VolumeGet};
+
+fn simulate<T>(seed: u64, work: impl AsyncFnOnce(World) -> T) -> T {
+    let world = World::new(seed, SimConfig::default());
+    world.run(work(world.clone()))
+}
+
+impl Client {
+    async fn keep(&self, keeping: Keeping) -> Volume {
+        let (op, cred, volume) = (self.op(), root(), VolumeId::ROOT);
+        let (name, owner, admins, quota, policy) = (None, None, None, None, None);
+        let keeping = Some(keeping);
+        self.call(&VolumeChange { op, cred, volume, name, owner, admins, quota, policy, keeping })
+            .await
+            .unwrap()
+    }
+    async fn snapshots(&self) -> Vec<Snapshot> {
+        let ask = SnapshotList { session: self.session, volume: VolumeId::ROOT };
+        self.call(&ask).await.unwrap().snapshots
+    }
+    /// When a condition holds; it has so long in the world's time.
+    async fn until(&self, patience: Duration, mut holds: impl AsyncFnMut(&Client) -> bool) -> bool {
+        let deadline = self.env.clock.now() + patience;
+        while !holds(self).await {
+            if self.env.clock.now() > deadline {
+                return false;
+            }
+            self.env.clock.sleep(Duration::from_millis(500)).await;
+        }
+        true
+    }
+}
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+#[test]
+fn snapshots_are_taken_by_schedule_with_what_writers_have_and_through_restarts() {
+    simulate(91, async |world| {
+        let meta = start(&world).await;
+        let a = Client::start(&world, "a").await;
+        let keep = KeepSnapshots { hours: 2, days: 0, weeks: 0, months: 0 };
+        let made = a.keep(Keeping { snapshots_every_s: 60, keep, ..Keeping::NOTHING }).await;
+        assert_eq!((made.keeping.snapshots_every_s, made.keeping.keep), (60, keep));
+        assert!(a.until(MINUTE, async |a| a.snapshots().await.len() == 1).await, "the first one at once");
+        // Nothing has changed: none. Then a writer is asked to save.
+        a.env.clock.sleep(2 * MINUTE).await;
+        assert_eq!(a.snapshots().await.len(), 1);
+        let ino = a.create(ROOT, "f").await.unwrap().entry.attr.ino;
+        assert!(a.until(2 * MINUTE, async |a| a.snapshots().await.len() == 2).await);
+        assert!(a.recalled().contains(&(ino, LeaseKind::Read)), "{:?}", a.recalled());
+        let last = a.snapshots().await.pop().unwrap();
+        assert!(last.scheduled && last.name.starts_with("auto-"), "{last:?}");
+        let second = last.created.nanos / 1_000_000_000;
+        assert!(second % 60 < 5, "at a full minute: {second}");
+        // What is due while the leader is away is taken when it is back.
+        a.create(ROOT, "g").await.unwrap();
+        drop(meta);
+        world.kill("meta");
+        world.node("client").clock.sleep(5 * MINUTE).await;
+        let _meta = start(&world).await;
+        let c = Client::start(&world, "c").await;
+        assert!(c.until(MINUTE, async |c| c.snapshots().await.len() == 3).await);
+        c.keep(Keeping::NOTHING).await;
+        c.create(ROOT, "h").await.unwrap();
+        c.env.clock.sleep(3 * MINUTE).await;
+        assert_eq!(c.snapshots().await.len(), 3, "no more, and what is there stays");
+    });
+}
+
+#[test]
+fn what_cannot_be_kept_is_refused() {
+    simulate(92, async |world| {
+        let _meta = start(&world).await;
+        let a = Client::start(&world, "a").await;
+        let keep = KeepSnapshots::default();
+        let none = KeepSnapshots { hours: 0, days: 0, weeks: 0, months: 0 };
+        let many = KeepSnapshots { months: 300, ..keep };
+        for (snapshots_every_s, keep, why) in
+            [(59, keep, "at most one"), (60, none, "nothing"), (3600, many, "most")]
+        {
+            let (op, cred, volume) = (a.op(), root(), VolumeId::ROOT);
+            let (name, owner, admins, quota, policy) = (None, None, None, None, None);
+            let keeping = Some(Keeping { snapshots_every_s, keep, ..Keeping::NOTHING });
+            let change = VolumeChange { op, cred, volume, name, owner, admins, quota, policy, keeping };
+            let refused = a.call(&change).await.unwrap_err();
+            assert!(refused.context.contains(why), "{refused}");
+        }
+    });
+}
+
+impl Client {
+    async fn limit(&self, quota: Quota) {
+        let (op, cred, volume, quota) = (self.op(), root(), VolumeId::ROOT, Some(quota));
+        let (name, owner, admins, policy, keeping) = (None, None, None, None, None);
+        self.call(&VolumeChange { op, cred, volume, name, owner, admins, quota, policy, keeping })
+            .await
+            .unwrap();
+    }
+    async fn root_volume(&self) -> Volume {
+        self.call(&VolumeGet { session: self.session, name: "root".into() }).await.unwrap()
+    }
+    /// A closed file of so many bytes, removed again.
+    async fn make_and_remove(&self, name: &str, bytes: u64) {
+        let made = self.create(ROOT, name).await.unwrap().entry;
+        self.commit(made.attr.ino, made.lease.token_epoch, bytes, true).await.unwrap();
+        self.close(made.attr.ino, true).await.unwrap();
+        self.unlink(ROOT, name).await.unwrap();
+    }
+}
+
+const NO_LIMIT: Quota = Quota { bytes_hard: 0, bytes_soft: 0, inodes_hard: 0, inodes_soft: 0, grace_s: 60 };
+
+#[test]
+fn the_trash_is_emptied_when_it_is_over_and_through_restarts() {
+    simulate(93, async |world| {
+        let meta = start(&world).await;
+        let a = Client::start(&world, "a").await;
+        a.keep(Keeping { trash_s: 700, ..Keeping::NOTHING }).await;
+        for n in 0..400 {
+            a.make_and_remove(&format!("{n}"), 1000).await;
+        }
+        let there = a.root_volume().await;
+        assert_eq!((there.in_trash.files, there.usage.files, there.in_trash.bytes), (400, 400, 400_000));
+        a.env.clock.sleep(Duration::from_secs(600)).await;
+        assert_eq!(a.root_volume().await.in_trash.files, 400, "not yet");
+        drop(meta);
+        world.kill("meta");
+        let meta = start(&world).await;
+        let c = Client::start(&world, "c").await;
+        assert!(c.until(10 * MINUTE, async |c| c.root_volume().await.in_trash.files < 400).await);
+        // In the midst of it.
+        drop(meta);
+        world.kill("meta");
+        let _meta = start(&world).await;
+        let d = Client::start(&world, "d").await;
+        assert!(d.until(MINUTE, async |d| d.root_volume().await.in_trash.directories == 0).await);
+        let after = d.root_volume().await;
+        assert_eq!((after.in_trash.files, after.usage.files, after.usage.bytes), (0, 0, 0));
+    });
+}
+
+#[test]
+fn what_is_in_the_trash_makes_nobody_wait_for_room_but_for_a_moment() {
+    simulate(94, async |world| {
+        let _meta = start(&world).await;
+        let (a, b) = (Client::start(&world, "a").await, Client::start(&world, "b").await);
+        a.keep(Keeping { trash_s: 7 * 86_400, ..Keeping::NOTHING }).await;
+        a.limit(Quota { inodes_hard: 100, ..NO_LIMIT }).await;
+        for n in 0..300 {
+            a.make_and_remove(&format!("{n}"), 1000).await;
+        }
+        let there = a.root_volume().await;
+        assert!(there.usage.files + there.usage.directories <= 100 && there.in_trash.files > 0, "{there:?}");
+        // Files that are there are in the way as ever.
+        for n in 0..98 {
+            a.create(ROOT, &format!("f{n}")).await.unwrap();
+        }
+        let refused = b.create(ROOT, "more").await;
+        let refused = match refused {
+            Ok(_) => b.create(ROOT, "still more").await.unwrap_err(),
+            Err(e) => e,
+        };
+        assert_eq!(refused.kind, weir_proto::ErrorKind::OverQuota, "{refused}");
+        assert_eq!(a.root_volume().await.in_trash.files, 0);
+    });
+}
+
+#[test]
+fn the_trash_makes_room_for_bytes_oldest_first_and_no_more_than_is_lacked() {
+    simulate(95, async |world| {
+        let _meta = start(&world).await;
+        let a = Client::start(&world, "a").await;
+        a.keep(Keeping { trash_s: 70_000, ..Keeping::NOTHING }).await;
+        a.limit(Quota { bytes_hard: 10_000_000, ..NO_LIMIT }).await;
+        for hour in 0..6 {
+            a.make_and_remove(&format!("{hour}"), 1_500_000).await;
+            a.env.clock.sleep(180 * MINUTE).await;
+        }
+        assert_eq!(a.root_volume().await.in_trash.bytes, 9_000_000);
+        let (session, volume) = (a.session, VolumeId::ROOT);
+        let ask = TakeRoom { session, volume, spent: 0, must: 3_000_000, want: 3_000_000 };
+        let room = a.call(&ask).await.unwrap();
+        assert!(room.making && room.held < 3_000_000, "{room:?}");
+        assert!(a.until(MINUTE, async |a| a.call(&ask).await.unwrap().held == 3_000_000).await);
+        assert_eq!(a.root_volume().await.in_trash.bytes, 6_000_000, "the two oldest have gone");
+    });
+}
+
+#[test]
+fn full_targets_are_relieved_of_the_oldest_trash_by_as_much_as_they_are_too_full() {
+    simulate(96, async |world| {
+        let _meta = start(&world).await;
+        let a = Client::start(&world, "a").await;
+        a.keep(Keeping { trash_s: 70_000, ..Keeping::NOTHING }).await;
+        for hour in 0..6 {
+            a.make_and_remove(&format!("{hour}"), 1_000_000).await;
+            a.env.clock.sleep(180 * MINUTE).await;
+        }
+        SPACE.set(Some(Level { capacity: 100_000_000, used: 90_000_000 }));
+        a.env.clock.sleep(MINUTE).await;
+        assert_eq!(a.root_volume().await.in_trash.bytes, 6_000_000, "there is room");
+        // What was removed is in the targets' reports for a while.
+        SPACE.set(Some(Level { capacity: 100_000_000, used: 91_500_000 }));
+        a.env.clock.sleep(MINUTE / 2).await;
+        assert_eq!(a.root_volume().await.in_trash.bytes, 4_000_000);
+        SPACE.set(None);
+    });
+}

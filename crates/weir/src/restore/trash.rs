@@ -1,0 +1,115 @@
+//! What was removed, moved back from a volume's trash.
+//!
+//! Always holds: nothing that is there is replaced, and nothing is removed but directories of the trash that are empty.
+use super::no_volume;
+use crate::failure::{Doing, Failure, Outcome};
+use rustix::fs::{CWD, RenameFlags};
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use weir_proto::Error;
+use weir_proto::volume::TRASH;
+
+/// Names in the way that are told.
+const TOLD_MAX: usize = 10;
+
+/// Moves what was removed last of `path` to `to`; from which part of the trash.
+pub fn restore(path: &Path, to: &Path) -> Outcome<String> {
+    let name = OsStr::from_bytes(TRASH);
+    let top = path.ancestors().skip(1).find(|top| top.join(name).is_dir());
+    let top = top.ok_or_else(|| no_volume(path, "a trash"))?;
+    let below = path.strip_prefix(top).expect("an ancestor is a prefix");
+    let (old, part) = newest(&top.join(name), below)?;
+    if !to.parent().is_some_and(Path::is_dir) {
+        return Err(Failure::new(
+            Error::not_found(format!("the directory of {} is gone, too", to.display())),
+            "restore that first, or put it elsewhere with --to PATH",
+        ));
+    }
+    let mut in_the_way = Vec::new();
+    put_back(&old, to, &mut in_the_way)?;
+    match &in_the_way[..] {
+        [] => Ok(part),
+        some => Err(refused(&old, some)),
+    }
+}
+
+/// Where it is in the newest part that has it.
+fn newest(trash: &Path, below: &Path) -> Outcome<(PathBuf, String)> {
+    let mut parts: Vec<PathBuf> = Vec::new();
+    for entry in fs::read_dir(trash).doing(format_args!("list {}", trash.display()))? {
+        parts.push(entry.doing(format_args!("list {}", trash.display()))?.path());
+    }
+    parts.sort();
+    let found = parts.iter().rev().find(|part| fs::symlink_metadata(part.join(below)).is_ok());
+    let part = found.ok_or_else(|| {
+        Failure::new(
+            Error::not_found(format!("nothing of {} is in {}", below.display(), trash.display())),
+            "what was replaced or cut is not in the trash; `--at DATE` looks in snapshots and backups",
+        )
+    })?;
+    Ok((part.join(below), part.display().to_string()))
+}
+
+/// Moves what is not in the way of anything; what is, is named.
+fn put_back(old: &Path, to: &Path, in_the_way: &mut Vec<PathBuf>) -> Outcome<()> {
+    match rustix::fs::renameat_with(CWD, old, CWD, to, RenameFlags::NOREPLACE) {
+        Err(rustix::io::Errno::EXIST) => {}
+        moved => {
+            let moved = moved.map_err(std::io::Error::from);
+            return moved.doing(format_args!("move {} to {}", old.display(), to.display()));
+        }
+    }
+    let is_directory = |path: &Path| fs::symlink_metadata(path).is_ok_and(|m| m.is_dir());
+    if !is_directory(old) || !is_directory(to) {
+        in_the_way.push(to.to_owned());
+        return Ok(());
+    }
+    for entry in fs::read_dir(old).doing(format_args!("list {}", old.display()))? {
+        let name = entry.doing(format_args!("list {}", old.display()))?.file_name();
+        put_back(&old.join(&name), &to.join(&name), in_the_way)?;
+    }
+    let _ = fs::remove_dir(old); // it is left where something is in the way
+    Ok(())
+}
+
+fn refused(old: &Path, in_the_way: &[PathBuf]) -> Failure {
+    let mut told: Vec<String> = in_the_way.iter().take(TOLD_MAX).map(|p| p.display().to_string()).collect();
+    if in_the_way.len() > TOLD_MAX {
+        told.push(format!("and {} more", in_the_way.len() - TOLD_MAX));
+    }
+    Failure::new(
+        Error::exists(format!("{}: there already, and left as is", told.join(", "))),
+        format!("what was removed is in {}: take it elsewhere with --to PATH", old.display()),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_there_stays_and_the_rest_comes_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let top = dir.path();
+        let write = |path: &str, text: &str| {
+            fs::create_dir_all(top.join(path).parent().unwrap()).unwrap();
+            fs::write(top.join(path), text).unwrap();
+        };
+        let read = |path: &str| fs::read_to_string(top.join(path)).unwrap();
+        write(".trash/2026-11-21/d/f", "older");
+        write(".trash/2026-11-22/d/f", "removed");
+        write(".trash/2026-11-22/d/sub/g", "removed too");
+        write(".trash/2026-11-21/only", "of the day before");
+        restore(&top.join("d"), &top.join("d")).unwrap();
+        assert_eq!((read("d/f"), read("d/sub/g")), ("removed".into(), "removed too".into()));
+        assert!(restore(&top.join("only"), &top.join("only")).unwrap().ends_with("2026-11-21"));
+        let failure = restore(&top.join("d"), &top.join("d")).unwrap_err();
+        assert!(failure.error.context.contains("d/f: there already"), "{}", failure.error);
+        assert_eq!((read("d/f"), read(".trash/2026-11-21/d/f")), ("removed".into(), "older".into()));
+        restore(&top.join("d/f"), &top.join("before")).unwrap();
+        assert_eq!(read("before"), "older");
+        assert!(restore(&top.join("never"), &top.join("never")).is_err());
+    }
+}
