@@ -73,10 +73,10 @@ pub fn bring_up(args: &cli::Up) -> Outcome<(Place, Vec<Started>)> {
     // One is there without being asked for: it costs next to nothing while no volume has a home.
     add_movers(&mut place, args.movers.unwrap_or(u32::from(is_new)))?;
     choose_ports(&mut place)?;
-    let mut started = start_all(&place, &[RoleName::Coord])?;
-    started.extend(start_all(&place, &[RoleName::Meta, RoleName::Storage])?);
+    let mut started = start_all(&mut place, &[RoleName::Coord])?;
+    started.extend(start_all(&mut place, &[RoleName::Meta, RoleName::Storage])?);
     wait_healthy(&place, &started)?;
-    started.extend(start_all(&place, &[RoleName::Mount, RoleName::Mover])?);
+    started.extend(start_all(&mut place, &[RoleName::Mount, RoleName::Mover])?);
     Ok((place, started))
 }
 
@@ -243,35 +243,41 @@ fn add_movers(place: &mut Place, wanted: u32) -> Outcome<()> {
     place.save()
 }
 
-fn start_all(place: &Place, roles: &[RoleName]) -> Outcome<Vec<Started>> {
+fn start_all(place: &mut Place, roles: &[RoleName]) -> Outcome<Vec<Started>> {
     let (mut launched, mut started) = (Vec::new(), Vec::new());
-    for process in place.manifest.processes.iter().filter(|p| roles.contains(&p.role)) {
+    for n in 0..place.manifest.processes.len() {
+        let process = &place.manifest.processes[n];
+        if !roles.contains(&process.role) {
+            continue;
+        }
         // New targets join one after the other, so that their numbers are those of their directories.
         let is_new = process.role == RoleName::Storage && !process.path.join(IDENTITY_FILE).exists();
-        match launch(place, process)? {
-            new if is_new => started.push(wait(place, new)?),
-            other => launched.push(other),
+        let new = launch(place, process)?;
+        if is_new {
+            started.push(wait_or_move(place, n, new)?);
+        } else {
+            launched.push((n, new));
         }
     }
     // All others start at the same time; each is then waited for.
-    for launched in launched {
-        started.push(wait(place, launched)?);
+    for (n, launched) in launched {
+        started.push(wait_or_move(place, n, launched)?);
     }
     Ok(started)
 }
 
-enum Launched<'a> {
-    Running(&'a Process, i32),
-    Starting(&'a Process, Launch, Child, u64),
+enum Launched {
+    Running(i32),
+    Starting { launch: Launch, child: Child, log_before: u64 },
 }
 
-fn launch<'a>(place: &Place, process: &'a Process) -> Outcome<Launched<'a>> {
+fn launch(place: &Place, process: &Process) -> Outcome<Launched> {
     let read = || PidFile::read(&place.pid_file(process));
     if let Some(pid) = read().filter(PidFile::alive) {
         // Somebody else may have started it a moment ago.
         wait_until(READY_PATIENCE, || read().is_some_and(|p| p.ready) || !pid.alive());
         if pid.alive() {
-            return Ok(Launched::Running(process, pid.pid));
+            return Ok(Launched::Running(pid.pid));
         }
     }
     if process.role == RoleName::Mount {
@@ -288,19 +294,49 @@ fn launch<'a>(place: &Place, process: &'a Process) -> Outcome<Launched<'a>> {
     };
     let log_before = fs::metadata(&launch.log).map_or(0, |m| m.len());
     let child = launch.start()?;
-    Ok(Launched::Starting(process, launch, child, log_before))
+    Ok(Launched::Starting { launch, child, log_before })
 }
 
-fn wait(place: &Place, launched: Launched<'_>) -> Outcome<Started> {
+/// Waits until process `n` of the manifest serves. One whose port somebody took after it was chosen (another cluster
+/// that starts at the same moment) gets another port and is started again.
+fn wait_or_move(place: &mut Place, n: usize, mut launched: Launched) -> Outcome<Started> {
+    let mut moves_left = 3;
+    loop {
+        let process = &place.manifest.processes[n];
+        let failure = match wait(place, process, &mut launched) {
+            Ok(started) => return Ok(started),
+            Err(failure) => failure,
+        };
+        let port_is_taken = process.role.listens() && !is_alive(&mut launched) && !is_free(process.port);
+        if !port_is_taken || moves_left == 0 {
+            return Err(failure);
+        }
+        moves_left -= 1;
+        let taken: Vec<u16> = place.manifest.processes.iter().map(|p| p.port).collect();
+        place.manifest.processes[n].port = free_port(&taken)?;
+        place.save()?;
+        launched = launch(place, &place.manifest.processes[n])?;
+    }
+}
+
+fn is_alive(launched: &mut Launched) -> bool {
     match launched {
-        Launched::Running(process, pid) => Ok(Started { process: process.clone(), pid, was_running: true }),
-        Launched::Starting(process, launch, mut child, log_before) => {
-            let file = launch.wait_ready(&mut child, log_before, READY_PATIENCE).map_err(|e| {
+        Launched::Running(_) => true,
+        Launched::Starting { child, .. } => child.try_wait().is_ok_and(|ended| ended.is_none()),
+    }
+}
+
+fn wait(place: &Place, process: &Process, launched: &mut Launched) -> Outcome<Started> {
+    let (pid, was_running) = match launched {
+        Launched::Running(pid) => (*pid, true),
+        Launched::Starting { launch, child, log_before } => {
+            let file = launch.wait_ready(child, *log_before, READY_PATIENCE).map_err(|e| {
                 e.doing(format_args!("start {} (log {})", process.name, place.log(process).display()))
             })?;
-            Ok(Started { process: process.clone(), pid: file.pid, was_running: false })
+            (file.pid, false)
         }
-    }
+    };
+    Ok(Started { process: process.clone(), pid, was_running })
 }
 
 /// A mount process that died leaves its mount behind.

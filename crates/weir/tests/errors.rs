@@ -63,6 +63,39 @@ fn a_port_that_somebody_took_meanwhile_is_replaced() {
     assert_eq!(cluster.status()["serving"], true);
 }
 
+/// Two clusters that start at the same moment may choose the same port.
+#[test]
+fn a_port_that_somebody_takes_while_the_cluster_starts_is_replaced() {
+    // The last target starts when the others have joined, so there is time; but not for a thread that stalls.
+    for _ in 0..5 {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("cluster");
+        let manifest = dir.join("cluster.toml");
+        let squatter = std::thread::spawn(move || {
+            loop {
+                let written = fs::read_to_string(&manifest).unwrap_or_default();
+                match port_in(&written, "storage-6") {
+                    Some(port) => return (port, TcpListener::bind(("127.0.0.1", port))),
+                    None => std::thread::sleep(Duration::from_millis(1)),
+                }
+            }
+        });
+        let cluster = Cluster::at(Some(dir), 0, &[]);
+        let (port, Ok(_listener)) = squatter.join().unwrap() else { continue };
+        assert_ne!(cluster.port("storage-6"), port);
+        assert_eq!(cluster.status()["serving"], true);
+        return;
+    }
+    panic!("the port was never taken in time");
+}
+
+fn port_in(manifest: &str, process: &str) -> Option<u16> {
+    let manifest: toml::Table = manifest.parse().ok()?;
+    let mut processes = manifest.get("processes")?.as_array()?.iter();
+    let process = processes.find(|p| p.get("name").and_then(|n| n.as_str()) == Some(process))?;
+    u16::try_from(process.get("port")?.as_integer()?).ok()
+}
+
 #[test]
 fn too_few_targets_and_foreign_directories_are_refused() {
     let dir = tempfile::tempdir().unwrap();

@@ -14,9 +14,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 const FILE_BYTES: usize = 5_300_001;
-/// The design asks for less than a second at p99.9; a loaded test machine stalls by itself, so the claim here is that
-/// nothing waits for the 5 s in which silence is noticed without looking.
+/// The design asks for less than a second at p99.9; the claim here is that nothing waits for the 5 s in which silence is
+/// noticed without looking, on top of what the machine stalls by itself.
 const STALL_MAX: Duration = Duration::from_millis(4000);
+/// A file's bytes wait for so many turns of a processor and of the disk, one after the other.
+const STALLS_OF_THE_MACHINE: u32 = 4;
 
 fn write_file(dir: &Path, n: u64) -> std::io::Result<()> {
     let mut file = File::create(dir.join(format!("f{n}")))?;
@@ -48,6 +50,8 @@ fn a_stopped_storage_process_stalls_nobody() {
     }
     let (done, stop) = (AtomicU64::new(4), AtomicBool::new(false));
     let (slowest_write, slowest_read) = (AtomicU64::new(0), AtomicU64::new(0));
+    let slowest_machine = AtomicU64::new(0);
+    let plain = tempfile::tempfile_in(cluster.dir()).unwrap();
     let timed = |slowest: &AtomicU64, work: &mut dyn FnMut()| {
         let begun = Instant::now();
         work();
@@ -70,6 +74,15 @@ fn a_stopped_storage_process_stalls_nobody() {
                 n += 1;
             }
         });
+        // What a sleep and a synced write take with nothing of Weir in between.
+        scope.spawn(|| {
+            while !stop.load(Ordering::Acquire) {
+                timed(&slowest_machine, &mut || {
+                    std::thread::sleep(Duration::from_millis(5));
+                    (&plain).write_all(&[7; 1 << 16]).and_then(|()| plain.sync_all()).unwrap();
+                });
+            }
+        });
         let progress = |what: &str| {
             let before = done.load(Ordering::Acquire);
             wait_until(what, Duration::from_secs(60), || done.load(Ordering::Acquire) >= before + 4);
@@ -85,10 +98,10 @@ fn a_stopped_storage_process_stalls_nobody() {
         progress("writing goes on with it");
         stop.store(true, Ordering::Release);
     });
-    for slowest in [&slowest_write, &slowest_read] {
-        let slowest = Duration::from_millis(slowest.load(Ordering::Acquire));
-        assert!(slowest < STALL_MAX, "write {slowest_write:?} ms, read {slowest_read:?} ms");
-    }
+    let of = |slowest: &AtomicU64| Duration::from_millis(slowest.load(Ordering::Acquire));
+    let (write, read, machine) = (of(&slowest_write), of(&slowest_read), of(&slowest_machine));
+    let allowed = STALL_MAX + machine * STALLS_OF_THE_MACHINE;
+    assert!(write.max(read) < allowed, "write {write:?}, read {read:?}, the machine by itself {machine:?}");
     // What it missed is repaired at once: afterwards any two others may go.
     wait_until("every group is full again", Duration::from_secs(120), || {
         let health = &cluster.status()["health"];
