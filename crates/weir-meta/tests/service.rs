@@ -1,5 +1,7 @@
 //! What the service promises to several clients, across lost replies, deaf clients and restarts.
 mod common;
+#[path = "service/relation_ends.rs"]
+mod relation_ends;
 #[path = "service/relations.rs"]
 mod relations;
 

@@ -730,8 +730,10 @@ fn receive(
     }
     if done.offset == FINISH {
         let newer = store::pending_finish(txn, relation, done.ino)?.is_some_and(|p| p.newest > mark);
+        // A cut may have come meanwhile: what was behind it is nobody's any more.
+        let present = find_inode(txn, done.ino)?.map_or(0, |inode| inode.size);
         let unproved = match finish.filter(|_| !newer) {
-            Some(size) => taken::unproved(txn, relation, done.ino, size)?,
+            Some(size) => taken::unproved(txn, relation, done.ino, size.min(present))?,
             None => Vec::new(),
         };
         // A range before the end that home did not take goes once more, and the end after it.

@@ -1,0 +1,232 @@
+//! When a file is complete at home: closes that get lost, ranges that home does not take, cuts that come meanwhile.
+use crate::common::*;
+use bytes::Bytes;
+use std::time::Duration;
+use weir_env::sim::{SimConfig, World};
+use weir_proto::VolumeId;
+use weir_proto::meta::*;
+use weir_proto::relation::*;
+
+/// Of the root volume; what is at home may be evicted.
+pub fn relation_to(op: Op, url: &str) -> RelationAdd {
+    let (url, direction, ids) = (url.to_owned(), Direction::Push, HomeIds::default());
+    let (cred, volume, evict, adopt) = (root(), VolumeId::ROOT, true, false);
+    RelationAdd { op, cred, volume, url, direction, evict, adopt, ids }
+}
+
+/// So many bytes from the beginning on, written at time 7.
+pub fn written(op: Op, made: &Entry, size: u64) -> Commit {
+    Commit {
+        op,
+        ino: made.attr.ino,
+        token_epoch: made.lease.token_epoch,
+        size,
+        mtime: Time { nanos: 7 },
+        allocated: size,
+        inline: None,
+        drop_inline: false,
+        clean: true,
+        close_writes: 0,
+        data_end: size,
+        turn: false,
+        changed: vec![Range { offset: 0, len: size }],
+    }
+}
+
+/// Whoever wrote a file has closed it, and the leader does not know: the client died before it told, or the leader after it was
+/// told. Home gets the file's end all the same.
+#[test]
+fn what_nobody_writes_any_more_is_complete_also_if_its_close_was_lost() {
+    for with_leader in [false, true] {
+        let world = World::new(13, SimConfig::default());
+        world.run({
+            let world = world.clone();
+            async move {
+                let meta = start(&world).await;
+                let (mut user, mover) =
+                    (Client::start(&world, "user").await, Client::start(&world, "mover").await);
+                let add = relation_to(user.op(), "file:///home");
+                let relation = user.call(&add).await.unwrap().id;
+                let made = user.create(ROOT, "f").await.unwrap().entry;
+                let ino = made.attr.ino;
+                let commit = written(user.op(), &made, 10);
+                user.call(&commit).await.unwrap();
+                if with_leader {
+                    user.close(ino, true).await.unwrap();
+                    drop(meta);
+                    world.power_cut("meta");
+                    let started = start(&world).await;
+                    user.reconnect("user").await;
+                    user.resume(vec![]).await.unwrap();
+                    std::mem::forget(started);
+                } else {
+                    user.call(&SessionClose { session: user.session }).await.unwrap();
+                    std::mem::forget(meta);
+                }
+                drop(mover);
+                let mover = Client::start(&world, "another mover").await;
+                let (session, deadline) = (mover.session, mover.env.clock.now() + PATIENCE);
+                let (mut leader, mut finish) = (0, None);
+                while finish.is_none() {
+                    assert!(mover.env.clock.now() < deadline, "with the leader: {with_leader}");
+                    let limited_by = String::new();
+                    let take = TakeWork { session, leader, bytes: 64, items: 8, wait_ms: 1000, limited_by };
+                    let taken = mover.call(&take).await.unwrap();
+                    leader = taken.leader;
+                    for work in taken.relations {
+                        assert_eq!(work.orphans, [], "nothing of it was lost");
+                        let outcome = Outcome::Done { stamp: Bytes::from_static(b"s") };
+                        let named = |n: &NameWork| NameDone { number: n.number, outcome: outcome.clone() };
+                        let wrote = |e: &ExtentWork| ExtentDone {
+                            ino: e.ino,
+                            offset: e.offset,
+                            len: e.len,
+                            finished: e.finish.is_some(),
+                            sums: vec![0],
+                            outcome: outcome.clone(),
+                        };
+                        finish = work.extents.iter().find_map(|e| e.finish.clone());
+                        let done = WorkDone {
+                            session,
+                            relation,
+                            names: work.names.iter().map(named).collect(),
+                            extents: work.extents.iter().map(wrote).collect(),
+                            orphans: vec![],
+                            listings: vec![],
+                        };
+                        mover.call(&done).await.unwrap();
+                    }
+                }
+                let finish = finish.unwrap();
+                assert_eq!((finish.size, finish.attrs.mtime), (10, Time { nanos: 7 }));
+            }
+        });
+    }
+}
+
+/// A mover writes the end of a file though home did not take a range before it: the range goes once more, and the end after it.
+#[test]
+fn the_end_of_a_file_goes_home_after_all_that_comes_before_it() {
+    let world = World::new(14, SimConfig::default());
+    world.run({
+        let world = world.clone();
+        async move {
+            let _meta = start(&world).await;
+            let (user, mover) = (Client::start(&world, "user").await, Client::start(&world, "mover").await);
+            let add = |op| relation_to(op, "file:///data");
+            let relation = user.call(&add(user.op())).await.unwrap().id;
+            let made = user.create(ROOT, "f").await.unwrap().entry;
+            let ino = made.attr.ino;
+            let commit = written(user.op(), &made, 30);
+            user.call(&commit).await.unwrap();
+            user.close(ino, true).await.unwrap();
+            // What is asked, and what becomes of it: the first range never arrives the first time.
+            let (mut failed, mut written, mut order) = (false, false, Vec::new());
+            let (mut leader, deadline) = (0, user.env.clock.now() + PATIENCE);
+            while !(written && order.last() == Some(&"end")) {
+                assert!(user.env.clock.now() < deadline, "{order:?}");
+                let (session, limited_by) = (mover.session, String::new());
+                let take = TakeWork { session, leader, bytes: 64, items: 8, wait_ms: 1000, limited_by };
+                let taken = mover.call(&take).await.unwrap();
+                leader = taken.leader;
+                for work in taken.relations {
+                    let done = || Outcome::Done { stamp: Bytes::from_static(b"s") };
+                    let named = |n: &NameWork| NameDone { number: n.number, outcome: done() };
+                    let names = work.names.iter().map(named).collect();
+                    let mut extents = Vec::new();
+                    for e in &work.extents {
+                        let fails = e.finish.is_none() && !failed;
+                        failed |= fails;
+                        written |= e.finish.is_none() && !fails;
+                        order.push(if e.finish.is_some() { "end" } else { "range" });
+                        let outcome = match fails {
+                            true => Outcome::Later { why: "home hangs".into() },
+                            false => done(),
+                        };
+                        let (offset, len, finished) = (e.offset, e.len, e.finish.is_some());
+                        extents.push(ExtentDone { ino, offset, len, finished, sums: vec![0], outcome });
+                    }
+                    let (orphans, listings) = (vec![], vec![]);
+                    let told = WorkDone { session, relation, names, extents, orphans, listings };
+                    mover.call(&told).await.unwrap();
+                }
+            }
+            assert_eq!(order, ["range", "end", "range", "end"]);
+        }
+    });
+}
+
+/// A file is cut while a mover writes its end: what was cut off is not waited for.
+#[test]
+fn what_is_cut_off_while_the_end_is_on_its_way_is_not_waited_for() {
+    let world = World::new(15, SimConfig::default());
+    world.run({
+        let world = world.clone();
+        async move {
+            let _meta = start(&world).await;
+            let (user, mover) = (Client::start(&world, "user").await, Client::start(&world, "mover").await);
+            let add = relation_to(user.op(), "file:///home");
+            let relation = user.call(&add).await.unwrap().id;
+            let made = user.create(ROOT, "f").await.unwrap().entry;
+            let ino = made.attr.ino;
+            let commit = written(user.op(), &made, 30);
+            user.call(&commit).await.unwrap();
+            let info = || async {
+                let list = RelationList { session: user.session, volume: None };
+                user.call(&list).await.unwrap().relations.remove(0)
+            };
+            let (mut leader, deadline) = (0, user.env.clock.now() + PATIENCE);
+            let (mut closed, mut cut) = (false, false);
+            while !cut || info().await.state != (RelationState::Synced {}) {
+                assert!(user.env.clock.now() < deadline, "{:?}", info().await);
+                let (session, limited_by) = (mover.session, String::new());
+                let take = TakeWork { session, leader, bytes: 64, items: 8, wait_ms: 1000, limited_by };
+                let taken = mover.call(&take).await.unwrap();
+                leader = taken.leader;
+                for work in taken.relations {
+                    if !cut && work.extents.iter().any(|e| e.finish.is_some()) {
+                        let (op, size) = (user.op(), Some(4));
+                        let shorter = SetAttr {
+                            op,
+                            cred: root(),
+                            ino,
+                            mode: None,
+                            uid: None,
+                            gid: None,
+                            size,
+                            atime: None,
+                            mtime: None,
+                        };
+                        user.call(&shorter).await.unwrap();
+                        while info().await.backlog_names == 0 {
+                            assert!(user.env.clock.now() < deadline, "{:?}", info().await);
+                            user.env.clock.sleep(Duration::from_millis(10)).await;
+                        }
+                        cut = true;
+                    }
+                    let outcome = Outcome::Done { stamp: Bytes::from_static(b"s") };
+                    let named = |n: &NameWork| NameDone { number: n.number, outcome: outcome.clone() };
+                    let wrote = |e: &ExtentWork| ExtentDone {
+                        ino: e.ino,
+                        offset: e.offset,
+                        len: e.len,
+                        finished: e.finish.is_some(),
+                        sums: if e.finish.is_some() { vec![] } else { vec![0] },
+                        outcome: outcome.clone(),
+                    };
+                    let (names, extents) =
+                        (work.names.iter().map(named).collect(), work.extents.iter().map(wrote).collect());
+                    let (orphans, listings) = (vec![], vec![]);
+                    mover
+                        .call(&WorkDone { session, relation, names, extents, orphans, listings })
+                        .await
+                        .unwrap();
+                }
+                if !closed && info().await.shipped_bytes == 30 {
+                    user.close(ino, true).await.unwrap();
+                    closed = true;
+                }
+            }
+        }
+    });
+}
