@@ -87,8 +87,15 @@ impl Inner {
         self.take_turn(node).await?;
         let done = async {
             let stat = self.set_size_now(cred, node, set, size, false).await?;
-            self.clean_and_tell(node).await?;
-            Ok(stat)
+            match self.clean_and_tell(node).await {
+                // The turn was lost with a connection. The cut is done, and the leader knows that old bytes may be past it.
+                Err(e) if e.kind == ErrorKind::Stale => {
+                    let mut st = node.lock();
+                    st.through_pending &= st.open_write > 0;
+                    Ok(stat)
+                }
+                told => told.map(|()| stat),
+            }
         };
         let done = done.await;
         self.turn_over(node, done).await

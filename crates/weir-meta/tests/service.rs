@@ -616,6 +616,40 @@ fn the_turn_at_a_shared_file_is_one_clients_and_ends_with_it() {
     });
 }
 
+/// Who cuts a file by its name has it not open; another that writes it takes the right to write while the turn lasts.
+#[test]
+fn a_turn_is_a_right_to_commit_whoever_takes_the_right_to_write_meanwhile() {
+    simulate(34, async |world| {
+        let _meta = start(&world).await;
+        let (a, b) = (Client::start(&world, "a").await, Client::start(&world, "b").await);
+        let ino = b.create(ROOT, "f").await.unwrap().entry.attr.ino;
+        let write =
+            |c: &Client| AcquireLease { session: c.session, ino, kind: LeaseKind::Write, renew: false };
+        let token_epoch = a.call(&write(&a)).await.unwrap().lease.token_epoch;
+        a.call(&TakeTurn { session: a.session, ino }).await.unwrap();
+        let newer = b.call(&write(&b)).await.unwrap().lease.token_epoch;
+        assert!(newer > token_epoch, "{newer}");
+        let commit = |turn| Commit {
+            op: a.op(),
+            ino,
+            token_epoch,
+            size: 0,
+            mtime: Time { nanos: 1 },
+            allocated: 0,
+            inline: None,
+            drop_inline: false,
+            clean: false,
+            close_writes: 0,
+            data_end: 0,
+            turn,
+            changed: Vec::new(),
+        };
+        assert_eq!(a.call(&commit(false)).await.unwrap_err().kind, ErrorKind::Stale);
+        a.call(&commit(true)).await.unwrap();
+        assert_eq!(a.call(&commit(true)).await.unwrap_err().kind, ErrorKind::Stale, "the turn has ended");
+    });
+}
+
 #[test]
 fn locks_are_named_again_after_a_restart_before_anybody_gets_one() {
     use weir_proto::lock::*;

@@ -51,7 +51,10 @@ fn check(rules: &Rules<'_>, r: &Commit, inode: &Inode) -> Result<()> {
     if inode.kind != FileKind::Regular {
         return Err(Error::invalid(format!("inode {} is not a regular file: it has no data", r.ino)));
     }
-    let may = rules.leases.may_write(rules.session, r.ino)
+    // Who has its turn need not have the file open, and others may take the right to write while the turn lasts.
+    let in_turn = r.turn && rules.leases.has_turn(rules.session, r.ino);
+    let may = in_turn
+        || rules.leases.may_write(rules.session, r.ino)
         || (inode.writer == rules.session && inode.token_epoch == r.token_epoch);
     if !may || r.token_epoch > inode.token_epoch {
         return Err(Error::stale(format!(
@@ -70,7 +73,7 @@ fn check(rules: &Rules<'_>, r: &Commit, inode: &Inode) -> Result<()> {
             r.ino, r.token_epoch, inode.token_epoch
         )));
     }
-    if r.turn && !rules.leases.has_turn(rules.session, r.ino) {
+    if r.turn && !in_turn {
         return Err(Error::stale(format!(
             "inode {}: the turn to append or to cut was lost: take it again",
             r.ino
