@@ -344,13 +344,14 @@ pub fn references(read: &dyn Read, object: InodeId) -> Result<i64> {
 
 /// Whether a snapshot shows the data that a file has now.
 pub fn is_held(read: &dyn Read, snapshots: &Snapshots, ino: InodeId, inode: &Inode) -> Result<bool> {
-    if snapshots.is_empty() || inode.kind != FileKind::Regular || !inode.may_have_cells() {
+    if snapshots.is_empty() || inode.kind != FileKind::Regular {
         return Ok(false);
     }
+    // Also of one that is known to be empty now: when it was kept it may have been being written.
     if references(read, inode.object(ino))? > 0 {
         return Ok(true);
     }
-    if inode.parent == NEVER_NAMED || inode.nlink == 0 {
+    if !inode.may_have_cells() || inode.parent == NEVER_NAMED || inode.nlink == 0 {
         return Ok(false);
     }
     let Some(access) = super::find_access(read, inode.parent)? else { return Ok(false) };

@@ -373,6 +373,25 @@ fn a_file_that_a_snapshot_holds_gets_an_object_of_its_own_when_somebody_may_writ
     m.finish();
 }
 
+/// What a writer has under its right to write goes to the object that it was told of with it.
+#[test]
+fn a_file_that_was_empty_when_a_snapshot_was_taken_changes_its_object_before_it_is_written() {
+    let mut m = Model::new();
+    let ino = m.w.create(&root(), InodeId::ROOT, "f", 0o644).unwrap().entry.attr.ino;
+    m.w.leases.open(ME, ino, false, true);
+    m.take();
+    let closed = Close { session: ME, files: vec![Closed { ino, reads: 0, writes: 1 }] };
+    m.w.change(|cx| open::close(cx, &closed)).unwrap();
+    m.w.leases.close(ME, ino, 0, 1);
+    m.w.leases.open(ME, ino, false, true);
+    let ask = AcquireLease { session: ME, ino, kind: LeaseKind::Write, renew: false };
+    let object = |entry: Entry| (entry.lease.token_epoch, entry.attr.layers.map_or(ino, |l| l.object));
+    let told = object(m.w.change(|cx| open::acquire(cx, &ask)).unwrap());
+    let commit = Commit { token_epoch: told.0, ..a_commit(ino, STRIPE) };
+    m.w.change(|cx| data::commit(cx, &commit)).unwrap();
+    assert_eq!(object(m.w.change(|cx| open::acquire(cx, &ask)).unwrap()), told);
+}
+
 const SECOND: i64 = 1_000_000_000;
 
 impl World {
