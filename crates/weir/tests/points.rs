@@ -299,6 +299,10 @@ fn die_and_recover(
         let what = format!("{victims:?} come to {point} for the {nth}. time");
         wait_until(&what, PATIENCE, || died(cluster) || workers.iter().any(|w| w.is_finished()));
         wait_until(&what, PATIENCE, || died(cluster));
+        if matches!(victims, Victims::Mount) {
+            // Who works there has to see it: between the dead mount and its successor there is a plain, empty directory.
+            wait_until("the dead mount to be seen", PATIENCE, || workers[0].is_finished());
+        }
         assert!(shell.run(&up), "{}", cluster.logs());
         stop.store(true, Ordering::Release);
     });
