@@ -128,6 +128,9 @@ async fn carry_out(desk: &Desk, args: &Make) -> Outcome<()> {
     if args.every.is_some() || args.off || args.forget {
         say(args, &as_json(&set), || told(args, &set));
         if !args.at_once {
+            if args.every.is_some() {
+                warn_if_out_of_reach(desk, &set).await;
+            }
             return Ok(());
         }
     }
@@ -143,6 +146,14 @@ fn check_url(url: &str) -> Outcome<()> {
             "backups go to a directory (file:///path) or to another Weir (weir://host:port/path)",
         )),
         HomeUrl::File { .. } | HomeUrl::Weir { .. } => Ok(()),
+    }
+}
+
+/// Not refused: movers on other nodes may reach the place.
+async fn warn_if_out_of_reach(desk: &Desk, set: &Backup) {
+    if let Err(fault) = desk.homes.open(&home_of(set)).await {
+        eprintln!("warning: {} cannot be used from here: {fault}", set.url);
+        eprintln!("hint: the place must be there before the first backup, on every node where a mover runs");
     }
 }
 

@@ -321,7 +321,9 @@ fn movers_make_backups_that_are_due_and_say_when_they_cannot() {
     assert!(desk.shown()["backups"][0]["due"].is_null());
 
     let nowhere = format!("{url}/nowhere");
-    desk.bench.tell(&["volume", "backup", "data", "--to", &nowhere, "--every", "1h"]);
+    let set = desk.bench.try_tell(&["volume", "backup", "data", "--to", &nowhere, "--every", "1h"]);
+    let warned = text(&set.stderr);
+    assert!(set.status.success() && warned.contains("cannot be used from here"), "{warned}");
     let failed = || desk.bench.tell(&["report", "data"]).contains("FAILED");
     wait_until("the failure to be told", PATIENCE, failed);
 }
