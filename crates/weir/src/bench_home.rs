@@ -1,7 +1,8 @@
 //! `weir bench home`: how data goes home while it is written, and what that costs. On a cluster of its own.
 //!
 //! Each part is a volume with a directory as its home, and is looked at from outside. The raw figure beside the rates is
-//! what one stream writes and syncs on the home's file system, measured just before.
+//! what one stream writes and syncs on the home's file system, measured just before; how fast a full volume goes home is
+//! compared with several who copy it through the mount.
 use crate::demo::Stage;
 use crate::failure::{Doing, Outcome};
 use crate::homeward::{self, Live, PART, Plan, Seen, Site};
@@ -15,6 +16,7 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use weir_load::{Better, Report, Row, Spread};
 use weir_proto::MIB;
@@ -26,6 +28,8 @@ const FRAME_BYTES: u64 = 6_250_000;
 /// What a single stream writes to the home's file system for comparison.
 const RAW_BYTES: u64 = 256 * MIB;
 const RAW_RUNS: usize = 3;
+/// Who copies a volume by hand, for comparison.
+const COPIERS: usize = 4;
 /// A file above this gets a volume of this size: its front goes while it is written.
 const FILE_LIMIT: u64 = 2048 * MIB;
 /// Between two listings.
@@ -139,6 +143,35 @@ fn raw_rate(dir: &Path) -> Outcome<Spread> {
     }
     rates.sort_by(f64::total_cmp);
     Ok(Spread { median: rates[RAW_RUNS / 2], min: rates[0], max: rates[RAW_RUNS - 1] })
+}
+
+/// MB/s of whoever copies a volume's files through the mount: the path that a mover takes, without Weir's part of it.
+/// What the kernel keeps of the files is dropped before.
+fn copied_by_hand(from: &Path, to: &Path) -> Outcome<f64> {
+    fs::create_dir(to).doing(format_args!("make {}", to.display()))?;
+    let entries = fs::read_dir(from).and_then(Iterator::collect::<std::io::Result<Vec<_>>>);
+    let files: Vec<PathBuf> =
+        entries.doing(format_args!("list {}", from.display()))?.iter().map(fs::DirEntry::path).collect();
+    let (next, bytes) = (AtomicUsize::new(0), AtomicU64::new(0));
+    let copy = || -> std::io::Result<()> {
+        while let Some(path) = files.get(next.fetch_add(1, Relaxed)) {
+            let mut source = File::open(path)?;
+            rustix::fs::fadvise(&source, 0, None, rustix::fs::Advice::DontNeed)?;
+            let mut copied = File::create(to.join(path.file_name().unwrap_or_default()))?;
+            bytes.fetch_add(std::io::copy(&mut source, &mut copied)?, Relaxed);
+            copied.sync_all()?;
+        }
+        Ok(())
+    };
+    let begun = Instant::now();
+    std::thread::scope(|scope| {
+        let copiers: Vec<_> = (0..COPIERS).map(|_| scope.spawn(copy)).collect();
+        copiers.into_iter().try_for_each(|c| c.join().unwrap_or_else(|e| std::panic::resume_unwind(e)))
+    })
+    .doing(format_args!("copy {} by hand", from.display()))?;
+    let rate = bytes.into_inner() as f64 / 1e6 / begun.elapsed().as_secs_f64();
+    fs::remove_dir_all(to).doing(format_args!("remove {}", to.display()))?;
+    Ok(rate)
 }
 
 impl Bench<'_> {
@@ -278,6 +311,14 @@ impl Bench<'_> {
         seen.complete = homeward::at_home(&site, &plan, &seen) == seen.bytes(&plan);
         let rate = seen.bytes(&plan) as f64 / 1e6 / took.as_secs_f64();
         self.row("catch-up: rate".into(), "MB/s", Better::Higher, rate);
+        let by_hand = copied_by_hand(&site.dir, &self.stage.home().join("by-hand"))?;
+        self.row(
+            format!("catch-up: copied by hand, {COPIERS} at once, each file synced"),
+            "MB/s",
+            Better::Higher,
+            by_hand,
+        );
+        self.row("catch-up: rate to that by hand".into(), "x", Better::Higher, rate / by_hand);
         self.row("catch-up: longest write of a frame before it".into(), "ms", Better::Lower, before);
         self.row(
             "catch-up: longest write of 1 MiB meanwhile".into(),
@@ -302,42 +343,54 @@ impl Bench<'_> {
             fs::create_dir(&site.dir).doing("make a directory in the volume")?;
             Ok(site)
         };
-        let (before, after) = (part("before")?, part("after")?);
-        let (well, listed_well) =
+        let (before, hung, after) = (part("before")?, part("hung")?, part("after")?);
+        let (well, listed_before) =
             homeward::stream(&before, &plan, PATIENCE, |live| list_meanwhile(&site.dir, live))?;
         let memory = resident_bytes(&self.mover()?);
         let missing = || weir_proto::Error::not_found("the second cluster's mount does not run");
-        let hung = other.of_role(RoleName::Mount).next().ok_or_else(missing)?;
-        let hung = PidFile::read(&other.pid_file(hung)).ok_or_else(missing)?;
-        hung.signal(Signal::STOP)?;
+        let server = other.of_role(RoleName::Mount).next().ok_or_else(missing)?;
+        let server = PidFile::read(&other.pid_file(server)).ok_or_else(missing)?;
+        server.signal(Signal::STOP)?;
         // Nobody looks at home meanwhile: that would hang, too.
-        let unseen = Site { home: self.stage.home().join("nothing"), ..after.clone() };
-        let (mut seen, listed) =
+        let unseen = Site { home: self.stage.home().join("nothing"), ..hung.clone() };
+        let (mut seen, listed_hung) =
             homeward::stream(&unseen, &plan, Duration::ZERO, |live| list_meanwhile(&site.dir, live))?;
         let grown = resident_bytes(&self.mover()?);
-        hung.signal(Signal::CONT)?;
+        server.signal(Signal::CONT)?;
         let woken = Instant::now();
         seen.complete = crate::process::wait_until(PATIENCE, || {
-            homeward::at_home(&after, &plan, &seen) == seen.bytes(&plan)
+            homeward::at_home(&hung, &plan, &seen) == seen.bytes(&plan)
         });
         let caught_up = woken.elapsed().as_secs_f64();
-        let p99 = |sorted: &[f64]| homeward::at_quantile(sorted, 0.99);
-        let rows = [
-            ("write of a frame, p99, home well", "ms", p99(&well.write_ms)),
-            ("write of a frame, p99, home hangs", "ms", p99(&seen.write_ms)),
-            ("write of a frame, p99, to that of before", "x", p99(&seen.write_ms) / p99(&well.write_ms)),
-            ("ls, p99, home well", "ms", p99(&listed_well)),
-            ("ls, p99, home hangs", "ms", p99(&listed)),
-            ("ls, p99, to that of before", "x", p99(&listed) / p99(&listed_well)),
-            ("memory of the mover, home well", "MB", memory as f64 / 1e6),
+        // Disks and processes get slower as they are used, so what is compared with stands on both sides.
+        let (again, listed_after) =
+            homeward::stream(&after, &plan, PATIENCE, |live| list_meanwhile(&site.dir, live))?;
+        let waited = [&well.write_ms, &seen.write_ms, &again.write_ms];
+        self.compare("write of a frame", waited.map(|all| homeward::at_quantile(all, 0.99)));
+        let listed = [&listed_before, &listed_hung, &listed_after];
+        self.compare("ls", listed.map(|all| homeward::at_quantile(all, 0.99)));
+        for (name, unit, value) in [
+            ("memory of the mover, before", "MB", memory as f64 / 1e6),
             ("memory of the mover, home hangs", "MB", grown as f64 / 1e6),
             ("from its return until all is at home", "s", caught_up),
-        ];
-        for (name, unit, value) in rows {
+        ] {
             self.row(format!("frozen: {name}"), unit, Better::Lower, value);
         }
-        self.bad.extend(homeward::verify(&before.dir, &plan, &well));
-        self.end_part("frozen", &after, &plan, &seen, false)
+        for (site, seen) in [(&before, &well), (&after, &again)] {
+            self.bad.extend(homeward::verify(&site.dir, &plan, seen));
+        }
+        self.end_part("frozen", &hung, &plan, &seen, false)
+    }
+
+    /// What took so many ms (p99) before, during and after something.
+    fn compare(&mut self, what: &str, [before, during, after]: [f64; 3]) {
+        let mut row = |name, unit, value| {
+            self.row(format!("frozen: {what}, p99, {name}"), unit, Better::Lower, value);
+        };
+        row("before", "ms", before);
+        row("home hangs", "ms", during);
+        row("after", "ms", after);
+        row("home hangs, to the mean of before and after", "x", during * 2.0 / (before + after));
     }
 
     /// Compares everything; then the space is free again.
