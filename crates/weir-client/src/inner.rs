@@ -57,6 +57,8 @@ pub struct Inner {
     /// Room in volumes with a limit of bytes.
     pub rooms: Rooms,
     pub stripes_in_flight: Semaphore,
+    /// Older objects that nobody else writes any more, and under which token epoch that was made so.
+    pub fenced: std::sync::Mutex<std::collections::BTreeMap<InodeId, u32>>,
     pub relieving: AtomicBool,
     pub closed: AtomicBool,
     pub locks: Locks,
@@ -124,6 +126,7 @@ impl Inner {
             accesses: Accesses::default(),
             rooms: Rooms::default(),
             stripes_in_flight: Semaphore::new(STRIPES_IN_FLIGHT_MAX),
+            fenced: std::sync::Mutex::default(),
             relieving: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             locks: Locks::default(),

@@ -8,6 +8,8 @@ use crate::inner::Inner;
 use crate::node::{Node, State};
 use crate::read::Fetched;
 use bytes::Bytes;
+use std::collections::BTreeMap;
+use std::sync::PoisonError;
 use std::time::Duration;
 use weir_env::Instant;
 use weir_proto::data::{FILL_COUNTER, WriteMode};
@@ -20,6 +22,8 @@ use weir_proto::{ErrorKind, InodeId, Result, Version};
 const STEP_BYTES: u64 = 64 << 20;
 /// Another client copies the same, or the file changed: a pause of so long at most.
 const AGAIN_MS: u64 = 20;
+/// Fenced objects that are remembered.
+const FENCED_MAX: usize = 4096;
 /// No file has this stripe: a cut there only fences.
 const NO_STRIPE: u64 = u64::MAX - 1;
 
@@ -207,6 +211,22 @@ impl Inner {
         self.data.drop_file(self.file_id(object), layout, NO_STRIPE, fence, self.deadline()).await.map(drop)
     }
 
+    /// The same, unless this client has done it.
+    async fn fence_once(&self, object: InodeId, layout: &Layout, fence: u32) -> Result<()> {
+        let is_known =
+            |fenced: &BTreeMap<InodeId, u32>| fenced.get(&object).is_some_and(|known| *known >= fence);
+        if fence == 0 || is_known(&self.fenced.lock().unwrap_or_else(PoisonError::into_inner)) {
+            return Ok(());
+        }
+        self.fence(object, layout, fence).await?;
+        let mut fenced = self.fenced.lock().unwrap_or_else(PoisonError::into_inner);
+        if fenced.len() >= FENCED_MAX {
+            fenced.clear();
+        }
+        fenced.insert(object, fence);
+        Ok(())
+    }
+
     /// Bytes of parts of a file, each from the object that it is in.
     pub async fn fetch_layered(
         &self,
@@ -216,6 +236,10 @@ impl Inner {
         ranges: &[(u64, u64)],
         deadline: Instant,
     ) -> Result<Fetched> {
+        // Who had the right to write an object that is shared now may have something under way.
+        for layer in layers.iter().filter(|l| ranges.iter().any(|(a, b)| l.from < *b && l.to > *a)) {
+            self.fence_once(layer.object, &layout, layer.fence).await?;
+        }
         let mut all = Fetched { parts: Vec::new(), holes: false };
         for (object, from, to) in by_object(layers, own, ranges) {
             let fetched = self.fetch_from(object, layout, &[(from, to)], deadline).await?;

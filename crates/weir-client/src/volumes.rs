@@ -2,10 +2,10 @@
 use crate::Client;
 use crate::api::Stat;
 use bytes::Bytes;
-use weir_proto::meta::{Cred, FileKind};
+use weir_proto::meta::{Cred, FileKind, Op};
 use weir_proto::volume::{
-    Keeping, Policy, Quota, ScanInodes, Scanned, VOLUMES_MAX, Volume, VolumeAt, VolumeChange, VolumeCreate,
-    VolumeDelete, VolumeGet, VolumeList, check_volume_name,
+    Keeping, Policy, Quota, ScanInodes, Scanned, VOLUMES_MAX, Volume, VolumeAt, VolumeChange, VolumeClone,
+    VolumeCreate, VolumeDelete, VolumeGet, VolumeList, check_volume_name,
 };
 use weir_proto::{Error, InodeId, NameRule, Result, VolumeId};
 
@@ -36,11 +36,39 @@ pub struct VolumeEdit {
 
 impl Client {
     pub async fn create_volume(&self, cred: &Cred, new: &NewVolume) -> Result<Volume> {
+        let make = self.new_volume(cred, new).await?;
+        self.inner.session.change(self.inner.deadline(), make).await
+    }
+    /// A volume whose names and data are those of a snapshot; `own`: that goes when all of the clone is there.
+    pub async fn clone_volume(
+        &self,
+        cred: &Cred,
+        source: VolumeId,
+        snapshot: &str,
+        own: bool,
+        new: &NewVolume,
+    ) -> Result<Volume> {
+        let make = self.new_volume(cred, new).await?;
+        let clone = |op: Op| VolumeClone {
+            op: op.clone(),
+            source,
+            snapshot: snapshot.to_owned(),
+            own,
+            new: make(op),
+        };
+        self.inner.session.change(self.inner.deadline(), clone).await
+    }
+
+    async fn new_volume<'a>(
+        &self,
+        cred: &'a Cred,
+        new: &'a NewVolume,
+    ) -> Result<impl Fn(Op) -> VolumeCreate + 'a> {
         check_volume_name(&new.name)?;
         self.check_policy(&new.policy).await?;
         let (above, entry) = split(&new.path)?;
         let parent = self.find_path(cred, above).await?.attr.ino;
-        let make = |op| VolumeCreate {
+        Ok(move |op| VolumeCreate {
             op,
             cred: cred.clone(),
             name: new.name.clone(),
@@ -53,8 +81,7 @@ impl Client {
             admins: new.admins.clone(),
             quota: new.quota,
             policy: new.policy.clone(),
-        };
-        self.inner.session.change(self.inner.deadline(), make).await
+        })
     }
 
     pub async fn volume(&self, name: &str) -> Result<Volume> {

@@ -279,3 +279,24 @@ fn a_volume_in_which_files_are_made_all_the_time_is_kept_all_the_same() {
         assert!(before > 0);
     });
 }
+
+#[test]
+fn who_shared_a_file_writes_on_when_the_snapshot_that_was_read_is_gone() {
+    let lab = Lab::new(77);
+    lab.run(6, |lab| async move {
+        let (a, b) = (lab.client("a").await, lab.client("b").await);
+        let (ino, by_a) = create(&a, "f").await;
+        let by_b = open(&b, ino).await;
+        let mut now = pattern(7, 0, STRIPE);
+        write(&a, by_a, 0, &now).await;
+        let s = snap(&b, "s").await;
+        assert_eq!(differs(&then(&b, s, "f").await, &now), None);
+        b.delete_snapshot(&root(), V, "s").await.unwrap();
+        lab.env("a").clock.sleep(Duration::from_secs(5)).await; // of the world: it is removed
+        write(&a, by_a, 5, b"AAAA").await;
+        write(&b, by_b, CELL, b"BBBB").await;
+        now[5..9].copy_from_slice(b"AAAA");
+        now[CELL..CELL + 4].copy_from_slice(b"BBBB");
+        assert_eq!(differs(&read(&a, by_a, now.len() + 1).await, &now), None);
+    });
+}

@@ -6,6 +6,7 @@
 //!
 //! Knows nothing of the wire but the messages' types.
 
+use crate::clones::Clones;
 use crate::evictor::{Evictor, Space};
 use crate::keys::Sequence;
 use crate::lease::{ByInode, Conflict, LeaseTable};
@@ -84,6 +85,7 @@ pub(crate) struct Leader {
     pub removal: Notify,
     /// A snapshot was deleted.
     pub forgetting: Notify,
+    pub clones: Clones,
     /// The journal failed: nothing can be promised any more.
     pub failed: weir_env::watch::Sender<Option<Error>>,
 }
@@ -178,6 +180,7 @@ impl Leader {
             relations,
             removal: Notify::new(),
             forgetting: Notify::new(),
+            clones: Clones::default(),
             failed,
         });
         leader.bury(&mut leader.lock())?;
@@ -225,7 +228,9 @@ impl Leader {
             return ran.map(|reply| (Step::Done(reply, state.newest), Vec::new()));
         }
         for conflict in conflicts.iter().filter(|c| c.is_unlisted()) {
-            self.want_names(conflict.ino)?;
+            if !self.want_clone_names(conflict.ino)? {
+                self.want_names(conflict.ino)?;
+            }
         }
         if conflicts.iter().any(Conflict::is_full) {
             state.rooms.full.notify_one();
@@ -409,6 +414,7 @@ impl Leader {
                 Ok(())
             })?;
             self.forgetting.notify_one();
+            self.clones.call.notify_one();
         }
         for (id, record) in &events.volumes {
             state.rooms.note(*id, record.as_ref());

@@ -41,6 +41,10 @@
 //! s/<volume>/<snapshot>   a snapshot of a volume                                SnapshotRecord
 //! t/<volume>/<time>       its trash (time 0), and what was put there from that time on    TrashRecord
 //! x/<trash>/<dir>         which directory of the trash has what was in one        u64
+//! y/<volume>/0            a clone, and of which snapshot                         CloneRecord
+//! y/<volume>/<dir>        a directory of it that is not listed yet              UnlistedRecord
+//! f/<volume>/<ino>        which inode of a clone is that file of several names  u64
+//! o/<object>              the file that a shared object was the own one of      u64
 //! h/<snapshot>/<key>      what a key of A E T K I D X Z was when the snapshot was taken: 1 and its value, or 0
 //! Z/<ino>/<from>          bytes from there on are in an older object            LayerRecord
 //! z/<object>              how many records under h and Z speak of an object     i64
@@ -274,6 +278,16 @@ pub fn trash(volume: VolumeId, from: u64) -> [u8; 13] {
 }
 pub fn trashed(part: InodeId, dir: InodeId) -> [u8; 17] {
     key17(b'x', part.0, dir.0)
+}
+/// `dir` 0: the clone itself.
+pub fn clone(volume: VolumeId, dir: InodeId) -> [u8; 13] {
+    key13(b'y', volume.0, dir.0)
+}
+pub fn clone_file(volume: VolumeId, source: InodeId) -> [u8; 13] {
+    key13(b'f', volume.0, source.0)
+}
+pub fn owner(object: InodeId) -> Key9 {
+    key9(b'o', object.0)
 }
 pub fn kept(snapshot: u32, key: &[u8]) -> Vec<u8> {
     [&key5(b'h', snapshot)[..], key].concat()

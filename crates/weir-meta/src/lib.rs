@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod backup;
+mod clones;
 pub mod evict;
 mod evictor;
 mod executor;

@@ -6,8 +6,8 @@ use crate::backup;
 use crate::lease::{ByInode, LeaseTable};
 use crate::namespace::create::meta_open;
 use crate::namespace::{
-    Cx, View, adopt, attr, create, data, evict, layers, list, open, past, remove, rename, report, snapshot,
-    totals, usage_of, volume, xattr,
+    Cx, View, adopt, attr, clone, create, data, evict, layers, list, open, past, remove, rename, report,
+    snapshot, totals, usage_of, volume, xattr,
 };
 use crate::relation::serve;
 use crate::rooms::Rooms;
@@ -245,6 +245,7 @@ operation!(VolumeGet, Show |view, r| volume::get(view, &r.name), (r, reply, g) {
 operation!(VolumeAt, Show |view, r| volume::at(view, r.ino), (r, reply, g) { let _ = reply; });
 change!(VolumeCreate, volume::create, (r, reply, g) { let _ = reply; });
 change!(VolumeChange, volume::change, (r, reply, g) { let _ = reply; });
+change!(VolumeClone, clone::create, (r, reply, g) { let _ = reply; });
 change!(VolumeDelete, volume::delete, (r, reply, g) { let _ = reply; });
 operation!(TakeRoom, Show volume::take_room, (r, reply, g) {
     g.rooms.set(r.volume, r.session, reply.held);
@@ -283,7 +284,7 @@ operation!(PastAttr, Show past::attr, (r, reply, g) { let _ = reply; });
 operation!(PastList, Show past::list, (r, reply, g) { let _ = reply; });
 operation!(PastGetXattr, Show past::get_xattr, (r, reply, g) { let _ = reply; });
 operation!(PastListXattr, Show past::list_xattr, (r, reply, g) { let _ = reply; });
-operation!(PastOpen, Show past::open, (r, reply, g) { let _ = reply; });
+operation!(PastOpen, Change past::open, (r, reply, g) { let _ = reply; });
 operation!(LayersOf, Show past::layers_of, (r, reply, g) { let _ = reply; });
 operation!(TakeLayers, Change layers::take, (r, reply, g) {
     reply.entry.lease.kind = g.leases.kept(g.session, r.ino);

@@ -361,6 +361,28 @@ pub struct TrashRecord {
 }
 wire_struct!(TrashRecord { dir: InodeId, until: Time });
 
+/// `y/<volume>/0`: a volume that was made from a snapshot.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CloneRecord {
+    pub source: VolumeId,
+    pub snapshot: u32,
+    /// The snapshot goes when all is listed.
+    pub own: bool,
+    /// All of its names are known.
+    pub listed: bool,
+}
+wire_struct!(CloneRecord { source: VolumeId, snapshot: u32, own: bool, listed: bool });
+
+/// `y/<volume>/<dir>`: a directory of a clone that is still to be listed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct UnlistedRecord {
+    /// The directory of then.
+    pub source: InodeId,
+    /// Up to which cookie of that it is listed.
+    pub after: u64,
+}
+wire_struct!(UnlistedRecord { source: InodeId, after: u64 });
+
 /// `Z/`: bytes from the key's place to before `to` are in an older object. They begin with a stripe, and end with one or where
 /// the file ended when it got its present object (or has been cut since).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -444,6 +466,8 @@ impl Record for ChangeRecord {}
 impl Record for SnapshotRecord {}
 impl Record for LayerRecord {}
 impl Record for TrashRecord {}
+impl Record for CloneRecord {}
+impl Record for UnlistedRecord {}
 
 fn decode_versioned<T: Wire>(value: &[u8]) -> Result<T> {
     let mut r = Reader::new(value);

@@ -80,6 +80,7 @@ impl Meta {
             e = self.forget_snapshots() => e,
             e = self.keep_schedules() => e,
             e = self.empty_trash() => e,
+            e = self.list_clones() => e,
         }
     }
 
@@ -274,7 +275,8 @@ async fn wait_and_retry<R: Operation>(
 }
 
 fn too_late<R: Request>(leader: &Leader, parked: &[InodeId]) -> Error {
-    let unlisted = parked.iter().find_map(|ino| leader.why_unlisted(*ino));
+    let unlisted =
+        parked.iter().find_map(|ino| leader.why_not_cloned(*ino).or_else(|| leader.why_unlisted(*ino)));
     let why = match parked.first() {
         _ if unlisted.is_some() => unlisted.unwrap_or_default(),
         Some(ino) => format!("another client has not given its lease on inode {ino} back yet"),
@@ -616,6 +618,7 @@ impl Meta {
             VolumeAt::METHOD => self.operate::<VolumeAt>(call),
             VolumeChange::METHOD => self.operate::<VolumeChange>(call),
             VolumeDelete::METHOD => self.operate::<VolumeDelete>(call),
+            VolumeClone::METHOD => self.operate::<VolumeClone>(call),
             ScanInodes::METHOD => self.operate::<ScanInodes>(call),
             TakeRoom::METHOD => self.operate::<TakeRoom>(call),
             ReclaimRoom::METHOD => Outcome::now(call.decode().and_then(|r| self.reclaim_room(&r))),

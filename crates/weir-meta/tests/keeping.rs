@@ -2,13 +2,17 @@
 mod common;
 
 use common::*;
+use std::collections::BTreeMap;
 use std::time::Duration;
 use weir_env::sim::{SimConfig, World};
 use weir_meta::Level;
-use weir_proto::VolumeId;
-use weir_proto::meta::LeaseKind;
-use weir_proto::snapshot::{Snapshot, SnapshotList};
-use weir_proto::volume::{KeepSnapshots, Keeping, Quota, TakeRoom, Volume, VolumeChange, VolumeGet};
+use weir_proto::meta::{FileKind, LeaseKind, ReadDir};
+use weir_proto::snapshot::{Snapshot, SnapshotDelete, SnapshotList, SnapshotTake};
+use weir_proto::volume::{
+    KeepSnapshots, Keeping, Policy, Quota, TakeRoom, Volume, VolumeChange, VolumeClone, VolumeCreate,
+    VolumeGet,
+};
+use weir_proto::{InodeId, VolumeId};
 
 fn simulate<T>(seed: u64, work: impl AsyncFnOnce(World) -> T) -> T {
     let world = World::new(seed, SimConfig::default());
@@ -215,4 +219,93 @@ fn full_targets_are_relieved_of_the_oldest_trash_by_as_much_as_they_are_too_full
         assert_eq!(a.root_volume().await.in_trash.bytes, 4_000_000);
         SPACE.set(None);
     });
+}
+
+impl Client {
+    async fn snapshot(&self, volume: VolumeId, name: &str) -> bool {
+        let take = SnapshotTake { op: self.op(), cred: root(), volume, name: name.into() };
+        self.call(&take).await.is_ok()
+    }
+    async fn clone_root(&self, name: &str) -> weir_proto::Result<Volume> {
+        let new = VolumeCreate {
+            op: self.op(),
+            cred: root(),
+            name: name.into(),
+            parent: ROOT,
+            entry: b(name),
+            path: b(&format!("/{name}")),
+            owner: 0,
+            group: 0,
+            mode: 0o755,
+            admins: Vec::new(),
+            quota: NO_LIMIT,
+            policy: Policy { scheme: None, pool: None },
+        };
+        let (op, snapshot) = (new.op.clone(), "s".to_owned());
+        self.call(&VolumeClone { op, source: VolumeId::ROOT, snapshot, own: false, new }).await
+    }
+    /// Sizes of all files below a directory, by path; directories have none.
+    async fn sizes(&self, top: InodeId) -> BTreeMap<String, Option<u64>> {
+        let (mut found, mut todo) = (BTreeMap::new(), vec![(String::new(), top)]);
+        while let Some((path, dir)) = todo.pop() {
+            let list = ReadDir { session: self.session, dir, after: 0, limit: 1000, with_attrs: false };
+            for entry in self.call(&list).await.unwrap().entries {
+                let path = format!("{path}/{}", String::from_utf8_lossy(&entry.name));
+                if entry.kind == FileKind::Directory {
+                    todo.push((path.clone(), entry.ino));
+                    found.insert(path, None);
+                } else {
+                    found.insert(path, Some(self.getattr(entry.ino).await.unwrap().attr.size));
+                }
+            }
+        }
+        found
+    }
+}
+
+#[test]
+fn a_clone_is_listed_to_its_end_wherever_the_leader_is_killed() {
+    for (seed, nth) in (1..=12).map(|n| (96 + u64::from(n), n)) {
+        simulate(seed, async |world| {
+            let mut meta = start(&world).await;
+            let a = Client::start(&world, "a").await;
+            for d in 0..4 {
+                let dir = a.mkdir(ROOT, &format!("d{d}")).await.unwrap().entry.attr.ino;
+                for n in 0..(d * 60) {
+                    let made = a.create(dir, &n.to_string()).await.unwrap().entry;
+                    a.commit(made.attr.ino, made.lease.token_epoch, 1000 + n, true).await.unwrap();
+                    a.close(made.attr.ino, true).await.unwrap();
+                }
+            }
+            assert!(a.snapshot(VolumeId::ROOT, "s").await);
+            let there = a.sizes(ROOT).await;
+            world.kill_at("meta", "meta-housekept", nth);
+            // The answer is lost if the leader dies first.
+            let answered = a.clone_root("clone").await.is_ok();
+            for life in 0..3 {
+                world.node("watch").clock.sleep(Duration::from_secs(1)).await;
+                drop(meta);
+                world.power_cut("meta");
+                meta = start(&world).await;
+                world.kill_at("meta", "meta-housekept", nth + life);
+            }
+            world.node("watch").clock.sleep(Duration::from_secs(1)).await;
+            drop(meta);
+            world.kill("meta");
+            let _meta = start(&world).await;
+            let c = Client::start(&world, "c").await;
+            let get = VolumeGet { session: c.session, name: "clone".into() };
+            let clone = match c.call(&get).await {
+                Ok(clone) => clone,
+                Err(e) if answered => panic!("killed at {nth}: {e}"),
+                Err(_) => c.clone_root("clone").await.unwrap(),
+            };
+            // Whoever looks waits for what it looks at.
+            assert_eq!(c.sizes(clone.root).await, there, "killed at {nth}");
+            assert!(c.until(MINUTE, async |c| c.snapshot(clone.id, "probe").await).await, "killed at {nth}");
+            let delete =
+                SnapshotDelete { op: c.op(), cred: root(), volume: VolumeId::ROOT, name: "s".into() };
+            c.call(&delete).await.unwrap();
+        });
+    }
 }

@@ -1,4 +1,4 @@
-//! Messages about volumes, to a namespace's metadata leader (methods 155–159 and 190–199).
+//! Messages about volumes, to a namespace's metadata leader (methods 146, 155–159 and 190–193).
 //!
 //! A volume is a named subtree with an owner, limits and a policy of its own. Who is asked for: the superuser makes and
 //! deletes volumes, gives them to an owner and sets hard limits; the owner and the administrators do the rest.
@@ -181,6 +181,19 @@ message!(
 message!(
     /// Takes a volume away. `force`: also if something is in it.
     VolumeDelete = 159 -> Volume { op: Op, cred: Cred, volume: VolumeId, force: bool }
+);
+message!(
+    /// Makes a volume whose names and data are those of a snapshot of `source`. Its topmost directory is there at once, all else when it is
+    /// looked at or soon afterwards. For the superuser.
+    VolumeClone = 146 -> Volume {
+        op: Op,
+        source: VolumeId,
+        /// The snapshot's name.
+        snapshot: String,
+        /// It goes when all of the clone is there.
+        own: bool,
+        new: VolumeCreate,
+    }
 );
 message!(
     /// The volume that a directory or a file is in.

@@ -12,6 +12,7 @@ mod bench;
 mod bench_home;
 mod bench_meta;
 mod cli;
+mod clone;
 mod config;
 mod demo;
 mod eviction;

@@ -1,6 +1,7 @@
 //! `weir volume`: asks the metadata leader as a client does, without a mount.
 use crate::backup;
 use crate::cli;
+use crate::clone;
 use crate::eviction;
 use crate::failure::{Failure, Outcome};
 use crate::observe;
@@ -52,6 +53,8 @@ pub enum VolumeCommand {
     Snapshot(snapshots::Take),
     /// Show a volume's snapshots
     Snapshots(snapshots::List),
+    /// Make a volume from a snapshot, at once however large it is: data is shared until it is changed on either side
+    Clone(clone::Clone),
     /// Put a file or a directory back as it was in a snapshot or a backup
     Restore(restore::Restore),
     /// Copy the volume, as a snapshot shows it, into a directory of its date; what has not changed takes no room there
@@ -231,6 +234,7 @@ pub fn run(command: &VolumeCommand) -> Outcome<()> {
         VolumeCommand::Eviction(args) => &args.at,
         VolumeCommand::Snapshot(args) => &args.at,
         VolumeCommand::Snapshots(args) => &args.at,
+        VolumeCommand::Clone(args) => &args.at,
         VolumeCommand::Restore(args) => return restore::restore(args),
         VolumeCommand::Backup(args) => return backup::make(args),
         VolumeCommand::Backups(args) => return backup::list(args),
@@ -342,6 +346,7 @@ async fn carry_out(client: &Client, command: &VolumeCommand) -> Outcome<Told> {
             let what = if args.delete { "removed" } else { "taken" };
             Told::Snapshot(what, snapshots::take(client, args).await?)
         }
+        VolumeCommand::Clone(args) => Told::Done("made", clone::clone(client, args).await?),
         VolumeCommand::Snapshots(args) => Told::Snapshots(snapshots::list(client, args).await?),
         // These are dealt with already.
         VolumeCommand::Restore(_) | VolumeCommand::Backup(_) | VolumeCommand::Backups(_) => Told::Nothing,
@@ -452,7 +457,7 @@ fn new_volume(args: &Create) -> NewVolume {
         policy: policy(&args.policies, &NO_POLICY),
     }
 }
-fn limits(args: &Limits, before: Quota) -> Quota {
+pub fn limits(args: &Limits, before: Quota) -> Quota {
     Quota {
         bytes_hard: args.bytes.unwrap_or(before.bytes_hard),
         bytes_soft: args.soft_bytes.unwrap_or(before.bytes_soft),

@@ -121,6 +121,10 @@ impl<'a> Keeper<'a> {
         for (object, (first_pg, pg_count)) in std::mem::take(&mut self.released) {
             if references(self.txn, object)? == 0 {
                 self.txn.delete(&keys::object(object));
+                if super::clone::is_owned(&*self.txn, object)? {
+                    continue;
+                }
+                self.txn.delete(&keys::owner(object));
                 let garbage = Garbage { first_pg, pg_count, cut: StripeCut::ALL };
                 self.txn.put(&keys::garbage(now, object), &garbage.to_value());
                 any = true;

@@ -18,7 +18,7 @@ use weir_proto::meta::Layers;
 use weir_proto::snapshot::{LayerCopied, LayersTaken, TakeLayers};
 
 /// Numbers of objects that are not inodes' own. No directory serial reaches it.
-const OBJECT_BIT: u64 = 1 << 62;
+pub const OBJECT_BIT: u64 = 1 << 62;
 /// Layers that one writer is given at once.
 const TAKEN_MAX: usize = 64;
 
@@ -124,6 +124,19 @@ impl Cx<'_> {
         Ok(())
     }
 
+    /// Who reads what is shared of a file's object fences that; nobody may share it any more when the file is written again. So it is
+    /// written under a token epoch that the fence lets pass.
+    pub(super) fn outlive_fence(&mut self, ino: InodeId, object: InodeId, fence: u32) -> Result<()> {
+        let Some(mut now) = find_inode(self.read(), ino)?.filter(|now| now.object(ino) == object) else {
+            return Ok(());
+        };
+        if now.token_epoch < fence {
+            now.token_epoch = fence;
+            self.put_inode(ino, &now);
+        }
+        Ok(())
+    }
+
     /// A file is gone: its object goes, unless a snapshot holds it.
     pub(super) fn release_object(&mut self, ino: InodeId, inode: &Inode) -> Result<()> {
         if inode.layered() > 0 {
@@ -134,6 +147,9 @@ impl Cx<'_> {
         let held = !(self.rules.snapshots.is_empty() && inode.layers.is_none());
         if held && references(self.read(), object)? > 0 {
             return Ok(());
+        }
+        if object.0 & OBJECT_BIT != 0 {
+            self.txn.delete(&keys::owner(object));
         }
         self.note_garbage(object, &layout, StripeCut::ALL)
     }

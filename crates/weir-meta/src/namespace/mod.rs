@@ -9,6 +9,7 @@
 pub mod acl;
 pub mod adopt;
 pub mod attr;
+pub mod clone;
 pub mod create;
 pub mod data;
 pub mod evict;

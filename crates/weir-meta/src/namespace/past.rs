@@ -103,13 +103,17 @@ impl<'a> Past<'a> {
         Ok((found, next))
     }
 
+    /// Whose past it is.
+    pub fn volume(&self) -> VolumeId {
+        self.volume
+    }
     fn link(&self, dir: InodeId, name: &[u8]) -> Result<Option<Link>> {
         let tally = load_tally(self, dir)?;
         let link = find_link(self, dir, name)?.filter(|link| link.cookie < tally.next_cookie);
         Ok(link.filter(|link| self.is_shown(link.ino, link.kind)))
     }
     /// Not what is the topmost directory of another volume.
-    fn is_shown(&self, ino: InodeId, kind: FileKind) -> bool {
+    pub fn is_shown(&self, ino: InodeId, kind: FileKind) -> bool {
         kind != FileKind::Directory
             || find_access(self, ino).is_ok_and(|access| access.is_some_and(|a| a.volume == self.volume))
     }
@@ -209,8 +213,14 @@ pub fn list_xattr(view: &mut View<'_>, r: &PastListXattr) -> Result<PastNames> {
     Ok(PastNames { names })
 }
 
-pub fn open(view: &mut View<'_>, r: &PastOpen) -> Result<PastOpened> {
-    let past = past(view, r.snapshot)?;
+pub fn open(cx: &mut Cx<'_>, r: &PastOpen) -> Result<PastOpened> {
+    let opened = look(cx.read(), cx.rules, r)?;
+    cx.outlive_fence(r.ino, opened.attr.layers.map_or(r.ino, |l| l.object), opened.fence)?;
+    Ok(opened)
+}
+
+pub fn look(read: &dyn Read, rules: &Rules<'_>, r: &PastOpen) -> Result<PastOpened> {
+    let past = Past::new(read, rules.snapshots, r.snapshot)?;
     let inode = load_file(&past, r.ino)?;
     if inode.kind != FileKind::Symlink
         && !allows(&past, &r.cred, r.ino, (inode.mode, inode.uid, inode.gid), READ)?
@@ -219,9 +229,9 @@ pub fn open(view: &mut View<'_>, r: &PastOpen) -> Result<PastOpened> {
     }
     let inline = past.get(&keys::data(r.ino))?.map(Bytes::from);
     let fence = if inode.dirty { open::next_cut(inode.token_epoch) } else { 0 };
-    let recover = match find_inode(view.read, r.ino)? {
+    let recover = match find_inode(read, r.ino)? {
         // What it left is decided before anybody gets another object.
-        Some(now) => now.object(r.ino) == inode.object(r.ino) && view.rules.must_recover(&now),
+        Some(now) => now.object(r.ino) == inode.object(r.ino) && rules.must_recover(&now),
         None => false,
     };
     Ok(PastOpened { attr: inode.attr(r.ino), inline, fence, recover })

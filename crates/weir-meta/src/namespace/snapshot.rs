@@ -26,6 +26,7 @@ pub fn load_all(read: &dyn Read) -> Result<Snapshots> {
     for (volume, number, record) in records(read, None)? {
         all.entry(volume).or_default().push(Snap { number, deleting: record.deleting });
     }
+    super::clone::note_all(read, &mut all)?;
     Ok(all)
 }
 
@@ -80,6 +81,7 @@ fn take_named(cx: &mut Cx<'_>, of: VolumeId, name: &str, scheduled: bool) -> Res
         return Err(Error::no_space(format!("volume {:?} has {SNAPSHOTS_MAX} snapshots", record.name)));
     }
     require_listed(cx.read(), of)?;
+    super::clone::require_whole(cx.read(), of)?;
     cx.recall_open_writers(of)?;
     let number = u32::try_from(create::next_number(cx.txn, Sequence::Snapshot)?)
         .map_err(|_| Error::no_space("all numbers of snapshots have been given"))?;
@@ -153,10 +155,35 @@ pub fn delete(cx: &mut Cx<'_>, r: &SnapshotDelete) -> Result<Snapshot> {
     let Some((_, number, mut record)) = found else {
         return Err(Error::not_found(format!("volume {:?} has no snapshot {:?}", of.name, r.name)));
     };
+    if let Some(clone) = super::clone::user_of(cx.read(), number)? {
+        let why = format!(
+            "volume {clone} is made from snapshot {:?}, and not all of its names are known yet",
+            r.name
+        );
+        return Err(Error::name(NameRule::Busy, why));
+    }
     record.deleting = true;
     cx.txn.put(&keys::snapshot(r.volume, number), &record.to_value());
     cx.events.snapshots = true;
     Ok(shown(r.volume, of.root, number, record))
+}
+
+/// The number of a snapshot that is not being removed.
+pub fn number_of(read: &dyn Read, of: VolumeId, name: &str) -> Result<u32> {
+    let found = records(read, Some(of))?.into_iter().find(|(_, _, s)| s.name == name && !s.deleting);
+    let none = || Error::not_found(format!("volume {of} has no snapshot {name:?}"));
+    found.map(|(_, number, _)| number).ok_or_else(none)
+}
+
+/// Removes one that nobody needs any more.
+pub fn drop_number(cx: &mut Cx<'_>, of: VolumeId, number: u32) -> Result<()> {
+    let found = records(cx.read(), Some(of))?.into_iter().find(|(_, n, _)| *n == number);
+    if let Some((_, _, record)) = found {
+        let record = SnapshotRecord { deleting: true, ..record };
+        cx.txn.put(&keys::snapshot(of, number), &record.to_value());
+        cx.events.snapshots = true;
+    }
+    Ok(())
 }
 
 // ---- by schedule
@@ -215,7 +242,8 @@ pub fn expire(cx: &mut Cx<'_>, of: VolumeId, keep: &KeepSnapshots) -> Result<usi
     let gone = expired(&dates, Date::of(cx.rules.now), &keep.into());
     let mut removed = 0;
     for (_, number, mut record) in scheduled {
-        if gone.contains(&Date::of(record.created)) {
+        let is_used = super::clone::user_of(cx.read(), number)?.is_some();
+        if gone.contains(&Date::of(record.created)) && !is_used {
             record.deleting = true;
             cx.txn.put(&keys::snapshot(of, number), &record.to_value());
             cx.events.snapshots = true;
@@ -285,9 +313,12 @@ impl Cx<'_> {
         }
         self.txn.delete(&keys::object(object));
         let ino = InodeId(u64::from_be_bytes(key[1..9].try_into().expect("eight bytes")));
-        if find_inode(self.read(), ino)?.is_some_and(|inode| inode.object(ino) == object) {
+        if find_inode(self.read(), ino)?.is_some_and(|inode| inode.object(ino) == object)
+            || super::clone::is_owned(self.read(), object)?
+        {
             return Ok(());
         }
+        self.txn.delete(&keys::owner(object));
         let garbage = Garbage { first_pg, pg_count, cut: StripeCut::ALL };
         self.txn.put(&keys::garbage(self.rules.now, object), &garbage.to_value());
         self.events.garbage = true;

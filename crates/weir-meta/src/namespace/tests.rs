@@ -10,6 +10,7 @@ use weir_proto::ErrorKind;
 use weir_proto::map::Scheme;
 use weir_proto::meta::{self, *};
 
+mod clones;
 mod evicted;
 mod snapshots;
 mod trash;

@@ -418,7 +418,7 @@ impl Cx<'_> {
     }
 }
 
-fn load_live(read: &dyn Read, id: VolumeId) -> Result<VolumeRecord> {
+pub(super) fn load_live(read: &dyn Read, id: VolumeId) -> Result<VolumeRecord> {
     let record = load(read, id)?;
     if record.deleting {
         return Err(Error::not_found(format!("volume {:?} is being removed", record.name)));
@@ -452,13 +452,24 @@ pub fn delete(cx: &mut Cx<'_>, r: &volume::VolumeDelete) -> Result<Volume> {
             format!("volume {:?} has a relation with home: remove that first", record.name),
         ));
     }
+    if let Some(clone) = clone::made_from(cx.read(), r.volume)? {
+        let why = format!(
+            "volume {clone} is made from volume {:?}, and not all of its names are known yet",
+            record.name
+        );
+        return Err(Error::name(NameRule::Busy, why));
+    }
     super::snapshot::delete_scheduled(cx, r.volume)?;
     let access = load_access(cx.read(), record.root)?;
     cx.need(access.parent, Need::Change);
     cx.need(record.root, Need::Change);
     cx.clear()?;
     let trash = trash::of(cx.read(), r.volume)?;
-    let is_empty = load_tally(cx.read(), record.root)?.entries == 0 && trash.is_none();
+    let is_clone = clone::find(cx.read(), r.volume)?.is_some();
+    let is_empty = load_tally(cx.read(), record.root)?.entries == 0 && trash.is_none() && !is_clone;
+    if !r.force {
+        require_listed(cx.conflicts, record.root, &load_access(cx.read(), record.root)?)?;
+    }
     if !r.force && !trash::is_all(cx.read(), r.volume, record.root)? {
         super::remove::require_empty(cx.read(), record.root)?;
     }
@@ -496,7 +507,7 @@ pub fn next_deleted(read: &dyn Read) -> Result<Option<VolumeId>> {
 /// Removes a few names of a deleted volume, deepest first. True: nothing of it is left.
 pub fn remove_some(cx: &mut Cx<'_>, id: VolumeId) -> Result<bool> {
     let root = load(cx.read(), id)?.root;
-    if !remove_below(cx, id, root)? || !trash::forget_some(cx, id)? {
+    if !remove_below(cx, id, root)? || !trash::forget_some(cx, id)? || !clone::forget_some(cx, id)? {
         return Ok(false);
     }
     cx.need(root, Need::Change);

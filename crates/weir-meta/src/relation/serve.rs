@@ -36,6 +36,7 @@ const WAIT_MAX: Duration = Duration::from_secs(20);
 pub fn add(cx: &mut Cx<'_>, r: &RelationAdd) -> Result<RelationInfo> {
     let of = volume::load_as_admin(&*cx.txn, &r.cred, r.volume)?;
     check_url(&r.url)?;
+    crate::namespace::clone::require_whole(&*cx.txn, r.volume)?;
     let all = store::relations(&*cx.txn)?;
     if all.iter().any(|(_, other)| other.volume == r.volume && other.url == r.url) {
         return Err(Error::exists(format!("volume {:?} has a relation with {} already", of.name, r.url)));

@@ -20,7 +20,7 @@ macro_rules! for_every_message {
                 AcquireLease, ReleaseLease, Open, Opened, Close, Closed, ReadInline, InlineData, Recovered, TakeTurn, EndTurn, Create, Created,
                 Mkdir, Made, Symlink, Mknod, Link, Unlink, Rmdir, Removed, Rename, Renamed, SetAttr, Commit,
                 SetXattr, RemoveXattr, CreateNameless, NoteAccess, AccessTime, Recall}
-            volume::{Quota, Policy, KeepSnapshots, Keeping, Volume, VolumeCreate, VolumeList, VolumePage, VolumeGet, VolumeAt, VolumeChange, VolumeDelete,
+            volume::{Quota, Policy, KeepSnapshots, Keeping, Volume, VolumeCreate, VolumeList, VolumePage, VolumeGet, VolumeAt, VolumeChange, VolumeDelete, VolumeClone,
                 TakeRoom, Room, ReclaimRoom, HeldRoom,
                 ScanInodes, Scanned, DirectoryFacts, FileFacts}
             relation::{Change, ReadChanges, Changes, NamedChange, AckChanges, DropCursor, RelationAdd, RelationList,

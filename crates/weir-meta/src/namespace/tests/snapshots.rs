@@ -4,7 +4,7 @@ use super::*;
 use weir_proto::snapshot::*;
 use weir_proto::volume::KeepSnapshots;
 
-const STRIPE: u64 = 4 << 20;
+pub const STRIPE: u64 = 4 << 20;
 const PLACES: [&str; 4] = ["a", "b", "c", "d"];
 
 /// What somebody who looks at a tree sees of one thing in it.
@@ -17,17 +17,17 @@ struct Thing {
 }
 type Tree = BTreeMap<String, Thing>;
 
-struct Model {
-    w: World,
+pub struct Model {
+    pub w: World,
     /// What is on targets: by object and stripe.
-    cells: BTreeMap<(InodeId, u64), u64>,
+    pub cells: BTreeMap<(InodeId, u64), u64>,
     next: u64,
     /// By number: name and what it shows.
     taken: BTreeMap<u32, (String, Tree)>,
 }
 
 impl Model {
-    fn new() -> Model {
+    pub fn new() -> Model {
         Model { w: World::new(), cells: BTreeMap::new(), next: 0, taken: BTreeMap::new() }
     }
     fn fresh(&mut self) -> u64 {
@@ -104,7 +104,7 @@ impl Model {
                 }
             } else {
                 let r = PastOpen { session: ME, cred: root(), snapshot, ino };
-                inline = self.w.view(|view| past::open(view, &r)).unwrap().inline;
+                inline = self.w.view(|view| past::look(view.read, view.rules, &r)).unwrap().inline;
                 if inline.is_none() && attr.kind == FileKind::Regular {
                     stripes = self.bytes_of(&attr, &self.layers(snapshot, ino));
                 }
@@ -154,7 +154,7 @@ impl Model {
         found.filter(|l| l.kind == FileKind::Regular).map(|l| l.ino)
     }
 
-    fn write(&mut self, ino: InodeId, stripe: u64) {
+    pub fn write(&mut self, ino: InodeId, stripe: u64) {
         self.w.leases.open(ME, ino, false, true);
         let r = AcquireLease { session: ME, ino, kind: LeaseKind::Write, renew: false };
         let Entry { attr, lease } = self.w.change(|cx| open::acquire(cx, &r)).unwrap();
@@ -180,18 +180,20 @@ impl Model {
         let r = Close { session: ME, files: vec![Closed { ino, reads: 0, writes: 1 }] };
         self.w.change(|cx| open::close(cx, &r)).unwrap();
     }
-    fn write_inline(&mut self, ino: InodeId) {
+    pub fn write_inline(&mut self, ino: InodeId) {
         if self.w.attr(ino).unwrap().size > 0 {
             return;
         }
         self.w.leases.open(ME, ino, false, true);
+        let r = AcquireLease { session: ME, ino, kind: LeaseKind::Write, renew: false };
+        let token_epoch = self.w.change(|cx| open::acquire(cx, &r)).unwrap().lease.token_epoch;
         let inline = Some(Bytes::from(self.fresh().to_string()));
-        let commit = Commit { inline, data_end: 0, ..a_commit(ino, 9) };
+        let commit = Commit { inline, data_end: 0, token_epoch, ..a_commit(ino, 9) };
         self.w.change(|cx| data::commit(cx, &commit)).unwrap();
         self.w.leases.close(ME, ino, 0, 1);
     }
     /// What the sweeper does.
-    fn sweep(&mut self) {
+    pub fn sweep(&mut self) {
         for key in self.w.keys(b'G') {
             let object = keys::garbage_ino(&key).unwrap();
             self.cells.retain(|(o, _), _| *o != object);

@@ -1,0 +1,487 @@
+//! Clones: a volume whose names and data are those of a snapshot, listed directory by directory, with objects that are shared
+//! until either side changes them.
+//!
+//! Invariants: a directory that is not listed yet (`UNLISTED` in its mode, a key `y/` that names the one it is like and how far it
+//! has been read) is changed by nobody but here, so each entry is made once. The snapshot stays while one is left. Files get
+//! numbers of their own; all their bytes are in the objects of then, as layers (see `layers`). What a clone speaks of may still
+//! be a file's own object: [`is_owned`] says so, and nobody drops an object without asking.
+//!
+//! Knows nothing of when which directory is listed.
+use super::keeper::Snapshots;
+use super::layers::OBJECT_BIT;
+use super::open::next_cut;
+use super::past::Past;
+use super::usage::Charge;
+use super::*;
+use crate::keys::Sequence;
+use crate::namespace::create::next_number;
+use crate::record::{CloneRecord, EvictedRange, LayerRecord, Listed, UnlistedRecord};
+use bytes::Bytes;
+use weir_kv::Scan;
+use weir_proto::meta::Layers;
+use weir_proto::volume::{Volume, VolumeClone};
+
+/// Entries that one step makes.
+const LISTED_AT_ONCE: usize = if cfg!(test) { 2 } else { 64 };
+/// Records that one step forgets.
+const FORGOTTEN_AT_ONCE: usize = if cfg!(test) { 2 } else { 256 };
+
+// ---- looking
+
+/// Not the number of a directory: the record of the clone itself.
+const ITSELF: InodeId = InodeId(0);
+
+pub fn find(read: &dyn Read, volume: VolumeId) -> Result<Option<CloneRecord>> {
+    let value = read.get(&keys::clone(volume, ITSELF))?;
+    value.map(|v| CloneRecord::from_value(&v, || format!("clone {volume}"))).transpose()
+}
+
+/// All volumes that are clones.
+pub fn all(read: &dyn Read) -> Result<Vec<(VolumeId, CloneRecord)>> {
+    let (mut found, mut next) = (Vec::new(), VolumeId(0));
+    loop {
+        let mut key = None;
+        read.scan(&keys::clone(next, ITSELF), b"z", &mut |k, _| {
+            key = Some(k.to_vec());
+            Scan::Stop
+        })?;
+        let volume = key.as_deref().and_then(|k| k.get(1..5)?.try_into().ok()).map(u32::from_be_bytes);
+        let Some(volume) = volume.map(VolumeId) else { return Ok(found) };
+        if let Some(record) = find(read, volume)? {
+            found.push((volume, record));
+        }
+        match volume.0.checked_add(1) {
+            Some(after) => next = VolumeId(after),
+            None => return Ok(found),
+        }
+    }
+}
+
+/// Clones are among the volumes with snapshots, if with none: so that what they share is looked after.
+pub fn note_all(read: &dyn Read, snapshots: &mut Snapshots) -> Result<()> {
+    for (volume, _) in all(read)? {
+        snapshots.entry(volume).or_default();
+    }
+    Ok(())
+}
+
+/// Directories of a clone that are still to be listed, a few.
+fn unlisted(read: &dyn Read, volume: VolumeId, limit: usize) -> Result<Vec<InodeId>> {
+    let mut found = Vec::new();
+    let (_, end) = keys::range_of_short(b'y', volume.0);
+    read.scan(&keys::clone(volume, InodeId(1)), &end, &mut |key, _| {
+        found.extend(keys::long_number(key).map(InodeId));
+        if found.len() < limit { Scan::More } else { Scan::Stop }
+    })?;
+    Ok(found)
+}
+
+/// What is to be done next: a clone, and a directory of it that is not among `but`; without one, all are listed.
+pub fn next_step(
+    read: &dyn Read,
+    but: &std::collections::BTreeSet<InodeId>,
+) -> Result<Option<(VolumeId, Option<InodeId>)>> {
+    for (volume, record) in all(read)? {
+        if record.listed || volume::find(read, volume)?.is_none_or(|v| v.deleting) {
+            continue;
+        }
+        let dirs = unlisted(read, volume, but.len() + 1)?;
+        match dirs.iter().find(|dir| !but.contains(dir)) {
+            None if !dirs.is_empty() => {}
+            dir => return Ok(Some((volume, dir.copied()))),
+        }
+    }
+    Ok(None)
+}
+
+/// The volume of a directory that is one of a clone and still to be listed.
+pub fn volume_unlisted(read: &dyn Read, dir: InodeId) -> Result<Option<VolumeId>> {
+    let Some(access) = find_access(read, dir)? else { return Ok(None) };
+    Ok(read.get(&keys::clone(access.volume, dir))?.map(|_| access.volume))
+}
+pub fn is_unlisted(read: &dyn Read, dir: InodeId) -> Result<bool> {
+    volume_unlisted(read, dir).map(|volume| volume.is_some())
+}
+
+/// Refuses while something of a volume is not listed yet.
+pub fn require_whole(read: &dyn Read, volume: VolumeId) -> Result<()> {
+    match find(read, volume)? {
+        Some(clone) if !clone.listed => Err(Error::name(
+            NameRule::Busy,
+            format!("volume {volume} is a clone, and not all of its names are known yet: try again later"),
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// The clone that needs a snapshot still.
+pub fn user_of(read: &dyn Read, snapshot: u32) -> Result<Option<VolumeId>> {
+    let all = all(read)?;
+    Ok(all.into_iter().find(|(_, c)| c.snapshot == snapshot && !c.listed).map(|(volume, _)| volume))
+}
+
+/// A clone of a volume that is not listed yet.
+pub fn made_from(read: &dyn Read, source: VolumeId) -> Result<Option<VolumeId>> {
+    Ok(all(read)?.into_iter().find(|(_, c)| c.source == source && !c.listed).map(|(volume, _)| volume))
+}
+
+/// Whether an object is a file's own: that file is the one with its number, or the one that is written down since it was shared.
+pub fn is_owned(read: &dyn Read, object: InodeId) -> Result<bool> {
+    let owner = match object.0 & OBJECT_BIT {
+        0 => Some(object),
+        _ => {
+            let value = read.get(&keys::owner(object))?.and_then(|v| <[u8; 8]>::try_from(v).ok());
+            value.map(|v| InodeId(u64::from_le_bytes(v)))
+        }
+    };
+    let Some(owner) = owner else { return Ok(false) };
+    Ok(find_inode(read, owner)?.is_some_and(|inode| inode.object(owner) == object))
+}
+
+// ---- making
+
+pub fn create(cx: &mut Cx<'_>, r: &VolumeClone) -> Result<Volume> {
+    let source = volume::load_as_admin(cx.read(), &r.new.cred, r.source)?;
+    let number = super::snapshot::number_of(cx.read(), r.source, &r.snapshot)?;
+    if crate::relation::evicting(cx.read())?.contains(&r.source) {
+        return Err(Error::unsupported(format!(
+            "volume {:?} has bytes that may be at home only: it cannot be cloned",
+            source.name
+        )));
+    }
+    let made = volume::create(cx, &r.new)?;
+    let (root, clone) = (made.root, made.id);
+    let (then, tally) = {
+        let past = Past::new(cx.read(), cx.rules.snapshots, number)?;
+        (load_access(&past, source.root)?, load_tally(&past, source.root)?)
+    };
+    for (name, value) in xattrs_then(cx, number, source.root)? {
+        cx.txn.put(&keys::xattr(root, &name), &value);
+    }
+    let access = load_access(cx.read(), root)?;
+    cx.put_access(root, &Access { mode: then.mode | UNLISTED, uid: then.uid, gid: then.gid, ..access });
+    let now = load_tally(cx.read(), root)?;
+    cx.put_tally(root, &Tally { mtime: tally.mtime, ..now });
+    let record = CloneRecord { source: r.source, snapshot: number, own: r.own, listed: false };
+    cx.txn.put(&keys::clone(clone, ITSELF), &record.to_value());
+    let unlisted = UnlistedRecord { source: source.root, after: 0 };
+    cx.txn.put(&keys::clone(clone, root), &unlisted.to_value());
+    cx.events.snapshots = true;
+    Ok(made)
+}
+
+fn xattrs_then(cx: &Cx<'_>, snapshot: u32, ino: InodeId) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+    xattrs_of(&Past::new(cx.read(), cx.rules.snapshots, snapshot)?, ino)
+}
+fn xattrs_of(past: &Past<'_>, ino: InodeId) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+    let (mut found, (start, end)) = (Vec::new(), keys::range_of(b'X', ino.0));
+    past.scan(&start, &end, &mut |key, value| {
+        found.push((keys::xattr_name(key).to_vec(), value.to_vec()));
+        Scan::More
+    })?;
+    Ok(found)
+}
+
+// ---- listing
+
+/// Something in a directory of then.
+struct Found {
+    name: Bytes,
+    ino: InodeId,
+    cookie: u64,
+    kind: FileKind,
+    xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+    what: What,
+}
+enum What {
+    Directory(Access, Tally),
+    File { inode: Inode, inline: Option<Vec<u8>>, layers: Vec<(u64, LayerRecord)>, recover: bool },
+}
+
+/// Lists some of a directory. True: all of it is listed.
+pub fn list_some(cx: &mut Cx<'_>, clone: VolumeId, dir: InodeId) -> Result<bool> {
+    let Some(record) = find(cx.read(), clone)? else { return Ok(true) };
+    let Some(value) = cx.txn.get(&keys::clone(clone, dir))? else { return Ok(true) };
+    let unlisted = UnlistedRecord::from_value(&value, || format!("what directory {dir} is like"))?;
+    let Some(mut access) = find_access(cx.read(), dir)? else {
+        cx.txn.delete(&keys::clone(clone, dir));
+        return Ok(true);
+    };
+    let (found, end) = {
+        let past = Past::new(cx.read(), cx.rules.snapshots, record.snapshot)?;
+        read_some(cx, &past, unlisted.source, unlisted.after)?
+    };
+    cx.need(dir, Need::Change);
+    cx.clear()?;
+    let mut tally = load_tally(cx.read(), dir)?;
+    let (mtime, ctime) = (tally.mtime, tally.ctime);
+    let mut charge = Charge::default();
+    let mut after = unlisted.after;
+    for entry in found {
+        after = entry.cookie;
+        let added = make_one(cx, (clone, dir), &mut tally, entry)?;
+        charge.bytes += added.bytes;
+        charge.files += added.files;
+        charge.directories += added.directories;
+    }
+    (tally.mtime, tally.ctime) = (mtime, ctime);
+    cx.put_tally(dir, &tally);
+    cx.charge(dir, charge)?;
+    if end {
+        access.mode &= !UNLISTED;
+        cx.put_access(dir, &access);
+        cx.txn.delete(&keys::clone(clone, dir));
+    } else {
+        cx.txn.put(&keys::clone(clone, dir), &UnlistedRecord { after, ..unlisted }.to_value());
+    }
+    Ok(end)
+}
+
+fn read_some(cx: &Cx<'_>, past: &Past<'_>, dir: InodeId, after: u64) -> Result<(Vec<Found>, bool)> {
+    let tally = load_tally(past, dir)?;
+    let trash = trash::of(cx.read(), past.volume())?;
+    let (mut names, mut end, mut bad) = (Vec::new(), true, None);
+    let (start, stop) = (keys::listed(dir, after + 1), keys::listed(dir, tally.next_cookie));
+    if after + 1 < tally.next_cookie {
+        past.scan(&start, &stop, &mut |key, value| {
+            if names.len() == LISTED_AT_ONCE {
+                end = false;
+                return Scan::Stop;
+            }
+            match Listed::from_value(value, || format!("an entry of directory {dir}")) {
+                Ok(listed) => names.push((keys::cookie_of(key).unwrap_or(u64::MAX), listed)),
+                Err(e) => bad = Some(e),
+            }
+            if bad.is_none() { Scan::More } else { Scan::Stop }
+        })?;
+    }
+    if let Some(e) = bad {
+        return Err(e);
+    }
+    let mut found = Vec::new();
+    for (cookie, Listed { ino, kind, name }) in names {
+        if past.is_shown(ino, kind) && trash != Some(ino) {
+            let (xattrs, what) = (xattrs_of(past, ino)?, look(cx, past, ino, kind)?);
+            found.push(Found { name, ino, cookie, kind, xattrs, what });
+        }
+    }
+    Ok((found, end))
+}
+
+fn look(cx: &Cx<'_>, past: &Past<'_>, ino: InodeId, kind: FileKind) -> Result<What> {
+    if kind == FileKind::Directory {
+        return Ok(What::Directory(load_access(past, ino)?, load_tally(past, ino)?));
+    }
+    let inode = load_file(past, ino)?;
+    let inline = past.get(&keys::data(ino))?;
+    let layers = if inode.layered() > 0 { layers::ranges(past, ino, 0, usize::MAX)? } else { Vec::new() };
+    let recover = match find_inode(cx.read(), ino)? {
+        // What a dead writer left is decided before anybody shares it.
+        Some(now) => now.object(ino) == inode.object(ino) && cx.rules.must_recover(&now),
+        None => false,
+    };
+    Ok(What::File { inode, inline, layers, recover })
+}
+
+/// Makes one thing; what it adds to the usage.
+fn make_one(
+    cx: &mut Cx<'_>,
+    (clone, dir): (VolumeId, InodeId),
+    tally: &mut Tally,
+    entry: Found,
+) -> Result<Charge> {
+    let Found { name, ino: source, kind, xattrs, what, .. } = entry;
+    if let What::File { inode, recover, .. } = &what {
+        if *recover {
+            return Err(Error::unavailable(format!(
+                "inode {source} is to be recovered before it is cloned: a writer of it died; open it once"
+            )));
+        }
+        if let Some(known) = known_file(cx, clone, source)?.filter(|_| inode.nlink > 1) {
+            link(cx, dir, tally, &name, known)?;
+            return Ok(Charge::default());
+        }
+    }
+    let ino = cx.next_ino(tally)?;
+    cx.insert_name(dir, tally, &name, ino, kind);
+    let charge = match what {
+        What::Directory(access, then) => {
+            make_directory(cx, (clone, dir), (ino, source), (access, then, tally.next_cookie - 1))?;
+            Charge { directories: 1, ..Charge::default() }
+        }
+        What::File { inode, inline, layers, .. } => {
+            if inode.nlink > 1 {
+                cx.txn.put(&keys::clone_file(clone, source), &ino.0.to_le_bytes());
+            }
+            make_file(cx, dir, (ino, source), inode, inline, layers)?
+        }
+    };
+    for (name, value) in xattrs {
+        cx.txn.put(&keys::xattr(ino, &name), &value);
+    }
+    Ok(charge)
+}
+
+fn known_file(cx: &Cx<'_>, clone: VolumeId, source: InodeId) -> Result<Option<(InodeId, Inode)>> {
+    let value = cx.txn.get(&keys::clone_file(clone, source))?.and_then(|v| <[u8; 8]>::try_from(v).ok());
+    let Some(ino) = value.map(|v| InodeId(u64::from_le_bytes(v))) else { return Ok(None) };
+    // One that was removed in the clone meanwhile has no other name.
+    Ok(find_inode(cx.read(), ino)?.filter(|inode| inode.nlink > 0).map(|inode| (ino, inode)))
+}
+
+fn link(
+    cx: &mut Cx<'_>,
+    dir: InodeId,
+    tally: &mut Tally,
+    name: &[u8],
+    (ino, mut inode): (InodeId, Inode),
+) -> Result<()> {
+    cx.need(ino, Need::Change);
+    cx.clear()?;
+    inode.nlink += 1;
+    cx.insert_name(dir, tally, name, ino, inode.kind);
+    cx.txn.put(&keys::link(ino, dir, name), &[]);
+    cx.put_inode(ino, &inode);
+    Ok(())
+}
+
+fn make_directory(
+    cx: &mut Cx<'_>,
+    (clone, parent): (VolumeId, InodeId),
+    (ino, source): (InodeId, InodeId),
+    (access, then, cookie): (Access, Tally, u64),
+) -> Result<()> {
+    let mode = access.mode | UNLISTED;
+    cx.put_access(ino, &Access { mode, parent, volume: clone, cookie, ..access });
+    let serial = next_number(cx.txn, Sequence::DirectorySerial)?;
+    let (entries, subdirectories, next_n, next_cookie) = (0, 0, 0, 1);
+    cx.put_tally(ino, &Tally { entries, subdirectories, serial, next_n, next_cookie, ..then });
+    cx.txn.put(&keys::clone(clone, ino), &UnlistedRecord { source, after: 0 }.to_value());
+    Ok(())
+}
+
+fn make_file(
+    cx: &mut Cx<'_>,
+    parent: InodeId,
+    (ino, source): (InodeId, InodeId),
+    then: Inode,
+    inline: Option<Vec<u8>>,
+    known: Vec<(u64, LayerRecord)>,
+) -> Result<Charge> {
+    if then.evicted > 0 {
+        return Err(Error::unsupported(format!("inode {source} has bytes that are at home only")));
+    }
+    let mut inode = Inode {
+        nlink: 1,
+        parent,
+        token_epoch: 0,
+        writer: SessionId(0),
+        dirty: false,
+        recover: false,
+        shared_at: None,
+        pinned: false,
+        layers: None,
+        data_end: 0,
+        ..then.clone()
+    };
+    cx.put_inode(ino, &inode);
+    match inline {
+        Some(inline) => cx.txn.put(&keys::data(ino), &inline),
+        None => {
+            let bytes = share(cx, (ino, source), &then, known)?;
+            if bytes > 0 {
+                inode.layers = Some(Layers { object: ino, bytes });
+                inode.data_end = inode.size;
+                cx.put_inode(ino, &inode);
+            }
+        }
+    }
+    Ok(Charge::file(inode.online()))
+}
+
+/// All bytes of a file are in the objects of then. How many these are.
+fn share(
+    cx: &mut Cx<'_>,
+    (ino, source): (InodeId, InodeId),
+    then: &Inode,
+    known: Vec<(u64, LayerRecord)>,
+) -> Result<u64> {
+    let (mut bytes, mut elsewhere) = (0, Vec::new());
+    for (from, layer) in known {
+        cx.txn.put(&keys::layer(ino, from), &LayerRecord { handed: 0, ..layer }.to_value());
+        bytes += layer.to - from;
+        elsewhere.push(evict::Found { from, range: EvictedRange { to: layer.to, handed: 0 } });
+    }
+    let Some(layout) = then.layout.filter(|_| then.may_have_cells()) else { return Ok(bytes) };
+    let object = then.object(source);
+    let fence = if then.dirty { next_cut(then.token_epoch) } else { 0 };
+    let (first_pg, pg_count) = (layout.first_pg, layout.pg_count);
+    let mut any = false;
+    for gap in evict::evictable(&layout, then.size, (0, then.size), &elsewhere) {
+        let layer = LayerRecord { to: gap.to, object, handed: 0, fence, first_pg, pg_count };
+        cx.txn.put(&keys::layer(ino, gap.from), &layer.to_value());
+        bytes += gap.to - gap.from;
+        any = true;
+    }
+    if any && find_inode(cx.read(), source)?.is_some_and(|now| now.object(source) == object) {
+        if object.0 & OBJECT_BIT != 0 {
+            cx.txn.put(&keys::owner(object), &source.0.to_le_bytes());
+        }
+        cx.outlive_fence(source, object, fence)?;
+    }
+    Ok(bytes)
+}
+
+/// When no directory is left: what was needed for listing is forgotten, in steps. True: it is done.
+pub fn end_some(cx: &mut Cx<'_>, clone: VolumeId) -> Result<bool> {
+    let Some(mut record) = find(cx.read(), clone)?.filter(|c| !c.listed) else { return Ok(true) };
+    if !unlisted(cx.read(), clone, 1)?.is_empty() || !forget_range(cx, keys::range_of_short(b'f', clone.0))? {
+        return Ok(false);
+    }
+    record.listed = true;
+    cx.txn.put(&keys::clone(clone, ITSELF), &record.to_value());
+    drop_own_snapshot(cx, &record)?;
+    Ok(true)
+}
+
+/// A deleted clone, whose names are gone, is forgotten, in steps. True: nothing is left.
+pub(super) fn forget_some(cx: &mut Cx<'_>, clone: VolumeId) -> Result<bool> {
+    let Some(record) = find(cx.read(), clone)? else { return Ok(true) };
+    if !forget_range(cx, keys::range_of_short(b'f', clone.0))? {
+        return Ok(false);
+    }
+    let (_, end) = keys::range_of_short(b'y', clone.0);
+    if !forget_range(cx, (keys::clone(clone, InodeId(1)).to_vec(), end))? {
+        return Ok(false);
+    }
+    cx.txn.delete(&keys::clone(clone, ITSELF));
+    cx.events.snapshots = true;
+    if !record.listed {
+        drop_own_snapshot(cx, &record)?;
+    }
+    Ok(true)
+}
+
+/// Who was the last to need it takes it along.
+fn drop_own_snapshot(cx: &mut Cx<'_>, record: &CloneRecord) -> Result<()> {
+    if !record.own {
+        return Ok(());
+    }
+    let Some(other) = user_of(cx.read(), record.snapshot)? else {
+        return super::snapshot::drop_number(cx, record.source, record.snapshot);
+    };
+    if let Some(clone) = find(cx.read(), other)? {
+        cx.txn.put(&keys::clone(other, ITSELF), &CloneRecord { own: true, ..clone }.to_value());
+    }
+    Ok(())
+}
+
+fn forget_range(cx: &mut Cx<'_>, (start, end): (Vec<u8>, Vec<u8>)) -> Result<bool> {
+    let mut found = Vec::new();
+    cx.txn.scan(&start, &end, &mut |key, _| {
+        found.push(key.to_vec());
+        if found.len() < FORGOTTEN_AT_ONCE { Scan::More } else { Scan::Stop }
+    })?;
+    found.iter().for_each(|key| cx.txn.delete(key));
+    Ok(found.len() < FORGOTTEN_AT_ONCE)
+}

@@ -1,0 +1,64 @@
+//! `weir volume clone`: a volume made from a snapshot, to be changed.
+use crate::failure::{Failure, Outcome};
+use crate::volume::{Cluster, Limits, explain, limits, named, own_cred};
+use clap::{Args, ValueHint};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use weir_client::{Client, NewVolume};
+use weir_proto::volume::{GRACE_S, Quota, Volume};
+use weir_proto::{Error, ErrorKind};
+
+#[derive(Args)]
+pub struct Clone {
+    /// The volume, or VOLUME@SNAPSHOT: as it is in that; without, a snapshot is taken, which goes when all of the clone is there
+    pub source: String,
+    /// Where the clone's directory is made, from the root of the file system
+    #[arg(value_hint = ValueHint::Other)]
+    pub path: PathBuf,
+    /// The clone's name [default: the last name of PATH]
+    #[arg(long)]
+    pub name: Option<String>,
+    #[command(flatten)]
+    pub limits: Limits,
+    #[command(flatten)]
+    pub at: Cluster,
+}
+
+pub async fn clone(client: &Client, args: &Clone) -> Outcome<Volume> {
+    let cred = own_cred();
+    let (source, snapshot) = match args.source.split_once('@') {
+        Some((source, snapshot)) => (source, Some(snapshot.to_owned())),
+        None => (&*args.source, None),
+    };
+    let source = named(client, source).await?;
+    let last = || args.path.file_name().map(|name| name.to_string_lossy().into_owned());
+    let name = args.name.clone().or_else(last);
+    let name = name.ok_or_else(|| Error::invalid(format!("{:?} is no path like /DIR/NAME", args.path)))?;
+    let none = Quota { bytes_hard: 0, bytes_soft: 0, inodes_hard: 0, inodes_soft: 0, grace_s: GRACE_S };
+    let new = NewVolume {
+        name: name.clone(),
+        path: bytes::Bytes::copy_from_slice(args.path.as_os_str().as_bytes()),
+        owner: source.owner,
+        group: source.owner,
+        mode: 0o700, // it gets that of the source's directory
+        admins: source.admins.clone(),
+        quota: limits(&args.limits, none),
+        policy: source.policy.clone(),
+    };
+    let own = snapshot.is_none();
+    let snapshot = match snapshot {
+        Some(snapshot) => snapshot,
+        None => client.take_snapshot(&cred, source.id, &format!("clone-{name}")).await.map_err(explain)?.name,
+    };
+    let made = client.clone_volume(&cred, source.id, &snapshot, own, &new).await;
+    if made.is_err() && own {
+        // Nobody asked for it alone.
+        if let Err(left) = client.delete_snapshot(&cred, source.id, &snapshot).await {
+            tracing::warn!("the snapshot {snapshot} is left over: {left}");
+        }
+    }
+    made.map_err(|e| match e.kind {
+        ErrorKind::NotFound => Failure::new(e, "`weir volume snapshots VOLUME` shows its snapshots"),
+        _ => explain(e),
+    })
+}
