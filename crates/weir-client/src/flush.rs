@@ -157,18 +157,22 @@ impl Inner {
 
     /// A send that this client's own cut has fenced goes again, under the newer token epoch.
     async fn send_until_not_fenced(&self, send: &mut Send) -> Result<()> {
+        let mut passes = true;
         loop {
             let outcome = self.send_stripe(send).await;
             if outcome.as_ref().is_err_and(|e| e.kind == ErrorKind::Stale) {
                 // Targets may hear of a newer token epoch before its answer is here.
                 self.wait_for_own_eviction(&send.node, 0, u64::MAX).await;
+                if std::mem::take(&mut passes) && check_tenure(&send.node, send.tenure).is_ok() {
+                    self.pass_fence(&send.node, send.token_epoch).await?;
+                }
             }
-            let (tenure, token_epoch) = {
+            let (tenure, token_epoch, object) = {
                 let st = send.node.lock();
-                (st.tenure, st.token_epoch)
+                (st.tenure, st.token_epoch, st.object(send.node.ino))
             };
             // Not what was lost with an earlier lease: others may have written there since.
-            let renewed = tenure == send.tenure && token_epoch > send.token_epoch;
+            let renewed = tenure == send.tenure && token_epoch > send.token_epoch && object == send.object;
             match outcome {
                 Err(e) if e.kind == ErrorKind::Stale && renewed => send.token_epoch = token_epoch,
                 outcome => return outcome,

@@ -131,6 +131,7 @@ impl Inner {
         while at < to && node.lock().is_layered(at, to) {
             let end = to.min(at.saturating_add(STEP_BYTES));
             let deadline = self.deadline();
+            let mut refused = 0;
             while self.has_layers(node, at, end).await? {
                 match self.copy_some(node, at, end).await {
                     Err(e) if e.kind == ErrorKind::Stale && !self.data.left(deadline).is_zero() => {
@@ -138,6 +139,12 @@ impl Inner {
                         let pause = 1 + self.env.rng.below(AGAIN_MS);
                         self.env.clock.sleep(Duration::from_millis(pause)).await;
                         self.refresh(node).await?;
+                        // Refused once more under a newer one, which is the next only.
+                        let under = node.lock().token_epoch;
+                        if refused > 0 {
+                            self.pass_fence(node, under).await?;
+                        }
+                        refused = under;
                     }
                     done => {
                         done.map_err(|e| e.doing(format!("copy bytes of file {} to write them", node.ino)))?

@@ -316,6 +316,7 @@ impl Inner {
     async fn write_through(&self, node: &Arc<Node>, offset: u64, data: &Bytes) -> Result<usize> {
         let mut tries = 0;
         loop {
+            let under = node.lock().token_epoch;
             match self.write_through_once(node, offset, data).await {
                 Err(e) if e.kind == ErrorKind::Stale && tries < FENCED_TRIES_MAX => tries += 1,
                 outcome => return outcome,
@@ -325,7 +326,17 @@ impl Inner {
             self.env.clock.sleep(Duration::from_millis(pause)).await;
             // Or a snapshot holds what was written to: the right to write brings another object.
             self.acquire(node, LeaseKind::Write).await?;
+            self.pass_fence(node, under).await?;
         }
+    }
+
+    /// Who read a file in a snapshot has fenced what was under way then. If the snapshot is gone and nobody has written since, the
+    /// file still is in that object, and the leader knows of no fence: a newer token epoch passes it.
+    pub async fn pass_fence(&self, node: &Node, refused: u32) -> Result<()> {
+        if node.lock().token_epoch <= refused {
+            self.ask_lease(node, LeaseKind::Write, true).await?;
+        }
+        Ok(())
     }
 
     async fn write_through_once(&self, node: &Arc<Node>, offset: u64, data: &Bytes) -> Result<usize> {

@@ -118,6 +118,30 @@ fn each_of_several_snapshots_shows_its_own_time_and_goes_alone() {
     });
 }
 
+/// Who read the file in the snapshot has fenced its object, which stays the file's.
+#[test]
+fn a_file_is_written_after_a_snapshot_of_it_was_read_and_removed() {
+    for shared in [false, true] {
+        let lab = Lab::new(78);
+        lab.run(6, |lab| async move {
+            let (a, b) = (lab.client("a").await, lab.client("b").await);
+            let (ino, h) = create(&a, "f").await;
+            let _other = if shared { Some(open(&b, ino).await) } else { None };
+            let mut now = pattern(1, 0, 2 * STRIPE);
+            write(&a, h, 0, &now).await;
+            let number = snap(&a, "s").await;
+            assert_eq!(differs(&then(&b, number, "f").await, &now), None);
+            a.delete_snapshot(&root(), V, "s").await.unwrap();
+            lab.env("a").clock.sleep(Duration::from_secs(3)).await; // of the world: it is removed and swept
+            let data = pattern(2, 1234, STRIPE);
+            write(&a, h, 1234, &data).await;
+            now[1234..1234 + data.len()].copy_from_slice(&data);
+            a.fsync(h).await.unwrap();
+            assert_eq!(differs(&read(&a, h, now.len() + 1).await, &now), None);
+        });
+    }
+}
+
 #[test]
 fn a_snapshot_has_what_was_written_before_it_and_nothing_of_later() {
     let lab = Lab::new(73);

@@ -317,9 +317,9 @@ impl Cx<'_> {
         let Some(last) = found.last() else { return Ok(None) };
         let highest = found.iter().map(|f| f.range.handed).max().unwrap_or(0);
         if inode.token_epoch <= highest {
-            inode.token_epoch = highest
-                .checked_add(1)
-                .filter(|e| *e < u32::MAX)
+            // Above what anybody has fenced who read the file in a snapshot, too.
+            inode.token_epoch = Some(next_cut(highest))
+                .filter(|e| *e > highest)
                 .ok_or_else(|| Error::unsupported(format!("inode {ino}: its token epochs are used up")))?;
         }
         inode.layout = layout_to_fill(ino, &inode, &|| (self.rules.layout)(&NO_POLICY));
