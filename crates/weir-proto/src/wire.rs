@@ -143,6 +143,8 @@ impl<T: Wire> Wire for Option<T> {
         Ok(if bool::decode(r)? { Some(T::decode(r)?) } else { None })
     }
 }
+/// Bytes of memory for elements of a list, for each byte of the message that is left.
+const RESERVED_PER_BYTE: usize = 64;
 impl<T: Wire> Wire for Vec<T> {
     fn encode(&self, w: &mut Writer) {
         (self.len() as u32).encode(w);
@@ -153,7 +155,9 @@ impl<T: Wire> Wire for Vec<T> {
     fn decode(r: &mut Reader<'_>) -> Result<Self> {
         // Elements of no size would let a count of four billion pass; none exist, and the count asks for a byte each.
         let n = r.count(1)?;
-        let mut items = Vec::with_capacity(n.min(1024));
+        // What is reserved before any element has been seen is in proportion to what came, however large an element is.
+        let fit = r.remaining() * RESERVED_PER_BYTE / size_of::<T>().max(1);
+        let mut items = Vec::with_capacity(n.min(1024).min(fit));
         for _ in 0..n {
             items.push(T::decode(r)?);
         }
