@@ -167,8 +167,19 @@ impl Change {
         }
         Ok(())
     }
-    /// A base that includes overlays up to `cut` is committed.
-    fn advance(&mut self, txn: &mut dyn Txn, delta: &mut Delta, cut: Seq) -> Result<()> {
+    /// A base of `version` that includes overlays up to `cut` is committed. Numbers of a stripe only rise, unless they begin anew
+    /// with a stripe that is fresh or comes back from home. So a cut below the one that is known tells that this happened while
+    /// this target was away: what it has from before goes, as it went where the others restarted.
+    fn advance(&mut self, txn: &mut dyn Txn, delta: &mut Delta, cut: Seq, version: Version) -> Result<()> {
+        if cut < self.now.cut {
+            let logged = overlays(txn, self.cell, Seq(0), Seq(u64::MAX))?;
+            let is_new = |overlay: &Overlay| overlay.token_epoch >= version.token_epoch();
+            for (seq, _) in logged.iter().filter(|(_, overlay)| !is_new(overlay)) {
+                self.drop_overlays(txn, delta, *seq, *seq)?;
+            }
+            let newest = logged.iter().filter(|(_, overlay)| is_new(overlay)).map(|(seq, _)| *seq).max();
+            (self.now.cut, self.now.last_seq) = (Seq(0), newest.unwrap_or_default());
+        }
         self.drop_overlays(txn, delta, Seq(0), cut)?;
         self.now.cut = self.now.cut.max(cut);
         self.now.last_seq = self.now.last_seq.max(cut);
@@ -407,21 +418,36 @@ pub fn commit(
     }
     change.now.missing = new.missing;
     if scope.is_data(cell) {
-        change.advance(txn, delta, new.cut)?;
+        change.advance(txn, delta, new.cut, version)?;
     } else {
-        for (index, cut) in new.cuts.iter().enumerate().take(usize::from(scope.scheme.data)) {
-            let data_cell = CellId { index: index as u8, ..cell };
-            if *cut > Seq(0) || header(txn, scope, data_cell)?.is_some() {
-                let mut mirrored = Change::open(txn, scope, data_cell)?;
-                mirrored.advance(txn, delta, *cut)?;
-                mirrored.now.missing = new.missing;
-                mirrored.save(txn, delta);
-            }
+        for (data_cell, cut) in cuts_of_mirrored(txn, scope, cell, &new)? {
+            let mut mirrored = Change::open(txn, scope, data_cell)?;
+            mirrored.advance(txn, delta, cut, version)?;
+            mirrored.now.missing = new.missing;
+            mirrored.save(txn, delta);
         }
     }
     change.save(txn, delta);
     txn.put(&base_key(cell), &new.to_value());
     Ok(())
+}
+
+/// The data cells whose overlays a parity target keeps or kept, and up to where a parity fragment includes them.
+fn cuts_of_mirrored(
+    read: &dyn Read,
+    scope: &Scope,
+    parity: CellId,
+    fragment: &Fragment,
+) -> Result<Vec<(CellId, Seq)>> {
+    let mut found = Vec::new();
+    for index in 0..scope.scheme.data {
+        let cell = CellId { index, ..parity };
+        let cut = fragment.cuts.get(usize::from(index)).copied().unwrap_or_default();
+        if cut > Seq(0) || header(read, scope, cell)?.is_some() {
+            found.push((cell, cut));
+        }
+    }
+    Ok(found)
 }
 
 pub fn drop_prepared(txn: &mut dyn Txn, cell: CellId, version: Version, delta: &mut Delta) -> Result<()> {
@@ -643,15 +669,12 @@ pub fn install(
         drop_bytes(delta, base.extent, &kept);
     }
     if scope.is_data(cell) {
-        change.advance(txn, delta, fragment.cut)?;
+        change.advance(txn, delta, fragment.cut, fragment.version)?;
     } else {
-        for (index, cut) in fragment.cuts.iter().enumerate().take(usize::from(scope.scheme.data)) {
-            let data_cell = CellId { index: index as u8, ..cell };
+        for (data_cell, cut) in cuts_of_mirrored(txn, scope, cell, fragment)? {
             let mut mirrored = Change::open(txn, scope, data_cell)?;
-            mirrored.advance(txn, delta, *cut)?;
-            if mirrored.before.is_some() || *cut > Seq(0) {
-                mirrored.save(txn, delta);
-            }
+            mirrored.advance(txn, delta, cut, fragment.version)?;
+            mirrored.save(txn, delta);
         }
     }
     change.now.missing = fragment.missing;

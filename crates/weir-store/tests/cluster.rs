@@ -3,6 +3,7 @@ mod lab;
 
 use lab::*;
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 use weir_env::BoxFuture;
 use weir_proto::checksum::block_crcs;
@@ -320,23 +321,8 @@ async fn a_target_that_was_away_brings_no_evicted_bytes_back() {
         }
         world.lose(victim).await;
         world.cut_out(1, 4).await;
-        let token_epoch = *world.token_epoch.lock().unwrap();
         let home = [bytes_of(2, CELL), bytes_of(3, CELL), bytes_of(4, CELL), bytes_of(5, 777)];
-        for (position, bytes) in world.encode(&home).iter().enumerate() {
-            if world.place(position).target == victim {
-                continue;
-            }
-            let request = WriteFragment {
-                place: world.place(position),
-                cell: cell(2, position),
-                version: Version::new(token_epoch, FILL_COUNTER),
-                mode: WriteMode::Fill,
-                missing: weir_store::service::down_mask(&world.map().groups[0]),
-                cuts: vec![],
-                block_crcs: block_crcs(bytes, CHECKSUM_BLOCK as usize),
-            };
-            world.call(position, request, bytes).await.unwrap();
-        }
+        fill(&world, 2, victim, &home).await;
         models[2].0 = home.to_vec();
         models[2].0.iter_mut().for_each(|cell| cell.resize(CELL, 0));
         for evicted in [1, 3] {
@@ -355,6 +341,67 @@ async fn a_target_that_was_away_brings_no_evicted_bytes_back() {
                 let stat = world.call(position, request, &[]).await.unwrap().0;
                 assert!(!stat.known, "stripe {stripe} at {position}: {stat:?}");
             }
+        }
+    }
+}
+
+/// A stripe comes back from home, without its former bytes, on all targets but `victim`, which is away.
+async fn fill(world: &Arc<World>, stripe: u64, victim: TargetId, home: &[Vec<u8>]) {
+    let token_epoch = *world.token_epoch.lock().unwrap();
+    for (position, bytes) in world.encode(home).iter().enumerate() {
+        if world.place(position).target == victim {
+            continue;
+        }
+        let request = WriteFragment {
+            place: world.place(position),
+            cell: cell(stripe, position),
+            version: Version::new(token_epoch, FILL_COUNTER),
+            mode: WriteMode::Fill,
+            missing: weir_store::service::down_mask(&world.map().groups[0]),
+            cuts: vec![],
+            block_crcs: block_crcs(bytes, CHECKSUM_BLOCK as usize),
+        };
+        world.call(position, request, bytes).await.unwrap();
+    }
+}
+
+/// A stripe is evicted and comes back from home while a target is away, and nobody has told of the cut yet: numbers of overlays
+/// began anew, and what the target knows of the former ones is not taken for the new.
+#[tokio::test]
+async fn numbers_that_began_anew_while_a_target_was_away_are_not_taken_for_those_of_before() {
+    for victim in [0, 2, 4, 5].map(TargetId) {
+        for is_sealed in [true, false] {
+            let world = World::new(EC).await;
+            let mut model = Model::new();
+            model.fresh(&world, 0, 1).await;
+            for n in 0..8 {
+                model.overlay(&world, 0, n % 4, 500 * n, &bytes_of(n, 900)).await;
+            }
+            if is_sealed {
+                world.seal(cell(0, 0).file).await.unwrap();
+                model.overlay(&world, 0, 1, 40, b"not sealed").await;
+            }
+            world.lose(victim).await;
+            *world.token_epoch.lock().unwrap() += 1;
+            let home = [bytes_of(2, CELL), bytes_of(3, CELL), bytes_of(4, CELL), bytes_of(5, CELL)];
+            fill(&world, 0, victim, &home).await;
+            model.0 = home.to_vec();
+            for index in 0..4 {
+                model.overlay(&world, 0, index, 100, b"written since").await;
+            }
+            world.bring_back(victim).await;
+            for index in [0, 2] {
+                model.overlay(&world, 0, index, 7000, b"while it is behind").await;
+            }
+            world.rounds(0..6).await;
+            assert!(world.map().groups[0].members.iter().all(|m| m.state == MemberState::Current));
+            world.check(0, &model.0, &format!("{victim} is back, {is_sealed}")).await;
+            for index in 0..4 {
+                model.overlay(&world, 0, index, 9000, b"and goes on").await;
+            }
+            world.check(0, &model.0, &format!("{victim} is back and goes on, {is_sealed}")).await;
+            world.seal(cell(0, 0).file).await.unwrap();
+            world.check(0, &model.0, &format!("{victim} is back, sealed, {is_sealed}")).await;
         }
     }
 }
