@@ -10,7 +10,7 @@
 
 mod cluster;
 mod faults;
-mod home;
+pub mod home;
 mod kinds;
 pub mod marks;
 pub mod model;
@@ -116,8 +116,10 @@ pub struct Outcome {
     pub faults: BTreeMap<&'static str, u64>,
     /// Errors that a fault excuses.
     pub excused: u64,
-    /// How often bytes of a file were evicted.
+    /// How often bytes of a file were evicted because somebody asked for it.
     pub evictions: u64,
+    /// How often bytes of a file were evicted by who was writing it.
+    pub own_evictions: u64,
     pub met: Met,
     /// How often a disk did, during faults of each kind, what it was told to do wrong.
     pub disk_hits: BTreeMap<&'static str, u64>,
@@ -197,7 +199,10 @@ async fn play(world: World, options: Options, chosen: Arc<AtomicU64>) -> Result<
         let _ = tell_healed.send(()); // the run ended with a panic
     });
     match &home {
-        Some(home) => home.disturb(|| work.is_done()).await,
+        Some(home) => {
+            let mark = |name, begins| work.marks.home_fault(name, begins, work.seats.own_evictions());
+            home.disturb(|| work.is_done(), mark).await
+        }
         None => {
             while !work.is_done() {
                 world.sleep(LOOK_EVERY).await;
@@ -211,6 +216,7 @@ async fn play(world: World, options: Options, chosen: Arc<AtomicU64>) -> Result<
     let simulated = Duration::from_nanos(world.now().0);
     let (operations, excused) = (work.operations(), work.excused());
     let evictions = home.map_or(0, |home| home.evictions.load(Ordering::Relaxed));
+    let own_evictions = work.seats.own_evictions();
     let (faults, disk_hits, met) = (faults.counts(), faults.disk_hits(), work.marks.met());
     Ok(Outcome {
         trace_hash: 0,
@@ -218,6 +224,7 @@ async fn play(world: World, options: Options, chosen: Arc<AtomicU64>) -> Result<
         faults,
         excused,
         evictions,
+        own_evictions,
         met,
         disk_hits,
         simulated,
@@ -284,6 +291,11 @@ async fn verify_from_all_sides(
     options: &Options,
     spent: &BTreeSet<String>,
 ) -> Result<(), Error> {
+    if let Some(home) = &work.home {
+        let client = cluster.client("lifts the limit").await?;
+        home.lift_limit(&client).await?;
+        client.shutdown().await?;
+    }
     verify(cluster, work, "after everything healed").await?;
     if let Some(home) = &work.home {
         let reader = cluster.client("looks at home").await?;

@@ -38,6 +38,7 @@ struct Sums {
     operations: u64,
     excused: u64,
     faults: u64,
+    evictions: [u64; 2],
     simulated: Duration,
     met: Met,
 }
@@ -70,12 +71,14 @@ fn main() -> ExitCode {
     });
     let took = begun.elapsed();
     println!(
-        "{} runs, {} broken; {} operations, {} excused errors, {} faults; {:.0} s simulated in {:.1} s: {:.0} times",
+        "{} runs, {} broken; {} operations, {} excused errors, {} faults, {} evictions and {} by writers; {:.0} s simulated in {:.1} s: {:.0} times",
         args.runs,
         sums.broken,
         sums.operations,
         sums.excused,
         sums.faults,
+        sums.evictions[0],
+        sums.evictions[1],
         sums.simulated.as_secs_f64(),
         took.as_secs_f64(),
         sums.simulated.as_secs_f64() / took.as_secs_f64()
@@ -101,6 +104,7 @@ impl Sums {
         self.operations += other.operations;
         self.excused += other.excused;
         self.faults += other.faults;
+        (0..2).for_each(|n| self.evictions[n] += other.evictions[n]);
         self.simulated += other.simulated;
         for (pair, count) in other.met {
             *self.met.entry(pair).or_default() += count;
@@ -114,6 +118,8 @@ fn try_one(seed: u64, args: &Args, sums: &mut Sums) {
             sums.operations += outcome.operations;
             sums.excused += outcome.excused;
             sums.faults += outcome.faults.values().sum::<u64>();
+            sums.evictions[0] += outcome.evictions;
+            sums.evictions[1] += outcome.own_evictions;
             sums.simulated += outcome.simulated;
             for (pair, count) in outcome.met {
                 *sums.met.entry(pair).or_default() += count;

@@ -37,8 +37,13 @@ struct State {
     faults: BTreeMap<FaultKind, u32>,
     /// By number.
     operations: BTreeMap<u64, &'static str>,
+    /// Evictions by writers until a fault began.
+    own_evictions: BTreeMap<&'static str, u64>,
     met: Met,
 }
+
+/// In the table of what has met: a file's front goes home by who writes it.
+pub const OWN_EVICTION: &str = "own eviction";
 
 impl Marks {
     pub fn fault_begins(&self, kind: FaultKind) {
@@ -54,6 +59,16 @@ impl Marks {
             *count -= 1;
         }
         state.faults.retain(|_, count| *count > 0);
+    }
+    /// A fault of home begins or ends; `own_evictions`: how many there were until now.
+    pub fn home_fault(&self, name: &'static str, begins: bool, own_evictions: u64) {
+        let state = &mut *self.state();
+        if begins {
+            state.own_evictions.insert(name, own_evictions);
+        } else if let Some(before) = state.own_evictions.remove(name).filter(|before| *before < own_evictions)
+        {
+            *state.met.entry((name, OWN_EVICTION)).or_default() += own_evictions - before;
+        }
     }
     pub fn begins(&self, op: u64, operation: &'static str) {
         let state = &mut *self.state();

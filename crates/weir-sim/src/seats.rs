@@ -28,6 +28,8 @@ struct State {
     seats: Vec<Seat>,
     /// Errors for want of space may come until then.
     full_until: Instant,
+    /// Of clients that are gone.
+    own_evictions: u64,
 }
 
 #[derive(Clone)]
@@ -42,7 +44,7 @@ struct Seat {
 impl Seats {
     pub fn new(world: &World, clients: usize) -> Seats {
         let seat = Seat { client: None, life: 0, cuts: 0, excused_until: Instant(0) };
-        let state = State { seats: vec![seat; clients], full_until: Instant(0) };
+        let state = State { seats: vec![seat; clients], full_until: Instant(0), own_evictions: 0 };
         Seats { world: world.clone(), state: Mutex::new(state) }
     }
 
@@ -79,7 +81,15 @@ impl Seats {
             seat.life += 1;
             seat.client.take()
         };
-        drop(client); // outside of the lock
+        if let Some(client) = client {
+            self.state().own_evictions += client.status().own_evictions;
+        } // and it is dropped outside of the lock
+    }
+    /// How often parts of files were evicted by who was writing them.
+    pub fn own_evictions(&self) -> u64 {
+        let state = self.state();
+        let living = state.seats.iter().filter_map(|seat| seat.client.as_ref());
+        state.own_evictions + living.map(|client| client.status().own_evictions).sum::<u64>()
     }
     /// It begins to be silent for longer than a lease bears.
     pub fn cut(&self, me: usize) {

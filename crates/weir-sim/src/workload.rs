@@ -418,8 +418,10 @@ impl Workload {
                 let stat = client.lookup(&root_cred(), *dir, name.as_bytes()).await?;
                 let attr = stat.unwrap_or_else(|| panic!("{name} was just listed")).attr;
                 if !self.dirs.contains(&attr.ino) {
-                    below[n] = (below[n].0 + attr.allocated, below[n].1 + 1);
-                    away.extend((attr.evicted > 0).then_some((name, attr.ino, attr.evicted)));
+                    // A file that was given up is read by nobody: it may be away still. What comes back is told to no cache.
+                    let evicted = client.residence(attr.ino).await?.evicted;
+                    below[n] = (below[n].0 + attr.allocated.saturating_sub(evicted), below[n].1 + 1);
+                    away.extend((evicted > 0).then_some((name, attr.ino, evicted)));
                 }
             }
         }

@@ -1,7 +1,7 @@
 //! System claims, as oracles over many seeds. A failure is made smaller and prints the command that repeats it.
 #![allow(clippy::disallowed_methods, reason = "worlds are simulated in threads of the real machine")]
 use std::{ops::Range, thread};
-use weir_sim::marks::{Met, OPERATIONS, never_met, table};
+use weir_sim::marks::{Met, OPERATIONS, OWN_EVICTION, never_met, table};
 use weir_sim::{FaultKind, Options, run, shrink::shrink};
 
 /// What all runs of a test did.
@@ -9,14 +9,16 @@ use weir_sim::{FaultKind, Options, run, shrink::shrink};
 struct Sum {
     met: Met,
     evictions: u64,
+    own_evictions: u64,
 }
 
 impl Sum {
-    fn add(&mut self, met: Met, evictions: u64) {
+    fn add(&mut self, met: Met, evictions: u64, own_evictions: u64) {
         for (pair, count) in met {
             *self.met.entry(pair).or_default() += count;
         }
         self.evictions += evictions;
+        self.own_evictions += own_evictions;
     }
 }
 
@@ -25,7 +27,7 @@ fn keeps_every_promise(seeds: impl Iterator<Item = u64>, options: impl Fn(u64) -
     for seed in seeds {
         let outcome = run(seed, &options(seed))
             .unwrap_or_else(|e| panic!("a promise was broken: {e}\nmade smaller: {}", shrink(e.clone())));
-        sum.add(outcome.met, outcome.evictions);
+        sum.add(outcome.met, outcome.evictions, outcome.own_evictions);
     }
     sum
 }
@@ -39,7 +41,7 @@ fn keep_every_promise(seeds: Range<u64>, options: impl Fn(u64) -> Options + Copy
     let mut sum = Sum::default();
     for half in [0, 1].map(half) {
         let half = half.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        sum.add(half.met, half.evictions);
+        sum.add(half.met, half.evictions, half.own_evictions);
     }
     sum
 }
@@ -143,6 +145,10 @@ fn survives_evictions_and_faults_of_home() {
     };
     let options =
         move |seed| Options { faults: faults(seed), operations: 40, home: true, ..Options::default() };
-    let evictions = keep_every_promise(51_000..51_015, options).evictions;
+    let Sum { met, evictions, own_evictions } = keep_every_promise(51_000..51_015, options);
     assert!(evictions > 15, "{evictions} evictions in 15 runs prove little");
+    assert!(own_evictions > 30, "{own_evictions} evictions by writers in 15 runs prove little");
+    let has_met = |fault: &&str| met.contains_key(&(fault, OWN_EVICTION));
+    let faults: Vec<&str> = weir_sim::home::FAULTS.into_iter().filter(has_met).collect();
+    assert!(faults.len() >= 3, "evictions by writers met {faults:?} only");
 }

@@ -11,12 +11,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
-use weir_client::{Client, NewRelation, OpenMode};
+use weir_client::{Client, NewRelation, OpenMode, VolumeEdit};
 use weir_env::{BoxFuture, Env, sim::World};
 use weir_home::mover::{HomeOf, Mover, OpenHome};
 use weir_home::{HomePath, Outcome};
 use weir_proto::meta::{FileKind, Time};
 use weir_proto::relation::{RelationInfo, RelationState, Resolution};
+use weir_proto::volume::Quota;
 use weir_proto::{Error, ErrorKind, InodeId, NameRule, Result, VolumeId};
 
 pub const URL: &str = "file:///home";
@@ -27,6 +28,11 @@ const FREEZE_MAX: Duration = Duration::from_secs(15);
 /// Everything is at home by then.
 const PATIENCE: Duration = Duration::from_secs(300);
 const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// Less than the files of a run take, and than the largest of them alone: the leader makes room all the while, and has who
+/// writes a file evict its front.
+const LIMIT_BYTES: u64 = 1 << 20;
+/// Whoever looks at everything looks at one thing after the other.
+const GLANCE: Duration = Duration::from_millis(3);
 
 fn mover_name(n: usize) -> String {
     format!("mover{n}")
@@ -58,6 +64,7 @@ impl Home {
         home.found();
         let new = NewRelation { url: URL.to_owned(), evict: true, ..NewRelation::default() };
         founder.add_relation(&root_cred(), VolumeId::ROOT, &new).await?;
+        limit(founder, LIMIT_BYTES).await?;
         let begun =
             Home { world: world.clone(), cluster: cluster.clone(), home, evictions: AtomicU64::new(0) };
         (0..MOVERS).for_each(|n| begun.start_mover(n));
@@ -79,13 +86,16 @@ impl Home {
         });
     }
 
-    /// Faults of home and of movers, until told that it is enough.
-    pub async fn disturb(&self, is_enough: impl Fn() -> bool) {
+    /// Faults of home and of movers, and looks at everything, until told that it is enough. `mark` is told what begins and ends.
+    pub async fn disturb(&self, is_enough: impl Fn() -> bool, mark: impl Fn(&'static str, bool)) {
         let (world, rng) = (&self.world, self.world.rng("home's faults"));
         let pause = |max: Duration| world.sleep(Duration::from_nanos(rng.below(max.as_nanos() as u64)));
         while !is_enough() {
             pause(LIFE_MAX).await;
-            match rng.below(10) {
+            let what = rng.below(12);
+            let name = FAULTS[[0, 0, 0, 0, 0, 1, 1, 2, 2, 3, 4, 4][what as usize]];
+            mark(name, true);
+            match what {
                 0..5 => {
                     let n = rng.below(MOVERS as u64) as usize;
                     world.kill(&mover_name(n));
@@ -102,15 +112,45 @@ impl Home {
                     pause(FREEZE_MAX).await;
                     self.home.fail_one_of(0);
                 }
-                _ => {
+                9 => {
                     // Its disk is that of the movers' machine.
                     (0..MOVERS).for_each(|n| world.kill(&mover_name(n)));
                     self.home.power_cut();
                     pause(Duration::from_secs(2)).await;
                     (0..MOVERS).for_each(|n| self.start_mover(n));
                 }
+                _ => {
+                    let until = world.now() + Duration::from_nanos(rng.below(LIFE_MAX.as_nanos() as u64));
+                    // The leader may be away: then nobody looks.
+                    if let Err(e) = self.look_at_all(until).await {
+                        world.trace(&format!("a look at everything ended: {e}"));
+                    }
+                }
             }
+            mark(name, false);
         }
+    }
+
+    /// As `ls -l` of all directories does, again and again.
+    async fn look_at_all(&self, until: weir_env::Instant) -> Result<()> {
+        let client = self.cluster.client("looks at everything").await?;
+        while self.world.now() < until {
+            let mut dirs = vec![InodeId::ROOT];
+            while let Some(dir) = dirs.pop() {
+                for name in workload::names_in(&client, dir).await? {
+                    self.world.sleep(GLANCE).await;
+                    let found = client.lookup(&root_cred(), dir, name.as_bytes()).await?;
+                    dirs.extend(found.filter(|s| s.attr.kind == FileKind::Directory).map(|s| s.attr.ino));
+                }
+            }
+            self.world.sleep(GLANCE).await;
+        }
+        client.shutdown().await
+    }
+
+    /// Nothing more is evicted by itself.
+    pub async fn lift_limit(&self, client: &Client) -> Result<()> {
+        limit(client, 0).await
     }
 
     // ---- the oracle
@@ -268,6 +308,19 @@ impl Home {
         self.compare(client).await?;
         client.unlink(&cred, InodeId::ROOT, name).await
     }
+}
+
+/// What happens to home and its movers, by name.
+pub const FAULTS: [&str; 5] =
+    ["mover-dies", "home-freezes", "home-fails", "home-loses-power", "all-are-looked-at"];
+
+/// Above it the leader makes room. Nothing is refused: it is a soft one, with a grace period that no jump of a clock ends.
+/// 0: none.
+async fn limit(client: &Client, bytes_soft: u64) -> Result<()> {
+    const YEAR_S: u32 = 365 * 24 * 3600;
+    let quota = Quota { bytes_soft, grace_s: YEAR_S, ..client.volume("root").await?.quota };
+    let edit = VolumeEdit { quota: Some(quota), ..VolumeEdit::default() };
+    client.change_volume(&root_cred(), VolumeId::ROOT, &edit).await.map(drop)
 }
 
 /// Whether a file cannot be evicted yet, for a reason that is nobody's fault.
