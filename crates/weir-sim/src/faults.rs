@@ -72,8 +72,10 @@ struct State {
     disk_hits: BTreeMap<&'static str, u64>,
     /// Storage nodes that lost bytes for the rest of the run.
     spent: BTreeSet<String>,
-    /// When the leader started last, and how often in a row it had not answered before.
+    /// When the leader started last, when something came that may have ended it since, and how often in a row it had not
+    /// answered before.
     leader_began: Instant,
+    leader_hit: Instant,
     early_deaths: u32,
 }
 
@@ -182,7 +184,7 @@ impl Faults {
 
     fn leader_begins(&self) {
         let (now, mut state) = (self.world.now(), self.state());
-        let answered = now.since(state.leader_began) > LEADER_GRACE;
+        let answered = state.leader_hit.since(state.leader_began) > LEADER_GRACE;
         state.early_deaths = if answered { 1 } else { state.early_deaths + 1 };
         state.leader_began = now;
     }
@@ -294,6 +296,9 @@ impl Faults {
         fault.cuts().into_iter().for_each(|me| self.work.seats.cut(me));
         self.work.marks.fault_begins(fault.kind);
         fault.hits_before.store(self.world.disk_hits(fault.victim()), Ordering::Relaxed);
+        if fault.victims.iter().any(|v| v == META) {
+            self.state().leader_hit = self.world.now();
+        }
         self.apply(fault);
     }
 

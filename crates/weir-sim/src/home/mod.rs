@@ -209,8 +209,34 @@ impl Home {
         }
     }
 
+    /// A file whose writer died a moment ago is in step with home as it was committed; its end goes home when it is recovered.
+    async fn wait_settled(&self, client: &Client) -> Result<()> {
+        let (relation, deadline) = (self.relation(client).await?.id, self.world.now() + PATIENCE);
+        let mut dirs = vec![(InodeId::ROOT, HomePath::root())];
+        while let Some((dir, path)) = dirs.pop() {
+            for name in workload::names_in(client, dir).await? {
+                let path = path.join(name.as_bytes())?;
+                let found = client.lookup(&root_cred(), dir, name.as_bytes()).await?;
+                let attr = found.unwrap_or_else(|| panic!("{path} was just listed")).attr;
+                if attr.kind == FileKind::Directory {
+                    dirs.push((attr.ino, path));
+                    continue;
+                }
+                while client.where_at_home(attr.ino, Some(relation)).await?.unsettled {
+                    assert!(
+                        self.world.now() < deadline,
+                        "{path}: not all of it has come home after {PATIENCE:?}"
+                    );
+                    self.world.sleep(LOOK_EVERY).await;
+                }
+            }
+        }
+        self.wait_synced(client).await
+    }
+
     /// Names, kinds, sizes, attributes and bytes. The files.
     async fn compare(&self, client: &Client) -> Result<BTreeMap<InodeId, HomePath>> {
+        self.wait_settled(client).await?;
         let mut at_home = self.home.all();
         at_home.remove(&HomePath::root());
         let (mut files, mut dirs) = (BTreeMap::new(), vec![(InodeId::ROOT, HomePath::root())]);
