@@ -14,6 +14,7 @@ pub mod home;
 mod kinds;
 pub mod marks;
 pub mod model;
+pub mod past;
 mod seats;
 pub mod shrink;
 mod turn;
@@ -28,6 +29,7 @@ use faults::Faults;
 use home::Home;
 pub use kinds::{FaultKind, Toll};
 use marks::Met;
+use past::Past;
 use seats::{Seats, client_name};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -63,6 +65,8 @@ pub struct Options {
     pub mute: BTreeSet<u64>,
     /// Files are evicted and come back from a home, by movers that die.
     pub home: bool,
+    /// Snapshots are taken, looked at and removed.
+    pub snapshots: bool,
     /// Keep the trace as text.
     pub log: bool,
 }
@@ -81,6 +85,7 @@ impl Default for Options {
             faults: Vec::new(),
             mute: BTreeSet::new(),
             home: false,
+            snapshots: false,
             log: false,
         }
     }
@@ -198,6 +203,15 @@ async fn play(world: World, options: Options, chosen: Arc<AtomicU64>) -> Result<
         running.run().await;
         let _ = tell_healed.send(()); // the run ended with a panic
     });
+    let past = Arc::new(Past::new(&world, &cluster, &work));
+    let (tell_left, left) = tokio::sync::oneshot::channel();
+    if options.snapshots {
+        let past = past.clone();
+        world.node(cluster::HARNESS).tasks.spawn("snapshots", async move {
+            past.disturb().await;
+            let _ = tell_left.send(()); // the run ended with a panic
+        });
+    }
     match &home {
         Some(home) => {
             let mark = |name, begins| work.marks.home_fault(name, begins, work.seats.own_evictions());
@@ -211,8 +225,11 @@ async fn play(world: World, options: Options, chosen: Arc<AtomicU64>) -> Result<
     }
     faults.stop();
     healed.await.map_err(|_| Error::unavailable("the faults ended early"))?;
+    if options.snapshots {
+        left.await.map_err(|_| Error::unavailable("the snapshots ended early"))?;
+    }
     leave(&world, &work, &options).await?;
-    verify_from_all_sides(&world, &cluster, &work, &options, &faults.spent()).await?;
+    verify_from_all_sides(&world, &cluster, &work, &past, &options, &faults.spent()).await?;
     let simulated = Duration::from_nanos(world.now().0);
     let (operations, excused) = (work.operations(), work.excused());
     let evictions = home.map_or(0, |home| home.evictions.load(Ordering::Relaxed));
@@ -288,6 +305,7 @@ async fn verify_from_all_sides(
     world: &World,
     cluster: &Cluster,
     work: &Workload,
+    past: &Past,
     options: &Options,
     spent: &BTreeSet<String>,
 ) -> Result<(), Error> {
@@ -296,9 +314,10 @@ async fn verify_from_all_sides(
         home.lift_limit(&client).await?;
         client.shutdown().await?;
     }
-    verify(cluster, work, "after everything healed").await?;
+    verify(cluster, work, past, "after everything healed").await?;
     if let Some(home) = &work.home {
         let reader = cluster.client("looks at home").await?;
+        past.remove_all(&reader).await?; // what a snapshot holds is not evicted
         home.verify(&reader).await.map_err(|e| e.doing("home, after everything healed"))?;
         reader.shutdown().await?;
     }
@@ -307,7 +326,7 @@ async fn verify_from_all_sides(
     cluster.restart_all();
     let whole = cluster.wait_whole(Duration::from_secs(180)).await;
     whole.map_err(|e| e.doing("wait after a power cut of everything"))?;
-    verify(cluster, work, "after a power cut of everything").await?;
+    verify(cluster, work, past, "after a power cut of everything").await?;
     let rng = world.rng("losses at the end");
     let mut left: Vec<String> =
         (0..options.storage_nodes).map(cluster::storage_name).filter(|n| !spent.contains(n)).collect();
@@ -317,12 +336,14 @@ async fn verify_from_all_sides(
         world.kill(&victim);
         killed.push(victim);
     }
-    verify(cluster, work, "with targets lost").await?;
+    verify(cluster, work, past, "with targets lost").await?;
     killed.iter().for_each(|name| cluster.start(name));
     let whole = cluster.wait_whole(Duration::from_secs(180)).await;
     whole.map_err(|e| e.doing("wait after the losses at the end"))?;
     let cleaner = cluster.client("cleaner").await?;
     work.remove_all(&cleaner).await?;
+    past.verify(&cleaner, "after all was removed").await?;
+    past.remove_all(&cleaner).await?;
     if let Some(home) = &work.home {
         home.verify_empty(&cleaner).await.map_err(|e| e.doing("home, after all was removed"))?;
     }
@@ -330,8 +351,9 @@ async fn verify_from_all_sides(
     cluster.wait_empty(EMPTY_PATIENCE).await.map_err(|e| e.doing("wait for the space of deleted files"))
 }
 
-async fn verify(cluster: &Cluster, work: &Workload, when: &str) -> Result<(), Error> {
+async fn verify(cluster: &Cluster, work: &Workload, past: &Past, when: &str) -> Result<(), Error> {
     let reader = cluster.client("reader").await.map_err(|e| e.doing(when))?;
     work.verify(&reader, when).await.map_err(|e| e.doing(when))?;
+    past.verify(&reader, when).await?;
     reader.shutdown().await.map_err(|e| e.doing(when))
 }

@@ -98,10 +98,12 @@ pub fn never_met(met: &Met, kinds: &[FaultKind]) -> Vec<(&'static str, &'static 
 
 /// A line for each kind of fault, a column for each kind of operation.
 pub fn table(met: &Met, kinds: &[FaultKind]) -> String {
-    let mut lines = vec![format!("{:28}{}", "", OPERATIONS.map(|o| format!("{o:>13}")).concat())];
+    let operations = || OPERATIONS.into_iter().chain(crate::past::OPERATIONS);
+    let line = |cells: String, name: &str| format!("{name:28}{cells}");
+    let mut lines = vec![line(operations().map(|o| format!("{o:>13}")).collect(), "")];
     for kind in kinds {
         let count = |operation| met.get(&(kind.name(), operation)).copied().unwrap_or_default();
-        lines.push(format!("{:28}{}", kind.name(), OPERATIONS.map(|o| format!("{:>13}", count(o))).concat()));
+        lines.push(line(operations().map(|o| format!("{:>13}", count(o))).collect(), kind.name()));
     }
     lines.join("\n")
 }

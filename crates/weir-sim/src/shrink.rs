@@ -22,6 +22,9 @@ pub fn command(seed: u64, options: &Options) -> String {
     if options.home {
         words.push("--home yes".into());
     }
+    if options.snapshots {
+        words.push("--snapshots yes".into());
+    }
     words.join(" ")
 }
 

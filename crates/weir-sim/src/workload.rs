@@ -203,6 +203,24 @@ impl Workload {
         }
     }
 
+    /// What nobody who can be cut off did: nothing excuses it.
+    pub fn complain_of_nobody(&self, what: String, e: &Error) {
+        self.world.trace(&format!("{what} failed: {e}"));
+        self.found().errors.push(format!("{:?} {what}: {e:?}", self.world.now()));
+    }
+
+    /// All turn files; while they are held nobody uses them.
+    pub async fn all_slots(&self) -> Vec<tokio::sync::MutexGuard<'_, Slot>> {
+        let mut slots = Vec::with_capacity(self.slots.len());
+        for slot in &self.slots {
+            slots.push(slot.lock().await);
+        }
+        slots
+    }
+    pub fn shared_files(&self) -> impl Iterator<Item = (String, InodeId)> {
+        self.shared.iter().map(|file| (file.name.clone(), file.ino))
+    }
+
     pub fn log(&self, op: u64, what: impl Display) {
         tracing::trace!("{:?} operation {op}: {what}", self.world.now());
         self.world.trace(&format!("operation {op}: {what}"));
