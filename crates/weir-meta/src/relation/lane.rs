@@ -186,8 +186,12 @@ impl Before {
         self.changed.extend(changes);
         self.relied_on.extend(relies);
     }
+    /// Directories whose times a mover is setting: their names stay, others may come and go in them meanwhile.
+    fn add_directories(&mut self, out: &BTreeMap<u64, NameOut>) {
+        self.relied_on.extend(out.keys().filter_map(|number| directory_of_work(*number)).map(Touch::Inode));
+    }
     fn is_empty(&self) -> bool {
-        self.changed.is_empty()
+        self.changed.is_empty() && self.relied_on.is_empty()
     }
 }
 
@@ -215,6 +219,7 @@ impl Lane {
             Ok((number, change.what, change.tried))
         })?;
         let mut before = Before::default();
+        before.add_directories(&self.names_out);
         let empty = queue.is_empty();
         for (number, what, tried) in queue {
             if offer.names.len() >= look.items {

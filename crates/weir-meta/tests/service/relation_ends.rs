@@ -230,3 +230,61 @@ fn what_is_cut_off_while_the_end_is_on_its_way_is_not_waited_for() {
         }
     });
 }
+
+/// A mover has the times of a directory to set when that is renamed: the rename is given out when they are told. Else home would be
+/// asked to move what is not as it was left, or the times go to a path that is another's.
+#[test]
+fn a_directory_whose_times_are_being_set_is_renamed_after_that() {
+    let world = World::new(15, SimConfig::default());
+    world.run({
+        let world = world.clone();
+        async move {
+            let _meta = start(&world).await;
+            let (user, mover) = (Client::start(&world, "user").await, Client::start(&world, "mover").await);
+            let add = |op| relation_to(op, "file:///data");
+            let relation = user.call(&add(user.op())).await.unwrap().id;
+            let dir = user.mkdir(ROOT, "d").await.unwrap().entry.attr.ino;
+            user.mkdir(dir, "below").await.unwrap();
+            let (session, mut leader) = (mover.session, 0);
+            let (mut times, mut renames) = (Vec::new(), 0);
+            let deadline = user.env.clock.now() + PATIENCE;
+            while renames == 0 {
+                assert!(user.env.clock.now() < deadline, "it is never renamed");
+                let limited_by = String::new();
+                let take = TakeWork { session, leader, bytes: 64, items: 8, wait_ms: 200, limited_by };
+                let taken = mover.call(&take).await.unwrap();
+                leader = taken.leader;
+                let given: Vec<NameWork> = taken.relations.into_iter().flat_map(|w| w.names).collect();
+                let is_nothing_new = given.is_empty();
+                let (new_times, others): (Vec<_>, Vec<_>) = given
+                    .into_iter()
+                    .partition(|n| n.ino == dir && matches!(n.action, NameAction::Attributes { .. }));
+                if !new_times.is_empty() {
+                    // They stay untold while the directory is renamed.
+                    times = new_times;
+                    let (op, cred, mode) = (user.op(), root(), RenameMode::Replace);
+                    let (name, new_name) = (Bytes::from_static(b"d"), Bytes::from_static(b"e"));
+                    let rename = Rename { op, cred, parent: ROOT, name, new_parent: ROOT, new_name, mode };
+                    user.call(&rename).await.unwrap();
+                } else if is_nothing_new && !times.is_empty() {
+                    tell(&mover, relation, &std::mem::take(&mut times)).await;
+                }
+                renames += others.iter().filter(|n| matches!(n.action, NameAction::Rename { .. })).count();
+                assert!(renames == 0 || times.is_empty(), "renamed while its times are being set");
+                tell(&mover, relation, &others).await;
+            }
+        }
+    });
+}
+
+async fn tell(mover: &Client, relation: RelationId, names: &[NameWork]) {
+    let outcome = Outcome::Done { stamp: Bytes::from_static(b"s") };
+    let names =
+        names.iter().map(|n| NameDone { number: n.number, outcome: outcome.clone() }).collect::<Vec<_>>();
+    if names.is_empty() {
+        return;
+    }
+    let (session, extents) = (mover.session, vec![]);
+    let done = WorkDone { session, relation, names, extents, orphans: vec![], listings: vec![] };
+    mover.call(&done).await.unwrap();
+}
