@@ -65,36 +65,15 @@ fn what_nobody_writes_any_more_is_complete_also_if_its_close_was_lost() {
                 }
                 drop(mover);
                 let mover = Client::start(&world, "another mover").await;
-                let (session, deadline) = (mover.session, mover.env.clock.now() + PATIENCE);
+                let deadline = mover.env.clock.now() + PATIENCE;
                 let (mut leader, mut finish) = (0, None);
                 while finish.is_none() {
                     assert!(mover.env.clock.now() < deadline, "with the leader: {with_leader}");
-                    let limited_by = String::new();
-                    let take = TakeWork { session, leader, bytes: 64, items: 8, wait_ms: 1000, limited_by };
-                    let taken = mover.call(&take).await.unwrap();
-                    leader = taken.leader;
-                    for work in taken.relations {
+                    for work in take(&mover, &mut leader).await {
                         assert_eq!(work.orphans, [], "nothing of it was lost");
-                        let outcome = Outcome::Done { stamp: Bytes::from_static(b"s") };
-                        let named = |n: &NameWork| NameDone { number: n.number, outcome: outcome.clone() };
-                        let wrote = |e: &ExtentWork| ExtentDone {
-                            ino: e.ino,
-                            offset: e.offset,
-                            len: e.len,
-                            finished: e.finish.is_some(),
-                            sums: vec![0],
-                            outcome: outcome.clone(),
-                        };
                         finish = work.extents.iter().find_map(|e| e.finish.clone());
-                        let done = WorkDone {
-                            session,
-                            relation,
-                            names: work.names.iter().map(named).collect(),
-                            extents: work.extents.iter().map(wrote).collect(),
-                            orphans: vec![],
-                            listings: vec![],
-                        };
-                        mover.call(&done).await.unwrap();
+                        let wrote = work.extents.iter().map(|e| wrote(e, done())).collect();
+                        tell(&mover, relation, &work.names, wrote).await;
                     }
                 }
                 let finish = finish.unwrap();
@@ -125,14 +104,7 @@ fn the_end_of_a_file_goes_home_after_all_that_comes_before_it() {
             let (mut leader, deadline) = (0, user.env.clock.now() + PATIENCE);
             while !(written && order.last() == Some(&"end")) {
                 assert!(user.env.clock.now() < deadline, "{order:?}");
-                let (session, limited_by) = (mover.session, String::new());
-                let take = TakeWork { session, leader, bytes: 64, items: 8, wait_ms: 1000, limited_by };
-                let taken = mover.call(&take).await.unwrap();
-                leader = taken.leader;
-                for work in taken.relations {
-                    let done = || Outcome::Done { stamp: Bytes::from_static(b"s") };
-                    let named = |n: &NameWork| NameDone { number: n.number, outcome: done() };
-                    let names = work.names.iter().map(named).collect();
+                for work in take(&mover, &mut leader).await {
                     let mut extents = Vec::new();
                     for e in &work.extents {
                         let fails = e.finish.is_none() && !failed;
@@ -143,12 +115,9 @@ fn the_end_of_a_file_goes_home_after_all_that_comes_before_it() {
                             true => Outcome::Later { why: "home hangs".into() },
                             false => done(),
                         };
-                        let (offset, len, finished) = (e.offset, e.len, e.finish.is_some());
-                        extents.push(ExtentDone { ino, offset, len, finished, sums: vec![0], outcome });
+                        extents.push(wrote(e, outcome));
                     }
-                    let (orphans, listings) = (vec![], vec![]);
-                    let told = WorkDone { session, relation, names, extents, orphans, listings };
-                    mover.call(&told).await.unwrap();
+                    tell(&mover, relation, &work.names, extents).await;
                 }
             }
             assert_eq!(order, ["range", "end", "range", "end"]);
@@ -179,11 +148,7 @@ fn what_is_cut_off_while_the_end_is_on_its_way_is_not_waited_for() {
             let (mut closed, mut cut) = (false, false);
             while !cut || info().await.state != (RelationState::Synced {}) {
                 assert!(user.env.clock.now() < deadline, "{:?}", info().await);
-                let (session, limited_by) = (mover.session, String::new());
-                let take = TakeWork { session, leader, bytes: 64, items: 8, wait_ms: 1000, limited_by };
-                let taken = mover.call(&take).await.unwrap();
-                leader = taken.leader;
-                for work in taken.relations {
+                for work in take(&mover, &mut leader).await {
                     if !cut && work.extents.iter().any(|e| e.finish.is_some()) {
                         let (op, size) = (user.op(), Some(4));
                         let shorter = SetAttr {
@@ -204,23 +169,8 @@ fn what_is_cut_off_while_the_end_is_on_its_way_is_not_waited_for() {
                         }
                         cut = true;
                     }
-                    let outcome = Outcome::Done { stamp: Bytes::from_static(b"s") };
-                    let named = |n: &NameWork| NameDone { number: n.number, outcome: outcome.clone() };
-                    let wrote = |e: &ExtentWork| ExtentDone {
-                        ino: e.ino,
-                        offset: e.offset,
-                        len: e.len,
-                        finished: e.finish.is_some(),
-                        sums: if e.finish.is_some() { vec![] } else { vec![0] },
-                        outcome: outcome.clone(),
-                    };
-                    let (names, extents) =
-                        (work.names.iter().map(named).collect(), work.extents.iter().map(wrote).collect());
-                    let (orphans, listings) = (vec![], vec![]);
-                    mover
-                        .call(&WorkDone { session, relation, names, extents, orphans, listings })
-                        .await
-                        .unwrap();
+                    let wrote = work.extents.iter().map(|e| wrote(e, done())).collect();
+                    tell(&mover, relation, &work.names, wrote).await;
                 }
                 if !closed && info().await.shipped_bytes == 30 {
                     user.close(ino, true).await.unwrap();
@@ -245,16 +195,13 @@ fn a_directory_whose_times_are_being_set_is_renamed_after_that() {
             let relation = user.call(&add(user.op())).await.unwrap().id;
             let dir = user.mkdir(ROOT, "d").await.unwrap().entry.attr.ino;
             user.mkdir(dir, "below").await.unwrap();
-            let (session, mut leader) = (mover.session, 0);
+            let mut leader = 0;
             let (mut times, mut renames) = (Vec::new(), 0);
             let deadline = user.env.clock.now() + PATIENCE;
             while renames == 0 {
                 assert!(user.env.clock.now() < deadline, "it is never renamed");
-                let limited_by = String::new();
-                let take = TakeWork { session, leader, bytes: 64, items: 8, wait_ms: 200, limited_by };
-                let taken = mover.call(&take).await.unwrap();
-                leader = taken.leader;
-                let given: Vec<NameWork> = taken.relations.into_iter().flat_map(|w| w.names).collect();
+                let work = take(&mover, &mut leader).await;
+                let given: Vec<NameWork> = work.into_iter().flat_map(|w| w.names).collect();
                 let is_nothing_new = given.is_empty();
                 let (new_times, others): (Vec<_>, Vec<_>) = given
                     .into_iter()
@@ -267,24 +214,41 @@ fn a_directory_whose_times_are_being_set_is_renamed_after_that() {
                     let rename = Rename { op, cred, parent: ROOT, name, new_parent: ROOT, new_name, mode };
                     user.call(&rename).await.unwrap();
                 } else if is_nothing_new && !times.is_empty() {
-                    tell(&mover, relation, &std::mem::take(&mut times)).await;
+                    tell(&mover, relation, &std::mem::take(&mut times), vec![]).await;
                 }
                 renames += others.iter().filter(|n| matches!(n.action, NameAction::Rename { .. })).count();
                 assert!(renames == 0 || times.is_empty(), "renamed while its times are being set");
-                tell(&mover, relation, &others).await;
+                tell(&mover, relation, &others, vec![]).await;
             }
         }
     });
 }
 
-async fn tell(mover: &Client, relation: RelationId, names: &[NameWork]) {
-    let outcome = Outcome::Done { stamp: Bytes::from_static(b"s") };
-    let names =
-        names.iter().map(|n| NameDone { number: n.number, outcome: outcome.clone() }).collect::<Vec<_>>();
-    if names.is_empty() {
+// ---- a mover
+
+async fn take(mover: &Client, leader: &mut u64) -> Vec<RelationWork> {
+    let (session, limited_by) = (mover.session, String::new());
+    let take = TakeWork { session, leader: *leader, bytes: 64, items: 8, wait_ms: 200, limited_by };
+    let taken = mover.call(&take).await.unwrap();
+    *leader = taken.leader;
+    taken.relations
+}
+
+fn done() -> Outcome {
+    Outcome::Done { stamp: Bytes::from_static(b"s") }
+}
+
+fn wrote(e: &ExtentWork, outcome: Outcome) -> ExtentDone {
+    let (ino, offset, len, finished) = (e.ino, e.offset, e.len, e.finish.is_some());
+    ExtentDone { ino, offset, len, finished, sums: if finished { vec![] } else { vec![0] }, outcome }
+}
+
+/// Names are done.
+async fn tell(mover: &Client, relation: RelationId, names: &[NameWork], extents: Vec<ExtentDone>) {
+    let names: Vec<NameDone> = names.iter().map(|n| NameDone { number: n.number, outcome: done() }).collect();
+    if names.is_empty() && extents.is_empty() {
         return;
     }
-    let (session, extents) = (mover.session, vec![]);
-    let done = WorkDone { session, relation, names, extents, orphans: vec![], listings: vec![] };
-    mover.call(&done).await.unwrap();
+    let (session, orphans, listings) = (mover.session, vec![], vec![]);
+    mover.call(&WorkDone { session, relation, names, extents, orphans, listings }).await.unwrap();
 }
