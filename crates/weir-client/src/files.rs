@@ -212,7 +212,7 @@ impl Inner {
         };
         if gone {
             self.cache().remove_inode(ino);
-            self.dirty().remove(&ino);
+            self.forget_dirty(ino);
             self.remove_node(ino);
         }
         saved

@@ -386,7 +386,7 @@ impl Inner {
         st.leaving = bytes;
         let (size, mtime) = (st.size(), st.local.map_or_else(|| self.now(), |l| l.mtime));
         st.note_write(size, mtime, self.env.clock.now());
-        self.dirty().insert(ino);
+        self.note_dirty(ino);
         Ok(())
     }
 
@@ -408,7 +408,7 @@ impl Inner {
         let bytes = st.leaving.slice(..st.leaving.len().min(st.size() as usize));
         st.leaving_unsent = true;
         match self.write_below(st, layout, &bytes) {
-            Ok(()) => drop(self.dirty().insert(node.ino)),
+            Ok(()) => self.note_dirty(node.ino),
             Err(e) => st.fail(e),
         }
     }
@@ -463,10 +463,8 @@ impl Inner {
         st.drop_inline = false;
         st.apply(&entry, stamp);
         self.settle_room(&mut st);
-        let done = !st.is_dirty();
-        drop(st);
-        if done {
-            self.dirty().remove(&node.ino);
+        if !st.is_dirty() {
+            self.forget_dirty(node.ino);
         }
         Ok(true)
     }
@@ -560,10 +558,8 @@ impl Inner {
             let first = layout.stripe_of(st.committed_size());
             st.touched = st.touched.split_off(&first);
         }
-        let done = !st.is_dirty();
-        drop(st);
-        if done {
-            self.dirty().remove(&node.ino);
+        if !st.is_dirty() {
+            self.forget_dirty(node.ino);
         }
         Ok(())
     }
@@ -575,8 +571,8 @@ impl Inner {
         }
         let me = self.arc();
         self.env.tasks.spawn("relieve memory", async move {
-            let dirty: Vec<_> = me.dirty().iter().copied().collect();
-            let oldest = dirty
+            let oldest = me
+                .dirty_inodes()
                 .into_iter()
                 .filter_map(|ino| me.known_node(ino))
                 .filter_map(|node| {
@@ -597,8 +593,7 @@ impl Inner {
     /// Saves what has been dirty for a while, and tells the leader what is durable of files that grow: a copy to home
     /// begins with that. Errors stay with the inodes.
     pub async fn write_back_aged(&self) {
-        let dirty: Vec<_> = self.dirty().iter().copied().collect();
-        for node in dirty.into_iter().filter_map(|ino| self.known_node(ino)) {
+        for node in self.dirty_inodes().into_iter().filter_map(|ino| self.known_node(ino)) {
             let due = due(&node.lock(), node.ino, self.env.clock.now());
             match due {
                 Due::Nothing => self.forget_if_saved(&node),
@@ -616,10 +611,9 @@ impl Inner {
 
 impl Inner {
     fn forget_if_saved(&self, node: &Node) {
-        let mut dirty = self.dirty();
         let st = node.lock();
         if !st.is_dirty() && !st.through_pending {
-            dirty.remove(&node.ino);
+            self.forget_dirty(node.ino);
         }
     }
 }

@@ -152,8 +152,16 @@ impl Inner {
     pub fn cache(&self) -> MutexGuard<'_, Cache> {
         self.cache.lock().expect("no holder of the cache panics")
     }
-    pub fn dirty(&self) -> MutexGuard<'_, BTreeSet<InodeId>> {
-        self.dirty.lock().expect("no holder panics")
+    /// Write-back looks at the inode from now on. These are called with its state locked, so nothing becomes dirty between the
+    /// look and the note; and the set is never handed out, so nobody waits for an inode's state while holding it.
+    pub fn note_dirty(&self, ino: InodeId) {
+        self.dirty.lock().expect("no holder panics").insert(ino);
+    }
+    pub fn forget_dirty(&self, ino: InodeId) {
+        self.dirty.lock().expect("no holder panics").remove(&ino);
+    }
+    pub fn dirty_inodes(&self) -> Vec<InodeId> {
+        self.dirty.lock().expect("no holder panics").iter().copied().collect()
     }
 
     pub fn node(&self, ino: InodeId) -> Arc<Node> {
@@ -374,8 +382,8 @@ impl Inner {
         st.lower_lease(LeaseKind::None);
         self.settle_room(&mut st);
         self.cache().remove_inode(node.ino);
+        self.forget_dirty(node.ino);
         drop(st);
-        self.dirty().remove(&node.ino);
         node.changed.notify_waiters();
     }
 

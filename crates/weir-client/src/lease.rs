@@ -154,7 +154,7 @@ impl Inner {
         if keep == LeaseKind::None {
             self.cache().remove_inode(node.ino);
         }
-        self.dirty().remove(&node.ino);
+        self.forget_dirty(node.ino);
     }
 
     pub async fn invalidate(&self, ino: InodeId, what: Forget) {

@@ -141,7 +141,7 @@ impl Inner {
             self.send_if_full(node, st, &layout, stripe)?;
         }
         if st.is_dirty() {
-            self.dirty().insert(node.ino);
+            self.note_dirty(node.ino);
         }
         self.settle_room(st);
         if matches!(taken, Taken::All) {
@@ -368,7 +368,7 @@ impl Inner {
                 && st.through_commit_at.is_some_and(|at| now.since(at) < TIME_COMMIT_PERIOD)
         };
         if told {
-            self.dirty().insert(node.ino); // write-back tells it
+            self.note_dirty(node.ino); // write-back tells it
         } else {
             self.commit_through(node, end, offset, drop_inline, false).await?;
         }
@@ -719,7 +719,7 @@ impl Inner {
         } else {
             let size = st.size();
             st.note_write(size, mtime, self.env.clock.now());
-            self.dirty().insert(node.ino);
+            self.note_dirty(node.ino);
         }
         self.cache().remove(node.ino, offset, end);
         zeroed
