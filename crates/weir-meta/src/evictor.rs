@@ -86,6 +86,9 @@ pub(crate) async fn run(meta: Meta) -> Error {
 
 async fn look(meta: &Meta) -> Result<()> {
     let leader = meta.leader();
+    if leader.lock().grace_until.is_some() {
+        return Ok(()); // who writes a file may not have said so to this leader yet
+    }
     let mut levels: Vec<(Option<VolumeId>, Level, Option<Percent>)> = Vec::new();
     let mut any = false;
     leader.kv.read(&mut |read| {

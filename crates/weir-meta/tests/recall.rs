@@ -7,7 +7,7 @@ use weir_env::sim::{SimConfig, World};
 use weir_proto::meta::*;
 use weir_proto::recall::*;
 use weir_proto::relation::{Direction, HomeIds, RelationAdd};
-use weir_proto::volume::{Policy, Quota, VolumeCreate};
+use weir_proto::volume::{Policy, Quota, Volume, VolumeCreate};
 use weir_proto::{ErrorKind, InodeId, NameRule, Result};
 
 /// Of the layout that files get here.
@@ -247,6 +247,39 @@ async fn until(world: &World, is_so: impl Fn() -> bool) {
     }
 }
 
+/// A volume with a limit, and a relation that lets its files be evicted.
+async fn evicting_volume(user: &Client, bytes_hard: u64) -> Volume {
+    let quota = Quota { bytes_hard, bytes_soft: 0, inodes_hard: 0, inodes_soft: 0, grace_s: 60 };
+    let make = VolumeCreate {
+        op: user.op(),
+        cred: root(),
+        name: "beamline".into(),
+        parent: ROOT,
+        entry: b("beamline"),
+        path: b("/beamline"),
+        owner: 7,
+        group: 7,
+        mode: 0o755,
+        admins: vec![],
+        quota,
+        policy: Policy { scheme: None, pool: None },
+    };
+    let volume = user.call(&make).await.unwrap();
+    let (url, direction) = ("file:///home".to_owned(), Direction::Push);
+    let add = RelationAdd {
+        op: user.op(),
+        cred: root(),
+        volume: volume.id,
+        url,
+        direction,
+        evict: true,
+        adopt: false,
+        ids: HomeIds::default(),
+    };
+    user.call(&add).await.unwrap();
+    volume
+}
+
 /// A volume with a limit whose files are at home never fills: what was used longest ago goes, nothing that is pinned, open
 /// or not at home.
 #[test]
@@ -254,35 +287,8 @@ fn a_volume_makes_room_by_itself() {
     simulate(6, async |world| {
         let meta = start(&world).await;
         let user = Client::start(&world, "user").await;
-        let quota =
-            Quota { bytes_hard: 20 * STRIPE, bytes_soft: 0, inodes_hard: 0, inodes_soft: 0, grace_s: 60 };
-        let make = VolumeCreate {
-            op: user.op(),
-            cred: root(),
-            name: "beamline".into(),
-            parent: ROOT,
-            entry: b("beamline"),
-            path: b("/beamline"),
-            owner: 7,
-            group: 7,
-            mode: 0o755,
-            admins: vec![],
-            quota,
-            policy: Policy { scheme: None, pool: None },
-        };
-        let volume = user.call(&make).await.unwrap();
-        let (id, url, direction) = (volume.id, "file:///home".to_owned(), Direction::Push);
-        let add = RelationAdd {
-            op: user.op(),
-            cred: root(),
-            volume: id,
-            url,
-            direction,
-            evict: true,
-            adopt: false,
-            ids: HomeIds::default(),
-        };
-        user.call(&add).await.unwrap();
+        let volume = evicting_volume(&user, 20 * STRIPE).await;
+        let id = volume.id;
         let mut files = Vec::new();
         for n in 0..19 {
             let made = user.create(volume.root, &format!("f{n:02}")).await.unwrap().entry;
@@ -347,4 +353,30 @@ async fn until_used(env: &weir_env::Env, user: &Client, ask: &GetEviction, used:
         assert!(env.clock.now() < deadline, "{level:?}");
         env.clock.sleep(Duration::from_millis(500)).await;
     }
+}
+
+/// Who writes a file may have sent what the leader has not heard of: it says so when it comes back.
+#[test]
+fn after_a_restart_nothing_is_evicted_before_all_have_said_what_they_have_open() {
+    simulate(7, async |world| {
+        let meta = start(&world).await;
+        let mut user = Client::start(&world, "user").await;
+        let volume = evicting_volume(&user, 4 * STRIPE).await;
+        let made = user.create(volume.root, "f").await.unwrap().entry;
+        let ino = made.attr.ino;
+        user.commit(ino, made.lease.token_epoch, 4 * STRIPE, true).await.unwrap();
+        meta.at_home.lock().unwrap().insert(ino);
+        world.kill("meta");
+        drop(meta);
+        let _meta = start(&world).await;
+        // The evictor looks each second.
+        user.env.clock.sleep(Duration::from_millis(u64::from(LEASE_MS) * 3 / 4)).await;
+        user.reconnect("user").await;
+        user.resume(vec![held(&made, LeaseKind::Write, 0, 1)]).await.unwrap();
+        user.env.clock.sleep(Duration::from_secs(10)).await;
+        assert_eq!(user.residence(ino).await.evicted, 0, "it is open for writing");
+        user.close(ino, true).await.unwrap();
+        user.env.clock.sleep(Duration::from_secs(10)).await;
+        assert!(user.residence(ino).await.evicted > 0, "nobody writes it any more");
+    });
 }
