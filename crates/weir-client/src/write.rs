@@ -520,8 +520,10 @@ impl Inner {
         Ok(())
     }
 
-    /// What writes straight through have not told the leader yet.
+    /// What writes straight through have not told the leader yet. Who is telling it already is waited for: when the last
+    /// handle is closed the right to tell it ends.
     pub async fn settle_through(&self, node: &Arc<Node>) -> Result<()> {
+        let _one = node.flushing.lock().await;
         if node.lock().through_pending { self.commit_through(node, 0, 0, false, false).await } else { Ok(()) }
     }
 
@@ -719,8 +721,8 @@ impl Inner {
         } else {
             let size = st.size();
             st.note_write(size, mtime, self.env.clock.now());
-            self.note_dirty(node.ino);
         }
+        self.note_dirty(node.ino);
         self.cache().remove(node.ino, offset, end);
         zeroed
     }

@@ -1,0 +1,75 @@
+//! When the leader hears of what was written past it. Home gets nothing else, so what it is never told is never there.
+mod lab;
+
+use bytes::Bytes;
+use lab::*;
+use std::time::Duration;
+use weir_client::{Allocate, Client, Handle, OpenMode};
+use weir_proto::relation::What;
+use weir_proto::{InodeId, VolumeId};
+
+/// Somebody listens, so changes are kept.
+const CURSOR: &str = "test";
+/// Write-back tells what is untold after a second.
+const SOON: Duration = Duration::from_secs(4);
+
+async fn create(client: &Client, name: &str) -> (InodeId, Handle) {
+    let made = client.create(&root(), InodeId::ROOT, name.as_bytes(), 0o644, true, OpenMode::BOTH).await;
+    let made = made.unwrap();
+    (made.stat.attr.ino, made.handle)
+}
+async fn open(client: &Client, ino: InodeId) -> Handle {
+    client.open(&root(), ino, OpenMode::BOTH).await.unwrap().handle
+}
+async fn write(client: &Client, handle: Handle, at: usize, len: usize) {
+    client.write(handle, at as u64, Bytes::from(pattern(1, at, len))).await.unwrap();
+}
+/// Whether the leader knows that a byte was written after the change with this number.
+async fn is_told(client: &Client, ino: InodeId, byte: usize, after: u64) -> bool {
+    let changes = client.changes(&root(), VolumeId::ROOT, None, after, Duration::ZERO).await.unwrap().changes;
+    let byte = byte as u64;
+    let names = |what: &What| matches!(what, What::Data { ino: of, offset, len } if *of == ino && (*offset..offset + len).contains(&byte));
+    changes.iter().any(|named| names(&named.change.what))
+}
+async fn last_change(client: &Client) -> u64 {
+    let changes = client.changes(&root(), VolumeId::ROOT, None, 0, Duration::ZERO).await.unwrap().changes;
+    changes.last().map_or(0, |named| named.change.number)
+}
+
+#[test]
+fn zeros_that_went_straight_through_are_told_soon() {
+    Lab::new(1).run(6, |lab| async move {
+        let (a, b, env) = (lab.client("a").await, lab.client("b").await, lab.env("a"));
+        a.acknowledge(&root(), VolumeId::ROOT, CURSOR, 0).await.unwrap();
+        let (ino, h) = create(&a, "f").await;
+        let _shared = open(&b, ino).await;
+        write(&a, h, 0, 2 * STRIPE).await;
+        let before = last_change(&b).await;
+        a.fallocate(h, Allocate::PunchHole, CELL as u64, CELL as u64).await.unwrap();
+        env.clock.sleep(SOON).await;
+        assert!(is_told(&b, ino, CELL, before).await);
+    });
+}
+
+/// Who has closed it may not write it any more, so nobody could tell it afterwards.
+#[test]
+fn a_close_waits_for_what_write_back_is_telling() {
+    Lab::new(3).run(6, |lab| async move {
+        let (a, b, env) = (lab.client("a").await, lab.client("b").await, lab.env("a"));
+        a.acknowledge(&root(), VolumeId::ROOT, CURSOR, 0).await.unwrap();
+        let (ino, h) = create(&a, "f").await;
+        write(&a, h, 0, 2 * STRIPE).await;
+        a.release(h).await.unwrap();
+        let _shared = open(&b, ino).await;
+        lab.world().slow_link("a", "meta", Duration::from_millis(200));
+        for round in 0..12 {
+            let h = open(&a, ino).await;
+            write(&a, h, 0, CELL).await;
+            let before = last_change(&b).await;
+            write(&a, h, CELL, CELL).await;
+            env.clock.sleep(Duration::from_millis(100 * round)).await;
+            a.release(h).await.unwrap();
+            assert!(is_told(&b, ino, CELL, before).await, "round {round}");
+        }
+    });
+}
