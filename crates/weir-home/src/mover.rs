@@ -6,7 +6,7 @@
 //!
 //! Refuses to know: what is to be shipped next and in which order (the leader), how a home keeps things (the back ends).
 use crate::backup::Due;
-use crate::pace::{Pace, STREAMS_MAX};
+use crate::pace::{Choice, Pace};
 use crate::recall;
 use crate::{Attrs, Expect, Fault, Home, HomePath, HomeWriter, ListEntry, Make, Outcome, Stamp, Xattr};
 use bytes::Bytes;
@@ -26,8 +26,6 @@ use weir_proto::relation::{
 };
 use weir_proto::{Error, ErrorKind, InodeId, Result, VolumeId, Wire};
 
-/// Pieces of one stream that are read ahead of what is being written.
-const PIECES_AHEAD: usize = 2;
 /// Ranges and names that this mover has at most.
 const ITEMS_MAX: usize = 256;
 /// Bytes of ranges that this mover asks for at once. They are read piece by piece: this is no memory.
@@ -82,6 +80,8 @@ pub struct Mover {
     opener: Arc<dyn OpenHome>,
     homes: Arc<Homes>,
     backups: Arc<Due>,
+    /// What it begins with at each home.
+    pace: Pace,
 }
 
 type Homes = Mutex<BTreeMap<RelationId, Arc<dyn Home>>>;
@@ -92,6 +92,7 @@ struct Shared {
     client: Client,
     opener: Arc<dyn OpenHome>,
     homes: Arc<Homes>,
+    pace: Pace,
     /// Set when this life is over: everything that was begun ends.
     over: watch::Sender<bool>,
     relations: Mutex<BTreeMap<RelationId, Arc<Relation>>>,
@@ -148,7 +149,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Mover {
     pub fn new(env: Env, opener: Arc<dyn OpenHome>) -> Mover {
         let backups = Arc::new(Due::new(env.clone(), opener.clone()));
-        Mover { env, opener, homes: Arc::default(), backups }
+        Mover { env, opener, homes: Arc::default(), backups, pace: Pace::default() }
+    }
+
+    /// One that does not find out by itself how to work: for measurements.
+    pub fn fixed(env: Env, opener: Arc<dyn OpenHome>, choice: Choice) -> Mover {
+        Mover { pace: Pace::fixed(choice), ..Mover::new(env, opener) }
     }
 
     /// Works until the leader may take `client` for dead, was out of reach or has begun anew: what this mover had is to be
@@ -159,6 +165,7 @@ impl Mover {
             client: client.clone(),
             opener: self.opener.clone(),
             homes: self.homes.clone(),
+            pace: self.pace.clone(),
             over: watch::Sender::new(false),
             relations: Mutex::default(),
             opening: Mutex::default(),
@@ -360,12 +367,12 @@ impl Shared {
         };
         lock(&self.homes).insert(id, home.clone());
         let (done, told) = mpsc::unbounded_channel();
-        let pace = Pace::default();
+        let pace = self.pace.clone();
         let relation = Arc::new(Relation {
             id,
             home,
             done,
-            streams: Semaphore::new(pace.streams()),
+            streams: Semaphore::new(pace.choice().streams),
             surplus: AtomicUsize::new(0),
             pace: Mutex::new(pace),
             files: Mutex::default(),
@@ -503,6 +510,7 @@ impl Shared {
         let mut open: Option<Box<dyn HomeWriter>> = None;
         let mut failed: Option<Told> = None;
         let mut unsynced: Vec<ExtentDone> = Vec::new();
+        let mut written = 0;
         loop {
             let next = lock(&relation.files).get_mut(&ino).and_then(VecDeque::pop_front);
             let more = lock(&relation.files).get(&ino).is_some_and(|queue| !queue.is_empty());
@@ -522,11 +530,12 @@ impl Shared {
             }
             match self.extent(relation, &mut open, &item).await {
                 Ok(mut done) => {
+                    written += item.len;
+                    let enough = written >= lock(&relation.pace).choice().extent_bytes;
                     let synced = match (&done.outcome, &open) {
-                        // A sync for each range, but for a small one before others: they are synced together.
-                        (Told::Done { stamp }, Some(writer))
-                            if stamp.is_empty() && (!more || item.len >= RECEIPT_BLOCK) =>
-                        {
+                        // Small ranges are synced together with the others that follow.
+                        (Told::Done { stamp }, Some(writer)) if stamp.is_empty() && (!more || enough) => {
+                            written = 0;
                             Some(writer.sync().await)
                         }
                         _ => None,
@@ -610,7 +619,9 @@ impl Shared {
         let end = item.offset + item.len;
         let (mut next, mut ahead, mut sums) = (item.offset, VecDeque::new(), Vec::new());
         loop {
-            while next < end && ahead.len() < PIECES_AHEAD {
+            let Choice { streams, window_bytes, .. } = lock(&relation.pace).choice();
+            let pieces_ahead = (window_bytes / RECEIPT_BLOCK / streams as u64).max(1) as usize;
+            while next < end && ahead.len() < pieces_ahead {
                 let (at, len) = (next, (end - next).min(RECEIPT_BLOCK));
                 let (tx, rx) = tokio::sync::oneshot::channel();
                 let (client, item) = (self.client.clone(), item.clone());
@@ -664,11 +675,11 @@ impl Shared {
             let waiting = lock(&relation.files).len() > relation.meter.busy.load(Relaxed);
             (last, since) = (bytes, now);
             let mut pace = lock(&relation.pace);
-            let before = pace.streams();
+            let before = pace.choice().streams;
             if waiting && bytes > 0 {
                 pace.measured(rate);
             }
-            let after = pace.streams();
+            let after = pace.choice().streams;
             if after > before {
                 relation.streams.add_permits(after - before);
             } else if before > after {
@@ -691,7 +702,7 @@ impl Shared {
         }
         let reading = busiest.meter.reading_us.load(Relaxed);
         let writing = busiest.meter.writing_us.load(Relaxed);
-        let streams = lock(&busiest.pace).streams().min(STREAMS_MAX);
+        let streams = lock(&busiest.pace).choice().streams;
         let share = 100 * writing.max(reading) / (writing + reading).max(1);
         match writing >= reading {
             true => format!(

@@ -2,17 +2,35 @@
 //!
 //! A hill climb on the measured rate, for one home: another stream is kept while the rate grows by more than the noise,
 //! else it is given back; now and then the neighbours are tried again, because homes and loads change. Pure.
+use weir_proto::relation::RECEIPT_BLOCK;
 
 /// Streams at most: memory is this many windows.
 pub const STREAMS_MAX: usize = 16;
+/// Read ahead by each stream: two pieces.
+const WINDOW_BYTES: u64 = 2 * RECEIPT_BLOCK;
+/// Each range of at least a piece is synced when it is written.
+const EXTENT_BYTES: u64 = RECEIPT_BLOCK;
 /// A change of rate below this part of it says nothing.
 const NOISE: f64 = 0.05;
 /// Measurements without a better neighbour until one is tried again.
 const REST: u32 = 8;
 
+/// How a mover works at one home.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// Files that are written at the same time.
+    pub streams: usize,
+    /// Bytes that are read and not written at home yet, of all streams together.
+    pub window_bytes: u64,
+    /// A file is synced at home so often.
+    pub extent_bytes: u64,
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pace {
     streams: usize,
+    /// Given, and not to be changed.
+    fixed: Option<Choice>,
     /// Bytes per second before the last step.
     before: Option<f64>,
     step: isize,
@@ -21,18 +39,29 @@ pub struct Pace {
 
 impl Default for Pace {
     fn default() -> Pace {
-        Pace { streams: 2, before: None, step: 1, rest: 0 }
+        Pace { streams: 2, fixed: None, before: None, step: 1, rest: 0 }
     }
 }
 
 impl Pace {
-    pub fn streams(&self) -> usize {
-        self.streams
+    /// Always the same, for measurements.
+    pub fn fixed(choice: Choice) -> Pace {
+        Pace { streams: choice.streams, fixed: Some(choice), ..Pace::default() }
+    }
+
+    pub fn choice(&self) -> Choice {
+        let streams = self.streams;
+        let found =
+            Choice { streams, window_bytes: streams as u64 * WINDOW_BYTES, extent_bytes: EXTENT_BYTES };
+        self.fixed.unwrap_or(found)
     }
 
     /// What was measured with the present number of streams, all of them busy. A measurement while there was not enough
     /// to do must not be told.
     pub fn measured(&mut self, rate: f64) {
+        if self.fixed.is_some() {
+            return;
+        }
         if self.rest > 0 {
             self.rest -= 1;
             self.before = Some(rate);
@@ -72,15 +101,15 @@ mod tests {
         let rate = |n: usize| (each * n as f64).min(all) * (1.0 - loss * n as f64);
         let mut last = Vec::new();
         for _ in 0..100 {
-            pace.measured(rate(pace.streams()));
-            last.push(rate(pace.streams()));
+            pace.measured(rate(pace.choice().streams));
+            last.push(rate(pace.choice().streams));
         }
         (pace, last[60..].iter().sum::<f64>() / 40.0)
     }
 
     #[test]
     fn one_stream_that_fills_the_path_is_left_alone() {
-        assert!(settle(100.0, 100.0, 0.0).0.streams() <= 2);
+        assert!(settle(100.0, 100.0, 0.0).0.choice().streams <= 2);
     }
 
     proptest! {

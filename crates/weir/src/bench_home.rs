@@ -3,6 +3,9 @@
 //! Each part is a volume with a directory as its home, and is looked at from outside. The raw figure beside the rates is
 //! what one stream writes and syncs on the home's file system, measured just before; how fast a full volume goes home is
 //! compared with several who copy it through the mount.
+mod grid;
+mod wire;
+
 use crate::demo::Stage;
 use crate::failure::{Doing, Outcome};
 use crate::homeward::{self, Live, PART, Plan, Seen, Site};
@@ -57,9 +60,29 @@ pub struct Options {
     /// `stream`: also single files of these sizes, one after the other
     #[arg(long, value_delimiter = ',', value_parser = parse_size)]
     pub file_bytes: Vec<u64>,
+    /// `grid`: part of the full size of its loads
+    #[arg(long, default_value_t = 0.1, value_parser = parse_scale)]
+    pub scale: f64,
+    /// `grid`: what is brought home
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = grid::Load::ALL)]
+    pub load: Vec<grid::Load>,
+    /// `grid`: milliseconds by which the way to home makes a round trip longer
+    #[arg(long, value_delimiter = ',', default_values_t = [0.1, 10.0, 100.0], value_parser = parse_delay)]
+    pub delay_ms: Vec<f64>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+fn parse_scale(text: &str) -> Result<f64, String> {
+    parse_within(text, 0.0001, 10.0)
+}
+fn parse_delay(text: &str) -> Result<f64, String> {
+    parse_within(text, 0.0, 10_000.0)
+}
+fn parse_within(text: &str, least: f64, most: f64) -> Result<f64, String> {
+    let value = text.parse().ok().filter(|value| (least..=most).contains(value));
+    value.ok_or_else(|| format!("{text:?}: expected a number from {least} to {most}"))
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
@@ -74,6 +97,8 @@ pub enum What {
     CatchUp,
     /// A home that hangs, and what those notice who write and list here (not run unless it is named)
     Frozen,
+    /// A far home: how near the mover's own pace is to the best of many fixed ones (alone, and not run unless it is named)
+    Grid,
 }
 
 /// A cluster with one mover and what was found on it.
@@ -88,9 +113,16 @@ struct Bench<'a> {
 }
 
 pub fn run(options: &Options) -> Outcome<ExitCode> {
+    if options.what.contains(&What::Grid) && options.what.len() > 1 {
+        let error = weir_proto::Error::invalid("`grid` is measured alone");
+        return Err(crate::failure::Failure::new(error, "name it in a command of its own"));
+    }
     let stage = Stage::prepare(options.dir.as_deref(), "weir-bench-home")?;
     let stage = crate::demo::end_on_signal(stage);
-    let measured = measure(options, &stage);
+    let measured = match options.what.contains(&What::Grid) {
+        true => grid::measure(options, &stage),
+        false => measure(options, &stage),
+    };
     let ended = stage.end();
     let report = measured?;
     ended?;
@@ -122,6 +154,7 @@ fn measure(options: &Options, stage: &Stage) -> Outcome<Report> {
             What::Cache => bench.cache()?,
             What::CatchUp => bench.catch_up()?,
             What::Frozen => bench.frozen()?,
+            What::Grid => {} // on clusters of its own
         }
     }
     Ok(bench.report())
