@@ -150,7 +150,7 @@ pub fn measure(options: &super::Options, stage: &Stage) -> Outcome<Report> {
     })?;
     let said = [
         "rows without a choice: the mover's own, mean of two runs; baseline: the best fixed choice, mean of two runs",
-        "rows \"more than\": not waited for, because another choice was faster before",
+        "rows \"at most\": not waited for, because another choice was faster before",
         "delay: what a round trip takes more; the rate of the way is not limited",
     ];
     let loads: Vec<_> = options.load.iter().map(|load| load.name()).collect();
@@ -390,7 +390,7 @@ async fn all<'a, T, F: Future<Output = T> + Send + 'a>(calls: impl Iterator<Item
 
 fn shown(choice: &Choice, cut: bool) -> String {
     let Choice { streams, window_bytes, extent_bytes } = choice;
-    let more = if cut { ", more than" } else { "" };
+    let more = if cut { ", at most" } else { "" };
     format!("{streams} streams, window {} MiB, extent {} MiB{more}", window_bytes / MIB, extent_bytes / MIB)
 }
 
