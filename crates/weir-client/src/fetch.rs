@@ -353,19 +353,22 @@ impl Data {
         }
     }
 
-    /// Fewer than k fragments are left: the error that names the stripe.
+    /// Fewer than k fragments can be had: the error that names the stripe. They are lost if nobody is down who may come back
+    /// with one: movers set a file aside for good that is damaged.
     fn lost(&self, s: &StripeRef, view: &GroupView, why: &Error) -> Error {
         let members = view.group().members.iter().enumerate();
         let down: Vec<String> = members
             .filter(|(i, _)| view.state(*i) != MemberState::Current)
             .map(|(_, m)| format!("{} {:?}", m.target, m.state))
             .collect();
-        Error::damaged(format!(
+        let what = format!(
             "read {s}: fewer than {} of its {} fragments can be had ({why}; not current: {})",
             s.layout.scheme.data,
             s.layout.scheme.width(),
             if down.is_empty() { "none".into() } else { down.join(", ") }
-        ))
+        );
+        let may_return = (0..s.layout.scheme.width()).any(|i| view.state(i) == MemberState::Down);
+        if may_return { Error::unavailable(what) } else { Error::damaged(what) }
     }
 
     /// Applies the overlays of the cell above `cut`, as a parity target mirrors them.

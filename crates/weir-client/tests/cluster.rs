@@ -176,6 +176,11 @@ fn any_two_of_six_targets_may_be_gone_and_a_third_is_an_error_that_names_the_str
             let h = open(&d, "before", OpenMode::READ).await;
             let error = d.read(h, 0, data.len()).await.unwrap_err();
             assert!(error.context.contains("stripe"), "{error:?}");
+            assert_eq!(
+                error.kind,
+                ErrorKind::Unavailable,
+                "who is down may come back with what it has: {error}"
+            );
             assert_eq!(error.kind.errno(), 5);
             assert!(clock.now().since(begun) < Duration::from_secs(15), "{:?}", clock.now().since(begun));
             let h = create(&d, "refused").await;
