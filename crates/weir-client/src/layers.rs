@@ -72,7 +72,7 @@ pub fn by_object(layers: &[Layer], own: InodeId, ranges: &[(u64, u64)]) -> Vec<(
 impl Inner {
     /// The layers that end in the stripe of `from` or behind it.
     pub async fn layers(&self, node: &Node, from: u64) -> Result<Vec<Layer>> {
-        let (stripe, leased, leases_lost) = {
+        let (stripe, leased, leases_lost, known) = {
             let st = node.lock();
             let Some(attr) = st.attr.as_ref().filter(|a| a.layers.is_some_and(|l| l.bytes > 0)) else {
                 return Ok(Vec::new());
@@ -81,12 +81,14 @@ impl Inner {
             if let Some(known) = st.layers.as_ref().filter(|_| leased) {
                 return Ok(known.clone());
             }
-            (attr.layout.map_or(1, |l| l.stripe_bytes()), leased, st.leases_lost)
+            (attr.layout.map_or(1, |l| l.stripe_bytes()), leased, st.leases_lost, attr.layers)
         };
         let from = if leased { 0 } else { from / stripe * stripe };
         let (_, layers) = self.list_layers(0, node.ino, from, leased).await?;
         let mut st = node.lock();
-        if leased && st.lease != LeaseKind::None && st.leases_lost == leases_lost {
+        // What this client itself has copied or evicted meanwhile is no layer any more.
+        let same = st.leases_lost == leases_lost && st.attr.as_ref().is_some_and(|a| a.layers == known);
+        if leased && st.lease != LeaseKind::None && same {
             st.layers = Some(layers.clone());
         }
         Ok(layers)

@@ -8,6 +8,7 @@ use crate::executor::Leader;
 use crate::keys;
 use crate::lease::Conflict;
 use crate::namespace::evict::How;
+use crate::namespace::keeper::is_held;
 use crate::namespace::{self, find_inode};
 use crate::record::{Inode, Record};
 use crate::service::Meta;
@@ -40,6 +41,8 @@ const WRITER_TRIES: u32 = 5;
 const WRITER_PATIENCE: Duration = Duration::from_secs(10);
 /// What was evicted so long ago is gone from the targets' reports.
 const DROPPED_WITHIN: Duration = Duration::from_secs(60);
+/// What only snapshots hold now makes room on targets when they go: so long nothing more is evicted of files that they hold.
+const LEFT_WITHIN: Duration = Duration::from_secs(3600);
 
 /// How full the targets are that files of the namespace go to, in payload.
 pub type Space = dyn Fn() -> BoxFuture<'static, Option<Level>> + Send + Sync;
@@ -54,6 +57,8 @@ struct Seen {
     shown: Option<EvictionLevel>,
     /// Evicted bytes that targets may report as used still.
     dropping: Vec<(weir_env::Instant, u64)>,
+    /// Evicted bytes that snapshots hold.
+    left: Vec<(weir_env::Instant, u64)>,
 }
 
 impl Evictor {
@@ -154,6 +159,19 @@ impl Leader {
         want
     }
 
+    /// What was evicted a while ago of files that snapshots held.
+    fn left_to_snapshots(&self, of: Option<VolumeId>) -> u64 {
+        let now = self.env.clock.now();
+        let mut all = self.evictor.seen();
+        let left = &mut all.entry(of).or_default().left;
+        left.retain(|(at, _)| now.since(*at) < LEFT_WITHIN);
+        left.iter().map(|(_, n)| n).sum()
+    }
+    fn note_left(&self, of: Option<VolumeId>, bytes: u64) {
+        let now = self.env.clock.now();
+        self.evictor.seen().entry(of).or_default().left.push((now, bytes));
+    }
+
     fn note_evicted(&self, of: Option<VolumeId>, bytes: u64) {
         let now = self.env.clock.now();
         let mut all = self.evictor.seen();
@@ -163,24 +181,48 @@ impl Leader {
     }
 }
 
-/// Evicts `want` bytes, what was used longest ago first.
+/// Evicts `want` bytes, what was used longest ago first. What a snapshot holds goes last: a volume has less at once, but targets
+/// only when that snapshot goes, too.
 async fn make_room(meta: &Meta, of: Option<VolumeId>, want: u64) -> Result<()> {
     let leader = meta.leader();
-    let (mut freed, mut files) = (0, 0u32);
+    let (mut freed, mut files, mut held) = (0, 0u32, Vec::new());
     for candidate in oldest(leader, of).await?.into_order() {
         if freed >= want {
             break;
         }
         let end = evict::end_of(&candidate, want - freed);
-        let evicted = evict_one(meta, candidate.ino, end).await?;
-        freed += evicted;
+        match evict_one(meta, candidate.ino, end, Held::Stays).await? {
+            Some(evicted) => {
+                freed += evicted;
+                files += u32::from(evicted > 0);
+                leader.note_evicted(of, evicted);
+            }
+            None => held.push(candidate),
+        }
+    }
+    let mut left = leader.left_to_snapshots(of);
+    for candidate in held {
+        if freed + left >= want {
+            break;
+        }
+        let evicted = evict_one(meta, candidate.ino, u64::MAX, Held::Goes).await?.unwrap_or(0);
         files += u32::from(evicted > 0);
-        leader.note_evicted(of, evicted);
+        if of.is_some() {
+            freed += evicted;
+            leader.note_evicted(of, evicted);
+        } else {
+            left += evicted;
+            leader.note_left(of, evicted);
+        }
     }
     let what = of.map_or_else(|| "the targets".to_owned(), |v| format!("volume {v}"));
-    if freed < want {
+    if freed + left < want {
         tracing::warn!(
             "{what}: {want} bytes should be evicted, {freed} could be: home has not more of it yet"
+        );
+    } else if left > 0 {
+        tracing::info!(
+            "{what}: {freed} bytes of {files} files evicted; {left} go with snapshots that hold them"
         );
     } else {
         tracing::info!("{what}: {freed} bytes of {files} files evicted");
@@ -239,51 +281,66 @@ fn may_go(inode: &Inode) -> bool {
         && inode.data_end > 0
 }
 
+/// What becomes of a file that a snapshot holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Held {
+    Stays,
+    Goes,
+}
+
 /// How one try to evict a file ended.
 enum Tried {
-    Done(Result<u64>),
+    /// Bytes; none: it stays because a snapshot holds it.
+    Done(Result<Option<u64>>),
     /// Leases are in the way.
     InTheWay(Vec<Conflict>),
     /// This client alone writes it.
     Writer(Connection),
 }
 
-/// Evicts a file up to `end`, if home has it; how many bytes that frees.
-async fn evict_one(meta: &Meta, ino: InodeId, end: u64) -> Result<u64> {
+/// Evicts a file up to `end`, if home has it; how many bytes that frees. None: it stays because a snapshot holds it.
+async fn evict_one(meta: &Meta, ino: InodeId, end: u64, held: Held) -> Result<Option<u64>> {
     let leader = meta.leader();
     for _ in 0..LEASE_TRIES {
-        let conflicts = match try_to_evict(leader, ino, end) {
+        let conflicts = match try_to_evict(leader, ino, end, held) {
             Tried::InTheWay(conflicts) => conflicts,
-            Tried::Writer(connection) => return ask_writer(leader, connection, ino, end).await,
+            Tried::Writer(connection) => {
+                return ask_writer(leader, connection, ino, end).await.map(Some);
+            }
             Tried::Done(Ok(freed)) => return Ok(freed),
             // In use, or home has not all of it.
-            Tried::Done(Err(e)) if e.kind != ErrorKind::Io => return Ok(0),
+            Tried::Done(Err(e)) if e.kind != ErrorKind::Io => return Ok(Some(0)),
             Tried::Done(Err(e)) => return Err(e),
         };
         meta.recall(conflicts);
         leader.env.clock.sleep(LEASE_PAUSE).await;
     }
-    Ok(0)
+    Ok(Some(0))
 }
 
-fn try_to_evict(leader: &Leader, ino: InodeId, end: u64) -> Tried {
+fn try_to_evict(leader: &Leader, ino: InodeId, end: u64, held: Held) -> Tried {
     let mut state = leader.lock();
     if state.recalls.concern(ino) {
-        return Tried::Done(Ok(0));
+        return Tried::Done(Ok(Some(0)));
     }
     if state.leases.is_open_for_writing(ino) {
         let writer = state.leases.only_writer(ino);
         let connection = writer.and_then(|s| state.session(s).ok()?.connection.clone());
-        return connection.map_or(Tried::Done(Ok(0)), Tried::Writer);
+        return connection.map_or(Tried::Done(Ok(Some(0))), Tried::Writer);
     }
-    let (mut freed, mut conflicts) = (0, Vec::new());
+    let (mut freed, mut conflicts) = (Some(0), Vec::new());
     let done = leader.housekeep_asking(&mut state, SessionId(0), &mut conflicts, &mut |cx| {
-        freed = 0;
-        if let Some(inode) = find_inode(&*cx.txn, ino)? {
-            let before = inode.online();
-            let (inode, _) = cx.evict_range(ino, inode, (0, end), How::Front)?;
-            freed = before.saturating_sub(inode.online());
+        freed = Some(0);
+        let Some(inode) = find_inode(&*cx.txn, ino)? else { return Ok(()) };
+        if held == Held::Stays && is_held(&*cx.txn, cx.rules.snapshots, ino, &inode)? {
+            freed = None;
+            return Ok(());
         }
+        let before = inode.online();
+        // The cells of an older object go together.
+        let end = if inode.layered() > 0 { u64::MAX } else { end };
+        let (inode, _) = cx.evict_range(ino, inode, (0, end), How::Front)?;
+        freed = Some(before.saturating_sub(inode.online()));
         Ok(())
     });
     if conflicts.is_empty() { Tried::Done(done.map(|()| freed)) } else { Tried::InTheWay(conflicts) }

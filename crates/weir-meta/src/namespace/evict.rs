@@ -9,7 +9,11 @@
 //! what it has that is not committed, and begins nothing in the range meanwhile. It keeps the lease and learns the new token
 //! epoch with the answer. That it still had the right to write when it asked is told from the token epoch that it names.
 //!
+//! What is in an older object (see `layers`) is evicted as the rest is: the file speaks of that object no more, and its cells go
+//! when nobody does. A file that a snapshot holds leaves it first.
+//!
 //! Knows nothing of who asks for which range when: `recalls` does.
+use super::keeper::is_held;
 use super::open::next_cut;
 use super::*;
 use crate::record::{EvictedRange, Garbage, StripeCut};
@@ -167,7 +171,7 @@ impl Cx<'_> {
             self.require_only_writer(ino, &inode, token_epoch)?;
             to = to.min(inode.size / layout.stripe_bytes() * layout.stripe_bytes());
         }
-        let known = ranges(self.read(), ino, 0, usize::MAX)?;
+        let mut known = ranges(self.read(), ino, 0, usize::MAX)?;
         let mut gaps = evictable(&layout, inode.size, (from, to), &known);
         if self.txn.get(&keys::data(ino))?.is_some() {
             gaps.clear(); // it takes no space on targets
@@ -177,12 +181,19 @@ impl Cx<'_> {
         }
         let Some((first, last)) = gaps.first().zip(gaps.last()) else { return Ok((inode, gaps)) };
         (self.rules.at_home)(self.read(), ino, &inode, first.from, last.to)?;
-        if !matches!(how, How::Own { .. }) {
+        if matches!(how, How::Own { .. }) {
+            if is_held(self.read(), self.rules.snapshots, ino, &inode)? {
+                return Err(busy(ino, "a snapshot holds what is being written"));
+            }
+        } else {
             self.take_from_all(ino)?;
+            let data_version = inode.data_version;
+            if self.leave_snapshots(ino, &mut inode)? {
+                inode.data_version = data_version; // no byte changes: a backup finds the file as it was
+                known = ranges(self.read(), ino, 0, usize::MAX)?; // nobody brings any of it back to the old object
+            }
         }
-        if self.is_layered_or_held(ino, &inode)? {
-            return Err(busy(ino, "a snapshot holds its bytes"));
-        }
+        self.drop_layers(ino, &mut inode, &gaps)?;
         let token_epoch = next_cut(inode.token_epoch);
         if token_epoch <= inode.token_epoch {
             return Err(Error::unsupported(format!("inode {ino}: its token epochs are used up")));

@@ -15,6 +15,7 @@ use crate::record::{LayerRecord, StripeCut};
 use weir_kv::Scan;
 use weir_proto::map::Layout;
 use weir_proto::meta::Layers;
+use weir_proto::recall::ByteRange;
 use weir_proto::snapshot::{LayerCopied, LayersTaken, TakeLayers};
 
 /// Numbers of objects that are not inodes' own. No directory serial reaches it.
@@ -124,6 +125,26 @@ impl Cx<'_> {
         Ok(())
     }
 
+    /// Ranges of whole stripes, or up to the end, are at home only now.
+    pub(super) fn drop_layers(&mut self, ino: InodeId, inode: &mut Inode, gone: &[ByteRange]) -> Result<()> {
+        let Some(layers) = inode.layers.filter(|l| l.bytes > 0) else { return Ok(()) };
+        let mut bytes = layers.bytes;
+        for (from, layer) in ranges(self.read(), ino, 0, usize::MAX)? {
+            let left = without((from, layer.to), gone);
+            if left == [(from, layer.to)] {
+                continue;
+            }
+            self.txn.delete(&keys::layer(ino, from));
+            for (a, b) in &left {
+                // Who copies of it asks again.
+                self.txn.put(&keys::layer(ino, *a), &LayerRecord { to: *b, handed: 0, ..layer }.to_value());
+            }
+            bytes = bytes.saturating_sub(layer.to - from - left.iter().map(|(a, b)| b - a).sum::<u64>());
+        }
+        inode.layers = Some(Layers { bytes, ..layers });
+        Ok(())
+    }
+
     /// Who reads what is shared of a file's object fences that; nobody may share it any more when the file is written again. So it is
     /// written under a token epoch that the fence lets pass.
     pub(super) fn outlive_fence(&mut self, ino: InodeId, object: InodeId, fence: u32) -> Result<()> {
@@ -153,11 +174,21 @@ impl Cx<'_> {
         }
         self.note_garbage(object, &layout, StripeCut::ALL)
     }
+}
 
-    /// Whether something but the file itself needs its present bytes here.
-    pub(super) fn is_layered_or_held(&self, ino: InodeId, inode: &Inode) -> Result<bool> {
-        Ok(inode.layered() > 0 || is_held(self.read(), self.rules.snapshots, ino, inode)?)
+/// What is left of a range without others, which are in order.
+fn without((from, to): (u64, u64), gone: &[ByteRange]) -> Vec<(u64, u64)> {
+    let (mut left, mut at) = (Vec::new(), from);
+    for gap in gone.iter().filter(|gap| gap.from < to && from < gap.to) {
+        if at < gap.from {
+            left.push((at, gap.from));
+        }
+        at = gap.to;
     }
+    if at < to {
+        left.push((at, to));
+    }
+    left
 }
 
 /// Gives layers to a writer that copies them, each under a token epoch above all earlier ones.

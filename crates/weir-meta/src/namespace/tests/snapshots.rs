@@ -1,6 +1,8 @@
 //! Snapshots against a simple model: a copy of everything, made at the time. Data is a number for each stripe of each object.
 use super::super::keeper::references;
 use super::*;
+use crate::record::StripeCut;
+use weir_proto::recall::{ByteRange, Evict, Filled};
 use weir_proto::snapshot::*;
 use weir_proto::volume::KeepSnapshots;
 
@@ -21,6 +23,8 @@ pub struct Model {
     pub w: World,
     /// What is on targets: by object and stripe.
     pub cells: BTreeMap<(InodeId, u64), u64>,
+    /// What home has of each file's stripes that were evicted.
+    home: BTreeMap<(InodeId, u64), u64>,
     next: u64,
     /// By number: name and what it shows.
     taken: BTreeMap<u32, (String, Tree)>,
@@ -28,7 +32,13 @@ pub struct Model {
 
 impl Model {
     pub fn new() -> Model {
-        Model { w: World::new(), cells: BTreeMap::new(), next: 0, taken: BTreeMap::new() }
+        Model {
+            w: World::new(),
+            cells: BTreeMap::new(),
+            home: BTreeMap::new(),
+            next: 0,
+            taken: BTreeMap::new(),
+        }
     }
     fn fresh(&mut self) -> u64 {
         self.next += 1;
@@ -61,16 +71,31 @@ impl Model {
                     Ok(())
                 })
                 .unwrap();
-            let stripes = match inline {
+            let mut stripes = match inline {
                 None if attr.kind == FileKind::Regular => self.bytes_of(&attr, &self.layers(0, ino)),
                 _ => Vec::new(),
             };
+            for (from, to) in self.away(ino) {
+                for s in from / STRIPE..to.div_ceil(STRIPE) {
+                    stripes[s as usize] = self.home[&(ino, s)];
+                }
+            }
             if attr.kind == FileKind::Directory {
                 todo.extend(self.w.all(ino).iter().map(|e| (format!("{path}/{}", text(&e.name)), e.ino)));
             }
             tree.insert(path, Thing { attr, names, inline, stripes });
         }
         tree
+    }
+    /// What a snapshot shows of that: nothing of the data of files of which something was at home only.
+    fn to_be_shown(&self) -> Tree {
+        let mut tree = self.now();
+        tree.values_mut().filter(|thing| thing.attr.evicted > 0).for_each(|thing| thing.stripes.clear());
+        tree
+    }
+    fn away(&self, ino: InodeId) -> Vec<(u64, u64)> {
+        let found = self.w.view(|view| evict::ranges(view.read, ino, 0, usize::MAX)).unwrap();
+        found.iter().map(|f| (f.from, f.range.to)).collect()
     }
     fn layers(&self, snapshot: u32, ino: InodeId) -> Vec<Layer> {
         let r = LayersOf { session: ME, snapshot, ino, from: 0 };
@@ -105,7 +130,7 @@ impl Model {
             } else {
                 let r = PastOpen { session: ME, cred: root(), snapshot, ino };
                 inline = self.w.view(|view| past::look(view.read, view.rules, &r)).unwrap().inline;
-                if inline.is_none() && attr.kind == FileKind::Regular {
+                if inline.is_none() && attr.kind == FileKind::Regular && attr.evicted == 0 {
                     stripes = self.bytes_of(&attr, &self.layers(snapshot, ino));
                 }
             }
@@ -159,6 +184,7 @@ impl Model {
         let r = AcquireLease { session: ME, ino, kind: LeaseKind::Write, renew: false };
         let Entry { attr, lease } = self.w.change(|cx| open::acquire(cx, &r)).unwrap();
         let (from, to) = (stripe * STRIPE, (stripe + 1) * STRIPE);
+        self.bring_back(ino, from, to);
         let taken = self.w.change(|cx| layers::take(cx, &TakeLayers { session: ME, ino, from, to })).unwrap();
         let own = attr.layers.map_or(ino, |l| l.object);
         for layer in taken.layers {
@@ -192,11 +218,51 @@ impl Model {
         self.w.change(|cx| data::commit(cx, &commit)).unwrap();
         self.w.leases.close(ME, ino, 0, 1);
     }
+    /// Everybody sees after it what was there before.
+    fn evict(&mut self, ino: InodeId, from: u64, to: u64) -> Vec<ByteRange> {
+        let all = |m: &Model| -> Vec<Vec<u64>> { m.now().into_values().map(|t| t.stripes).collect() };
+        let (before, attr) = (all(self), self.w.attr(ino).unwrap());
+        let mine = self.now().into_values().find(|t| t.attr.ino == ino).unwrap().stripes;
+        self.w.at_home.0.lock().unwrap().insert(ino);
+        let r = Evict { op: op(), cred: root(), ino, from, to, under: 0 };
+        let Ok(evicted) = self.w.change(|cx| evict::evict(cx, &r)) else {
+            assert!(attr.layout.is_none(), "it is at home, and nobody has it open");
+            return Vec::new();
+        };
+        for range in &evicted.ranges {
+            let stripes = range.from / STRIPE..range.to.div_ceil(STRIPE);
+            self.home.extend(stripes.map(|s| ((ino, s), mine[s as usize])));
+        }
+        self.sweep();
+        assert_eq!(all(self), before);
+        evicted.ranges
+    }
+    /// What a mover does.
+    fn bring_back(&mut self, ino: InodeId, from: u64, to: u64) {
+        let Some(handed) = self.w.change(|cx| cx.hand_out(ino, from, to)).unwrap() else { return };
+        for ByteRange { from, to } in handed.parts {
+            for s in from / STRIPE..to.div_ceil(STRIPE) {
+                self.cells.insert((handed.object, s), self.home[&(ino, s)]);
+            }
+            let token_epoch = handed.token_epoch;
+            let r = Filled { op: op(), ino, from, to, token_epoch, learned: None };
+            self.w.change(|cx| evict::filled(cx, &r)).unwrap();
+        }
+    }
     /// What the sweeper does.
     pub fn sweep(&mut self) {
         for key in self.w.keys(b'G') {
             let object = keys::garbage_ino(&key).unwrap();
-            self.cells.retain(|(o, _), _| *o != object);
+            let mut cut = StripeCut::ALL;
+            self.w
+                .kv
+                .read(&mut |read| {
+                    cut = Garbage::from_value(&read.get(&key)?.unwrap(), String::new)?.cut;
+                    Ok(())
+                })
+                .unwrap();
+            let stripes = cut.from_stripe..cut.to_stripe;
+            self.cells.retain(|(o, s), _| *o != object || !stripes.contains(s));
             self.w
                 .kv
                 .transact(&mut |txn| {
@@ -208,7 +274,7 @@ impl Model {
     }
     fn take(&mut self) {
         let name = format!("s{}", self.fresh());
-        let tree = self.now();
+        let tree = self.to_be_shown();
         let r = SnapshotTake { op: op(), cred: root(), volume: VolumeId::ROOT, name: name.clone() };
         let taken = self.w.change(|cx| snapshot::take(cx, &r)).unwrap();
         self.taken.insert(taken.number, (name, tree));
@@ -216,7 +282,7 @@ impl Model {
     /// One is taken unless the last one was by schedule, too, and shows what is there now.
     fn take_scheduled(&mut self) {
         let (tree, before) =
-            (self.now(), self.taken.last_key_value().map(|(n, (name, _))| (*n, name.clone())));
+            (self.to_be_shown(), self.taken.last_key_value().map(|(n, (name, _))| (*n, name.clone())));
         match self.w.change(|cx| snapshot::take_scheduled(cx, VolumeId::ROOT)) {
             Ok(Some(taken)) => drop(self.taken.insert(taken.number, (taken.name, tree))),
             Ok(None) => {
@@ -276,6 +342,9 @@ impl Model {
             (17, _) => self.take_scheduled(),
             (18, _) => self.delete(b),
             (19, _) => drop(self.forget()),
+            (20, Some(ino)) => drop(self.evict(ino, 0, u64::MAX)),
+            (21, Some(ino)) => drop(self.evict(ino, b as u64 % 3 * STRIPE, (b as u64 % 5 + 1) * STRIPE)),
+            (22, Some(ino)) => self.bring_back(ino, b as u64 % 5 * STRIPE, u64::MAX),
             _ => {}
         }
         self.sweep();
@@ -300,7 +369,7 @@ impl Model {
             }
         }
         self.sweep();
-        for letter in [b'Z', b'z', b'I'] {
+        for letter in [b'Z', b'z', b'I', b'W'] {
             assert_eq!(self.w.keys(letter), Vec::<Vec<u8>>::new(), "{}", letter as char);
         }
         assert!(self.cells.is_empty(), "{:?} is nobody's", self.cells);
@@ -332,7 +401,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
     #[test]
     fn a_snapshot_shows_what_was_there_whatever_comes_and_leaves_nothing_behind(
-        steps in prop::collection::vec((0..20u8, 0..64usize, 0..100_000usize), 1..80),
+        steps in prop::collection::vec((0..23u8, 0..64usize, 0..100_000usize), 1..80),
     ) {
         let mut model = Model::new();
         for (n, step) in steps.into_iter().enumerate() {
@@ -372,6 +441,82 @@ fn a_file_that_a_snapshot_holds_gets_an_object_of_its_own_when_somebody_may_writ
     while m.forget() {}
     m.sweep();
     assert!(m.cells.keys().all(|(object, _)| *object == own.object), "the old object is gone: {:?}", m.cells);
+    m.finish();
+}
+
+/// Its bytes are in two objects then, and home has them all, wherever they are.
+#[test]
+fn a_file_that_was_written_while_a_snapshot_held_it_is_evicted_when_that_is_gone() {
+    let mut m = Model::new();
+    let ino = m.w.create(&root(), InodeId::ROOT, "f", 0o644).unwrap().entry.attr.ino;
+    (0..3).for_each(|stripe| m.write(ino, stripe));
+    m.take();
+    m.write(ino, 1);
+    m.delete(0);
+    while m.forget() {}
+    m.sweep();
+    assert_eq!(m.w.attr(ino).unwrap().layers.unwrap().bytes, 2 * STRIPE - 7);
+    // Half of a layer: what is left of it is read where it was.
+    assert_eq!(m.evict(ino, 0, STRIPE), [ByteRange { from: 0, to: STRIPE }]);
+    assert_eq!(m.w.attr(ino).unwrap().layers.unwrap().bytes, STRIPE - 7);
+    assert!(m.cells.contains_key(&(ino, 2)));
+    assert_eq!(m.evict(ino, 0, u64::MAX), [ByteRange { from: STRIPE, to: 3 * STRIPE - 7 }]);
+    let attr = m.w.attr(ino).unwrap();
+    assert_eq!((attr.evicted, attr.layers.unwrap().bytes), (3 * STRIPE - 7, 0));
+    assert!(m.cells.is_empty(), "both objects are given back: {:?}", m.cells);
+    m.write(ino, 1);
+    assert!(m.cells.keys().all(|(object, _)| *object == attr.layers.unwrap().object), "{:?}", m.cells);
+    m.finish();
+}
+
+/// The file leaves the snapshot, which goes on to show what it did.
+#[test]
+fn a_file_that_a_snapshot_holds_is_evicted_and_the_snapshot_keeps_its_bytes() {
+    let mut m = Model::new();
+    let ino = m.w.create(&root(), InodeId::ROOT, "f", 0o644).unwrap().entry.attr.ino;
+    (0..3).for_each(|stripe| m.write(ino, stripe));
+    m.take();
+    m.write(ino, 1);
+    m.take();
+    let version = m.w.attr(ino).unwrap().data_version;
+    assert_eq!(m.evict(ino, 0, u64::MAX), [ByteRange { from: 0, to: 3 * STRIPE - 7 }]);
+    assert_eq!(m.w.attr(ino).unwrap().data_version, version, "a backup finds it unchanged");
+    m.check();
+    assert_eq!(m.cells.len(), 4, "three stripes of the first one, one of the second: {:?}", m.cells);
+    m.delete(0);
+    while m.forget() {}
+    m.sweep();
+    m.check();
+    assert_eq!(m.cells.len(), 4, "the second one needs the two that were not written between them");
+    m.delete(0);
+    while m.forget() {}
+    m.sweep();
+    assert!(m.cells.is_empty(), "{:?}", m.cells);
+    m.finish();
+}
+
+/// Who copies a layer when it is evicted, and who was given it to copy before, changes nothing.
+#[test]
+fn what_is_evicted_while_it_is_copied_is_not_told_as_copied() {
+    let mut m = Model::new();
+    let ino = m.w.create(&root(), InodeId::ROOT, "f", 0o644).unwrap().entry.attr.ino;
+    (0..3).for_each(|stripe| m.write(ino, stripe));
+    m.take();
+    m.write(ino, 2);
+    m.w.leases.open(ME, ino, false, true);
+    let (from, to) = (0, 2 * STRIPE);
+    let taken = m.w.change(|cx| layers::take(cx, &TakeLayers { session: ME, ino, from, to })).unwrap();
+    m.w.leases.close(ME, ino, 0, 1);
+    let token_epoch = taken.token_epoch;
+    let evicted = m.evict(ino, 0, STRIPE);
+    assert_eq!(evicted, [ByteRange { from: 0, to: STRIPE }]);
+    assert!(m.w.attr(ino).unwrap().layers.is_some_and(|l| l.bytes == STRIPE));
+    let r = LayerCopied { op: op(), ino, from, to, token_epoch };
+    assert_eq!(errno(m.w.change(|cx| layers::copied(cx, &r))), ESTALE);
+    // What is left of it was not copied under that right either.
+    let r = LayerCopied { from: STRIPE, ..r };
+    assert_eq!(errno(m.w.change(|cx| layers::copied(cx, &r))), ESTALE);
+    assert_eq!(m.w.attr(ino).unwrap().evicted, STRIPE);
     m.finish();
 }
 
@@ -437,7 +582,7 @@ fn a_schedule_takes_what_has_changed_and_removes_only_its_own() {
     w.change(|cx| snapshot::delete(cx, &r)).unwrap();
     assert!(w.keep_schedule(start + 72 * 3600, &keep));
     // Files that are written anew are news as well as names are.
-    let mut m = Model { w, cells: BTreeMap::new(), next: 0, taken: BTreeMap::new() };
+    let mut m = Model { w, cells: BTreeMap::new(), home: BTreeMap::new(), next: 0, taken: BTreeMap::new() };
     let ino = m.file((InodeId::ROOT, "f1")).unwrap();
     m.write(ino, 0);
     assert!(m.w.keep_schedule(start + 73 * 3600, &keep) && !m.w.keep_schedule(start + 74 * 3600, &keep));
