@@ -52,6 +52,8 @@ pub enum Forget {
     Attributes,
     /// Attributes and data (pages, directory contents).
     All,
+    /// Attributes, and the pages of so many bytes from an offset on.
+    Part(u64, u64),
 }
 
 /// A cache above this client that is valid only under its leases. Calls may block: they are made where that is

@@ -82,6 +82,7 @@ impl Inner {
             let mut st = file.node.lock();
             st.open_read -= reads;
             st.open_write -= writes;
+            st.through &= st.open_write > 0;
             let nameless = st.attr.as_ref().is_some_and(|a| a.nlink == 0);
             let pressing = st.lease == LeaseKind::None || nameless;
             drop(st);

@@ -6,7 +6,7 @@
 use crate::api::Forget;
 use crate::data::Overlay;
 use crate::inner::{Inner, layout_of};
-use crate::node::{Inline, Node};
+use crate::node::{Dropping, Inline, Node};
 use crate::plan::{Occasion, first_stripe_past};
 use crate::points;
 use std::sync::Arc;
@@ -21,14 +21,32 @@ use weir_proto::recall::EvictOwn;
 use weir_proto::{Error, ErrorKind, InodeId, PgId, Request, Result, Version};
 use weir_rpc::{Call, Handled, Reply, Service};
 
-/// Flushes of a file that is written, and invalidations of one that is read, all the while; after them writers wait for the
-/// recall.
+/// Flushes of a file that is written all the while; after them writers wait for the recall.
 const RECALL_ROUNDS: u32 = 6;
+/// Times that pages are dropped of a file that is read all the while. Reads wait for the recall, too, but not for long.
+const PAGE_ROUNDS: u32 = 64;
 
 /// Times that a file's recovery is begun because opens of this client cross it.
 const RECOVERIES_MAX: u32 = 8;
 /// Between looks whether another client has recovered a file.
 const RECOVERY_LOOK: Duration = Duration::from_millis(50);
+
+/// A read for pages waits so long for a recall that has them dropped. That may itself wait for pages that this read has locked:
+/// then the read goes first, under the lease that is still here.
+const PAGES_PAUSE: Duration = Duration::from_millis(5);
+
+/// Bytes that are being sent past what others might cache: a recall that comes meanwhile waits for them.
+pub struct ThroughSend<'a> {
+    node: &'a Node,
+    counted_by: u64,
+}
+
+impl Drop for ThroughSend<'_> {
+    fn drop(&mut self) {
+        self.node.lock().end_send(self.counted_by);
+        self.node.changed.notify_waiters();
+    }
+}
 
 /// Serves the leader's calls back.
 #[derive(Default)]
@@ -95,11 +113,13 @@ impl Inner {
     /// Gives the lease back, down to `keep`. Errors of write-back stay with the file's handles.
     pub async fn recall(&self, node: &Arc<Node>, keep: LeaseKind) {
         self.counters.recalls.fetch_add(1, Relaxed);
+        let recall = node.lock().recalls();
+        self.wait_for_sends(node, recall).await;
         if node.lock().lease <= keep {
             return;
         }
-        let mut refilled = false;
-        for round in 0..=RECALL_ROUNDS {
+        let mut old_pages = if keep == LeaseKind::None { vec![Forget::All] } else { Vec::new() };
+        for round in 0..=PAGE_ROUNDS {
             // Under a right to read nothing is changed. To wait for a flush, which may itself wait for others' leases, would
             // be to wait in a circle.
             let writes = {
@@ -110,15 +130,22 @@ impl Inner {
                 // Errors are kept by the inode and told to its handles: the lease goes back all the same.
                 let _ = self.flush(node, Occasion::Closing, keep == LeaseKind::None).await;
             }
-            let fills = node.lock().page_fills;
-            if round < RECALL_ROUNDS && keep == LeaseKind::None {
-                self.invalidate(node.ino, Forget::All).await;
+            if keep == LeaseKind::None {
+                node.lock().dropping.get_or_insert_default();
+            }
+            for part in std::mem::take(&mut old_pages) {
+                self.invalidate(node.ino, part).await;
             }
             let mut st = node.lock();
             // Pages that were filled since are old as soon as the lease is gone: they go first.
-            refilled = keep == LeaseKind::None && (st.page_fills != fills || round == RECALL_ROUNDS);
-            if (st.is_dirty() || refilled) && round < RECALL_ROUNDS {
-                st.closing_lease = round + 1 == RECALL_ROUNDS;
+            let filled = st.dropping.as_mut().map_or(Vec::new(), Dropping::take_filled);
+            old_pages.extend(filled.into_iter().map(|(from, to)| Forget::Part(from, to - from)));
+            let written = st.is_dirty() && round < RECALL_ROUNDS;
+            if written && keep == LeaseKind::None {
+                old_pages = vec![Forget::All]; // to write is to fill pages, too
+            }
+            if written || (!old_pages.is_empty() && round < PAGE_ROUNDS) {
+                st.closing_lease = round + 1 >= RECALL_ROUNDS;
                 continue;
             }
             self.env.tasks.pass(points::WRITTEN_BACK);
@@ -128,7 +155,7 @@ impl Inner {
         self.tell_access_of(node).await;
         self.tell_close_of(node.ino).await;
         node.changed.notify_waiters();
-        if refilled {
+        if !old_pages.is_empty() {
             // It was read without a pause: what came in at last goes soon, or with the next open.
             let (me, ino) = (self.arc(), node.ino);
             self.env
@@ -149,12 +176,83 @@ impl Inner {
             st.dirty.clear();
         }
         st.closing_lease = false;
+        st.dropping = None;
         st.lower_lease(keep);
         self.settle_room(st);
         if keep == LeaseKind::None {
             self.cache().remove_inode(node.ino);
         }
         self.forget_dirty(node.ino);
+    }
+
+    /// Returns when nothing that was sent past leases before a recall is under way.
+    async fn wait_for_sends(&self, node: &Node, recall: u64) {
+        loop {
+            let changed = node.changed.notified();
+            if !node.lock().has_sends_before(recall) {
+                return;
+            }
+            changed.await;
+        }
+    }
+
+    /// Returns when bytes of a file that others may have open can be sent straight to targets: under the Write lease, or with
+    /// the leader's word. Nothing that is asked is counted as a send: what is asked may wait for others' recalls, and theirs for
+    /// their sends.
+    pub async fn may_send_through<'a>(&self, node: &'a Node) -> Result<ThroughSend<'a>> {
+        let deadline = self.deadline();
+        loop {
+            {
+                let mut st = node.lock();
+                if st.may_send() {
+                    return Ok(ThroughSend { node, counted_by: st.begin_send() });
+                }
+            }
+            if self.data.left(deadline).is_zero() {
+                return Err(Error::deadline(format!(
+                    "write file {}: who reads it elsewhere takes the word to write it back each time",
+                    node.ino
+                )));
+            }
+            self.acquire(node, LeaseKind::Write).await?;
+        }
+    }
+
+    /// Asks for a lease for bytes that the kernel will keep as pages, of a file that was opened under a lease and is shared now.
+    /// Not where this client writes it, too: two such would each wait, with pages locked, for the other's.
+    pub async fn lease_for_pages(&self, node: &Node, from: u64, to: u64) -> Result<()> {
+        self.wait_for_dropping(node, from, to).await;
+        let asks = {
+            let st = node.lock();
+            st.lease == LeaseKind::None && st.open_write == 0
+        };
+        if asks {
+            self.acquire(node, LeaseKind::Read).await?;
+        }
+        Ok(())
+    }
+
+    /// A read for pages of `from..to` waits for the recall that has others dropped.
+    async fn wait_for_dropping(&self, node: &Node, from: u64, to: u64) {
+        match &mut node.lock().dropping {
+            Some(dropping) => dropping.begin_wait(from, to),
+            None => return,
+        }
+        let until = self.env.clock.now() + PAGES_PAUSE;
+        loop {
+            let changed = node.changed.notified();
+            if node.lock().dropping.is_none() {
+                return;
+            }
+            let left = until.since(self.env.clock.now());
+            if left.is_zero() {
+                break;
+            }
+            let _ = self.env.clock.timeout(left, changed).await; // looks again either way
+        }
+        if let Some(dropping) = &mut node.lock().dropping {
+            dropping.end_wait(from, to);
+        }
     }
 
     pub async fn invalidate(&self, ino: InodeId, what: Forget) {
@@ -196,7 +294,11 @@ impl Inner {
         let entry = self.session.ask(self.deadline(), ask).await?;
         self.apply(&entry, stamp);
         if kind == LeaseKind::Write {
-            node.lock().limited = entry.lease.limited;
+            let mut st = node.lock();
+            st.limited = entry.lease.limited;
+            if st.lease < LeaseKind::Write {
+                st.note_through(stamp);
+            }
         }
         Ok(entry)
     }

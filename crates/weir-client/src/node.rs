@@ -132,8 +132,6 @@ pub struct State {
     /// Leases that ended: how many, and before which of their ends the kernel may hold pages.
     pub leases_lost: u64,
     pub pages_since: u64,
-    /// Reads that the kernel may have put into pages.
-    pub page_fills: u64,
     pub pattern: Pattern,
     /// Ranges being fetched ahead.
     pub fetching: BTreeMap<u64, u64>,
@@ -146,8 +144,50 @@ pub struct State {
     pub evictions: u64,
     /// Writes straight through, and the commits of them, that are under way.
     pub through_writes: u32,
+    /// The leader's word that nobody caches the file, so bytes may be sent past leases. It takes it back by a recall.
+    pub through: bool,
+    /// Sends on that word, how many by how many recalls had come when they began: a recall waits for those of before it.
+    through_sends: BTreeMap<u64, u32>,
+    recalls: u64,
+    /// The kernel is dropping the file's pages for a recall.
+    pub dropping: Option<Dropping>,
     /// Bytes in older objects, where they are known under the lease (see `layers.rs`).
     pub layers: Option<Vec<Layer>>,
+}
+
+/// What reads have to do with pages while the kernel drops them.
+#[derive(Default)]
+pub struct Dropping {
+    /// Bytes that reads brought meanwhile, (from, to): pages of them may be there.
+    filled: Vec<(u64, u64)>,
+    /// Reads that wait for the end of it, (from, to). The kernel has locked their pages, which are empty.
+    waiting: Vec<(u64, u64)>,
+}
+
+/// Reads that are told apart while pages are dropped.
+const FILLS_MAX: usize = 64;
+
+impl Dropping {
+    pub fn note_fill(&mut self, from: u64, to: u64) {
+        if self.filled.len() == FILLS_MAX {
+            self.filled = vec![(0, u64::MAX)];
+        }
+        self.filled.push((from, to));
+    }
+    pub fn begin_wait(&mut self, from: u64, to: u64) {
+        self.waiting.push((from, to));
+    }
+    pub fn end_wait(&mut self, from: u64, to: u64) {
+        if let Some(at) = self.waiting.iter().position(|w| *w == (from, to)) {
+            self.waiting.swap_remove(at);
+        }
+    }
+    /// What has to be dropped once more.
+    pub fn take_filled(&mut self) -> Vec<(u64, u64)> {
+        let mut filled = std::mem::take(&mut self.filled);
+        filled.retain(|(from, to)| !self.waiting.iter().any(|(a, b)| a <= from && to <= b));
+        filled
+    }
 }
 
 impl Node {
@@ -215,7 +255,6 @@ impl State {
             data_change: 0,
             leases_lost: 0,
             pages_since: 0,
-            page_fills: 0,
             pattern: Pattern::default(),
             fetching: BTreeMap::new(),
             forgotten: false,
@@ -223,6 +262,10 @@ impl State {
             evicting: None,
             evictions: 0,
             through_writes: 0,
+            through: false,
+            through_sends: BTreeMap::new(),
+            recalls: 0,
+            dropping: None,
             layers: None,
         }
     }
@@ -303,6 +346,8 @@ impl State {
     pub fn stamp_recall(&mut self, stamp: u64, keep: LeaseKind) {
         self.recall_stamp = stamp;
         self.recall_keep = keep;
+        self.recalls += 1;
+        self.through = false;
         if keep == LeaseKind::None {
             self.names.recalled();
         }
@@ -311,6 +356,36 @@ impl State {
     /// The lease is about to be named to the leader.
     pub fn stamp_naming(&mut self, stamp: u64) {
         self.named_stamp = stamp;
+        self.through = false;
+    }
+
+    /// The leader did not grant Write to a request sent at `stamp`: it knows now that this client may write through. Unless it
+    /// took that back since.
+    pub fn note_through(&mut self, stamp: u64) {
+        self.through |= self.open_write > 0 && self.recall_stamp <= stamp && self.named_stamp <= stamp;
+    }
+    pub fn may_send(&self) -> bool {
+        self.through || self.lease == LeaseKind::Write
+    }
+    /// Counts a send. What it is counted by.
+    pub fn begin_send(&mut self) -> u64 {
+        *self.through_sends.entry(self.recalls).or_default() += 1;
+        self.recalls
+    }
+    pub fn end_send(&mut self, counted_by: u64) {
+        if let Some(count) = self.through_sends.get_mut(&counted_by) {
+            *count -= 1;
+            if *count == 0 {
+                self.through_sends.remove(&counted_by);
+            }
+        }
+    }
+    pub fn recalls(&self) -> u64 {
+        self.recalls
+    }
+    /// Whether sends are under way that began before the recall of this number came.
+    pub fn has_sends_before(&self, recall: u64) -> bool {
+        self.through_sends.range(..recall).next().is_some()
     }
 
     /// Gives the lease up, down to `keep`. The caller has saved what is dirty and drops cached data.

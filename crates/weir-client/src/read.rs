@@ -11,6 +11,7 @@ use bytes::Bytes;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 use weir_env::{BoxFuture, Instant};
 use weir_proto::data::CHECKSUM_BLOCK;
 use weir_proto::map::Layout;
@@ -20,6 +21,9 @@ use weir_proto::{Error, InodeId, MIB, Result};
 static ZEROS: [u8; 1 << 20] = [0; 1 << 20];
 /// Bytes fetched for one read at a time.
 const FETCH_BYTES_MAX: u64 = 16 << 20;
+/// A read for pages whose lease is taken away at once asks again after a pause, which grows up to so many of these.
+const PAGES_PAUSE: Duration = Duration::from_micros(500);
+const PAGES_PAUSES_MAX: u32 = 16;
 
 /// A part of a file on its way to a reader.
 struct Assembly {
@@ -59,6 +63,8 @@ enum Read {
     CameBack,
     /// Bytes went away while they were being read: look again.
     Moved,
+    /// They are for pages, and the lease that these need was taken back: ask again.
+    Unleased,
 }
 
 pub struct Fetched {
@@ -145,7 +151,10 @@ impl Inner {
             if st.lease == LeaseKind::None || st.recover || st.inline == Inline::Unknown {
                 return None;
             }
-            st.page_fills += u64::from(file.kernel_cache.load(Relaxed));
+            let for_pages = file.kernel_cache.load(Relaxed);
+            if for_pages && st.dropping.is_some() {
+                return None;
+            }
             let local = match self.look(&file.node, &mut st, offset, len) {
                 Ok(local) => local,
                 Err(e) => return Some(Err(e)),
@@ -218,9 +227,16 @@ impl Inner {
     ) -> Result<Vec<Bytes>> {
         // However often they go again.
         let give_up = deadline + self.config.recall_patience;
+        let (mut unleased, insists_until) = (0, self.env.clock.now() + self.config.patience / 2);
         loop {
-            let again_until = match self.read_once(file, offset, len, deadline).await? {
+            let insists = self.env.clock.now() < insists_until;
+            let again_until = match self.read_once(file, offset, len, deadline, insists).await? {
                 Read::Done(parts) => return Ok(parts),
+                Read::Unleased => {
+                    unleased = PAGES_PAUSES_MAX.min(unleased + 1);
+                    self.env.clock.sleep(PAGES_PAUSE * unleased).await;
+                    deadline
+                }
                 Read::Moved => deadline,
                 // That has taken its own time.
                 Read::CameBack => {
@@ -237,15 +253,32 @@ impl Inner {
         }
     }
 
-    async fn read_once(&self, file: &OpenFile, offset: u64, len: usize, deadline: Instant) -> Result<Read> {
+    /// `insists`: what is for pages is not read without a lease.
+    async fn read_once(
+        &self,
+        file: &OpenFile,
+        offset: u64,
+        len: usize,
+        deadline: Instant,
+        insists: bool,
+    ) -> Result<Read> {
         let node = &file.node;
+        let for_pages = file.kernel_cache.load(Relaxed);
+        if for_pages {
+            self.lease_for_pages(node, offset, offset.saturating_add(len as u64)).await?;
+        }
         self.prepare_read(node).await?;
         let mut waited = false;
         let local = loop {
             let changed = node.changed.notified();
             let local = {
                 let mut st = node.lock();
-                st.page_fills += u64::from(file.kernel_cache.load(Relaxed));
+                if for_pages && insists && st.lease == LeaseKind::None && st.open_write == 0 {
+                    return Ok(Read::Unleased);
+                }
+                if let Some(dropping) = st.dropping.as_mut().filter(|_| for_pages) {
+                    dropping.note_fill(offset, offset.saturating_add(len as u64));
+                }
                 let local = self.look(node, &mut st, offset, len)?;
                 if !waited {
                     self.note_read(file, &mut st);
@@ -283,8 +316,8 @@ impl Inner {
             }
             assembly.fill_zeros();
         }
-        if !keep && file.kernel_cache.load(Relaxed) {
-            // The kernel keeps pages of this handle although no lease protects them any more.
+        if !keep && for_pages {
+            // The kernel keeps pages of this handle although no lease protects them.
             let (me, ino) = (self.arc(), node.ino);
             self.env
                 .tasks

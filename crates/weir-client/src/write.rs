@@ -444,6 +444,7 @@ impl Inner {
         offset: u64,
         data: &Bytes,
     ) -> Result<bool> {
+        let _sends = self.may_send_through(node).await?;
         let (to, size, inline) = {
             let st = node.lock();
             if st.object(node.ino) != own {
@@ -698,6 +699,7 @@ impl Inner {
             };
         }
         let own = self.copy_up(node, offset, end).await?;
+        let sends = self.may_send_through(node).await?;
         let to = {
             let mut st = node.lock();
             if st.object(node.ino) != own {
@@ -712,6 +714,7 @@ impl Inner {
             Aim::of(&st, node.ino)?
         };
         let zeroed = self.overlay_range(to, offset, None, end - offset).await;
+        drop(sends);
         let mtime = self.now();
         let mut st = node.lock();
         st.data_change += 1;

@@ -222,6 +222,74 @@ impl KernelCache for Kernel {
     fn invalidate_entry(&self, _: InodeId, _: &[u8]) {}
 }
 
+/// A kernel that keeps one page, and drops one that is being read when the read has ended.
+#[derive(Default)]
+struct Page(Mutex<(Option<Vec<u8>>, u64)>);
+impl KernelCache for Page {
+    fn invalidate_inode(&self, _: InodeId, what: Forget) {
+        if what != Forget::Attributes {
+            let mut page = self.0.lock().unwrap();
+            *page = (None, page.1 + 1);
+        }
+    }
+    fn invalidate_entry(&self, _: InodeId, _: &[u8]) {}
+}
+impl Page {
+    async fn read(&self, c: &Client, h: Handle) -> u64 {
+        let (kept, dropped) = self.0.lock().unwrap().clone();
+        let bytes = match kept {
+            Some(bytes) => bytes,
+            None => read(c, h, 0, 8).await,
+        };
+        let mut page = self.0.lock().unwrap();
+        if page.1 == dropped {
+            page.0 = Some(bytes.clone());
+        }
+        u64::from_le_bytes(bytes.try_into().unwrap())
+    }
+}
+
+#[test]
+fn a_read_through_pages_is_not_older_than_what_was_written_before_it() {
+    const WRITES: u64 = 60;
+    for seed in 70..76 {
+        Lab::new(seed).run(6, |lab| async move {
+            let page = Arc::new(Page::default());
+            let (a, c) = (lab.client("a").await, lab.client("c").await);
+            let b = lab.client_with("b", 64 << 20, page.clone()).await;
+            let h = create(&a, "f").await;
+            write(&a, h, 0, &0u64.to_le_bytes()).await;
+            close(&a, h).await;
+            let reader = open(&b, "f", OpenMode::READ).await;
+            assert_eq!(page.read(&b, reader).await, 0, "read under a lease");
+            let (ha, hc) = (open(&a, "f", OpenMode::WRITE).await, open(&c, "f", OpenMode::WRITE).await);
+            let written = Mutex::new(0);
+            let clock = lab.world().clock();
+            let writes = async {
+                for n in 1..=WRITES {
+                    // By turns, and sometimes the same one twice.
+                    let (writer, handle) = if n % 3 == 0 { (&c, hc) } else { (&a, ha) };
+                    write(writer, handle, 0, &n.to_le_bytes()).await;
+                    *written.lock().unwrap() = n;
+                    clock.sleep(Duration::from_micros(n * seed % 7 * 300)).await;
+                }
+            };
+            let reads = async {
+                loop {
+                    let before = *written.lock().unwrap();
+                    let seen = page.read(&b, reader).await;
+                    assert!(seen >= before, "seed {seed}: {seen} is read after {before} was written");
+                    if before == WRITES {
+                        return;
+                    }
+                    clock.sleep(Duration::from_micros(20)).await;
+                }
+            };
+            tokio::join!(writes, reads);
+        });
+    }
+}
+
 #[test]
 fn what_one_client_changes_the_other_sees_at_once() {
     Lab::new(12).run(6, |lab| async move {

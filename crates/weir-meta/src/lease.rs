@@ -2,8 +2,8 @@
 //!
 //! Invariants: a Write lease is the only lease on its inode. While an operation is parked on an inode, or a recall of it
 //! is on its way, nobody gets a new lease on it. A file that two sessions have open, one at least for writing, is
-//! *shared*: nobody but who recovers it after a writer's death gets a lease on it. A session that writes through is
-//! never beside a session that caches.
+//! *shared*: nobody gets a lease on it but who recovers it after a writer's death, and who reads it through its kernel's
+//! pages and asks for that. A session that was told to write through is never beside a session that caches.
 //!
 //! Knows nothing of names, of records, of time or of the network.
 
@@ -25,6 +25,8 @@ pub enum Need {
     Change,
     /// Append to it or cut it: in turn, and nobody else has changes of it that are not committed.
     Turn,
+    /// Read it through the kernel's pages: nobody else writes it before these are gone.
+    Pages,
 }
 
 /// A lease that stands in the way of an operation.
@@ -70,6 +72,10 @@ struct Holding {
     recalling: bool,
     /// It is the session's turn to append or to cut. Of at most one session.
     turn: bool,
+    /// It was told to write through: it may be doing so, until it has answered a recall
+    through: bool,
+    /// that was begun after that.
+    through_since_recall: bool,
 }
 
 #[derive(Default, Debug)]
@@ -109,17 +115,24 @@ impl Hasher for InodeHasher {
     }
 }
 
-const NOTHING: Holding =
-    Holding { kind: LeaseKind::None, opens: Opens { read: 0, write: 0 }, recalling: false, turn: false };
+const NOTHING: Holding = Holding {
+    kind: LeaseKind::None,
+    opens: Opens { read: 0, write: 0 },
+    recalling: false,
+    turn: false,
+    through: false,
+    through_since_recall: false,
+};
 
 impl Holding {
     fn is_nothing(&self) -> bool {
-        self.kind == LeaseKind::None && self.opens == Opens::default() && !self.recalling && !self.turn
+        let Holding { kind, opens, recalling, turn, through, .. } = *self;
+        kind == LeaseKind::None && opens == Opens::default() && !recalling && !turn && !through
     }
     fn is_open(&self) -> bool {
         self.opens != Opens::default()
     }
-    /// Writes go straight to the targets: whoever caches would not notice.
+    /// Has it open to write straight to the targets, or is about to be told so.
     fn writes_through(&self) -> bool {
         self.opens.write > 0 && self.kind == LeaseKind::None
     }
@@ -134,7 +147,10 @@ impl State {
     }
     /// No lease may be granted to anybody now.
     fn closed(&self) -> bool {
-        self.parked > 0 || self.holders.iter().any(|(_, h)| h.recalling || h.turn)
+        self.parked > 0 || self.is_in_change()
+    }
+    fn is_in_change(&self) -> bool {
+        self.holders.iter().any(|(_, h)| h.recalling || h.turn)
     }
     fn is_nothing(&self) -> bool {
         self.holders.is_empty() && self.parked == 0
@@ -145,14 +161,16 @@ impl LeaseTable {
     /// Adds to `out` what must be recalled before `session` may do what it needs.
     pub fn conflicts(&self, session: SessionId, ino: InodeId, need: Need, out: &mut Vec<Conflict>) {
         let Some(state) = self.states.get(&ino) else { return };
-        let keep = match need {
-            Need::Look | Need::Turn => LeaseKind::Read,
-            Need::Change => LeaseKind::None,
-        };
         for (holder, holding) in state.others(session) {
+            let through = need == Need::Pages && holding.through;
+            let keep = match need {
+                Need::Change => LeaseKind::None,
+                Need::Pages if through => LeaseKind::None,
+                Need::Look | Need::Turn | Need::Pages => LeaseKind::Read,
+            };
             let in_turn = need == Need::Turn && holding.turn;
             let conflict = Conflict { ino, session: *holder, keep, ask: !in_turn };
-            if (holding.kind > keep || in_turn) && !out.contains(&conflict) {
+            if (holding.kind > keep || in_turn || through) && !out.contains(&conflict) {
                 out.push(conflict);
             }
         }
@@ -198,12 +216,14 @@ impl LeaseTable {
     pub fn grant_read(&mut self, session: SessionId, ino: InodeId) -> LeaseKind {
         self.read_grant(session, ino, false)
     }
-    /// The same on the client's explicit demand: it has nothing written through under way.
+    /// The same for who reads through pages and said so: also while others have the file open for writing, if none of them
+    /// may be writing now, and while operations wait (one may be a writer's, which takes this lease away again). Not for one
+    /// of several who have it open and who writes it: two such would each wait, with pages locked, for the other's.
     pub fn acquire_read(&mut self, session: SessionId, ino: InodeId) -> LeaseKind {
         self.read_grant(session, ino, true)
     }
 
-    fn read_grant(&mut self, session: SessionId, ino: InodeId, on_demand: bool) -> LeaseKind {
+    fn read_grant(&mut self, session: SessionId, ino: InodeId, for_pages: bool) -> LeaseKind {
         let room = self.of_session.get(&session).is_none_or(|all| all.len() < LEASES_PER_SESSION_MAX);
         let state = self.states.entry(ino).or_default();
         let mine = state.get(session).copied().unwrap_or(NOTHING);
@@ -214,12 +234,11 @@ impl LeaseTable {
         if mine.kind >= LeaseKind::Read {
             return mine.kind;
         }
-        let in_the_way = |h: &Holding| {
-            h.kind == LeaseKind::Write || h.writes_through() || (mine.is_open() && h.opens.write > 0)
-        };
+        let writes = |h: &Holding| h.writes_through() || (mine.is_open() && h.opens.write > 0);
+        let in_the_way = |h: &Holding| h.kind == LeaseKind::Write || h.through || (!for_pages && writes(h));
         let refused = !room
-            || state.closed()
-            || (mine.writes_through() && !on_demand)
+            || if for_pages { state.is_in_change() } else { state.closed() }
+            || (mine.writes_through() && !for_pages)
             || (mine.opens.write > 0 && state.others(session).any(|(_, h)| h.is_open()))
             || state.others(session).any(|(_, h)| in_the_way(h));
         if refused {
@@ -253,8 +272,15 @@ impl LeaseTable {
                 return state.get(session).filter(|h| !h.recalling).map_or(LeaseKind::None, |h| h.kind);
             }
         }
-        self.change(session, ino, |h| h.kind = LeaseKind::Write);
+        self.change(session, ino, |h| (h.kind, h.through) = (LeaseKind::Write, false));
         LeaseKind::Write
+    }
+
+    /// The session asked for Write, and was told that it has to write through.
+    pub fn note_through(&mut self, session: SessionId, ino: InodeId) {
+        if self.opens_of(session, ino).write > 0 {
+            self.change(session, ino, |h| (h.through, h.through_since_recall) = (true, true));
+        }
     }
 
     /// What the session holds and is not asked to give back.
@@ -305,7 +331,7 @@ impl LeaseTable {
     pub fn begin_recall(&mut self, session: SessionId, ino: InodeId) -> bool {
         let new = self.states.get(&ino).and_then(|s| s.get(session)).is_some_and(|h| !h.recalling);
         if new {
-            self.change(session, ino, |h| h.recalling = true);
+            self.change(session, ino, |h| (h.recalling, h.through_since_recall) = (true, false));
         }
         new
     }
@@ -315,6 +341,7 @@ impl LeaseTable {
             self.change(session, ino, |h| {
                 h.recalling = false;
                 h.kind = h.kind.min(keep);
+                h.through &= keep > LeaseKind::None || h.through_since_recall;
             });
         }
     }
@@ -347,13 +374,17 @@ impl LeaseTable {
             self.change(session, ino, |h| {
                 h.opens.read = h.opens.read.saturating_sub(reads);
                 h.opens.write = h.opens.write.saturating_sub(writes);
+                h.through &= h.opens.write > 0;
             });
         }
         was_open && !self.is_open_by(session, ino)
     }
-    /// Sets what a session says it has after a reconnect.
+    /// Sets what a session says it has after a reconnect. What it sent through before may still be on its way.
     pub fn set_opens(&mut self, session: SessionId, ino: InodeId, opens: Opens) {
-        self.change(session, ino, |h| h.opens = opens);
+        self.change(session, ino, |h| {
+            h.opens = opens;
+            h.through = opens.write > 0 && h.kind < LeaseKind::Write;
+        });
     }
     pub fn is_open_by(&self, session: SessionId, ino: InodeId) -> bool {
         self.states.get(&ino).and_then(|s| s.get(session)).is_some_and(Holding::is_open)

@@ -168,6 +168,9 @@ operation!(AcquireLease, Change open::acquire, (r, reply, g) {
         _ if reply.lease.recover => g.leases.kept(g.session, ino),
         _ => g.leases.acquire_read(g.session, ino),
     };
+    if r.kind == LeaseKind::Write && reply.lease.kind < LeaseKind::Write {
+        g.leases.note_through(g.session, ino);
+    }
 });
 operation!(Open, Change open::open, (r, reply, g) g.open(&mut reply.entry, r.read, r.write));
 

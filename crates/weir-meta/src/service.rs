@@ -290,10 +290,15 @@ fn too_late<R: Request>(leader: &Leader, parked: &[InodeId]) -> Error {
 
 /// Asks a client to give a lease back, until it has or its session is over.
 async fn recall(leader: Arc<Leader>, conflict: Conflict) {
-    if conflict.keep == LeaseKind::Read {
-        let pause = leader.lock().pause_before_look(conflict.ino, leader.env.clock.now());
-        leader.env.clock.sleep(pause).await;
-    }
+    let pause = {
+        let mut state = leader.lock();
+        // Without a lease it is the word to write through that is taken back, for one who reads.
+        let for_reader = conflict.keep == LeaseKind::Read
+            || state.leases.held(conflict.session, conflict.ino) == LeaseKind::None;
+        let now = leader.env.clock.now();
+        if for_reader { state.pause_before_look(conflict.ino, now) } else { Duration::ZERO }
+    };
+    leader.env.clock.sleep(pause).await;
     let deadline = leader.env.clock.now() + leader.term() * RECALL_TERMS_MAX;
     let request = Recall { ino: conflict.ino, keep: conflict.keep };
     loop {

@@ -75,6 +75,68 @@ fn a_bystander_does_not_cache_beside_a_writer_that_writes_through() {
 }
 
 #[test]
+fn who_reads_through_pages_is_beside_writers_that_do_not_write_now() {
+    let mut t = LeaseTable::default();
+    t.open(A, FILE, false, true);
+    t.open(B, FILE, true, false);
+    assert_eq!(t.grant_write(A, FILE), LeaseKind::None);
+    t.note_through(A, FILE);
+    let asked = [Conflict { ino: FILE, session: A, keep: LeaseKind::None, ask: true }];
+    assert_eq!(conflicts(&t, B, Need::Pages), asked);
+    assert_eq!(t.acquire_read(B, FILE), LeaseKind::None, "somebody may be writing");
+    assert!(t.begin_recall(A, FILE));
+    t.park(FILE);
+    t.end_recall(A, FILE, LeaseKind::None);
+    assert_eq!(conflicts(&t, B, Need::Pages), []);
+    assert_eq!(
+        t.acquire_read(B, FILE),
+        LeaseKind::Read,
+        "whoever waits takes it away when its time has come"
+    );
+    t.unpark(FILE);
+    assert_eq!(
+        t.grant_read(SessionId(3), FILE),
+        LeaseKind::None,
+        "without a word for pages the file is shared"
+    );
+    let taken = [Conflict { ino: FILE, session: B, keep: LeaseKind::None, ask: true }];
+    assert_eq!(conflicts(&t, A, Need::Change), taken, "the next write takes the pages away");
+}
+
+#[test]
+fn a_word_that_is_given_during_its_recall_outlasts_that() {
+    let mut t = LeaseTable::default();
+    t.open(A, FILE, false, true);
+    t.note_through(A, FILE);
+    assert!(t.begin_recall(A, FILE));
+    // It asks again, under way to its next write, and its answer to the recall is overtaken.
+    t.note_through(A, FILE);
+    t.end_recall(A, FILE, LeaseKind::None);
+    assert_eq!(t.acquire_read(B, FILE), LeaseKind::None, "A writes with the second word");
+    assert!(t.begin_recall(A, FILE));
+    t.end_recall(A, FILE, LeaseKind::None);
+    assert_eq!(t.acquire_read(B, FILE), LeaseKind::Read);
+}
+
+#[test]
+fn two_who_write_a_file_get_no_lease_for_pages() {
+    let mut t = LeaseTable::default();
+    t.open(A, FILE, false, true);
+    t.open(B, FILE, true, true);
+    assert_eq!(t.acquire_read(B, FILE), LeaseKind::None);
+}
+
+#[test]
+fn a_writer_that_comes_back_may_have_writes_on_their_way() {
+    let mut t = LeaseTable::default();
+    t.set_opens(A, FILE, Opens { read: 0, write: 1 });
+    assert_eq!(conflicts(&t, B, Need::Pages).len(), 1);
+    assert!(!t.close(A, FILE, 0, 0) && t.close(A, FILE, 0, 1));
+    assert_eq!(conflicts(&t, B, Need::Pages), []);
+    assert!(t.is_empty(), "nothing is left of it");
+}
+
+#[test]
 fn a_dropped_session_leaves_nothing() {
     let mut t = LeaseTable::default();
     t.open(A, FILE, true, true);
@@ -88,6 +150,7 @@ fn a_dropped_session_leaves_nothing() {
 #[derive(Clone, Debug)]
 enum Event {
     Read(u64),
+    Pages(u64),
     Write(u64),
     Open(u64, bool),
     Close(u64, bool),
@@ -103,6 +166,7 @@ fn event() -> impl Strategy<Value = Event> {
     let s = || 1u64..4;
     prop_oneof![
         s().prop_map(Event::Read),
+        s().prop_map(Event::Pages),
         s().prop_map(Event::Write),
         (s(), any::<bool>()).prop_map(|(s, w)| Event::Open(s, w)),
         (s(), any::<bool>()).prop_map(|(s, w)| Event::Close(s, w)),
@@ -123,9 +187,15 @@ fn step(t: &mut LeaseTable, e: &Event) -> Option<u64> {
         Event::Read(s) => drop(t.grant_read(SessionId(s), FILE)),
         Event::Write(s) => {
             if conflicts(t, SessionId(s), Need::Change).is_empty()
-                && t.grant_write(SessionId(s), FILE) == LeaseKind::None
+                && t.grant_write(SessionId(s), FILE) < LeaseKind::Write
             {
+                t.note_through(SessionId(s), FILE);
                 return Some(s);
+            }
+        }
+        Event::Pages(s) => {
+            if conflicts(t, SessionId(s), Need::Pages).is_empty() {
+                t.acquire_read(SessionId(s), FILE);
             }
         }
         Event::Open(s, write) => {
@@ -148,7 +218,7 @@ proptest! {
     #[test]
     fn never_two_conflicting_leases(events in prop::collection::vec(event(), 1..200)) {
         let mut t = LeaseTable::default();
-        let mut told = [false; 4];
+        let (mut told, mut recalled) = ([false; 4], [false; 4]);
         for e in &events {
             let before: Vec<LeaseKind> = (1..4).map(|s| t.held(SessionId(s), FILE)).collect();
             let closed = t.states.get(&FILE).is_some_and(State::closed);
@@ -159,12 +229,17 @@ proptest! {
             let writers = held.iter().filter(|k| **k == LeaseKind::Write).count();
             let any = held.iter().filter(|k| **k > LeaseKind::None).count();
             prop_assert!(writers == 0 || any == 1, "{e:?}: {held:?}");
-            if closed {
+            if closed && !matches!(e, Event::Pages(_)) {
                 prop_assert!(held.iter().zip(&before).all(|(now, was)| now <= was), "{e:?} granted while closed");
             }
             for s in 1..4u64 {
-                let through = t.states.get(&FILE).and_then(|x| x.get(SessionId(s))).is_some_and(Holding::writes_through);
-                told[s as usize] &= through;
+                // What it was told counts until it has answered a later recall, has closed the file, or writes alone.
+                recalled[s as usize] |= matches!(e, Event::Recall(who) if *who == s);
+                recalled[s as usize] &= !matches!(e, Event::Write(who) if *who == s);
+                let answers = matches!(e, Event::Answer(who) if *who == s) && recalled[s as usize];
+                let answered = answers || matches!(e, Event::Drop(who) if *who == s);
+                let writes = t.opens_of(SessionId(s), FILE).write > 0 && held[s as usize - 1] < LeaseKind::Write;
+                told[s as usize] &= writes && !answered;
                 let others = (1..4).filter(|o| *o != s).any(|o| t.held(SessionId(o), FILE) > LeaseKind::None);
                 prop_assert!(!(told[s as usize] && others), "{e:?}: s{s} writes through beside a cache");
             }

@@ -102,7 +102,7 @@ pub fn acquire(cx: &mut Cx<'_>, r: &meta::AcquireLease) -> Result<Entry> {
     let leases = cx.rules.leases;
     let need = match r.kind {
         LeaseKind::Write => Need::Change,
-        _ if leases.is_open_by(r.session, r.ino) => leases.need_to_open(r.session, r.ino, false),
+        LeaseKind::Read if leases.opens_of(r.session, r.ino).write == 0 => Need::Pages,
         _ => Need::Look,
     };
     cx.need(r.ino, need);

@@ -21,11 +21,12 @@ impl KernelCache for Notices {
     fn invalidate_inode(&self, ino: InodeId, what: Forget) {
         let Some(notifier) = self.notifier.get() else { return };
         // A negative offset means: attributes only. Length 0 means: to the end.
-        let offset = match what {
-            Forget::Attributes => -1,
-            Forget::All => 0,
+        let (offset, len) = match what {
+            Forget::Attributes => (-1, 0),
+            Forget::All => (0, 0),
+            Forget::Part(offset, len) => (offset as i64, len as i64), // no file is longer
         };
-        if let Err(e) = notifier.inval_inode(to_kernel_ino(ino), offset, 0) {
+        if let Err(e) = notifier.inval_inode(to_kernel_ino(ino), offset, len) {
             // The mount went away: there is no cache left.
             tracing::debug!("forget {ino} in the kernel: {e}");
         }
