@@ -67,19 +67,25 @@ fn take_one(
         txn.put(&keys::name_change(relation, number), &change.to_value());
     }
     match &change.what {
+        // Nobody need ever write to it: also then somebody says that it is complete, who made it or who recovers it.
+        What::Made { ino, kind: FileKind::Regular, .. } => match find_inode(txn, *ino)? {
+            Some(inode) if inode.dirty => note_growing(txn, relation, lane, *ino),
+            // One that home has was only seen again, by the look for another relation.
+            Some(inode) if inode.nlink > 0 && tree::find_twin(txn, relation, *ino)?.is_none() => {
+                txn.put(&keys::pending(relation, *ino, FINISH), &news(0).to_value());
+                Ok(())
+            }
+            _ => Ok(()),
+        },
         What::Data { ino, offset, len } => {
             store::cut_receipts(txn, relation, *ino, *offset, offset + len)?;
-            if store::note_growing(txn, relation, *ino)? {
-                lane.orphans.note(*ino);
-            }
+            note_growing(txn, relation, lane, *ino)?;
             add_pending(txn, relation, lane, *ino, *offset, news(*len))
         }
         What::Resized { ino, size } => {
             store::trim_receipts(txn, relation, *ino, *size)?;
-            if find_inode(txn, *ino)?.is_some_and(|inode| inode.dirty)
-                && store::note_growing(txn, relation, *ino)?
-            {
-                lane.orphans.note(*ino);
+            if find_inode(txn, *ino)?.is_some_and(|inode| inode.dirty) {
+                note_growing(txn, relation, lane, *ino)?;
             }
             store::change_pending(txn, relation, *ino, |ranges| pending::trim(ranges, *size))
         }
@@ -98,6 +104,14 @@ fn take_one(
         }
         _ => Ok(()),
     }
+}
+
+/// A file is being written: its writer closes it, or it is looked for.
+fn note_growing(txn: &mut dyn Txn, relation: RelationId, lane: &mut Lane, ino: InodeId) -> Result<()> {
+    if store::note_growing(txn, relation, ino)? {
+        lane.orphans.note(ino);
+    }
+    Ok(())
 }
 
 /// Bytes that home is to get: not joined with what is on its way, nor over a change of size.

@@ -83,6 +83,67 @@ fn what_nobody_writes_any_more_is_complete_also_if_its_close_was_lost() {
     }
 }
 
+/// Nobody ever writes to a file: it was made without being opened, or whoever made it died before the first byte. It is complete at
+/// home, and settled, all the same; the second one when a mover has looked at it.
+#[test]
+fn what_was_never_written_is_complete_too() {
+    for is_opened in [false, true] {
+        let world = World::new(16, SimConfig::default());
+        world.run({
+            let world = world.clone();
+            async move {
+                let _meta = start(&world).await;
+                let (user, mover) =
+                    (Client::start(&world, "user").await, Client::start(&world, "mover").await);
+                let relation = user.call(&relation_to(user.op(), "file:///home")).await.unwrap().id;
+                let ino = match is_opened {
+                    true => user.create(ROOT, "f").await.unwrap().entry.attr.ino,
+                    false => {
+                        let (op, cred, name, kind) = (user.op(), root(), b("f"), FileKind::Regular);
+                        let (mode, umask, rdev) = (0o644, 0, 0);
+                        let made = Mknod { op, cred, parent: ROOT, name, kind, mode, umask, rdev };
+                        user.call(&made).await.unwrap().entry.attr.ino
+                    }
+                };
+                user.call(&SessionClose { session: user.session }).await.unwrap();
+                let (mut leader, mut recovered, mut another) = (0, Vec::new(), None);
+                let deadline = mover.env.clock.now() + PATIENCE;
+                let is_settled = async |relation| {
+                    let find = WhereAtHome { session: mover.session, ino, relation: Some(relation) };
+                    mover.call(&find).await.is_ok_and(|place| !place.unsettled)
+                };
+                loop {
+                    assert!(mover.env.clock.now() < deadline, "opened: {is_opened}");
+                    match another {
+                        // What home has is seen again for another one, and not shipped again.
+                        None if is_settled(relation).await => {
+                            let add = relation_to(mover.op(), "file:///another");
+                            another = Some(mover.call(&add).await.unwrap().id);
+                        }
+                        Some(another) if is_settled(another).await => break,
+                        _ => {}
+                    }
+                    for work in take(&mover, &mut leader).await {
+                        let is_again = another.is_some() && work.relation == relation;
+                        assert!(!is_again || work.extents.is_empty(), "{:?}", work.extents);
+                        for ino in &work.orphans {
+                            let entry = mover.open(*ino, false, true).await.unwrap().entry;
+                            assert!(entry.lease.recover);
+                            let (op, token_epoch) = (mover.op(), entry.lease.token_epoch);
+                            mover.call(&Recovered { op, ino: *ino, token_epoch }).await.unwrap();
+                            mover.close(*ino, true).await.unwrap();
+                            recovered.push(*ino);
+                        }
+                        let wrote = work.extents.iter().map(|e| wrote(e, done())).collect();
+                        tell(&mover, work.relation, &work.names, wrote).await;
+                    }
+                }
+                assert_eq!(recovered, if is_opened { vec![ino] } else { vec![] });
+            }
+        });
+    }
+}
+
 /// A mover writes the end of a file though home did not take a range before it: the range goes once more, and the end after it.
 #[test]
 fn the_end_of_a_file_goes_home_after_all_that_comes_before_it() {
