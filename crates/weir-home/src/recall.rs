@@ -3,7 +3,7 @@
 //! Always holds: bytes that do not have the checksum of their receipt are never handed to a reader; which file it was, and
 //! where, is said instead.
 use crate::mover::expect;
-use crate::{Fault, FaultKind, Home, HomePath, HomeReader, Outcome};
+use crate::{Expect, Fault, FaultKind, Home, HomePath, HomeReader, Outcome};
 use bytes::{Bytes, BytesMut};
 use weir_client::{Client, Recall};
 use weir_proto::checksum::crc32c_append;
@@ -13,6 +13,8 @@ use weir_proto::{Error, Result};
 
 /// Bytes read at once, at least.
 const PIECE_BYTES: u64 = 4 << 20;
+/// A file that movers write meanwhile is opened again so often for one piece of it.
+const OPENED_AGAIN_MAX: usize = 8;
 
 /// A block of a receipt: these bytes had this checksum when home got them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -89,6 +91,40 @@ impl From<Fault> for Failed {
     }
 }
 
+/// A file at home that is read. Of one that movers may be writing, other bytes may change all the while: it is opened again then, and
+/// is still the very file. Receipts say whether it has the bytes that were shipped.
+struct Source<'a> {
+    home: &'a dyn Home,
+    path: &'a HomePath,
+    expect: Expect,
+    reader: Box<dyn HomeReader>,
+}
+
+impl<'a> Source<'a> {
+    async fn open(home: &'a dyn Home, path: &'a HomePath, expect: Expect) -> Outcome<Source<'a>> {
+        let reader = home.open_read(path, &expect).await?;
+        Ok(Source { home, path, expect, reader })
+    }
+
+    async fn read(&mut self, at: u64, len: u64) -> std::result::Result<Bytes, Failed> {
+        for _ in 0..OPENED_AGAIN_MAX {
+            match read(&*self.reader, self.path, at, len).await {
+                // It was long enough: so it has changed since it was opened.
+                Err(Fault::Diverged(_)) if self.is_ours() && self.reader.stamp().size >= at + len => {
+                    self.reader = self.home.open_read(self.path, &self.expect).await?;
+                }
+                done => return Ok(done?),
+            }
+        }
+        let why = format!("{} is written at home whenever it is read", self.path);
+        Err(Failed { why, retry: true, diverged: false })
+    }
+
+    fn is_ours(&self) -> bool {
+        matches!(self.expect, Expect::Ours(_))
+    }
+}
+
 /// Brings a range back; it is in the volume when this returns, but not told yet.
 pub async fn bring(
     client: &Client,
@@ -99,7 +135,7 @@ pub async fn bring(
     let broken = |e: Error| Failed { why: e.to_string(), retry: false, diverged: false };
     let path = HomePath::parse(&place.path).map_err(broken)?;
     let expect = expect(home, &path, &place.expect).await?;
-    let reader = home.open_read(&path, &expect).await?;
+    let mut source = Source::open(home, &path, expect).await?;
     let (from, to) = (recall.work.from, recall.work.to);
     let blocks = blocks(&place.receipts, from, to);
     // A block that begins before or ends behind is read whole, to be compared.
@@ -114,8 +150,12 @@ pub async fn bring(
         let mut at = start;
         while at < end {
             let len = (end - at).min(step);
-            let bytes = read(&*reader, &path, at, len).await?;
-            check.feed(at, &bytes).map_err(|e| broken(e.doing(format_args!("read {path} at home"))))?;
+            let bytes = source.read(at, len).await?;
+            // What was written beside them took the proof away, perhaps after it was looked up.
+            check.feed(at, &bytes).map_err(|e| Failed {
+                diverged: source.is_ours(),
+                ..broken(e.doing(format_args!("read {path} at home")))
+            })?;
             if fills {
                 sums.feed(&bytes);
                 client.fill(recall, at, bytes).await.map_err(|e| Failed {
