@@ -16,6 +16,8 @@ pub struct NewRelation {
     pub evict: bool,
     /// The volume, which is empty, gets what is there.
     pub adopt: bool,
+    /// The volume follows what is there, and is read only here; it is empty.
+    pub pulls: bool,
     pub ids: HomeIds,
 }
 
@@ -66,6 +68,21 @@ impl Client {
         end: bool,
     ) -> Result<()> {
         let tell = |op| TellListing { op, relation, dir, entries: entries.clone(), end };
+        self.inner.session.change(self.inner.deadline(), tell).await
+    }
+    /// What is in a directory at home now, of a range of names; see `TellAgain`.
+    pub async fn tell_again(
+        &self,
+        relation: RelationId,
+        dir: InodeId,
+        after: Bytes,
+        entries: Vec<HomeEntry>,
+        upto: Option<Bytes>,
+    ) -> Result<()> {
+        let tell = |op| {
+            let (after, entries, upto) = (after.clone(), entries.clone(), upto.clone());
+            TellAgain { op, relation, dir, after, entries, upto }
+        };
         self.inner.session.change(self.inner.deadline(), tell).await
     }
     /// Finishes what a writer left that died, if one did: then the file is complete.
@@ -131,7 +148,7 @@ impl Client {
             cred: cred.clone(),
             volume,
             url: new.url.clone(),
-            direction: Direction::Push,
+            direction: if new.pulls { Direction::Pull } else { Direction::Push },
             evict: new.evict,
             adopt: new.adopt,
             ids: new.ids.clone(),

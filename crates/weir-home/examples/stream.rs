@@ -75,6 +75,7 @@ async fn main() {
         path: dir.canonicalize().unwrap(),
         relation: "measurement".into(),
         is_new: true,
+        only_reads: false,
         ids: IdMap::default(),
         limits: LaneLimits::default(),
     };

@@ -21,11 +21,13 @@ use weir_proto::checksum::crc32c_append;
 use weir_proto::meta::{FileKind, Time};
 use weir_proto::recall::Learned;
 use weir_proto::relation::{
-    ExtentDone, ExtentWork, HOME_ENTRIES_MAX, HomeAttrs, HomeEntry, HomeIds, ListDone, ListWork, NameAction,
-    NameDone, NameWork, Outcome as Told, RECEIPT_BLOCK, RelationId, RelationWork,
+    Direction, ExtentDone, ExtentWork, HOME_ENTRIES_MAX, HomeAttrs, HomeEntry, HomeIds, ListDone, ListWork,
+    NameAction, NameDone, NameWork, Outcome as Told, RECEIPT_BLOCK, RelationId, RelationWork,
 };
 use weir_proto::{Error, ErrorKind, InodeId, Result, VolumeId, Wire};
 
+/// Entries of a directory that is read again, at once: a home that is a directory reads all names for each page.
+const PAGE: usize = 4096;
 /// Ranges and names that this mover has at most.
 const ITEMS_MAX: usize = 256;
 /// Bytes of ranges that this mover asks for at once. They are read piece by piece: this is no memory.
@@ -72,6 +74,8 @@ pub struct HomeOf {
     pub ids: HomeIds,
     /// Nothing was ever brought there for this.
     pub is_new: bool,
+    /// Nothing is ever changed there.
+    pub only_reads: bool,
 }
 
 /// A mover. The homes that it has opened stay open from one life to the next.
@@ -288,7 +292,8 @@ impl Shared {
                 recall::Failed { why: e.to_string(), retry: e.kind != ErrorKind::NotFound, diverged: false }
             })?;
             let (id, url, ids) = (place.relation, place.url.clone(), place.ids.clone());
-            let which = HomeOf { holds: HomeUse::Relation(id), url, ids, is_new: false };
+            let only_reads = place.direction == Direction::Pull;
+            let which = HomeOf { holds: HomeUse::Relation(id), url, ids, is_new: false, only_reads };
             let relation = self.relation(id, &which).await?;
             match recall::bring(&self.client, &*relation.home, &place, recall).await {
                 // Another range may have been shipped, or its name changed meanwhile: what is expected changes with it.
@@ -314,7 +319,9 @@ impl Shared {
             return self.start(relation, work);
         }
         let (relation, url, ids) = (work.relation, work.url.clone(), work.ids.clone());
-        let which = HomeOf { holds: HomeUse::Relation(relation), url, ids, is_new: work.is_new };
+        let only_reads = work.direction == Direction::Pull;
+        let holds = HomeUse::Relation(relation);
+        let which = HomeOf { holds, url, ids, is_new: work.is_new, only_reads };
         opening.insert(relation, vec![work]);
         let me = self.clone();
         self.spawn("open home", async move {
@@ -447,7 +454,11 @@ impl Shared {
     // ---- what is at home and not here yet
 
     async fn list(&self, relation: &Relation, work: ListWork) {
-        let outcome = match self.read_to_end(relation, &work).await {
+        let read = match work.again {
+            true => self.read_again(relation, &work).await,
+            false => self.read_to_end(relation, &work).await,
+        };
+        let outcome = match read {
             Ok(()) => Told::Done { stamp: Bytes::new() },
             Err(told) => told,
         };
@@ -466,10 +477,44 @@ impl Shared {
                 let part = std::mem::replace(&mut left, rest);
                 let end = listing.end && left.is_empty();
                 let told = self.client.tell_listing(relation.id, work.dir, part, end).await;
-                told.map_err(|e| match e.kind {
-                    ErrorKind::Invalid | ErrorKind::Name(_) => Told::Refused { why: e.to_string() },
-                    _ => Told::Later { why: e.to_string() },
-                })?;
+                told.map_err(|e| refused(&e))?;
+                if end {
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    /// Page by page in the order of the names, so that what is missing between two of them is known to be gone.
+    async fn read_again(&self, relation: &Relation, work: &ListWork) -> std::result::Result<(), Told> {
+        let path = HomePath::parse(&work.path).map_err(|e| Told::Refused { why: e.to_string() })?;
+        let mut after: Option<Bytes> = None;
+        loop {
+            let page = relation.home.list(&path, after.as_deref(), PAGE).await.map_err(|f| told(&f))?;
+            let mut left: Vec<HomeEntry> = page.entries.into_iter().map(home_entry).collect();
+            // A home has an order of its own for names that it writes in another way: one page is all of it, or in order.
+            let behind = |entry: &HomeEntry| after.as_ref().is_none_or(|after| entry.name > *after);
+            let is_ordered = left.is_sorted_by(|a, b| a.name < b.name) && left.first().is_none_or(behind);
+            let is_all = after.is_none() && page.end;
+            if !is_ordered && !is_all {
+                let why = format!(
+                    "more than {PAGE} entries, which this home does not list in the order of their names"
+                );
+                return Err(Told::Refused { why });
+            }
+            left.sort_by(|a, b| a.name.cmp(&b.name));
+            loop {
+                let rest = left.split_off(fits_a_message(&left));
+                let part = std::mem::replace(&mut left, rest);
+                let end = page.end && left.is_empty();
+                let upto = part.last().map(|entry| entry.name.clone()).filter(|_| !end);
+                let from = after.clone().unwrap_or_default();
+                if part.is_empty() && !end {
+                    break;
+                }
+                after = upto.clone().or(after);
+                let again = self.client.tell_again(relation.id, work.dir, from, part, upto).await;
+                again.map_err(|e| refused(&e))?;
                 if end {
                     return Ok(());
                 }
@@ -729,6 +774,14 @@ fn fits_a_message(entries: &[HomeEntry]) -> usize {
         first || bytes <= LISTING_BYTES_MAX
     });
     fits.count()
+}
+
+/// The leader did not take what was told of a directory.
+fn refused(e: &Error) -> Told {
+    match e.kind {
+        ErrorKind::Invalid | ErrorKind::Name(_) => Told::Refused { why: e.to_string() },
+        _ => Told::Later { why: e.to_string() },
+    }
 }
 
 fn home_entry(entry: ListEntry) -> HomeEntry {

@@ -39,6 +39,8 @@ pub struct WeirHomeConfig {
     pub relation: String,
     /// The relation begins: leave the mark if there is none.
     pub is_new: bool,
+    /// Nothing is changed there: no mark is left or asked for.
+    pub only_reads: bool,
     pub ids: IdMap,
     /// `threads_max`: calls under way at once.
     pub limits: LaneLimits,
@@ -118,7 +120,9 @@ impl WeirHome {
     pub async fn open(env: &Env, config: WeirHomeConfig) -> Outcome<WeirHome> {
         let base = find_base(&config).await?;
         let inner = Inner { url: config.url, client: config.client, base, ids: config.ids, env: env.clone() };
-        inner.check_mark(&config.relation, config.is_new).await?;
+        if !config.only_reads {
+            inner.check_mark(&config.relation, config.is_new).await?;
+        }
         let room = Arc::new(Semaphore::new(config.limits.threads_max));
         let calls = Calls { env: env.clone(), deadline: config.limits.deadline, room };
         Ok(WeirHome { calls, inner: Arc::new(inner) })

@@ -62,6 +62,7 @@ impl Desk {
             base: HomePath::parse("backups").unwrap(),
             relation: "test".into(),
             is_new: true,
+            only_reads: false,
             ids: IdMap::default(),
             limits: LaneLimits::default(),
         };

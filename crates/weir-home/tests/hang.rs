@@ -185,7 +185,14 @@ impl Drop for Mounted {
 
 fn config(path: &Path, is_new: bool) -> FileHomeConfig {
     let limits = LaneLimits { threads_max: THREADS, waiting_max: WAITING, deadline: DEADLINE };
-    FileHomeConfig { path: path.into(), relation: "test".into(), is_new, ids: IdMap::default(), limits }
+    FileHomeConfig {
+        path: path.into(),
+        relation: "test".into(),
+        is_new,
+        only_reads: false,
+        ids: IdMap::default(),
+        limits,
+    }
 }
 
 fn is_unreachable<T>(outcome: &Outcome<T>) -> bool {

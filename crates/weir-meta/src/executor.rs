@@ -104,6 +104,8 @@ pub(crate) struct State {
     deaths: u64,
     /// Volumes with a changelog.
     pub listened: BTreeSet<VolumeId>,
+    /// Volumes that follow a home.
+    pub pulled: BTreeSet<VolumeId>,
     pub snapshots: Snapshots,
     /// The volume of which a snapshot is being taken, and its topmost directory.
     pub snapshotting: Option<(VolumeId, InodeId)>,
@@ -138,13 +140,15 @@ impl Leader {
             Ok(())
         })?;
         let (mut sessions, mut deaths, mut rooms) = (Sessions::new(), 0, Rooms::default());
-        let (mut listened, mut relations) = (BTreeSet::new(), Relations::default());
+        let (mut listened, mut pulled) = (BTreeSet::new(), BTreeSet::new());
+        let mut relations = Relations::default();
         let mut snapshots = Snapshots::new();
         kv.read(&mut |read| {
             sessions = session::load(read, now)?;
             rooms = namespace::volume::load_rooms(read)?;
             deaths = session::deaths(read)?;
             listened = relation::listened(read)?;
+            pulled = relation::pulled(read)?;
             relations = Relations::load(read, env.rng.next_u64() | 1)?;
             snapshots = namespace::snapshot::load_all(read)?;
             Ok(())
@@ -160,6 +164,7 @@ impl Leader {
             newest,
             deaths,
             listened,
+            pulled,
             snapshots,
             snapshotting: None,
             grace_over: Arc::default(),
@@ -261,11 +266,23 @@ impl Leader {
         };
         let State { leases, rooms, contended, sessions, .. } = state;
         let now = sessions.get(&request.session()).map_or(Instant(0), |s| s.heard);
-        let mut grants =
-            Grants { leases, rooms, contended, now, session: request.session(), first, woken: None };
+        let mut grants = Grants {
+            leases,
+            rooms,
+            contended,
+            now,
+            session: request.session(),
+            first,
+            woken: None,
+            shown: None,
+        };
         request.settle(&mut reply, &mut grants);
-        if let Some(ino) = grants.woken {
+        let (woken, shown) = (grants.woken, grants.shown);
+        if let Some(ino) = woken {
             state.wake(ino);
+        }
+        if let Some(dir) = shown.filter(|_| !state.pulled.is_empty()) {
+            self.look_again(dir)?;
         }
         let mut w = Writer { bytes: Vec::with_capacity(REPLY_BYTES) };
         reply.encode(&mut w);
@@ -377,6 +394,7 @@ impl Leader {
             live,
             deaths,
             listened,
+            pulled: &state.pulled,
             snapshots,
             snapshotting,
             at_home,
@@ -404,9 +422,12 @@ impl Leader {
         }
         if events.relations {
             match self.relations_changed() {
-                Ok(listened) => state.listened = listened,
+                Ok(now) => (state.listened, state.pulled) = now,
                 Err(e) => self.fail(&e.doing("look at relations")),
             }
+        }
+        if events.doomed {
+            self.removal.notify_one();
         }
         if events.snapshots {
             self.kv.read(&mut |read| {

@@ -30,6 +30,8 @@
 //! a/<relation>/<ino>      set aside until somebody decides                      AsideRecord
 //! d/<relation>/<dir>      its attributes at home are old                        nothing
 //! l/<relation>/<dir>      a directory whose names are not all known here          nothing
+//! j/<relation>/<dir>      a directory that is looked at again: when it was read at home   FollowedRecord
+//! e/<number>              a directory that is gone at home, to be removed with what is in it   DoomedRecord
 //! i/<relation>/<identity> which inode a file of several names is, as home knows it  u64
 //! u/<relation>/<ino>      parts of it are at home, and nobody sees them there yet   nothing
 //! g/<relation>/<ino>      was written, and is not known to be complete          nothing
@@ -244,6 +246,12 @@ pub fn old_attributes(relation: RelationId, dir: InodeId) -> [u8; 13] {
 }
 pub fn unlisted(relation: RelationId, dir: InodeId) -> [u8; 13] {
     key13(b'l', relation.0, dir.0)
+}
+pub fn followed(relation: RelationId, dir: InodeId) -> [u8; 13] {
+    key13(b'j', relation.0, dir.0)
+}
+pub fn doomed(number: u64) -> Key9 {
+    key9(b'e', number)
 }
 pub fn identity(relation: RelationId, id: &[u8]) -> Vec<u8> {
     [&key5(b'i', relation.0)[..], id].concat()

@@ -6,8 +6,8 @@ use crate::backup;
 use crate::lease::{ByInode, LeaseTable};
 use crate::namespace::create::meta_open;
 use crate::namespace::{
-    Cx, View, adopt, attr, clone, create, data, evict, layers, list, open, past, remove, rename, report,
-    snapshot, totals, usage_of, volume, xattr,
+    Cx, View, adopt, attr, clone, create, data, evict, follow, layers, list, open, past, remove, rename,
+    report, snapshot, totals, usage_of, volume, xattr,
 };
 use crate::relation::serve;
 use crate::rooms::Rooms;
@@ -16,8 +16,8 @@ use weir_proto::backup::{BackupDone, BackupList, BackupSet, BackupTake};
 use weir_proto::meta::*;
 use weir_proto::recall::{Evict, EvictedRanges, Filled, SetPinned};
 use weir_proto::relation::{
-    AckChanges, DropCursor, RelationAdd, RelationDo, RelationResolve, RelationSuspect, TellListing,
-    WhereAtHome,
+    AckChanges, DropCursor, RelationAdd, RelationDo, RelationResolve, RelationSuspect, TellAgain,
+    TellListing, WhereAtHome,
 };
 use weir_proto::snapshot::{
     LayerCopied, LayersOf, PastAttr, PastGetXattr, PastList, PastListXattr, PastLookup, PastOpen,
@@ -60,6 +60,8 @@ pub struct Grants<'a> {
     pub first: bool,
     /// Operations that wait for this inode may be tried again.
     pub woken: Option<InodeId>,
+    /// A directory that somebody looks at.
+    pub shown: Option<InodeId>,
 }
 
 impl Grants<'_> {
@@ -75,6 +77,7 @@ impl Grants<'_> {
         }
     }
     fn directory(&mut self, dir: InodeId, lease: &mut Lease) {
+        self.shown = Some(dir);
         let contended = self.contended.get(&dir).is_some_and(|until| self.now < *until);
         lease.kind = match contended {
             true => self.leases.kept(self.session, dir),
@@ -263,6 +266,7 @@ change!(TellListing, adopt::tell, (r, reply, g) {
     let _ = reply;
     g.woken = Some(r.dir);
 });
+change!(TellAgain, follow::tell, (r, reply, g) { let _ = reply; });
 change!(RelationDo, serve::change, (r, reply, g) { let _ = reply; });
 change!(RelationResolve, serve::resolve, (r, reply, g) { let _ = reply; });
 change!(RelationSuspect, serve::suspect, (r, reply, g) { let _ = reply; });

@@ -66,7 +66,8 @@ impl Meta {
         heard(leader, &mut state, r.session)?;
         let id = RecallId { ino: r.ino, from: r.from, token_epoch: r.token_epoch };
         state.recalls.failed(r.session, &id, &r.error, r.retry, leader.env.clock.now());
-        Ok(())
+        // Of a volume that follows its home it may be another file there by now.
+        if !state.pulled.is_empty() { leader.look_above(r.ino) } else { Ok(()) }
     }
 
     fn residence(&self, r: &GetResidence) -> Result<Residence> {

@@ -1,4 +1,5 @@
-//! What was in a deleted volume is removed, a few names at a time.
+//! What was in a deleted volume is removed, a few names at a time; so is what was in directories that are gone at a home which
+//! their volume follows.
 //!
 //! Invariants: a volume whose record says so is removed to its end, also after a restart; its record goes with its last
 //! directory. Each step is one bounded transaction, so that others wait for moments only, and takes leases back as an `unlink`
@@ -6,7 +7,7 @@
 
 use crate::executor::State;
 use crate::lease::Conflict;
-use crate::namespace::{Cx, volume};
+use crate::namespace::{Cx, follow, volume};
 use crate::service::Meta;
 use std::time::Duration;
 use weir_proto::{Error, InodeId, Result, SessionId, VolumeId};
@@ -35,6 +36,7 @@ impl Meta {
             // Clients of before a restart still come back with their leases.
             leader.env.clock.sleep(LOOK_AGAIN).await;
         }
+        while self.step(&mut follow::remove_some).await? {}
         let mut next = None;
         leader.kv.read(&mut |read| {
             next = volume::next_deleted(read)?;

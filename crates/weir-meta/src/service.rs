@@ -22,7 +22,7 @@ use weir_proto::meta::*;
 use weir_proto::recall::{AwaitRecall, Evict, EvictedRanges, Filled, GetEviction, SetPinned};
 use weir_proto::relation::{
     AckChanges, DropCursor, ReadChanges, RelationAdd, RelationDo, RelationList, RelationResolve,
-    RelationSuspect, TakeWork, TellListing, WhereAtHome, WorkDone,
+    RelationSuspect, TakeWork, TellAgain, TellListing, WhereAtHome, WorkDone,
 };
 use weir_proto::snapshot::{
     LayerCopied, LayersOf, PastAttr, PastGetXattr, PastList, PastListXattr, PastLookup, PastOpen,
@@ -637,6 +637,7 @@ impl Meta {
             WhereAtHome::METHOD => self.operate::<WhereAtHome>(call),
             RelationAdd::METHOD => self.operate::<RelationAdd>(call),
             TellListing::METHOD => self.operate::<TellListing>(call),
+            TellAgain::METHOD => self.operate::<TellAgain>(call),
             RelationDo::METHOD => self.operate::<RelationDo>(call),
             RelationResolve::METHOD => self.operate::<RelationResolve>(call),
             RelationSuspect::METHOD => self.operate::<RelationSuspect>(call),

@@ -27,6 +27,8 @@ pub enum NameRule {
     Busy,
     /// Reserved to the owner or the administrator, whatever the mode bits say (EPERM, not EACCES).
     NotOwner,
+    /// Nobody changes anything there, the superuser neither: what is there follows another place.
+    ReadOnly,
 }
 
 /// What a caller can do about it. A kind exists only if a caller would act differently.
@@ -60,7 +62,7 @@ pub enum ErrorKind {
     OverQuota,
 }
 
-const NAME_RULES: [NameRule; 12] = [
+const NAME_RULES: [NameRule; 13] = [
     NameRule::NotDirectory,
     NameRule::IsDirectory,
     NameRule::NotEmpty,
@@ -73,6 +75,7 @@ const NAME_RULES: [NameRule; 12] = [
     NameRule::FileTooBig,
     NameRule::Busy,
     NameRule::NotOwner,
+    NameRule::ReadOnly,
 ];
 const KINDS: [ErrorKind; 12] = [
     ErrorKind::NotFound,
@@ -136,6 +139,7 @@ impl ErrorKind {
                 NameRule::FileTooBig => 27,
                 NameRule::Busy => 16,
                 NameRule::NotOwner => 1,
+                NameRule::ReadOnly => 30,
             },
         }
     }

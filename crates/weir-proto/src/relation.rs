@@ -163,6 +163,8 @@ message!(RelationInfo {
     limited_by: String,
     /// Items that are set aside, the first hundred.
     aside: Vec<Aside>,
+    /// Of one that pulls: age of the oldest look at a directory at home, ms.
+    looked_ms: u64,
 });
 message!(
     /// An inode that is not shipped until somebody decides.
@@ -204,6 +206,8 @@ message!(RelationWork {
     relation: RelationId,
     url: String,
     ids: HomeIds,
+    /// Of one that pulls nothing is changed at home, not even to mark it.
+    direction: Direction,
     /// Nothing was ever shipped there.
     is_new: bool,
     names: Vec<NameWork>, extents: Vec<ExtentWork>,
@@ -212,10 +216,22 @@ message!(RelationWork {
     /// Directories to be read to their end, for `TellListing`.
     listings: Vec<ListWork>,
 });
-message!(ListWork { dir: InodeId, path: Bytes });
+message!(ListWork {
+    dir: InodeId,
+    path: Bytes,
+    /// Its names are known, and may have changed: for `TellAgain`.
+    again: bool,
+});
 message!(
     /// What is in a directory at home, some of it; `end`: that was the rest. The same may be told twice.
     TellListing = 194 -> () { op: Op, relation: RelationId, dir: InodeId, entries: Vec<HomeEntry>, end: bool }
+);
+message!(
+    /// What is in a directory at home now, of the names after `after` up to `upto` (none: to the end), in the order of their
+    /// bytes: what is here and not told is gone there. Of a relation that pulls. The same may be told twice.
+    TellAgain = 147 -> () {
+        op: Op, relation: RelationId, dir: InodeId, after: Bytes, entries: Vec<HomeEntry>, upto: Option<Bytes>,
+    }
 );
 message!(
     /// Something that is at home and not here yet.
@@ -328,6 +344,7 @@ message!(
 message!(HomePlace {
     relation: RelationId,
     url: String,
+    direction: Direction,
     ids: HomeIds,
     path: Bytes,
     expect: Expected,

@@ -55,7 +55,7 @@ fn survives_mutated_messages<T: Wire>(name: &str) {
 fn is_decoded_as_it_was_encoded<T: Wire + PartialEq + std::fmt::Debug>(name: &str) {
     let mut dice = Dice::for_name(name);
     let mut seen = 0;
-    for _ in 0..60 {
+    for _ in 0..120 {
         let Some(bytes) = dice.encoding::<T>() else { continue };
         let value = T::from_bytes(&bytes).unwrap();
         assert_eq!(value.to_bytes(), bytes, "{name}");

@@ -45,13 +45,13 @@ impl Homes {
     }
 
     async fn open_home(&self, which: &HomeOf) -> Outcome<Arc<dyn Home>> {
-        let (text, is_new) = (&*which.url, which.is_new);
+        let (text, is_new, only_reads) = (&*which.url, which.is_new, which.only_reads);
         // The mark at home: another cluster's relation, or another one of this cluster, is not written over.
         let relation = format!("cluster {} {}", self.cluster, which.holds);
         let (ids, limits) = (IdMap::of(&which.ids).map_err(Fault::Broken)?, LaneLimits::default());
         Ok(match HomeUrl::parse(text).map_err(Fault::Broken)? {
             HomeUrl::File { path } => {
-                let config = FileHomeConfig { path, relation, is_new, ids, limits };
+                let config = FileHomeConfig { path, relation, is_new, only_reads, ids, limits };
                 Arc::new(FileHome::open(&self.env, config).await?)
             }
             HomeUrl::S3 { bucket, prefix, endpoint, region, path_style, credentials, profile } => {
@@ -62,7 +62,7 @@ impl Homes {
                 let copy_bytes_max = S3HomeConfig::COPY_BYTES_MAX;
                 #[rustfmt::skip]
                 let config = S3HomeConfig {
-                    bucket, prefix, endpoint, region, path_style, access_key, secret_key, token, relation, is_new, ids,
+                    bucket, prefix, endpoint, region, path_style, access_key, secret_key, token, relation, is_new, only_reads, ids,
                     limits, copy_bytes_max,
                 };
                 Arc::new(S3Home::open(&self.env, config).await?)
@@ -70,7 +70,8 @@ impl Homes {
             HomeUrl::Weir { coordinators, namespace, path } => {
                 let client = self.connect(text, &coordinators, namespace).await?;
                 let (url, own) = (text.to_owned(), client.clone());
-                let config = WeirHomeConfig { url, client, base: path, relation, is_new, ids, limits };
+                let config =
+                    WeirHomeConfig { url, client, base: path, relation, is_new, only_reads, ids, limits };
                 match WeirHome::open(&self.env, config).await {
                     Ok(home) => {
                         self.clients.lock().unwrap_or_else(PoisonError::into_inner).push(own);

@@ -11,7 +11,7 @@ use std::time::Duration;
 use weir_client::{Client, NewRelation};
 use weir_home::{Credentials, HomeUrl, IdMap};
 use weir_proto::relation::{
-    Change, HomeIds, IdMapping, RelationInfo, RelationState, RelationVerb, Resolution, What,
+    Change, Direction, HomeIds, IdMapping, RelationInfo, RelationState, RelationVerb, Resolution, What,
 };
 use weir_proto::{Error, ErrorKind, InodeId, VolumeId};
 
@@ -28,6 +28,9 @@ pub enum RelationCommand {
     /// file is complete; names, sizes and deletes follow in the order in which they happened. A URL holds no secret: movers read
     /// the keys of S3 from the credentials file that it names (as Amazon's tools write it; profile=NAME if not default), or
     /// from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in their environment.
+    ///
+    /// With --direction pull it is the other way round: the volume, which is empty, shows what is there and follows it. Nobody
+    /// changes it here, and nothing is changed there, not even to mark it.
     Add(Add),
     /// Show all relations
     List(List),
@@ -61,10 +64,21 @@ pub struct Add {
     /// What is at home may be evicted here: its names stay, its data comes back when it is read
     #[arg(long)]
     pub evict: bool,
+    /// Which way changes go
+    #[arg(long, value_enum, default_value = "push")]
+    pub direction: Way,
     #[command(flatten)]
     pub new: Ids,
     #[command(flatten)]
     pub at: Cluster,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Way {
+    /// What changes here goes to the home
+    Push,
+    /// What changes at the home is shown here, where it can only be read; it may always be evicted
+    Pull,
 }
 
 #[derive(Args)]
@@ -83,7 +97,7 @@ impl Ids {
         HomeUrl::parse(&url)?;
         let ids = HomeIds { users: self.map_uid.clone(), groups: self.map_gid.clone() };
         IdMap::of(&ids)?;
-        Ok(NewRelation { url, evict, adopt, ids })
+        Ok(NewRelation { url, evict, adopt, pulls: false, ids })
     }
 }
 
@@ -179,13 +193,23 @@ async fn carry_out(client: &Client, command: &RelationCommand, json: bool) -> Ou
     let cred = own_cred();
     match command {
         RelationCommand::Add(args) => {
+            let pulls = args.direction == Way::Pull;
+            if pulls && args.evict {
+                let error = Error::invalid("--evict says nothing with --direction pull");
+                return Err(Failure::new(
+                    error,
+                    "all is at home: what is not used is evicted anyway, leave it out",
+                ));
+            }
             let volume = named(client, &args.volume).await?;
             let new = args.new.relation(args.url.clone(), args.evict, false)?;
+            let new = NewRelation { pulls, ..new };
             let made = client.add_relation(&cred, volume.id, &new).await.map_err(explain)?;
             if json {
                 println!("{:#}", as_json(&made));
             } else {
-                println!("{}: {} goes to {}", made.id, args.volume, made.url);
+                let goes = if pulls { "follows" } else { "goes to" };
+                println!("{}: {} {goes} {}", made.id, args.volume, made.url);
             }
         }
         RelationCommand::List(args) => {
@@ -247,7 +271,10 @@ fn explain(e: Error) -> Failure {
 }
 
 fn state(info: &RelationInfo) -> String {
+    let pulls = info.direction == Direction::Pull;
     match &info.state {
+        RelationState::Synced {} if pulls => "following".into(),
+        RelationState::Copying {} if pulls => "first look".into(),
         RelationState::Synced {} => "synced".into(),
         RelationState::Copying {} => "copying".into(),
         RelationState::Paused { why } => format!("paused {why}"),
@@ -271,7 +298,10 @@ fn as_json(info: &RelationInfo) -> Value {
             })
         })
         .collect();
+    let pulls = info.direction == Direction::Pull;
     let word = match &info.state {
+        RelationState::Synced {} if pulls => "following",
+        RelationState::Copying {} if pulls => "first look",
         RelationState::Synced {} => "synced",
         RelationState::Copying {} => "copying",
         RelationState::Paused { .. } => "paused",
@@ -279,6 +309,7 @@ fn as_json(info: &RelationInfo) -> Value {
     };
     json!({
         "relation": info.id.to_string(), "volume": info.volume_name, "url": info.url, "evict": info.evict,
+        "direction": if info.direction == Direction::Pull { "pull" } else { "push" }, "looked_ms": info.looked_ms,
         "state": word, "lag_ms": info.lag_ms, "backlog_bytes": info.backlog_bytes,
         "backlog_names": info.backlog_names, "unseen_directories": info.unseen_directories,
         "rate_bytes_per_s": info.rate, "eta_s": eta_s(info), "shipped_bytes": info.shipped_bytes,
@@ -314,6 +345,9 @@ fn show(info: &RelationInfo, json: bool) {
         println!("{:#}", as_json(info));
         return;
     }
+    if info.direction == Direction::Pull {
+        return show_pulled(info);
+    }
     let evict = if info.evict { "data at home may be evicted here" } else { "data stays here, too" };
     println!("{}: {} → {} ({evict})", info.id, info.volume_name, info.url);
     println!("  state       {}", state(info));
@@ -337,6 +371,28 @@ fn show(info: &RelationInfo, json: bool) {
     }
     for item in &info.aside {
         println!("  set aside   {} {}: {}", item.ino, String::from_utf8_lossy(&item.path), item.why);
+    }
+}
+
+fn show_pulled(info: &RelationInfo) {
+    println!(
+        "{}: {} follows {} (read only here; nothing is changed there)",
+        info.id, info.volume_name, info.url
+    );
+    println!("  state       {}", state(info));
+    let s = info.looked_ms as f64 / 1000.0;
+    println!("  looked      every directory that is known was read at home in the last {s:.0} s");
+    if info.unseen_directories > 0 {
+        println!("  first look  {} directories are still to be read", info.unseen_directories);
+    }
+    match info.movers {
+        0 => println!(
+            "  movers      none: nothing is looked at or brought (`weir up --movers 1`, or `weir mover`)"
+        ),
+        n => println!("  movers      {n}"),
+    }
+    if !info.limited_by.is_empty() {
+        println!("  limited by  {}", info.limited_by);
     }
 }
 

@@ -12,6 +12,7 @@ use serde_json::json;
 use weir_client::Client;
 use weir_home::mover::{HomeOf, HomeUse};
 use weir_home::{Credentials, Verified, Verify};
+use weir_proto::relation::Direction;
 use weir_proto::relation::RelationInfo;
 use weir_proto::{Error, ErrorKind};
 
@@ -50,8 +51,14 @@ async fn verify(client: &Client, homes: &Homes, options: &Options) -> Outcome<()
     let relation = find(client, &options.relation).await?;
     let volume = named(client, &relation.volume_name).await?;
     let ids = client.where_at_home(volume.root, Some(relation.id)).await?.ids;
-    let which =
-        HomeOf { holds: HomeUse::Relation(relation.id), url: relation.url.clone(), ids, is_new: false };
+    let only_reads = relation.direction == Direction::Pull;
+    let which = HomeOf {
+        holds: HomeUse::Relation(relation.id),
+        url: relation.url.clone(),
+        ids,
+        is_new: false,
+        only_reads,
+    };
     let home = weir_home::mover::OpenHome::open(homes, &which).await.map_err(|fault| {
         let error = Error::from(fault).doing(format_args!("open the home {}", relation.url));
         Failure::new(error, "run this on a node that reaches it, as a mover does")

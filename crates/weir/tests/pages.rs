@@ -149,6 +149,7 @@ pages! {
     the_page_of_home_directories_is_so: "home-directories.md",
     the_page_of_a_migration_is_so: "migration.md",
     the_page_of_a_copy_elsewhere_is_so: "copy-elsewhere.md",
+    the_page_of_a_replica_is_so: "replica.md",
     the_page_of_bursts_is_so: "bursts-to-s3.md",
 }
 

@@ -36,6 +36,8 @@ pub struct FileHomeConfig {
     pub relation: String,
     /// The relation begins: leave the mark if there is none. Otherwise a root without a mark is not touched.
     pub is_new: bool,
+    /// Nothing is changed there: no mark is left or asked for.
+    pub only_reads: bool,
     pub ids: IdMap,
     pub limits: LaneLimits,
 }

@@ -2,7 +2,7 @@
 //!
 //! Always holds: every way begins at the opened root and follows no link, so nothing outside can be reached; the root has
 //! our mark with this relation's name and the root's own inode, so a mount point without its mount, or a copy, is not
-//! taken for home.
+//! taken for home. Where home is only read nothing is left there, and no mark is asked for.
 use super::{FileHomeConfig, fault, place::Place};
 use crate::{Fault, HomePath, Outcome, RESERVED, Traits};
 use rustix::{
@@ -55,10 +55,12 @@ impl Root {
                 config.path.display()
             )))
         })?;
-        check_mark(&fd, config)?;
+        if !config.only_reads {
+            check_mark(&fd, config)?;
+        }
         let failed = |e| fault("look at", &path, e);
         let owners = rustix::process::geteuid().is_root();
-        let keeps = Keeps { owners, xattrs: keeps_xattrs(&fd), acls: keeps_acls(&fd) };
+        let keeps = Keeps { owners, xattrs: keeps_xattrs(&fd, config.only_reads), acls: keeps_acls(&fd) };
         let is_local = LOCAL_FS.contains(&(rustix::fs::fstatfs(&fd).map_err(failed)?.f_type as u64));
         Ok(Root { fd, keeps, is_local })
     }
@@ -131,8 +133,11 @@ fn step_len(names: &[bytes::Bytes]) -> usize {
     fits.count()
 }
 
-fn keeps_xattrs(root: &OwnedFd) -> bool {
+fn keeps_xattrs(root: &OwnedFd, only_reads: bool) -> bool {
     let name = c"user.weir.probe";
+    if only_reads {
+        return !matches!(rustix::fs::fgetxattr_query(root, name), Err(Errno::OPNOTSUPP | Errno::NOSYS));
+    }
     let set = rustix::fs::fsetxattr(root, name, b"1", XattrFlags::empty()).is_ok();
     set && rustix::fs::fremovexattr(root, name).is_ok()
 }

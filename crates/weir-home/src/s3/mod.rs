@@ -37,6 +37,8 @@ pub struct S3HomeConfig {
     pub relation: String,
     /// The relation begins: leave the mark if there is none.
     pub is_new: bool,
+    /// Nothing is changed there: no mark is left or asked for.
+    pub only_reads: bool,
     pub ids: IdMap,
     pub limits: LaneLimits,
     /// Larger objects are copied in parts (5 GiB is the service's limit; less in tests).
@@ -90,7 +92,9 @@ impl S3Home {
         let lane = HomeLane::new(env, &url, config.limits);
         let opening = inner.clone();
         let (relation, is_new) = (config.relation, config.is_new);
-        lane.run("open", &[], move || opening.check_mark(&relation, is_new)).await?;
+        let only_reads = config.only_reads;
+        let check = move || if only_reads { opening.reach() } else { opening.check_mark(&relation, is_new) };
+        lane.run("open", &[], check).await?;
         Ok(S3Home { url, ids: config.ids, rng: env.rng.clone(), lane, inner })
     }
 
@@ -110,6 +114,11 @@ impl S3Home {
 }
 
 impl Inner {
+    /// Whether the bucket answers, and may be listed.
+    fn reach(&self) -> Outcome<()> {
+        let listed = self.client.list(&self.prefix, None, false, 1);
+        listed.map(drop).map_err(|f| f.fault("list", &HomePath::root()))
+    }
     fn check_mark(&self, relation: &str, is_new: bool) -> Outcome<()> {
         let root = HomePath::root();
         let key = format!("{}{}", self.prefix, RESERVED.escape_ascii());

@@ -30,7 +30,14 @@ pub fn env() -> Env {
 
 pub fn file_config(path: &Path, is_new: bool) -> FileHomeConfig {
     let limits = LaneLimits { threads_max: 4, waiting_max: 64, deadline: Duration::from_secs(60) };
-    FileHomeConfig { path: path.into(), relation: "test".into(), is_new, ids: IdMap::default(), limits }
+    FileHomeConfig {
+        path: path.into(),
+        relation: "test".into(),
+        is_new,
+        only_reads: false,
+        ids: IdMap::default(),
+        limits,
+    }
 }
 
 pub async fn open_file(path: &Path, is_new: bool) -> FileHome {
@@ -63,6 +70,7 @@ fn on_weir<F: Future<Output = ()>>(case: impl FnOnce(Bench) -> F) {
                 base: HomePath::root(),
                 relation: "test".into(),
                 is_new: opened.is_empty(),
+                only_reads: false,
                 ids: IdMap::default(),
                 limits: LaneLimits::default(),
             };

@@ -85,6 +85,7 @@ impl Service {
             token: None,
             relation: "test".into(),
             is_new,
+            only_reads: false,
             ids: IdMap::default(),
             limits: LaneLimits { threads_max: 4, waiting_max: 64, deadline: Duration::from_secs(60) },
             copy_bytes_max: S3HomeConfig::COPY_BYTES_MAX,

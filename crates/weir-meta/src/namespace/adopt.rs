@@ -50,7 +50,8 @@ pub fn tell(cx: &mut Cx<'_>, r: &TellListing) -> Result<()> {
     let mut tally = load_tally(cx.read(), r.dir)?;
     let mtime = tally.mtime;
     let mut charge = Charge::default();
-    let mut into = Into { relation: r.relation, dir: r.dir, access: &access, tally: &mut tally };
+    let mut into =
+        Into { relation: r.relation, dir: r.dir, access: &access, tally: &mut tally, again: false };
     for entry in &r.entries {
         let added = into.take(cx, entry)?;
         charge.files += added.files;
@@ -63,6 +64,7 @@ pub fn tell(cx: &mut Cx<'_>, r: &TellListing) -> Result<()> {
         access.mode &= !UNLISTED;
         cx.put_access(r.dir, &access);
         cx.txn.delete(&keys::unlisted(r.relation, r.dir));
+        follow::begin(cx, r.relation, r.dir)?;
         // Other homes of the volume get it as they get what was there before them.
         let others = store::relations(cx.read())?;
         for (id, _) in others.iter().filter(|(id, o)| o.volume == access.volume && *id != r.relation) {
@@ -74,16 +76,18 @@ pub fn tell(cx: &mut Cx<'_>, r: &TellListing) -> Result<()> {
 }
 
 /// The directory that is being filled.
-struct Into<'a> {
-    relation: RelationId,
-    dir: InodeId,
-    access: &'a Access,
-    tally: &'a mut Tally,
+pub(super) struct Into<'a> {
+    pub relation: RelationId,
+    pub dir: InodeId,
+    pub access: &'a Access,
+    pub tally: &'a mut Tally,
+    /// A file that is known by another name may be there as it was before it changed at home: then this is another one.
+    pub again: bool,
 }
 
 impl Into<'_> {
     /// What it adds to the usage.
-    fn take(&mut self, cx: &mut Cx<'_>, entry: &HomeEntry) -> Result<Charge> {
+    pub(super) fn take(&mut self, cx: &mut Cx<'_>, entry: &HomeEntry) -> Result<Charge> {
         check_name(&entry.name)?;
         if find_link(cx.read(), self.dir, &entry.name)?.is_some() {
             return Ok(Charge::default());
@@ -118,6 +122,12 @@ impl Into<'_> {
         let value = cx.txn.get(&keys::identity(self.relation, &entry.id))?;
         let ino = value.and_then(|v| <[u8; 8]>::try_from(v).ok()).map(|v| InodeId(u64::from_le_bytes(v)));
         let Some(ino) = ino else { return Ok(None) };
+        if self.again {
+            let twin = crate::relation::tree::find_twin(cx.read(), self.relation, ino)?;
+            if twin.is_none_or(|twin| twin.stamp != entry.stamp) {
+                return Ok(None);
+            }
+        }
         let found = find_inode(cx.read(), ino)?.filter(|inode| inode.kind == entry.kind && inode.nlink > 0);
         Ok(found.map(|inode| (ino, inode)))
     }
@@ -209,7 +219,14 @@ impl Into<'_> {
 
 /// Extended attributes, and lists of rights: what the mode is to say of them.
 fn put_xattrs(cx: &mut Cx<'_>, ino: InodeId, entry: &HomeEntry) -> Result<u32> {
-    let mut flags = 0;
+    let (kept, flags) = xattrs_of(entry);
+    kept.iter().for_each(|(name, value)| cx.txn.put(&keys::xattr(ino, name), value));
+    Ok(flags)
+}
+
+/// What is kept of them, and what the mode is to say.
+pub(super) fn xattrs_of(entry: &HomeEntry) -> (Vec<(Bytes, Bytes)>, u32) {
+    let (mut kept, mut flags) = (Vec::new(), 0);
     for (name, value) in &entry.attrs.xattrs {
         let mut value: Bytes = value.clone();
         if &name[..] == acl::ACCESS || &name[..] == acl::DEFAULT {
@@ -219,7 +236,7 @@ fn put_xattrs(cx: &mut Cx<'_>, ino: InodeId, entry: &HomeEntry) -> Result<u32> {
             value = list.to_value().into();
             flags = HAS_ACL;
         }
-        cx.txn.put(&keys::xattr(ino, name), &value);
+        kept.push((name.clone(), value));
     }
-    Ok(flags)
+    (kept, flags)
 }

@@ -38,6 +38,7 @@ pub fn readlink(view: &mut View<'_>, ino: InodeId) -> Result<LinkTarget> {
 }
 
 pub fn setattr(cx: &mut Cx<'_>, r: &SetAttr) -> Result<Entry> {
+    cx.require_own_inode(r.ino)?;
     match find_inode(cx.read(), r.ino)? {
         Some(inode) => set_file(cx, r, inode),
         None => set_directory(cx, r),

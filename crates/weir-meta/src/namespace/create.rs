@@ -86,6 +86,7 @@ impl Cx<'_> {
     }
     fn prepare_new(&mut self, cred: &Cred, parent: InodeId, access: Access) -> Result<Birth> {
         require(self.read(), cred, &access, parent, WRITE | SEARCH)?;
+        self.require_own(access.volume)?;
         require_listed(self.conflicts, parent, &access)?;
         self.need(parent, Need::Change);
         self.clear()?;
@@ -272,6 +273,7 @@ pub fn create_nameless(cx: &mut Cx<'_>, r: &meta::CreateNameless) -> Result<Entr
     }
     let access = load_access(cx.read(), r.parent)?;
     require(cx.read(), &r.cred, &access, r.parent, WRITE | SEARCH)?;
+    cx.require_own(access.volume)?;
     // The directory does not change: nobody's lease on it is in the way.
     let tally = load_tally(cx.read(), r.parent)?;
     let mut birth = Birth { dir: r.parent, access, tally };

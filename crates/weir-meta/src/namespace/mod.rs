@@ -13,6 +13,7 @@ pub mod clone;
 pub mod create;
 pub mod data;
 pub mod evict;
+pub mod follow;
 pub mod home;
 pub mod keeper;
 pub mod layers;
@@ -71,6 +72,8 @@ pub struct Rules<'a> {
     pub deaths: u64,
     /// Volumes with a changelog.
     pub listened: &'a BTreeSet<VolumeId>,
+    /// Volumes that follow a home: nobody changes them here.
+    pub pulled: &'a BTreeSet<VolumeId>,
     pub snapshots: &'a Snapshots,
     /// The volume of which a snapshot is being taken, and its topmost directory.
     pub snapshotting: Option<(VolumeId, InodeId)>,
@@ -120,6 +123,8 @@ pub struct Events {
     pub cut: Vec<(InodeId, u64)>,
     /// Snapshots came or went.
     pub snapshots: bool,
+    /// A directory is gone at home, and what is in it is to be removed.
+    pub doomed: bool,
 }
 
 /// Permission bits of one class.

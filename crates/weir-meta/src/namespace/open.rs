@@ -22,6 +22,9 @@ impl Cx<'_> {
         if !allows(self.read(), cred, ino, (inode.mode, inode.uid, inode.gid), want)? {
             return Err(Error::denied(format!("user {} may not open inode {ino} that way", cred.uid)));
         }
+        if write || truncate {
+            self.require_own_inode(ino)?;
+        }
         let need = if truncate {
             Need::Change
         } else {

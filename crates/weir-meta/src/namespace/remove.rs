@@ -138,6 +138,7 @@ fn prepare_removal(
     require_listed(cx.conflicts, parent, &access)?;
     let link = load_link(cx.read(), parent, name)?;
     require(cx.read(), cred, &access, parent, WRITE | SEARCH)?;
+    cx.require_own(access.volume)?;
     if access.mode & STICKY != 0 {
         require_sticky(cred, &access, owner_of(cx.read(), link.ino, link.kind)?.0)?;
     }

@@ -25,6 +25,8 @@ pub fn rename(cx: &mut Cx<'_>, r: &meta::Rename) -> Result<Renamed> {
     check_mode(r, target.as_ref())?;
     require(cx.read(), &r.cred, &from_dir, r.parent, WRITE | SEARCH)?;
     require(cx.read(), &r.cred, &to_dir, r.new_parent, WRITE | SEARCH)?;
+    cx.require_own(from_dir.volume)?;
+    cx.require_own(to_dir.volume)?;
     volume::require_same(from_dir.volume, to_dir.volume)?;
     let replaced = target.filter(|t| t.ino != moved.ino);
     if target.is_none() || replaced.is_some() {

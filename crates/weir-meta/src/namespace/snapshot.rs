@@ -72,6 +72,7 @@ pub fn take(cx: &mut Cx<'_>, r: &SnapshotTake) -> Result<Snapshot> {
 
 fn take_named(cx: &mut Cx<'_>, of: VolumeId, name: &str, scheduled: bool) -> Result<Snapshot> {
     weir_proto::volume::check_volume_name(name)?;
+    cx.require_own(of)?;
     let record = volume::load(cx.read(), of)?;
     let known = records(cx.read(), Some(of))?;
     if known.iter().any(|(_, _, s)| s.name == name && !s.deleting) {
@@ -203,7 +204,7 @@ pub fn last_scheduled(read: &dyn Read, of: VolumeId) -> Result<Option<Time>> {
 
 /// Takes one by schedule, unless nothing has changed since the last one. Its name is its date.
 pub fn take_scheduled(cx: &mut Cx<'_>, of: VolumeId) -> Result<Option<Snapshot>> {
-    if !has_changed(cx.read(), of)? {
+    if cx.rules.pulled.contains(&of) || !has_changed(cx.read(), of)? {
         return Ok(None);
     }
     let name = format!("{SCHEDULED}{}", Date::of(cx.rules.now).compact());

@@ -151,6 +151,14 @@ pub fn load_rooms(read: &dyn Read) -> Result<Rooms> {
 }
 
 /// The volume of a directory.
+/// The same of what may be no directory any more.
+pub fn find_volume_of(read: &dyn Read, dir: InodeId) -> Result<Option<VolumeId>> {
+    Ok(find_access(read, dir)?.map(|access| access.volume))
+}
+/// The directory above one.
+pub fn find_parent(read: &dyn Read, dir: InodeId) -> Result<Option<InodeId>> {
+    Ok(find_access(read, dir)?.map(|access| access.parent))
+}
 pub fn volume_of(read: &dyn Read, dir: InodeId) -> Result<VolumeId> {
     if dir == InodeId::ROOT {
         return Ok(VolumeId::ROOT);
@@ -550,7 +558,7 @@ pub(super) fn remove_below(cx: &mut Cx<'_>, of: VolumeId, top: InodeId) -> Resul
     }
 }
 
-fn first_names(read: &dyn Read, dir: InodeId) -> Result<Vec<(Link, Bytes)>> {
+pub(super) fn first_names(read: &dyn Read, dir: InodeId) -> Result<Vec<(Link, Bytes)>> {
     let (mut found, mut bad) = (Vec::new(), None);
     let (start, end) = keys::range_of(b'K', dir.0);
     read.scan(&start, &end, &mut |key, value| {

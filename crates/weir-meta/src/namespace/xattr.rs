@@ -24,6 +24,7 @@ pub fn listxattr(view: &View<'_>, ino: InodeId) -> Result<XattrNames> {
 
 pub fn setxattr(cx: &mut Cx<'_>, r: &SetXattr) -> Result<Entry> {
     check_xattr_name(&r.name)?;
+    cx.require_own_inode(r.ino)?;
     if is_acl(&r.name) {
         return set_acl(cx, r);
     }
@@ -56,6 +57,7 @@ pub fn setxattr(cx: &mut Cx<'_>, r: &SetXattr) -> Result<Entry> {
 
 pub fn removexattr(cx: &mut Cx<'_>, r: &RemoveXattr) -> Result<Entry> {
     check_xattr_name(&r.name)?;
+    cx.require_own_inode(r.ino)?;
     require_xattr(cx.read(), &r.cred, r.ino, &r.name)?;
     let key = keys::xattr(r.ino, &r.name);
     let there = cx.txn.get(&key)?.is_some();

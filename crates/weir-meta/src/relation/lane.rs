@@ -65,6 +65,8 @@ pub struct Lane {
     next_ino: InodeId,
     pub orphans: Orphans,
     pub listings: Listings,
+    /// Its home is only read.
+    pub pulls: bool,
     /// Bytes are brought back from another home, to be shipped then.
     pub brings_back: bool,
     /// Files whose bytes home would lose, and somebody still reads: to be brought back first.

@@ -1,16 +1,20 @@
-//! Directories whose names are at home and not here yet: which one movers read next, and who waits for one that cannot be read.
+//! Directories whose names are at home and not here yet, and such as are read again because their volume follows home: which
+//! one movers read next, and who waits for one that cannot be read.
 //!
 //! What somebody waits for goes first, the others in the background. Kept in memory: what is still to be read is in the store.
 use super::lane::{Lane, Look, Offer};
+use super::record::{FollowedRecord, RelationRecord};
 use super::{store, tree};
 use crate::executor::Leader;
 use crate::keys;
-use crate::namespace::volume;
+use crate::namespace::{find_inode, volume};
+use crate::record::Record;
 use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use weir_env::Instant;
 use weir_kv::Read;
+use weir_proto::meta::Time;
 use weir_proto::relation::{ListDone, ListWork, Outcome, RelationId};
 use weir_proto::{Error, InodeId, Result, SessionId};
 
@@ -22,6 +26,12 @@ const FAILED_FOR: Duration = Duration::from_secs(10);
 const FAILED_MAX: usize = 1024;
 /// Looked at for the next ones, in the background.
 const LOOK_MAX: usize = 32;
+/// Directories that are read again side by side while nobody looks at them: home has other users.
+const AGAIN_AT_ONCE: usize = 2;
+/// Records that are looked through for the next ones: a million of them in some minutes.
+const FOLLOWED_MAX: usize = 4096;
+/// Between two looks for directories that are due.
+pub const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
 
 #[derive(Default, Debug)]
 pub struct Listings {
@@ -29,6 +39,8 @@ pub struct Listings {
     out: BTreeMap<InodeId, SessionId>,
     failed: BTreeMap<InodeId, (Instant, String)>,
     next: InodeId,
+    /// The same, of those that are read again.
+    next_again: InodeId,
 }
 
 impl Listings {
@@ -65,6 +77,13 @@ impl Listings {
         self.out.retain(|dir, session| *session != mover || !all.iter().any(|done| done.dir == *dir));
         failed
     }
+    /// Why directories could not be read a moment ago, in words.
+    pub fn failure(&self, now: Instant) -> Option<String> {
+        let failed = |(dir, (at, why)): (&InodeId, &(Instant, String))| {
+            (now.since(*at) < FAILED_FOR).then(|| format!("directory {dir} could not be read at home: {why}"))
+        };
+        self.failed.iter().find_map(failed)
+    }
     fn is_free(&self, dir: InodeId, now: Instant) -> bool {
         let failed = self.failed.get(&dir).is_some_and(|(at, _)| now.since(*at) < FAILED_FOR);
         !failed && !self.out.contains_key(&dir)
@@ -99,6 +118,38 @@ impl Leader {
         Ok(())
     }
 
+    /// Somebody looks at a directory, or what is in it is not what home has: it is read again, if that is due. Nobody waits.
+    pub(crate) fn look_again(&self, dir: InodeId) -> Result<()> {
+        let (mut due, wall) = (None, self.wall());
+        self.kv.read(&mut |read| {
+            due = None;
+            if let Some((id, record)) = follows(read, dir)? {
+                due = is_due(read, id, dir, wall, record.looks_apart().0)?.then_some(id);
+            }
+            Ok(())
+        })?;
+        let mut lanes = self.relations.lock();
+        let Some(lane) = due.and_then(|id| lanes.lanes.get_mut(&id)) else { return Ok(()) };
+        if lane.listings.is_free(dir, self.env.clock.now()) && lane.listings.wanted.insert(dir) {
+            self.relations.work.notify_waiters();
+        }
+        Ok(())
+    }
+
+    /// The same of the directory that an inode is in.
+    pub(crate) fn look_above(&self, ino: InodeId) -> Result<()> {
+        let mut above = None;
+        self.kv.read(&mut |read| {
+            above = match find_inode(read, ino)? {
+                Some(inode) if inode.nlink > 0 => Some(inode.parent),
+                Some(_) => None,
+                None => volume::find_parent(read, ino)?,
+            };
+            Ok(())
+        })?;
+        above.map_or(Ok(()), |dir| self.look_again(dir))
+    }
+
     /// Why the names of a directory do not come, if that is what somebody waited for.
     pub(crate) fn why_unlisted(&self, dir: InodeId) -> Option<String> {
         let mut from = None;
@@ -121,9 +172,36 @@ impl Leader {
     }
 }
 
+/// The relation that a directory follows, if it does.
+fn follows(read: &dyn Read, dir: InodeId) -> Result<Option<(RelationId, RelationRecord)>> {
+    let Some(volume) = volume::find_volume_of(read, dir)? else { return Ok(None) };
+    Ok(store::relations(read)?.into_iter().find(|(_, r)| r.volume == volume && r.pulls()))
+}
+
+fn is_due(read: &dyn Read, id: RelationId, dir: InodeId, wall: Time, apart: Duration) -> Result<bool> {
+    let Some(value) = read.get(&keys::followed(id, dir))? else { return Ok(false) };
+    let known = FollowedRecord::from_value(&value, || format!("when directory {dir} was read at home"))?;
+    Ok(known.at.nanos.saturating_add(apart.as_nanos() as i64) <= wall.nanos)
+}
+
+/// When the directory was read at home whose names are the oldest.
+pub fn oldest_look(read: &dyn Read, id: RelationId) -> Result<Option<Time>> {
+    let (start, end) = keys::range_of_short(b'j', id.0);
+    let all = store::collect(read, &start, &end, usize::MAX, |_, value| {
+        Ok(FollowedRecord::from_value(value, || "when a directory was read at home".to_owned())?.at)
+    })?;
+    Ok(all.into_iter().min_by_key(|at| at.nanos))
+}
+
 impl Lane {
     /// Directories to be read now.
-    pub(super) fn lists(&mut self, look: &Look<'_>, now: Instant, offer: &mut Offer) -> Result<()> {
+    pub(super) fn lists(
+        &mut self,
+        look: &Look<'_>,
+        now: Instant,
+        wall: Time,
+        offer: &mut Offer,
+    ) -> Result<()> {
         if !look.record.adopts || self.paths_are_changing() {
             return Ok(());
         }
@@ -149,17 +227,41 @@ impl Lane {
         if last {
             self.listings.next = InodeId(0);
         }
+        if look.record.pulls() { self.lists_again(look, now, wall, offer) } else { Ok(()) }
+    }
+
+    /// Directories that nobody looked at for a while, round by round.
+    fn lists_again(&mut self, look: &Look<'_>, now: Instant, wall: Time, offer: &mut Offer) -> Result<()> {
+        let start = keys::followed(look.relation, self.listings.next_again);
+        let (_, end) = keys::range_of_short(b'j', look.relation.0);
+        let found = store::collect(look.read, &start, &end, FOLLOWED_MAX, |key, _| {
+            store::number_of(key).map(InodeId)
+        })?;
+        let last = found.len() < FOLLOWED_MAX;
+        for dir in found {
+            if self.listings.out.len() >= AGAIN_AT_ONCE || offer.listings.len() >= look.items {
+                return Ok(());
+            }
+            self.listings.next_again = InodeId(dir.0 + 1);
+            if is_due(look.read, look.relation, dir, wall, look.record.looks_apart().1)? {
+                self.give_list(look, now, dir, offer)?;
+            }
+        }
+        if last {
+            self.listings.next_again = InodeId(0);
+        }
         Ok(())
     }
 
     fn give_list(&mut self, look: &Look<'_>, now: Instant, dir: InodeId, offer: &mut Offer) -> Result<()> {
-        let is_due = look.read.get(&keys::unlisted(look.relation, dir))?.is_some();
-        if !is_due || !self.listings.is_free(dir, now) {
+        let again = look.read.get(&keys::unlisted(look.relation, dir))?.is_none();
+        let is_known = !again || look.read.get(&keys::followed(look.relation, dir))?.is_some();
+        if !is_known || !self.listings.is_free(dir, now) {
             return Ok(());
         }
         if let Some(path) = tree::path(look.read, look.relation, dir)?.map(Bytes::from) {
             self.listings.out.insert(dir, look.session);
-            offer.listings.push(ListWork { dir, path });
+            offer.listings.push(ListWork { dir, path, again });
         }
         Ok(())
     }

@@ -16,7 +16,7 @@ pub mod store;
 mod taken;
 pub mod tree;
 
-pub use taken::listened;
+pub use taken::{listened, pulled};
 
 use crate::executor::Leader;
 use crate::keys;

@@ -1,9 +1,10 @@
 //! What the leader keeps of relations: byte for byte as in `record.rs`.
 use crate::record::Record;
 use bytes::Bytes;
+use std::time::Duration;
 use weir_proto::meta::{FileKind, Time};
 use weir_proto::piece::HomeRules;
-use weir_proto::relation::{Direction, HomeIds, StampBytes};
+use weir_proto::relation::{Direction, HomeIds, RelationId, StampBytes};
 use weir_proto::{InodeId, VolumeId, message};
 
 /// `P/`: the offset at which "the file is complete" is pending.
@@ -65,7 +66,30 @@ message!(
     /// `a/`: why an inode is not shipped.
     AsideRecord { diverged: bool, why: String, at: Time }
 );
+message!(
+    /// `j/`: when a directory was read at home last, to its end.
+    FollowedRecord {
+        at: Time,
+        /// More was gone there than goes in one transaction: it is to be read again at once.
+        more: bool,
+    }
+);
+message!(
+    /// `e/`: a directory without a name.
+    DoomedRecord { relation: RelationId, dir: InodeId }
+);
 impl RelationRecord {
+    pub fn pulls(&self) -> bool {
+        self.direction == Direction::Pull
+    }
+    /// How long what was read of a directory is good enough while somebody looks at it, and while nobody does. An object
+    /// store takes money for each question.
+    pub fn looks_apart(&self) -> (Duration, Duration) {
+        match self.url.starts_with("s3:") {
+            true => (Duration::from_secs(60), Duration::from_secs(900)),
+            false => (Duration::from_secs(5), Duration::from_secs(60)),
+        }
+    }
     /// What its home can do; of one that is not known (any more) what every home can.
     pub fn rules(&self) -> HomeRules {
         HomeRules::of(&self.url).unwrap_or(HomeRules { pieces: true, links: false })
@@ -76,3 +100,5 @@ impl Record for Pending {}
 impl Record for Twin {}
 impl Record for ReceiptRecord {}
 impl Record for AsideRecord {}
+impl Record for FollowedRecord {}
+impl Record for DoomedRecord {}

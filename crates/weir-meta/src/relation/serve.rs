@@ -1,7 +1,7 @@
 //! Messages about relations: administration, followers of a changelog, movers.
 use super::lane::{self, ExtentOut, Lane, Look, Offer};
 use super::record::{AsideRecord, FINISH, Pending, ReceiptRecord, RelationRecord, Twin};
-use super::{Lanes, MOVER_SILENT, pending, store, taken, tree};
+use super::{Lanes, MOVER_SILENT, listing, pending, store, taken, tree};
 use crate::executor::Leader;
 use crate::keys::{self, Sequence};
 use crate::namespace::create::next_number;
@@ -44,25 +44,44 @@ pub fn add(cx: &mut Cx<'_>, r: &RelationAdd) -> Result<RelationInfo> {
     if all.iter().filter(|(_, other)| other.volume == r.volume).count() >= RELATIONS_MAX {
         return Err(Error::invalid(format!("volume {:?} has {RELATIONS_MAX} relations already", of.name)));
     }
-    if r.direction == Direction::Pull {
-        return Err(Error::unsupported("a relation that pulls: only those that push are built"));
+    let pulls = r.direction == Direction::Pull;
+    let is_related = all.iter().any(|(_, other)| other.volume == r.volume);
+    if pulls && r.evict {
+        return Err(Error::invalid(
+            "what a volume that pulls has is at home: it may always be evicted, so leave that out",
+        ));
+    }
+    if pulls && is_related {
+        return Err(Error::invalid(format!(
+            "volume {:?} has a home already: it follows no other one",
+            of.name
+        )));
+    }
+    if all.iter().any(|(_, other)| other.volume == r.volume && other.pulls()) {
+        return Err(Error::invalid(format!("volume {:?} follows a home: it goes to no other one", of.name)));
+    }
+    if pulls && crate::namespace::snapshot::has_any(&*cx.txn, r.volume, false)? {
+        return Err(Error::invalid(format!(
+            "volume {:?} has snapshots: one that follows a home has none",
+            of.name
+        )));
     }
     let id = RelationId(next_number(cx.txn, Sequence::Relation)? as u32);
     let record = RelationRecord {
         volume: r.volume,
         url: r.url.clone(),
         direction: r.direction,
-        evict: r.evict,
+        evict: r.evict || pulls,
         paused: None,
         created: cx.rules.now,
         taken: log::last_number(&*cx.txn, r.volume)?,
         shipped_bytes: 0,
         shipped_names: 0,
-        adopts: r.adopt,
+        adopts: r.adopt || pulls,
         removing: false,
         ids: r.ids.clone(),
     };
-    if r.adopt && all.iter().any(|(_, other)| other.volume == r.volume) {
+    if r.adopt && is_related {
         return Err(Error::invalid(format!(
             "volume {:?} has a home already: what is there stays there",
             of.name
@@ -73,7 +92,7 @@ pub fn add(cx: &mut Cx<'_>, r: &RelationAdd) -> Result<RelationInfo> {
     let (kind, places, stamp) = (FileKind::Directory, Vec::new(), Bytes::new());
     let twin = Twin { kind, places, stamp, complete: None, writing: false };
     cx.txn.put(&keys::twin(id, of.root), &twin.to_value());
-    match r.adopt {
+    match r.adopt || pulls {
         true => adopt::begin(cx, id, of.root)?,
         false => cx.txn.put(&keys::unseen(id, of.root), &0u64.to_le_bytes()),
     }
@@ -96,6 +115,7 @@ pub fn add(cx: &mut Cx<'_>, r: &RelationAdd) -> Result<RelationInfo> {
         movers: 0,
         limited_by: String::new(),
         aside: Vec::new(),
+        looked_ms: 0,
     })
 }
 
@@ -113,6 +133,9 @@ pub fn change(cx: &mut Cx<'_>, r: &RelationDo) -> Result<()> {
         RelationVerb::Pause => record.paused = Some("by an administrator".to_owned()),
         RelationVerb::Resume => record.paused = None,
         RelationVerb::AllowEviction => record.evict = true,
+        RelationVerb::ForbidEviction if record.pulls() => {
+            return Err(Error::invalid("what a volume that pulls has is at home: it may always be evicted"));
+        }
         RelationVerb::ForbidEviction => record.evict = false,
         RelationVerb::Remove => {
             refuse_if_needed(&*cx.txn, r.relation, &record)?;
@@ -160,6 +183,11 @@ fn refuse_if_needed(read: &dyn weir_kv::Read, id: RelationId, record: &RelationR
 pub fn resolve(cx: &mut Cx<'_>, r: &RelationResolve) -> Result<()> {
     let record = store::load_relation(&*cx.txn, r.relation)?;
     volume::load_as_admin(&*cx.txn, &r.cred, record.volume)?;
+    if record.pulls() && r.how == Resolution::KeepVolume {
+        return Err(Error::invalid(
+            "a relation that pulls changes nothing at home: only what is there counts",
+        ));
+    }
     let key = keys::aside(r.relation, r.ino);
     if cx.txn.get(&key)?.is_none() {
         return Err(Error::not_found(format!("inode {} is not set aside", r.ino)));
@@ -261,8 +289,19 @@ pub fn where_at_home(view: &mut View<'_>, r: &WhereAtHome) -> Result<HomePlace> 
             unsettled = is_unsettled(view.read, id, &record, ino, &twin)?;
             aside = view.read.get(&keys::aside(id, ino))?.is_some();
         }
-        let (url, ids) = (record.url, record.ids);
-        return Ok(HomePlace { relation: id, url, ids, path, expect, changing, receipts, unsettled, aside });
+        let (url, direction, ids) = (record.url, record.direction, record.ids);
+        return Ok(HomePlace {
+            relation: id,
+            url,
+            direction,
+            ids,
+            path,
+            expect,
+            changing,
+            receipts,
+            unsettled,
+            aside,
+        });
     }
     Err(Error::not_found(format!("inode {ino} is not at any home")))
 }
@@ -313,10 +352,14 @@ impl Leader {
         let wall = self.env.clock.wall().0;
         let (mut bytes, mut names, mut unseen, mut oldest) = (0, 0, 0, i64::MAX);
         let (mut aside, mut volume_name, mut untaken) = (Vec::new(), String::new(), 0);
+        let mut looked = wall;
         self.kv.read(&mut |read| {
             (bytes, names, oldest) = (0, 0, i64::MAX);
             volume_name = volume::load(read, record.volume)?.name;
-            untaken = log::last_number(read, record.volume)?.saturating_sub(record.taken);
+            if !record.pulls() {
+                untaken = log::last_number(read, record.volume)?.saturating_sub(record.taken);
+            }
+            looked = listing::oldest_look(read, id)?.map_or(wall, |at| at.nanos);
             let (start, end) = keys::range_of_short(b'P', id.0);
             store::collect(read, &start, &end, COUNTED_MAX, |_, value| {
                 let pending = Pending::from_value(value, || format!("pending bytes of {id}"))?;
@@ -355,10 +398,10 @@ impl Leader {
             (None, 0, true) => RelationState::Synced {},
             (None, 0, false) => RelationState::Copying {},
         };
-        if movers == 0 && !done {
+        if movers == 0 && (record.pulls() || !done) {
             limited_by = "no mover is running: start `weir mover`".to_owned();
         }
-        if done {
+        if done && !record.pulls() {
             limited_by = String::new();
         }
         let lag_ms = if oldest == i64::MAX { 0 } else { ((wall - oldest) / 1_000_000).max(0) as u64 };
@@ -380,6 +423,7 @@ impl Leader {
             movers,
             limited_by,
             aside,
+            looked_ms: ((wall - looked) / 1_000_000).max(0) as u64,
         })
     }
 
@@ -411,6 +455,9 @@ impl Lanes {
         if self.lanes.get(&id).is_some_and(|lane| lane.brings_back) {
             return "bytes that are at another home only are brought back first".to_owned();
         }
+        if let Some(why) = self.lanes.get(&id).and_then(|lane| lane.listings.failure(now)) {
+            return why;
+        }
         self.movers.values().map(|(_, why)| why).find(|why| !why.is_empty()).cloned().unwrap_or_default()
     }
 }
@@ -434,6 +481,8 @@ impl Leader {
             }
             let now = self.env.clock.now();
             let wake = self.relations.lock().next_try(now).map_or(deadline, |at| at.min(deadline));
+            let looks = self.relations.lock().lanes.values().any(|lane| lane.pulls);
+            let wake = if looks { wake.min(now + listing::BETWEEN_LOOKS) } else { wake };
             let over = self.env.clock.timeout(wake.since(now), waiting).await.is_err();
             if over && self.env.clock.now() >= deadline {
                 return Ok(taken);
@@ -503,7 +552,8 @@ impl Leader {
         loop {
             let (mut offer, mut url, mut is_new) = (Offer::default(), String::new(), false);
             let (mut pieces, mut ids) = (false, None);
-            let now = self.env.clock.now();
+            let (now, wall) = (self.env.clock.now(), self.wall());
+            let mut direction = Direction::Push;
             self.kv.read(&mut |read| {
                 let Some(record) = store::find_relation(read, id)? else { return Ok(()) };
                 if record.paused.is_some() {
@@ -515,8 +565,12 @@ impl Leader {
                 is_new = record.shipped_names == 0 && record.shipped_bytes == 0;
                 let look =
                     Look { read, relation: id, record: &record, session: r.session, bytes: r.bytes, items };
+                (direction, lane.pulls) = (record.direction, record.pulls());
+                if record.pulls() {
+                    return lane.lists(&look, now, wall, &mut offer); // nothing is ever changed there
+                }
                 lane.names(&look, &mut offer)?;
-                lane.lists(&look, now, &mut offer)?;
+                lane.lists(&look, now, wall, &mut offer)?;
                 let look = Look { items: items.saturating_sub(offer.names.len()), ..look };
                 lane.extents(&look, &mut offer)
             })?;
@@ -530,7 +584,7 @@ impl Leader {
                 let (names, extents, listings) = (offer.names, offer.extents, offer.listings);
                 #[rustfmt::skip]
                 let work = RelationWork {
-                    relation: id, url, ids, is_new, names, extents, orphans, listings,
+                    relation: id, url, direction, ids, is_new, names, extents, orphans, listings,
                 };
                 return Ok(Some((work, noted)));
             }
@@ -670,6 +724,7 @@ impl Leader {
             answered |= note(lane, now, &done.outcome, || format!("read directory {}", done.dir));
         }
         let unreadable = lane.listings.done(r.session, &r.listings, now);
+        let pulls = lane.pulls;
         if answered {
             lane.back_off = None;
         }
@@ -684,6 +739,11 @@ impl Leader {
         drop(lanes_held);
         let mut state = self.lock();
         unreadable.iter().for_each(|dir| state.wake(*dir)); // whoever waits is told why
+        drop(state);
+        if pulls {
+            // It may be gone: then the directory above does not have it any more.
+            unreadable.iter().try_for_each(|dir| self.look_above(*dir))?;
+        }
         Ok(committed)
     }
 }
@@ -810,16 +870,17 @@ impl Lanes {
 
 impl Leader {
     /// Relations or cursors came or went.
-    pub(crate) fn relations_changed(&self) -> Result<std::collections::BTreeSet<VolumeId>> {
-        let (mut ids, mut listened) = (Vec::new(), Default::default());
+    pub(crate) fn relations_changed(&self) -> Result<(BTreeSet<VolumeId>, BTreeSet<VolumeId>)> {
+        let (mut ids, mut listened, mut pulled) = (Vec::new(), BTreeSet::new(), BTreeSet::new());
         self.kv.read(&mut |read| {
             ids = store::all_relations(read)?.iter().map(|(id, _)| *id).collect();
             listened = taken::listened(read)?;
+            pulled = taken::pulled(read)?;
             Ok(())
         })?;
         self.relations.lock().follow(&ids);
         self.relations.changed.notify_one();
-        Ok(listened)
+        Ok((listened, pulled))
     }
 }
 

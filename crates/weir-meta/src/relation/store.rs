@@ -149,7 +149,7 @@ pub fn drop_pending(txn: &mut dyn Txn, relation: RelationId, ino: InodeId) -> Re
 }
 
 /// Everything that is kept of a relation but its own record.
-const LETTERS: &[u8] = b"BOPYLqadgui";
+const LETTERS: &[u8] = b"BOPYLqadguij";
 /// Records of a removed relation that go in one transaction.
 const REMOVE_MAX: usize = 2048;
 

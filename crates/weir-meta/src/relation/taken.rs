@@ -34,7 +34,8 @@ pub fn back_off(tries: u32) -> Duration {
 
 /// Takes over what came since; whether there may be more.
 pub fn take(txn: &mut dyn Txn, relation: RelationId, lane: &mut Lane) -> Result<bool> {
-    let Some(mut record) = store::find_relation(txn, relation)? else { return Ok(false) };
+    let found = store::find_relation(txn, relation)?.filter(|record| !record.pulls());
+    let Some(mut record) = found else { return Ok(false) };
     let start = keys::change(record.volume, record.taken + 1);
     let (_, end) = keys::range_of_short(b'C', record.volume.0);
     let changes = store::collect(txn, &start, &end, TAKE_MAX, |key, value| {
@@ -200,7 +201,8 @@ fn see(
 /// Forgets changes that everybody has taken; whether there may be more.
 pub fn forget(txn: &mut dyn Txn, volume: VolumeId) -> Result<bool> {
     let mut upto = u64::MAX;
-    for (_, record) in store::relations(txn)?.into_iter().filter(|(_, r)| r.volume == volume) {
+    let ships = |r: &RelationRecord| r.volume == volume && !r.pulls();
+    for (_, record) in store::relations(txn)?.into_iter().filter(|(_, r)| ships(r)) {
         upto = upto.min(record.taken);
     }
     for (_, at) in cursors(txn, volume)? {
@@ -223,7 +225,9 @@ pub fn cursors(read: &dyn Read, volume: VolumeId) -> Result<Vec<(String, u64)>> 
 
 /// Volumes that somebody listens to.
 pub fn listened(read: &dyn Read) -> Result<BTreeSet<VolumeId>> {
-    let mut volumes: BTreeSet<VolumeId> = store::relations(read)?.iter().map(|(_, r)| r.volume).collect();
+    let all = store::relations(read)?;
+    let mut volumes: BTreeSet<VolumeId> =
+        all.iter().filter(|(_, r)| !r.pulls()).map(|(_, r)| r.volume).collect();
     let (start, end) = keys::range_of_letter(b'k');
     let followed = store::collect(read, &start, &end, usize::MAX, |key, _| {
         let number = key.get(1..5).and_then(|b| b.try_into().ok()).map(u32::from_be_bytes);
@@ -231,6 +235,11 @@ pub fn listened(read: &dyn Read) -> Result<BTreeSet<VolumeId>> {
     })?;
     volumes.extend(followed);
     Ok(volumes)
+}
+
+/// Volumes that follow a home: nobody changes them here.
+pub fn pulled(read: &dyn Read) -> Result<BTreeSet<VolumeId>> {
+    Ok(store::relations(read)?.iter().filter(|(_, r)| r.pulls()).map(|(_, r)| r.volume).collect())
 }
 
 /// Changes of size in a relation's queue.

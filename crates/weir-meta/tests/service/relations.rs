@@ -635,7 +635,7 @@ fn names_of_an_adopted_home_come_when_they_are_wanted() {
                 limited_by: String::new(),
             };
             let work = mover.call(&take).await.unwrap().relations.remove(0);
-            assert_eq!(work.listings, [ListWork { dir: ROOT, path: Bytes::new() }]);
+            assert_eq!(work.listings, [ListWork { dir: ROOT, path: Bytes::new(), again: false }]);
             let tell = |dir, entries: &[HomeEntry], end| TellListing {
                 op: mover.op(),
                 relation,
@@ -707,6 +707,173 @@ fn names_of_an_adopted_home_come_when_they_are_wanted() {
                 _ => false,
             });
             assert!(removed, "{seen:?}");
+        }
+    });
+}
+
+#[test]
+fn a_volume_that_pulls_is_as_home_is_told_and_nobody_changes_it() {
+    let world = World::new(14, SimConfig::default());
+    world.run({
+        let world = world.clone();
+        async move {
+            let _meta = start(&world).await;
+            let (user, mover) = (Client::start(&world, "user").await, Client::start(&world, "mover").await);
+            let direction = Direction::Pull;
+            let add = |op, evict| RelationAdd { direction, evict, ..relation_to(op, "file:///data") };
+            assert!(user.call(&add(user.op(), true)).await.unwrap_err().context.contains("leave that out"));
+            let relation = user.call(&add(user.op(), false)).await.unwrap().id;
+            let other = user.call(&relation_to(user.op(), "file:///other")).await.unwrap_err();
+            assert!(other.context.contains("follows a home"), "{other}");
+            let entries = [
+                entry("d", FileKind::Directory, 0, ""),
+                entry("f", FileKind::Regular, 10, "same"),
+                entry("g", FileKind::Regular, 10, "same"),
+            ];
+            let entries = entries.map(|e| match e.kind {
+                FileKind::Regular => HomeEntry { stamp: b("first"), ..e },
+                _ => e,
+            });
+            let (op, all) = (mover.op(), entries.to_vec());
+            mover.call(&TellListing { op, relation, dir: ROOT, entries: all, end: true }).await.unwrap();
+            let d = user.lookup(ROOT, "d").await.unwrap().entry.unwrap().attr.ino;
+            let below = vec![entry("deep", FileKind::Directory, 0, ""), entry("x", FileKind::Regular, 5, "")];
+            mover
+                .call(&TellListing { op: mover.op(), relation, dir: d, entries: below, end: true })
+                .await
+                .unwrap();
+            let f = user.lookup(ROOT, "f").await.unwrap().entry.unwrap().attr;
+            assert_eq!((f.size, f.evicted, f.nlink), (10, 10, 2));
+
+            let read_only = weir_proto::ErrorKind::Name(weir_proto::NameRule::ReadOnly);
+            assert_eq!(user.create(ROOT, "new").await.unwrap_err().kind, read_only);
+            assert_eq!(user.create(d, "new").await.unwrap_err().kind, read_only);
+            assert_eq!(user.mkdir(ROOT, "new").await.unwrap_err().kind, read_only);
+            assert_eq!(user.unlink(ROOT, "f").await.unwrap_err().kind, read_only);
+
+            let tell = |after: &str, entries: &[HomeEntry], upto: Option<&str>| TellAgain {
+                op: mover.op(),
+                relation,
+                dir: ROOT,
+                after: b(after),
+                entries: entries.to_vec(),
+                upto: upto.map(b),
+            };
+            // The same again, also in parts: nothing changes.
+            mover.call(&tell("", &entries, None)).await.unwrap();
+            mover.call(&tell("", &entries[..1], Some("d"))).await.unwrap();
+            mover.call(&tell("d", &entries[1..], None)).await.unwrap();
+            let names =
+                || async { list(&user, ROOT).await.iter().map(|e| text(&e.name)).collect::<Vec<_>>() };
+            assert_eq!(names().await, ["d", "f", "g"]);
+            assert_eq!(user.lookup(ROOT, "f").await.unwrap().entry.unwrap().attr.ino, f.ino);
+            // Outside of the range nothing is gone; out of order nothing is believed.
+            mover.call(&tell("f", &entries[2..], Some("g"))).await.unwrap();
+            assert_eq!(names().await, ["d", "f", "g"]);
+            let turned = [entries[2].clone(), entries[1].clone()];
+            assert!(mover.call(&tell("", &turned, None)).await.unwrap_err().context.contains("out of order"));
+            let empty = mover.call(&tell("", &[], None)).await.unwrap_err();
+            assert!(empty.context.contains("not mounted"), "{empty}");
+
+            // It changed there: another file under both names, all of it evicted. Attributes alone: the same one.
+            let newer = entries.clone().map(|e| match e.kind {
+                FileKind::Regular => HomeEntry { stamp: b("second"), size: 20, ..e },
+                _ => HomeEntry { attrs: HomeAttrs { mode: 0o700, ..e.attrs }, ..e },
+            });
+            mover.call(&tell("", &newer, None)).await.unwrap();
+            let again = user.lookup(ROOT, "f").await.unwrap().entry.unwrap().attr;
+            assert_ne!(again.ino, f.ino);
+            assert_eq!((again.size, again.evicted, again.nlink), (20, 20, 2));
+            assert_eq!(user.lookup(ROOT, "g").await.unwrap().entry.unwrap().attr.ino, again.ino);
+            let dir = user.lookup(ROOT, "d").await.unwrap().entry.unwrap().attr;
+            assert_eq!((dir.ino, dir.mode), (d, 0o700));
+            let session = mover.session;
+            let place = mover.call(&WhereAtHome { session, ino: again.ino, relation: None }).await.unwrap();
+            assert_eq!((place.expect.stamp, place.direction), (b("second"), Direction::Pull));
+            let old = mover.call(&WhereAtHome { session, ino: f.ino, relation: None }).await;
+            assert!(old.is_err(), "what the old file was is found nowhere");
+
+            // A directory is gone with all that was in it; a file has its place.
+            let last = [entry("d", FileKind::Regular, 3, ""), newer[2].clone()];
+            mover.call(&tell("", &last, None)).await.unwrap();
+            assert_eq!(names().await.len(), 2);
+            let usage = GetUsage { session: user.session, dir: ROOT };
+            let deadline = user.env.clock.now() + PATIENCE;
+            loop {
+                let now = user.call(&usage).await.unwrap();
+                if (now.bytes, now.files, now.directories) == (0, 2, 0) {
+                    break;
+                }
+                assert!(user.env.clock.now() < deadline, "{now:?}");
+                user.env.clock.sleep(std::time::Duration::from_millis(10)).await;
+            }
+            let all = RelationList { session: user.session, volume: None };
+            let info = user.call(&all).await.unwrap().relations.remove(0);
+            assert_eq!((info.shipped_names, info.backlog_names, info.backlog_bytes), (0, 0, 0));
+        }
+    });
+}
+
+/// A directory is read again when somebody looks at it, if it was not a moment ago, and in the background; and movers are given nothing
+/// that changes home.
+#[test]
+fn directories_of_a_volume_that_pulls_are_read_again() {
+    let world = World::new(15, SimConfig::default());
+    world.run({
+        let world = world.clone();
+        async move {
+            let _meta = start(&world).await;
+            let (user, mover) = (Client::start(&world, "user").await, Client::start(&world, "mover").await);
+            let direction = Direction::Pull;
+            let add = RelationAdd { direction, evict: false, ..relation_to(user.op(), "file:///data") };
+            let relation = user.call(&add).await.unwrap().id;
+            let take = |wait_ms| TakeWork {
+                session: mover.session,
+                leader: 0,
+                bytes: 64,
+                items: 8,
+                wait_ms,
+                limited_by: String::new(),
+            };
+            let first = mover.call(&take(1000)).await.unwrap().relations.remove(0);
+            assert_eq!(first.listings, [ListWork { dir: ROOT, path: Bytes::new(), again: false }]);
+            assert_eq!(first.direction, Direction::Pull);
+            let entries = vec![entry("f", FileKind::Regular, 10, "")];
+            let tell =
+                TellListing { op: mover.op(), relation, dir: ROOT, entries: entries.clone(), end: true };
+            mover.call(&tell).await.unwrap();
+            let done = || WorkDone {
+                session: mover.session,
+                relation,
+                names: vec![],
+                extents: vec![],
+                orphans: vec![],
+                listings: vec![ListDone { dir: ROOT, outcome: Outcome::Done { stamp: Bytes::new() } }],
+            };
+            mover.call(&done()).await.unwrap();
+            assert_eq!(list(&user, ROOT).await.len(), 1);
+            assert_eq!(mover.call(&take(1000)).await.unwrap().relations, [], "it was read a moment ago");
+            user.env.clock.sleep(std::time::Duration::from_secs(5)).await;
+            assert_eq!(mover.call(&take(1000)).await.unwrap().relations, [], "nobody looks");
+            assert_eq!(list(&user, ROOT).await.len(), 1);
+            let again = ListWork { dir: ROOT, path: Bytes::new(), again: true };
+            let work = mover.call(&take(1000)).await.unwrap().relations.remove(0);
+            assert_eq!(work.listings, std::slice::from_ref(&again));
+            let (op, after, upto) = (mover.op(), Bytes::new(), None);
+            mover.call(&TellAgain { op, relation, dir: ROOT, after, entries, upto }).await.unwrap();
+            mover.call(&done()).await.unwrap();
+            // Nobody looks for a minute.
+            let began = user.env.clock.now();
+            let work = loop {
+                if let Some(work) = mover.call(&take(5000)).await.unwrap().relations.pop() {
+                    break work;
+                }
+                assert!(
+                    user.env.clock.now().since(began) < 2 * PATIENCE.max(std::time::Duration::from_secs(60))
+                );
+            };
+            assert_eq!(work.listings, [again]);
+            assert!(work.names.is_empty() && work.extents.is_empty());
         }
     });
 }

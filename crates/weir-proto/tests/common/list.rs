@@ -26,7 +26,7 @@ macro_rules! for_every_message {
             relation::{Change, ReadChanges, Changes, NamedChange, AckChanges, DropCursor, RelationAdd, RelationList,
                 Relations, RelationDo, RelationInfo, Aside, RelationResolve, RelationSuspect, TakeWork, WorkTaken, RelationWork,
                 Expected, HomeAttrs, NameWork, ExtentWork, Finish, WorkDone, NameDone, ExtentDone, WhereAtHome,
-                HomePlace, Receipt, HomeIds, IdMapping, ListWork, TellListing, HomeEntry, ListDone}
+                HomePlace, Receipt, HomeIds, IdMapping, ListWork, TellListing, TellAgain, HomeEntry, ListDone}
             recall::{ByteRange, Evict, Evicted, EvictedRanges, EvictedList, AwaitRecall, RecallWaited, WantRecall, TakeRecalls,
                 RecallId, RecallsTaken, RecallWork, Filled, Learned, RecallFailed, SetPinned, GetResidence, Residence, RecallState, GetEviction, SetMarks,
                 Levels, EvictionLevel, EvictOwn}
