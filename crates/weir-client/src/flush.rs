@@ -3,7 +3,7 @@
 //! Invariants: of one stripe at most one send is under way, so later bytes never arrive before earlier ones; the size is
 //! committed only after every byte below it is durable; what fails is kept as the inode's error, never dropped silently.
 use crate::data::{Fragment, Overlay, StripeRef, encode};
-use crate::inner::{Inner, layout_of};
+use crate::inner::{Inner, STRIPE_PARTS, layout_of};
 use crate::node::{Inline, Node, Sending, State};
 use crate::plan::{self, Occasion, SendAs, StripeFacts};
 use crate::points;
@@ -181,7 +181,11 @@ impl Inner {
     }
 
     async fn send_stripe(&self, send: &Send) -> Result<()> {
-        let _permit = self.stripes_in_flight.acquire().await.expect("never closed");
+        let parts = match send.how {
+            SendAs::Fresh { len } => parts_of(len, send.layout.stripe_bytes()),
+            _ => STRIPE_PARTS,
+        };
+        let _permit = self.stripes_in_flight.acquire_many(parts).await.expect("never closed");
         let deadline = self.deadline();
         if send.unmark {
             // The leader marks the file again whether or not it grants anything.
@@ -712,4 +716,8 @@ fn overlays_of(parts: &[(u32, Bytes)], cell_bytes: u32) -> Vec<Overlay> {
             payload: Some(bytes.clone()),
         })
         .collect()
+}
+/// How much of a stripe so many bytes are; at least one part.
+fn parts_of(len: u32, stripe_bytes: u64) -> u32 {
+    (u64::from(len) * u64::from(STRIPE_PARTS)).div_ceil(stripe_bytes).clamp(1, STRIPE_PARTS.into()) as u32
 }

@@ -25,8 +25,10 @@ use weir_proto::meta::{Attr, Entry, HeldLease, Lease, LeaseKind, Time};
 use weir_proto::volume::HeldRoom;
 use weir_proto::{Error, FileId, InodeId, NamespaceId, Result, VolumeId};
 
-/// Stripes on their way to targets at once: enough to keep a dozen targets busy, few enough to bound the parity buffers.
+/// Stripes on their way to targets at once: enough to keep a dozen targets busy, few enough to bound the parity buffers. Counted
+/// in parts, so that many small files may be on their way where targets are far.
 const STRIPES_IN_FLIGHT_MAX: usize = 12;
+pub const STRIPE_PARTS: u32 = 64;
 
 pub struct Inner {
     pub env: Env,
@@ -125,7 +127,7 @@ impl Inner {
             closes: Closes::default(),
             accesses: Accesses::default(),
             rooms: Rooms::default(),
-            stripes_in_flight: Semaphore::new(STRIPES_IN_FLIGHT_MAX),
+            stripes_in_flight: Semaphore::new(STRIPES_IN_FLIGHT_MAX * STRIPE_PARTS as usize),
             fenced: std::sync::Mutex::default(),
             relieving: AtomicBool::new(false),
             closed: AtomicBool::new(false),

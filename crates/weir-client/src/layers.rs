@@ -4,7 +4,7 @@
 //! held they can only become fewer. Nothing is sent to a stripe of a file that is not in its own object; a copy is written
 //! under the token epoch that the leader gave it, so one that comes late changes nothing. An object that somebody may still
 //! be writing to is cut before it is copied from.
-use crate::inner::Inner;
+use crate::inner::{Inner, STRIPE_PARTS};
 use crate::node::{Node, State};
 use crate::read::Fetched;
 use bytes::Bytes;
@@ -193,7 +193,7 @@ impl Inner {
             let stripe = layout.stripe_of(at);
             let end = layer.to.min(layout.stripe_start(stripe) + layout.stripe_bytes());
             let data = self.fetch_whole(layer.object, *layout, at, end).await?;
-            let _permit = self.stripes_in_flight.acquire().await.expect("never closed");
+            let _permit = self.stripes_in_flight.acquire_many(STRIPE_PARTS).await.expect("never closed");
             let s = self.stripe_ref(to, *layout, stripe, self.deadline());
             let fragments = self.fragments_of(layout, data)?;
             self.data.write_stripe(s, version, WriteMode::Fill, Vec::new(), &fragments).await?;

@@ -5,7 +5,7 @@
 //! stripe is written under the token epoch of its recall, so one that comes late changes nothing.
 use crate::api::Handle;
 use crate::data::{Fragment, encode};
-use crate::inner::{Inner, layout_of};
+use crate::inner::{Inner, STRIPE_PARTS, layout_of};
 use crate::node::{Node, State};
 use bytes::Bytes;
 use std::collections::BTreeMap;
@@ -228,7 +228,7 @@ impl Inner {
         let mut rest = data;
         while !rest.is_empty() {
             let part = rest.split_to(rest.len().min(stripe_bytes as usize));
-            let _permit = self.stripes_in_flight.acquire().await.expect("never closed");
+            let _permit = self.stripes_in_flight.acquire_many(STRIPE_PARTS).await.expect("never closed");
             let s = self.stripe_ref(object, layout, layout.stripe_of(at), self.deadline());
             at += part.len() as u64;
             let fragments = self.fragments_of(&layout, part)?;

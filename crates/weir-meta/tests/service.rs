@@ -531,7 +531,7 @@ fn hostile_requests_are_refused() {
             mode: u32::MAX,
             umask: 0,
         };
-        for op in [op(64, 1), op(u32::MAX, 1), op(0, 0)] {
+        for op in [op(SLOTS, 1), op(u32::MAX, 1), op(0, 0)] {
             assert_eq!(a.call(&mkdir(op, "x")).await.unwrap_err().kind, ErrorKind::Invalid);
         }
         let e = a.call(&mkdir(op(0, u64::MAX), &"x".repeat(10_000))).await.unwrap_err();

@@ -25,7 +25,7 @@ pub const ACCESSES_MAX: usize = 1024;
 /// Ranges that one `Commit` names.
 pub const CHANGED_MAX: usize = 64;
 /// Reply slots of a session: changes that one client may have under way at once.
-pub const SLOTS: u32 = 64;
+pub const SLOTS: u32 = 256;
 
 message!(
     /// Makes a change happen once: the slot's sequence number grows by one with each new change.

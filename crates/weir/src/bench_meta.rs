@@ -28,7 +28,7 @@ pub struct Options {
     #[arg(long, value_name = "ADDR")]
     pub coordinator: Vec<Addr>,
     /// Requests in flight
-    #[arg(long, default_value_t = SLOTS, value_parser = clap::value_parser!(u32).range(1..=i64::from(SLOTS)))]
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=i64::from(SLOTS)))]
     pub in_flight: u32,
     /// Files
     #[arg(long, default_value_t = 100_000)]
