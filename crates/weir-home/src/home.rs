@@ -30,6 +30,8 @@ pub struct Traits {
     pub special_files: bool,
     /// What was written of a file that still grows can be read at home, as a prefix.
     pub growing_prefix: bool,
+    /// Calls that it takes at the same time; more of them wait.
+    pub calls_max: usize,
     /// Ranges of one file may be written by several writers, in any order.
     pub parallel_writers: bool,
     /// Ranges may be written over in place. Otherwise a file that is opened again is made anew out of its old parts.

@@ -129,6 +129,11 @@ impl Drop for Runner {
 }
 
 impl HomeLane {
+    /// Calls at home at the same time.
+    pub fn calls_max(&self) -> usize {
+        self.limits.threads_max
+    }
+
     pub fn new(env: &Env, home: &str, limits: LaneLimits) -> HomeLane {
         HomeLane {
             home: home.into(),

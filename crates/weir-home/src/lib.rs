@@ -10,6 +10,7 @@ pub mod backup;
 pub mod decide;
 mod fault;
 mod file;
+mod gate;
 mod home;
 mod idmap;
 mod lane;

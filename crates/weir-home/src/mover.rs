@@ -1,12 +1,13 @@
 //! The mover: takes work from the metadata leader, reads like a client, writes home, tells what came of it.
 //!
-//! Always holds: memory is a window per stream, whatever the backlog; what is told as done is durable at home; ranges of one
+//! Always holds: memory is one window for each home, whatever the backlog; what is told as done is durable at home; ranges of one
 //! file are written in the order given. Everything may be done twice: a mover that dies is nobody's loss. One that the leader may
 //! take for dead begins nothing more at home: others have its work.
 //!
 //! Refuses to know: what is to be shipped next and in which order (the leader), how a home keeps things (the back ends).
 use crate::backup::Due;
-use crate::pace::{Choice, Pace};
+use crate::gate::Gate;
+use crate::pace::{self, Choice, FILE_WORK, Pace, TimeOf};
 use crate::recall;
 use crate::{Attrs, Expect, Fault, Home, HomePath, HomeWriter, ListEntry, Make, Outcome, Stamp, Xattr};
 use bytes::Bytes;
@@ -28,14 +29,16 @@ use weir_proto::{Error, ErrorKind, InodeId, Result, VolumeId, Wire};
 
 /// Entries of a directory that is read again, at once: a home that is a directory reads all names for each page.
 const PAGE: usize = 4096;
-/// Ranges and names that this mover has at most.
-const ITEMS_MAX: usize = 256;
+/// Pieces of one stream that are read ahead of what is being written.
+const PIECES_AHEAD: usize = 4;
+/// Ranges and names that this mover has at most: a far home wants many small files under way.
+const ITEMS_MAX: usize = 2048;
+/// Of those, how many are asked for or told at once: messages have an end.
+const TOLD_MAX: usize = 256;
 /// Bytes of ranges that this mover asks for at once. They are read piece by piece: this is no memory.
 const ASKED_MAX: u64 = 512 << 20;
 /// Ranges that are brought back at the same time.
 const RECALLS_AT_ONCE: usize = 8;
-/// Changes of names that are made side by side.
-const NAMES_AT_ONCE: usize = 32;
 /// Bytes of a message about a directory, and of an entry beside what has no fixed length.
 const LISTING_BYTES_MAX: usize = 256 << 10;
 const ENTRY_BYTES: usize = 128;
@@ -43,8 +46,6 @@ const ENTRY_BYTES: usize = 128;
 const WAIT: Duration = Duration::from_secs(2);
 /// After an error that is nobody's fault here.
 const PAUSE: Duration = Duration::from_millis(500);
-/// The number of streams is looked at so often.
-const MEASURE: Duration = Duration::from_secs(1);
 
 /// Opens a home by its URL.
 pub trait OpenHome: Send + Sync + 'static {
@@ -84,8 +85,8 @@ pub struct Mover {
     opener: Arc<dyn OpenHome>,
     homes: Arc<Homes>,
     backups: Arc<Due>,
-    /// What it begins with at each home.
-    pace: Pace,
+    /// How it works at each home; none: it finds out.
+    fixed: Option<Choice>,
 }
 
 type Homes = Mutex<BTreeMap<RelationId, Arc<dyn Home>>>;
@@ -96,7 +97,7 @@ struct Shared {
     client: Client,
     opener: Arc<dyn OpenHome>,
     homes: Arc<Homes>,
-    pace: Pace,
+    fixed: Option<Choice>,
     /// Set when this life is over: everything that was begun ends.
     over: watch::Sender<bool>,
     relations: Mutex<BTreeMap<RelationId, Arc<Relation>>>,
@@ -112,9 +113,14 @@ struct Relation {
     id: RelationId,
     home: Arc<dyn Home>,
     done: mpsc::UnboundedSender<Done>,
-    streams: Semaphore,
-    /// Streams to be given up when they end.
-    surplus: AtomicUsize,
+    /// Calls that change names.
+    names: Gate,
+    /// Files that are written, in parts of streams.
+    streams: Gate,
+    /// Bytes that are read and not written yet.
+    window: Gate,
+    /// Parts of a stream.
+    packed: u64,
     pace: Mutex<Pace>,
     /// Ranges of files that wait for their turn, by file.
     files: Mutex<BTreeMap<InodeId, VecDeque<ExtentWork>>>,
@@ -127,6 +133,11 @@ struct Meter {
     bytes: AtomicU64,
     reading_us: AtomicU64,
     writing_us: AtomicU64,
+    pieces: AtomicU64,
+    file_us: AtomicU64,
+    files: AtomicU64,
+    /// Files that were written, as work.
+    file_work: AtomicU64,
     busy: AtomicUsize,
 }
 
@@ -153,12 +164,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Mover {
     pub fn new(env: Env, opener: Arc<dyn OpenHome>) -> Mover {
         let backups = Arc::new(Due::new(env.clone(), opener.clone()));
-        Mover { env, opener, homes: Arc::default(), backups, pace: Pace::default() }
+        Mover { env, opener, homes: Arc::default(), backups, fixed: None }
     }
 
     /// One that does not find out by itself how to work: for measurements.
     pub fn fixed(env: Env, opener: Arc<dyn OpenHome>, choice: Choice) -> Mover {
-        Mover { pace: Pace::fixed(choice), ..Mover::new(env, opener) }
+        Mover { fixed: Some(choice), ..Mover::new(env, opener) }
     }
 
     /// Works until the leader may take `client` for dead, was out of reach or has begun anew: what this mover had is to be
@@ -169,7 +180,7 @@ impl Mover {
             client: client.clone(),
             opener: self.opener.clone(),
             homes: self.homes.clone(),
-            pace: self.pace.clone(),
+            fixed: self.fixed,
             over: watch::Sender::new(false),
             relations: Mutex::default(),
             opening: Mutex::default(),
@@ -226,7 +237,7 @@ impl Shared {
                 less.await;
                 continue;
             }
-            let items = (ITEMS_MAX - under_way) as u32;
+            let items = (ITEMS_MAX - under_way).min(TOLD_MAX) as u32;
             match shared.client.take_work(leader, ASKED_MAX, items, WAIT, &shared.limited_by()).await {
                 Ok(taken) => {
                     leader = taken.leader;
@@ -374,23 +385,44 @@ impl Shared {
         };
         lock(&self.homes).insert(id, home.clone());
         let (done, told) = mpsc::unbounded_channel();
-        let pace = self.pace.clone();
+        let calls_max = home.traits().calls_max;
+        let pace = match self.fixed {
+            Some(choice) => Pace::fixed(choice),
+            None => Pace::new(calls_max),
+        };
+        let (packed, choice) = (pace::packed(calls_max), pace.choice());
         let relation = Arc::new(Relation {
             id,
             home,
             done,
-            streams: Semaphore::new(pace.choice().streams),
-            surplus: AtomicUsize::new(0),
+            names: Gate::new(calls_max as u64),
+            streams: Gate::new(choice.streams as u64 * packed),
+            window: Gate::new(choice.window_bytes),
+            packed,
             pace: Mutex::new(pace),
             files: Mutex::default(),
             meter: Meter::default(),
         });
-        lock(&self.relations).insert(id, relation.clone());
+        {
+            let mut relations = lock(&self.relations);
+            // Who came meanwhile was as far: files are in the hands of one.
+            if let Some(known) = relations.get(&id) {
+                return Ok(known.clone());
+            }
+            relations.insert(id, relation.clone());
+        }
         let (me, of) = (self.clone(), relation.clone());
         self.spawn("tell", async move { me.tell(of.id, told).await });
         let (me, of) = (self.clone(), relation.clone());
         self.spawn("pace", async move { me.keep_pace(&of).await });
         Ok(relation)
+    }
+
+    /// How long a small question takes there.
+    async fn round_trip(&self, home: &dyn Home) -> Duration {
+        let begun = self.env.clock.now();
+        let _ = home.space().await; // a home that cannot be asked says so when it is used
+        self.env.clock.now().since(begun)
     }
 
     fn refuse_all(self: &Arc<Self>, work: RelationWork, fault: Fault) {
@@ -415,7 +447,7 @@ impl Shared {
     /// Tells the leader what is done: as much at once as there is.
     async fn tell(&self, relation: RelationId, mut done: mpsc::UnboundedReceiver<Done>) {
         let mut batch = Vec::new();
-        while done.recv_many(&mut batch, ITEMS_MAX).await > 0 {
+        while done.recv_many(&mut batch, TOLD_MAX).await > 0 {
             let (mut names, mut extents, mut orphans) = (Vec::new(), Vec::new(), Vec::new());
             let (mut listings, count) = (Vec::new(), batch.len());
             for done in batch.drain(..) {
@@ -526,11 +558,10 @@ impl Shared {
 
     /// The leader gives only what may be done side by side.
     async fn names(&self, relation: &Relation, names: Vec<NameWork>) {
-        let at_once = Semaphore::new(NAMES_AT_ONCE);
         let calls: Vec<_> = names
             .iter()
             .map(|work| async {
-                let _one = at_once.acquire().await;
+                let _one = relation.names.pass(1).await;
                 act(&*relation.home, &work.action).await
             })
             .collect();
@@ -550,7 +581,10 @@ impl Shared {
 
     /// Writes what was given of a file, in order, until there is no more.
     async fn file(&self, relation: &Relation, ino: InodeId) {
-        let stream = relation.streams.acquire().await;
+        let first =
+            lock(&relation.files).get(&ino).map_or(0, |queue| queue.iter().map(|item| item.len).sum());
+        let _stream = relation.streams.pass(pace::share(first, relation.packed)).await;
+        let begun = self.env.clock.now();
         relation.meter.busy.fetch_add(1, Relaxed);
         let mut open: Option<Box<dyn HomeWriter>> = None;
         let mut failed: Option<Told> = None;
@@ -614,10 +648,9 @@ impl Shared {
         }
         self.tell_all(relation, &mut unsynced);
         relation.meter.busy.fetch_sub(1, Relaxed);
-        let fewer = relation.surplus.fetch_update(Relaxed, Relaxed, |n| n.checked_sub(1)).is_ok();
-        if let (Ok(stream), true) = (stream, fewer) {
-            stream.forget();
-        }
+        relation.meter.files.fetch_add(1, Relaxed);
+        relation.meter.file_work.fetch_add(FILE_WORK, Relaxed);
+        relation.meter.file_us.fetch_add(self.env.clock.now().since(begun).as_micros() as u64, Relaxed);
     }
 
     fn tell_all(&self, relation: &Relation, done: &mut Vec<ExtentDone>) {
@@ -664,19 +697,26 @@ impl Shared {
         let end = item.offset + item.len;
         let (mut next, mut ahead, mut sums) = (item.offset, VecDeque::new(), Vec::new());
         loop {
-            let Choice { streams, window_bytes, .. } = lock(&relation.pace).choice();
-            let pieces_ahead = (window_bytes / RECEIPT_BLOCK / streams as u64).max(1) as usize;
-            while next < end && ahead.len() < pieces_ahead {
+            while next < end {
                 let (at, len) = (next, (end - next).min(RECEIPT_BLOCK));
+                // Only who has nothing waits, so nobody waits for ever.
+                let room = match ahead.is_empty() {
+                    true => relation.window.pass(len).await,
+                    false if ahead.len() >= PIECES_AHEAD => break,
+                    false => match relation.window.try_pass(len) {
+                        Some(room) => room,
+                        None => break,
+                    },
+                };
                 let (tx, rx) = tokio::sync::oneshot::channel();
                 let (client, item) = (self.client.clone(), item.clone());
                 self.spawn("read piece", async move {
                     let _ = tx.send(read(&client, &item, at, len).await); // nobody waits after an error
                 });
-                ahead.push_back((at, len, rx));
+                ahead.push_back((at, len, room, rx));
                 next += len;
             }
-            let Some((at, len, rx)) = ahead.pop_front() else { return Ok(sums) };
+            let Some((at, len, _room, rx)) = ahead.pop_front() else { return Ok(sums) };
             let begun = self.env.clock.now();
             let parts = match rx.await {
                 Ok(Ok(parts)) => parts,
@@ -692,6 +732,7 @@ impl Shared {
                 false => writer.write_at(at, parts).await,
             };
             relation.meter.writing_us.fetch_add(self.env.clock.now().since(read).as_micros() as u64, Relaxed);
+            relation.meter.pieces.fetch_add(1, Relaxed);
             written.map_err(|f| told(&f))?;
         }
     }
@@ -711,28 +752,44 @@ impl Shared {
 
     // ---- pace
 
+    fn apply_pace(&self, relation: &Relation) {
+        let choice = lock(&relation.pace).choice();
+        relation.streams.set_limit(choice.streams as u64 * relation.packed);
+        relation.window.set_limit(choice.window_bytes);
+    }
+
     async fn keep_pace(&self, relation: &Relation) {
-        let (mut last, mut since) = (0, self.env.clock.now());
+        if self.fixed.is_none() {
+            // Nobody waits for it: what there is to do has begun.
+            let round_trip = self.round_trip(&*relation.home).await;
+            lock(&relation.pace).begin_at(round_trip);
+            self.apply_pace(relation);
+        }
+        let (meter, mut last, mut since) = (&relation.meter, (0, 0), self.env.clock.now());
         loop {
-            self.env.clock.sleep(MEASURE).await;
-            let (bytes, now) = (relation.meter.bytes.load(Relaxed), self.env.clock.now());
-            let rate = (bytes - last) as f64 / now.since(since).as_secs_f64().max(0.001);
-            let waiting = lock(&relation.files).len() > relation.meter.busy.load(Relaxed);
-            (last, since) = (bytes, now);
-            let mut pace = lock(&relation.pace);
-            let before = pace.choice().streams;
-            if waiting && bytes > 0 {
-                pace.measured(rate);
+            let TimeOf { files, count, .. } = meter.time();
+            self.env.clock.sleep(pace::measure_for(files / count.max(1))).await;
+            let (bytes, work, now) =
+                (meter.bytes.load(Relaxed), meter.file_work.load(Relaxed), self.env.clock.now());
+            let seconds = now.since(since).as_secs_f64().max(0.001);
+            let rate = |n: u64| n as f64 / seconds;
+            let (bytes_per_s, work_per_s) = (rate(bytes - last.0), rate(bytes - last.0 + work - last.1));
+            let waiting = lock(&relation.files).len() > meter.busy.load(Relaxed);
+            let began = (bytes, work) != (0, 0);
+            (last, since) = ((bytes, work), now);
+            {
+                let mut pace = lock(&relation.pace);
+                let (time, pieces) = (meter.time(), meter.pieces.load(Relaxed).max(1) as u32);
+                pace.piece_took((time.reading + time.writing) / pieces, bytes_per_s);
+                if waiting && began {
+                    pace.measured(work_per_s);
+                }
             }
-            let after = pace.choice().streams;
-            if after > before {
-                relation.streams.add_permits(after - before);
-            } else if before > after {
-                let now = relation.streams.forget_permits(before - after);
-                relation.surplus.fetch_add(before - after - now, Relaxed);
+            self.apply_pace(relation);
+            // What was long ago counts less.
+            for meter in [&meter.reading_us, &meter.writing_us, &meter.pieces, &meter.file_us, &meter.files] {
+                meter.store(meter.load(Relaxed) / 2, Relaxed);
             }
-            relation.meter.reading_us.store(relation.meter.reading_us.load(Relaxed) / 2, Relaxed);
-            relation.meter.writing_us.store(relation.meter.writing_us.load(Relaxed) / 2, Relaxed);
         }
     }
 
@@ -745,17 +802,18 @@ impl Shared {
         if busiest.meter.busy.load(Relaxed) == 0 {
             return String::new();
         }
-        let reading = busiest.meter.reading_us.load(Relaxed);
-        let writing = busiest.meter.writing_us.load(Relaxed);
-        let streams = lock(&busiest.pace).choice().streams;
-        let share = 100 * writing.max(reading) / (writing + reading).max(1);
-        match writing >= reading {
-            true => format!(
-                "home takes no more ({share} % of the time is spent writing there, {streams} streams)"
-            ),
-            false => format!(
-                "the volume gives no more ({share} % of the time is spent reading it, {streams} streams)"
-            ),
+        pace::limited_by(&busiest.meter.time(), &lock(&busiest.pace).choice())
+    }
+}
+
+impl Meter {
+    fn time(&self) -> TimeOf {
+        let of = |us: &AtomicU64| Duration::from_micros(us.load(Relaxed));
+        TimeOf {
+            reading: of(&self.reading_us),
+            writing: of(&self.writing_us),
+            files: of(&self.file_us),
+            count: self.files.load(Relaxed) as u32,
         }
     }
 }

@@ -25,6 +25,8 @@ use weir_proto::{
 /// Entries asked for at once.
 const LIST_MAX: u32 = 1024;
 const MARK_BYTES_MAX: usize = 4096;
+/// Of a mode: a change of owner takes them away.
+const SET_ID_BITS: u32 = 0o6000;
 
 /// A directory of another Weir, and whose it is.
 #[derive(Clone)]
@@ -57,6 +59,7 @@ pub struct WeirHome {
 struct Calls {
     env: Env,
     deadline: std::time::Duration,
+    at_once: usize,
     room: Arc<Semaphore>,
 }
 
@@ -110,6 +113,14 @@ fn stamp_of(attr: &Attr) -> Stamp {
     Stamp { kind: attr.kind, id, version: Bytes::new(), size, mtime }
 }
 
+/// What attributes alone tell.
+fn bare(attr: &Attr) -> Found {
+    let (mode, uid, gid, atime, mtime) = (attr.mode, attr.uid, attr.gid, attr.atime, attr.mtime);
+    let attrs = Attrs { mode, uid, gid, atime, mtime, xattrs: Vec::new() };
+    let (nlink, rdev, allocated) = (attr.nlink, attr.rdev, attr.allocated);
+    Found { stamp: stamp_of(attr), attrs, nlink, target: Bytes::new(), rdev, allocated }
+}
+
 pub(crate) fn is_kept(name: &[u8]) -> bool {
     let exact: [&[u8]; 3] = [b"system.posix_acl_access", b"system.posix_acl_default", b"security.capability"];
     exact.contains(&name) || name.starts_with(b"user.") || name.starts_with(b"trusted.")
@@ -123,8 +134,9 @@ impl WeirHome {
         if !config.only_reads {
             inner.check_mark(&config.relation, config.is_new).await?;
         }
-        let room = Arc::new(Semaphore::new(config.limits.threads_max));
-        let calls = Calls { env: env.clone(), deadline: config.limits.deadline, room };
+        let at_once = config.limits.threads_max;
+        let room = Arc::new(Semaphore::new(at_once));
+        let calls = Calls { env: env.clone(), deadline: config.limits.deadline, at_once, room };
         Ok(WeirHome { calls, inner: Arc::new(inner) })
     }
 
@@ -227,30 +239,38 @@ impl Inner {
     }
 
     async fn look(&self, attr: &Attr) -> Result<Found> {
-        let mut xattrs = Vec::new();
-        for name in self.client.list_xattr(attr.ino).await? {
-            if is_kept(&name) {
-                let value = self.client.get_xattr(attr.ino, &name).await?;
-                xattrs.push(Xattr { name, value });
-            }
-        }
-        xattrs.sort_by(|a, b| a.name.cmp(&b.name));
+        let xattrs = self.xattrs(attr.ino).await?;
         let target = match attr.kind {
             FileKind::Symlink => self.client.readlink(attr.ino).await?,
             _ => Bytes::new(),
         };
-        let (mode, uid, gid, atime, mtime) = (attr.mode, attr.uid, attr.gid, attr.atime, attr.mtime);
-        let attrs = Attrs { mode, uid, gid, atime, mtime, xattrs };
-        let (nlink, rdev, allocated) = (attr.nlink, attr.rdev, attr.allocated);
-        Ok(Found { stamp: stamp_of(attr), attrs, nlink, target, rdev, allocated })
+        let bare = bare(attr);
+        let attrs = Attrs { xattrs, ..bare.attrs };
+        Ok(Found { attrs, target, ..bare })
+    }
+
+    async fn xattrs(&self, ino: InodeId) -> Result<Vec<Xattr>> {
+        let mut xattrs = Vec::new();
+        for name in self.client.list_xattr(ino).await? {
+            if is_kept(&name) {
+                let value = self.client.get_xattr(ino, &name).await?;
+                xattrs.push(Xattr { name, value });
+            }
+        }
+        xattrs.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(xattrs)
     }
 
     /// Sets what differs, times last.
     async fn set(&self, ino: InodeId, found: &Found, wished: &Attrs) -> Result<()> {
         let (client, cred, old) = (&self.client, root(), &found.attrs);
+        // Together with the rest, unless a new owner takes bits away that are to be set after that.
+        let mut owners = SetAttrs::default();
         if (old.uid, old.gid) != (wished.uid, wished.gid) {
-            let owners = SetAttrs { uid: Some(wished.uid), gid: Some(wished.gid), ..SetAttrs::default() };
-            client.setattr(&cred, ino, None, owners).await?;
+            owners = SetAttrs { uid: Some(wished.uid), gid: Some(wished.gid), ..owners };
+        }
+        if owners.uid.is_some() && wished.mode & SET_ID_BITS != 0 {
+            client.setattr(&cred, ino, None, std::mem::take(&mut owners)).await?;
         }
         for gone in old.xattrs.iter().filter(|x| wished.xattrs.iter().all(|w| w.name != x.name)) {
             client.remove_xattr(&cred, ino, &gone.name).await?;
@@ -260,7 +280,7 @@ impl Inner {
         }
         let mode = (found.stamp.kind != FileKind::Symlink).then_some(wished.mode);
         let (atime, mtime) = (Some(SetTime::At(wished.atime)), Some(SetTime::At(wished.mtime)));
-        client.setattr(&cred, ino, None, SetAttrs { mode, atime, mtime, ..SetAttrs::default() }).await?;
+        client.setattr(&cred, ino, None, SetAttrs { mode, atime, mtime, ..owners }).await?;
         Ok(())
     }
 
@@ -281,6 +301,12 @@ impl Inner {
         let mut place = self.new_place("make", path).await?;
         if place.found.is_none() {
             match self.create(&place, what).await {
+                // A way there may be long: what is new is not asked what it has, but for a list that it inherited.
+                Ok(stat) if !stat.attr.acl && !matches!(what, Make::Symlink { .. }) => {
+                    let found = bare(&stat.attr);
+                    self.set(stat.attr.ino, &found, &attrs).await.map_err(failed)?;
+                    return self.stamp_now(path, stat.attr.ino).await;
+                }
                 Ok(stat) => place.found = Some(stat),
                 // It came between the look and the act.
                 Err(e) if e.kind == ErrorKind::Exists => place = self.new_place("make", path).await?,
@@ -685,9 +711,11 @@ impl OpenFile {
             let set = SetAttrs { size: Some(size), ..SetAttrs::default() };
             client.setattr(&root(), self.ino, Some(self.handle), set).await.map_err(failed)?;
         }
-        client.fsync(self.handle).await.map_err(failed)?;
+        let (synced, xattrs) = tokio::join!(client.fsync(self.handle), self.inner.xattrs(self.ino));
+        synced.map_err(failed)?;
         let stat = client.getattr(self.ino).await.map_err(failed)?;
-        let found = self.inner.look(&stat.attr).await.map_err(failed)?;
+        let mut found = bare(&stat.attr);
+        found.attrs.xattrs = xattrs.map_err(failed)?;
         self.inner.set(self.ino, &found, attrs).await.map_err(failed)?;
         client.fsync(self.handle).await.map_err(failed)?;
         self.remember().await
@@ -801,6 +829,7 @@ impl Home for WeirHome {
             hard_links: true,
             special_files: true,
             growing_prefix: true,
+            calls_max: self.calls.at_once,
             parallel_writers: true,
             in_place: true,
             holes: true,

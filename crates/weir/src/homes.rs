@@ -14,7 +14,11 @@ use weir_home::{
 use weir_proto::{ClusterId, Error, MIB, Result};
 
 /// What a client of another Weir may hold that is not durable there yet.
-const HOME_MEMORY_BYTES: u64 = 64 * MIB;
+const HOME_MEMORY_BYTES: u64 = 128 * MIB;
+/// Calls that another Weir gets at once: at 100 ms a small file takes about a second, whatever is done.
+const WEIR_CALLS_MAX: usize = 512;
+/// Requests that an S3 service gets at once; each holds a thread.
+const S3_CALLS_MAX: usize = 64;
 /// How long another Weir is waited for when it is opened; then it is tried again later.
 const HOME_PATIENCE: Duration = Duration::from_secs(30);
 /// Services that care for regions are asked in this one where the URL names none.
@@ -60,6 +64,7 @@ impl Homes {
                 let endpoint = HomeUrl::s3_endpoint(endpoint.as_deref(), &region);
                 let Credentials { access_key, secret_key, token } = keys;
                 let copy_bytes_max = S3HomeConfig::COPY_BYTES_MAX;
+                let limits = LaneLimits { threads_max: S3_CALLS_MAX, ..limits };
                 #[rustfmt::skip]
                 let config = S3HomeConfig {
                     bucket, prefix, endpoint, region, path_style, access_key, secret_key, token, relation, is_new, only_reads, ids,
@@ -70,6 +75,7 @@ impl Homes {
             HomeUrl::Weir { coordinators, namespace, path } => {
                 let client = self.connect(text, &coordinators, namespace).await?;
                 let (url, own) = (text.to_owned(), client.clone());
+                let limits = LaneLimits { threads_max: WEIR_CALLS_MAX, ..limits };
                 let config =
                     WeirHomeConfig { url, client, base: path, relation, is_new, only_reads, ids, limits };
                 match WeirHome::open(&self.env, config).await {

@@ -81,6 +81,7 @@ impl FileHome {
         });
         let opening = shared.clone();
         let traits = lane.run("open", &[], move || Ok(opening.root()?.traits())).await?;
+        let traits = Traits { calls_max: lane.calls_max(), ..traits };
         Ok(FileHome { url, traits, lane, shared })
     }
 

@@ -76,6 +76,7 @@ impl Root {
             hard_links: true,
             special_files: self.keeps.owners,
             growing_prefix: true,
+            calls_max: 1, // as the lane has it
             parallel_writers: true,
             in_place: true,
             holes: true,

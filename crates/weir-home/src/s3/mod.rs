@@ -164,6 +164,7 @@ impl Home for S3Home {
             hard_links: false,
             special_files: true,
             growing_prefix: false,
+            calls_max: self.lane.calls_max(),
             parallel_writers: false,
             in_place: false,
             holes: false,

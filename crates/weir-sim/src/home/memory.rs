@@ -360,6 +360,7 @@ impl Home for OpenedHome {
             hard_links: true,
             special_files: true,
             growing_prefix: true,
+            calls_max: 64,
             parallel_writers: true,
             in_place: true,
             holes: true,
