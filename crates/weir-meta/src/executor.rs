@@ -246,7 +246,7 @@ impl Leader {
     }
 
     /// A store that cannot go on ends this leader, whoever meets it first. Who asked may ask the next one.
-    fn judge(&self, e: Error) -> Error {
+    pub fn judge(&self, e: Error) -> Error {
         if e.kind != ErrorKind::Io {
             return e;
         }
@@ -468,13 +468,14 @@ impl Leader {
         Ok(())
     }
 
-    /// Waits until a commit is durable. A journal that fails is reported once, and for ever.
+    /// Waits until a commit is durable. A journal that fails is reported once, and for ever; who waited asks the next leader, who
+    /// knows whether the change is there.
     pub async fn durable(&self, seq: CommitSeq) -> Result<()> {
         let waited = self.kv.wait_durable(seq).await;
-        if let Err(e) = &waited {
-            self.fail(e);
-        }
-        waited
+        waited.map_err(|e| {
+            self.fail(&e);
+            self.judge(e)
+        })
     }
     pub fn fail(&self, e: &Error) {
         self.failed.send_if_modified(|failed| failed.is_none() && failed.replace(e.clone()).is_none());

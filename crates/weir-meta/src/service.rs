@@ -213,6 +213,16 @@ impl Outcome {
     }
 }
 
+impl Outcome {
+    /// An error of the store is this leader's end, not the caller's.
+    fn judged(self, leader: &Leader) -> Outcome {
+        match self {
+            Outcome::Ready(seq, Err(e)) => Outcome::Ready(seq, Err(leader.judge(e))),
+            outcome => outcome,
+        }
+    }
+}
+
 fn report(result: Result<()>, leader: &Leader) {
     if let Err(e) = result {
         leader.fail(&e.doing("end a session"));
@@ -687,6 +697,10 @@ impl Meta {
     }
 
     fn handle_session(&self, call: &Call) -> Outcome {
+        self.session_call(call).judged(&self.leader)
+    }
+
+    fn session_call(&self, call: &Call) -> Outcome {
         let on = &call.connection;
         match call.method {
             KeepAlive::METHOD => Outcome::now(call.decode().and_then(|r| self.keep_alive(&r, on))),
