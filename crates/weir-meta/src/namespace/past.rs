@@ -234,7 +234,12 @@ pub fn look(read: &dyn Read, rules: &Rules<'_>, r: &PastOpen) -> Result<PastOpen
         Some(now) => now.object(r.ino) == inode.object(r.ino) && rules.must_recover(&now),
         None => false,
     };
-    Ok(PastOpened { attr: inode.attr(r.ino), inline, fence, recover })
+    let mut attr = inode.attr(r.ino);
+    if !inode.may_have_cells() {
+        // Nothing was written yet: what is in its object now came later.
+        attr.layout = None;
+    }
+    Ok(PastOpened { attr, inline, fence, recover })
 }
 
 /// The layers of a file, as it is or was.

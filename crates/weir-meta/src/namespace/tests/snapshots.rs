@@ -539,6 +539,25 @@ fn a_file_that_was_empty_when_a_snapshot_was_taken_changes_its_object_before_it_
     assert_eq!(object(m.w.change(|cx| open::acquire(cx, &ask)).unwrap()), told);
 }
 
+/// Seed 69052: it keeps its object, for nothing of it is there; what comes to be there later is not the snapshot's.
+#[test]
+fn a_snapshot_of_a_file_that_is_one_hole_shows_nothing_of_what_is_written_later() {
+    let mut m = Model::new();
+    let ino = m.w.create(&root(), InodeId::ROOT, "f", 0o644).unwrap().entry.attr.ino;
+    m.w.set(&root(), ino, |r| r.size = Some(2 * STRIPE)).unwrap();
+    m.w.leases.open(ME, ino, false, true);
+    let closed = Close { session: ME, files: vec![Closed { ino, reads: 0, writes: 1 }] };
+    m.w.change(|cx| open::close(cx, &closed)).unwrap();
+    m.w.leases.close(ME, ino, 0, 1);
+    m.take();
+    m.write(ino, 0);
+    assert!(m.w.attr(ino).unwrap().layers.is_none(), "nothing has to be copied");
+    let (snapshot, cred) = (*m.taken.keys().next().unwrap(), root());
+    let r = PastOpen { session: ME, cred, snapshot, ino };
+    let then = m.w.view(|view| past::look(view.read, view.rules, &r)).unwrap().attr;
+    assert_eq!((then.size, then.layout), (2 * STRIPE, None), "zeros, wherever it lies now");
+}
+
 const SECOND: i64 = 1_000_000_000;
 
 impl World {
