@@ -22,8 +22,8 @@ static ZEROS: [u8; 1 << 20] = [0; 1 << 20];
 /// Bytes fetched for one read at a time.
 const FETCH_BYTES_MAX: u64 = 16 << 20;
 /// A read for pages whose lease is taken away at once asks again after a pause, which grows up to so many of these.
-const PAGES_PAUSE: Duration = Duration::from_micros(500);
-const PAGES_PAUSES_MAX: u32 = 16;
+const UNLEASED_PAUSE: Duration = Duration::from_micros(500);
+const UNLEASED_PAUSES_MAX: u32 = 16;
 
 /// A part of a file on its way to a reader.
 struct Assembly {
@@ -233,8 +233,8 @@ impl Inner {
             let again_until = match self.read_once(file, offset, len, deadline, insists).await? {
                 Read::Done(parts) => return Ok(parts),
                 Read::Unleased => {
-                    unleased = PAGES_PAUSES_MAX.min(unleased + 1);
-                    self.env.clock.sleep(PAGES_PAUSE * unleased).await;
+                    unleased = UNLEASED_PAUSES_MAX.min(unleased + 1);
+                    self.env.clock.sleep(UNLEASED_PAUSE * unleased).await;
                     deadline
                 }
                 Read::Moved => deadline,

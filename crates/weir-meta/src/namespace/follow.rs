@@ -316,29 +316,10 @@ pub fn remove_some(cx: &mut Cx<'_>) -> Result<bool> {
         cx.txn.delete(&keys::doomed(number));
         return Ok(true);
     };
-    let mut dir = top;
-    loop {
-        let (mut full, mut any) = (None, false);
-        for (link, name) in volume::first_names(cx.read(), dir)? {
-            if link.kind == FileKind::Directory && load_tally(cx.read(), link.ino)?.entries > 0 {
-                full = full.or(Some(link.ino));
-                continue;
-            }
-            cx.need(dir, Need::Change);
-            cx.need(link.ino, Need::Change);
-            cx.clear()?;
-            match link.kind {
-                FileKind::Directory => cx.remove_directory(dir, &name, &link)?,
-                _ => cx.remove_file(dir, &name, &link)?,
-            }
-            forget_name(cx, relation, dir, &name, link.ino)?;
-            any = true;
-        }
-        match full {
-            _ if any => return Ok(true),
-            Some(below) => dir = below,
-            None => break,
-        }
+    let of = volume::volume_of(cx.read(), top)?;
+    let gone = move |cx: &mut Cx<'_>, dir, name: &[u8], ino| forget_name(cx, relation, dir, name, ino);
+    if !volume::remove_below(cx, of, top, &gone)? {
+        return Ok(true);
     }
     cx.need(top, Need::Change);
     cx.clear()?;

@@ -413,7 +413,7 @@ fn cut(name: &[u8], len: usize) -> &[u8] {
 /// Removes a few things of a part of the trash, deepest first. True: it is gone.
 pub fn remove_some(cx: &mut Cx<'_>, volume: VolumeId, (from, part): Part) -> Result<bool> {
     let access = find_access(cx.read(), part.dir)?;
-    if access.is_some() && !volume::remove_below(cx, volume, part.dir)? {
+    if access.is_some() && !volume::remove_below(cx, volume, part.dir, &volume::nothing_more)? {
         return Ok(false);
     }
     if !cx.forget_counterparts(part.dir)? {

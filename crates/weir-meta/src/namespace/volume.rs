@@ -515,7 +515,10 @@ pub fn next_deleted(read: &dyn Read) -> Result<Option<VolumeId>> {
 /// Removes a few names of a deleted volume, deepest first. True: nothing of it is left.
 pub fn remove_some(cx: &mut Cx<'_>, id: VolumeId) -> Result<bool> {
     let root = load(cx.read(), id)?.root;
-    if !remove_below(cx, id, root)? || !trash::forget_some(cx, id)? || !clone::forget_some(cx, id)? {
+    if !remove_below(cx, id, root, &nothing_more)?
+        || !trash::forget_some(cx, id)?
+        || !clone::forget_some(cx, id)?
+    {
         return Ok(false);
     }
     cx.need(root, Need::Change);
@@ -525,8 +528,12 @@ pub fn remove_some(cx: &mut Cx<'_>, id: VolumeId) -> Result<bool> {
     Ok(true)
 }
 
-/// Removes a few names below a directory, deepest first. True: there are none left but of other volumes.
-pub(super) fn remove_below(cx: &mut Cx<'_>, of: VolumeId, top: InodeId) -> Result<bool> {
+/// Forgets what else is known of a name that is removed: its directory, the name, what it led to.
+pub(super) type Gone = dyn Fn(&mut Cx<'_>, InodeId, &[u8], InodeId) -> Result<()>;
+
+/// Removes a few names below a directory, deepest first, and tells `gone` of each.
+/// True: there are none left but of other volumes.
+pub(super) fn remove_below(cx: &mut Cx<'_>, of: VolumeId, top: InodeId, gone: &Gone) -> Result<bool> {
     let mut dir = top;
     loop {
         let found = first_names(cx.read(), dir)?;
@@ -548,6 +555,7 @@ pub(super) fn remove_below(cx: &mut Cx<'_>, of: VolumeId, top: InodeId) -> Resul
                 FileKind::Directory => cx.remove_directory(dir, &name, &link)?,
                 _ => cx.remove_file(dir, &name, &link)?,
             }
+            gone(cx, dir, &name, link.ino)?;
             any = true;
         }
         match full {
@@ -558,7 +566,12 @@ pub(super) fn remove_below(cx: &mut Cx<'_>, of: VolumeId, top: InodeId) -> Resul
     }
 }
 
-pub(super) fn first_names(read: &dyn Read, dir: InodeId) -> Result<Vec<(Link, Bytes)>> {
+/// Of what is gone nothing else has to be forgotten.
+pub(super) fn nothing_more(_: &mut Cx<'_>, _: InodeId, _: &[u8], _: InodeId) -> Result<()> {
+    Ok(())
+}
+
+fn first_names(read: &dyn Read, dir: InodeId) -> Result<Vec<(Link, Bytes)>> {
     let (mut found, mut bad) = (Vec::new(), None);
     let (start, end) = keys::range_of(b'K', dir.0);
     read.scan(&start, &end, &mut |key, value| {
