@@ -136,11 +136,13 @@ impl Inner {
             for part in std::mem::take(&mut old_pages) {
                 self.invalidate(node.ino, part).await;
             }
+            // No flush waits for a range that is zeroed under the lease.
+            self.wait_for_sends(node, u64::MAX).await;
             let mut st = node.lock();
             // Pages that were filled since are old as soon as the lease is gone: they go first.
             let filled = st.dropping.as_mut().map_or(Vec::new(), Dropping::take_filled);
             old_pages.extend(filled.into_iter().map(|(from, to)| Forget::Part(from, to - from)));
-            let written = st.is_dirty() && round < RECALL_ROUNDS;
+            let written = (st.is_dirty() || st.has_sends_before(u64::MAX)) && round < RECALL_ROUNDS;
             if written && keep == LeaseKind::None {
                 old_pages = vec![Forget::All]; // to write is to fill pages, too
             }

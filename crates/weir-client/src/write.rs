@@ -719,11 +719,12 @@ impl Inner {
         let mut st = node.lock();
         st.data_change += 1;
         st.changed.add(offset, end);
-        if way == Way::Through {
-            st.through_pending = true;
-        } else {
+        // The right to write may have gone while this was under way: then the size is not ours to say.
+        if st.lease == LeaseKind::Write {
             let size = st.size();
             st.note_write(size, mtime, self.env.clock.now());
+        } else {
+            st.through_pending = true;
         }
         self.note_dirty(node.ino);
         self.cache().remove(node.ino, offset, end);

@@ -509,6 +509,40 @@ fn memory_stays_within_the_budget() {
     });
 }
 
+/// The right to write goes to another client at every moment of it.
+#[test]
+fn a_range_that_is_zeroed_while_the_right_to_write_goes_is_zero_and_the_file_grows_after_it() {
+    Lab::new(15).run(6, |lab| async move {
+        let (a, b, env) = (lab.client("a").await, lab.client("b").await, lab.env("a"));
+        for target in 0..6 {
+            lab.world().slow_link("a", &format!("s{target}"), Duration::from_millis(20));
+        }
+        for round in 0..60u32 {
+            let name = format!("f{round}");
+            let h = create(&a, &name).await;
+            write(&a, h, 0, &pattern(1, 0, STRIPE)).await;
+            let other = b.clone();
+            let (env_b, reads) = (lab.env("b"), name.clone());
+            let (tx, rx) = tokio::sync::oneshot::channel();
+            lab.env("b").tasks.spawn("other", async move {
+                env_b.clock.sleep(Duration::from_millis(2) * round).await;
+                let h = open(&other, &reads, OpenMode::BOTH).await;
+                // What it keeps under its lease must not outlive the zeros.
+                read(&other, h, CELL, CELL).await;
+                let _ = tx.send(h);
+            });
+            env.clock.sleep(Duration::from_millis(30)).await;
+            a.fallocate(h, Allocate::PunchHole, CELL as u64, CELL as u64).await.unwrap();
+            let at_b = rx.await.unwrap();
+            same(&read(&b, at_b, CELL, CELL).await, &[0; CELL]);
+            write(&b, at_b, 0, b"shared").await;
+            write(&a, h, STRIPE, b"more").await;
+            same(&read(&a, h, STRIPE, 10).await, b"more");
+            same(&read(&b, at_b, STRIPE, 10).await, b"more");
+        }
+    });
+}
+
 #[test]
 fn a_dead_writers_file_that_two_have_open_is_recovered_by_one_of_them() {
     Lab::new(31).run(6, |lab| async move {
