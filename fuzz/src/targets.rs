@@ -338,6 +338,7 @@ fn namespace_seeds() -> Vec<Vec<u8>> {
         evicted: 0,
         pinned: false,
         layers: None,
+        cookie: 3,
     };
     let tally = record::Tally {
         mtime: time,

@@ -16,6 +16,8 @@ use weir_proto::{Error, InodeId, PgId, Reader, Result, SessionId, VolumeId, Wire
 pub const HAS_ACL: u32 = 1 << 31;
 /// In `mode` of `Access`: what is in the directory is not all known here yet, but where it comes from (`namespace::adopt`).
 pub const UNLISTED: u32 = 1 << 30;
+/// In `mode` of an inode as it is stored: the place of its first name follows.
+const PLACED: u32 = 1 << 29;
 /// All that chmod may set.
 pub const MODE_BITS: u32 = 0o7777;
 /// `parent` of a file that was made without a name.
@@ -144,6 +146,8 @@ pub struct Inode {
     pub pinned: bool,
     /// Where its data is, if not in the object with the inode's number.
     pub layers: Option<Layers>,
+    /// The place of its first name in `parent`; 0: it has none, or got it before this was written down.
+    pub cookie: u64,
 }
 
 /// In the flags of an inode's record.
@@ -155,7 +159,11 @@ macro_rules! inode_wire {
     ($($field:ident: $ty:ty),*) => {
         impl Wire for Inode {
             fn encode(&self, w: &mut Writer) {
+                (self.kind, self.mode | if self.cookie != 0 { PLACED } else { 0 }).encode(w);
                 $(self.$field.encode(w);)*
+                if self.cookie != 0 {
+                    self.cookie.encode(w);
+                }
                 if (self.evicted, self.pinned, self.layers) != (0, false, None) {
                     (self.shared_at, self.evicted).encode(w);
                     let pinned = if self.pinned { PINNED } else { 0 };
@@ -167,9 +175,13 @@ macro_rules! inode_wire {
                     deaths.encode(w);
                 }
             }
-            /// What is behind `data_end` came later: nothing for most files, or `shared_at` alone, or all of it.
+            /// What is behind `data_end` came later: the cookie, which `mode` tells of; then nothing for most files, or
+            /// `shared_at` alone, or all of it.
             fn decode(r: &mut Reader<'_>) -> Result<Inode> {
+                let (kind, mode) = <(FileKind, u32)>::decode(r)?;
                 $(let $field = <$ty>::decode(r)?;)*
+                let cookie = if mode & PLACED == 0 { 0 } else { u64::decode(r)? };
+                let mode = mode & !PLACED;
                 let (shared_at, evicted, flags) = match r.remaining() {
                     0 => (None, 0, 0),
                     8 => (Some(u64::decode(r)?), 0, 0),
@@ -179,13 +191,14 @@ macro_rules! inode_wire {
                     return Err(Error::unsupported(format!("flags {flags:#x} of an inode")));
                 }
                 let layers = if flags & LAYERED == 0 { None } else { Some(Layers::decode(r)?) };
-                Ok(Inode { $($field,)* shared_at, evicted, pinned: flags & PINNED != 0, layers })
+                let pinned = flags & PINNED != 0;
+                Ok(Inode { kind, mode, $($field,)* shared_at, evicted, pinned, layers, cookie })
             }
         }
     };
 }
 inode_wire!(
-    kind: FileKind, mode: u32, uid: u32, gid: u32, nlink: u32, rdev: u32, size: u64, allocated: u64, atime: Time,
+    uid: u32, gid: u32, nlink: u32, rdev: u32, size: u64, allocated: u64, atime: Time,
     mtime: Time, ctime: Time, btime: Time, data_version: u64, layout: Option<Layout>, parent: InodeId,
     token_epoch: u32, writer: SessionId, dirty: bool, recover: bool, data_end: u64
 );
@@ -593,10 +606,12 @@ mod tests {
             evicted: 0,
             pinned: false,
             layers: None,
+            cookie: 0,
         };
         let value = inode.to_value();
         assert_eq!(value.len(), 1 + 1 + 5 * 4 + 2 * 8 + 4 * 8 + 8 + 1 + 8 + 4 + 8 + 2 + 8);
         assert_eq!(Inode::from_value(&value, String::new).unwrap(), inode);
+        let placed_value = Inode { cookie: 0x0102, ..inode.clone() }.to_value();
         let shared = Inode { shared_at: Some(0x0102), ..inode.clone() };
         let (longer, later) = (shared.to_value(), [2, 1, 0, 0, 0, 0, 0, 0]);
         assert_eq!(longer, [&value[..], &later].concat());
@@ -609,7 +624,14 @@ mod tests {
             let layered = Inode { layers, ..away.clone() };
             assert_eq!(layered.to_value().len(), away.to_value().len() + 16);
             assert_eq!(Inode::from_value(&layered.to_value(), String::new).unwrap(), layered);
+            for whole in [&inode, &shared, &away, &layered] {
+                let placed = Inode { cookie: 0x0102, ..whole.clone() };
+                assert_eq!(placed.to_value().len(), whole.to_value().len() + 8);
+                assert_eq!(Inode::from_value(&placed.to_value(), String::new).unwrap(), placed);
+            }
         }
+        assert_eq!(placed_value[5] & 0x20, 0x20, "bit 29 of the mode tells of the cookie");
+        assert_eq!(placed_value[value.len()..], [2, 1, 0, 0, 0, 0, 0, 0]);
         let deleted = Garbage { first_pg: PgId(3), pg_count: 4, cut: StripeCut::ALL };
         assert_eq!(deleted.to_value(), [1, 3, 0, 0, 0, 4, 0, 0, 0]);
         let evicted =

@@ -84,7 +84,8 @@ message!(Changes {
     first: u64,
 });
 message!(
-    /// A change, and where its inode is now below the volume's root (none: it is gone).
+    /// A change, and where its inode is now below the volume's topmost directory, by one of its names (none: it is gone); of
+    /// what was removed, where it was.
     NamedChange { change: Change, path: Option<Bytes> }
 );
 message!(

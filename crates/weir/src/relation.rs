@@ -11,7 +11,7 @@ use std::time::Duration;
 use weir_client::{Client, NewRelation};
 use weir_home::{Credentials, HomeUrl, IdMap};
 use weir_proto::relation::{
-    Change, Direction, HomeIds, IdMapping, RelationInfo, RelationState, RelationVerb, Resolution, What,
+    Direction, HomeIds, IdMapping, NamedChange, RelationInfo, RelationState, RelationVerb, Resolution, What,
 };
 use weir_proto::{Error, ErrorKind, InodeId, VolumeId};
 
@@ -419,7 +419,7 @@ pub async fn follow(client: &Client, args: &Follow) -> Outcome<()> {
             return Ok(());
         };
         for named in &got.changes {
-            let line = change_json(volume, &named.change).to_string();
+            let line = change_json(volume, named).to_string();
             writeln!(out, "{line}").map_err(|e| Error::from_io("print a change", &e))?;
         }
         out.flush().map_err(|e| Error::from_io("print a change", &e))?;
@@ -430,7 +430,7 @@ pub async fn follow(client: &Client, args: &Follow) -> Outcome<()> {
     }
 }
 
-fn change_json(volume: VolumeId, change: &Change) -> Value {
+fn change_json(volume: VolumeId, NamedChange { change, path }: &NamedChange) -> Value {
     let name = |name: &bytes::Bytes| String::from_utf8_lossy(name).into_owned();
     let mut value = match &change.what {
         What::Made { ino, kind, parent, name: n } => {
@@ -457,6 +457,7 @@ fn change_json(volume: VolumeId, change: &Change) -> Value {
         What::Resized { ino, size } => json!({ "what": "resized", "inode": ino.0, "size": size }),
         What::Complete { ino, size } => json!({ "what": "complete", "inode": ino.0, "size": size }),
     };
+    value["path"] = json!(path.as_ref().map(name));
     value["number"] = json!(change.number);
     value["at_ns"] = json!(change.at.nanos);
     value["volume"] = json!(volume.0);

@@ -206,6 +206,7 @@ impl Into<'_> {
             evicted: bytes,
             pinned: false,
             layers: None,
+            cookie: self.tally.next_cookie - 1,
         };
         cx.put_inode(ino, &inode);
         if bytes > 0 {

@@ -313,7 +313,7 @@ fn make_one(
             if inode.nlink > 1 {
                 cx.txn.put(&keys::clone_file(clone, source), &ino.0.to_le_bytes());
             }
-            make_file(cx, dir, (ino, source), inode, inline, layers)?
+            make_file(cx, (dir, tally.next_cookie - 1), (ino, source), inode, inline, layers)?
         }
     };
     for (name, value) in xattrs {
@@ -362,7 +362,7 @@ fn make_directory(
 
 fn make_file(
     cx: &mut Cx<'_>,
-    parent: InodeId,
+    (parent, cookie): (InodeId, u64),
     (ino, source): (InodeId, InodeId),
     then: Inode,
     inline: Option<Vec<u8>>,
@@ -374,6 +374,7 @@ fn make_file(
     let mut inode = Inode {
         nlink: 1,
         parent,
+        cookie,
         token_epoch: 0,
         writer: SessionId(0),
         dirty: false,

@@ -167,6 +167,7 @@ impl Cx<'_> {
             evicted: 0,
             pinned: false,
             layers: None,
+            cookie: 0,
         }
     }
 
@@ -180,13 +181,14 @@ impl Cx<'_> {
         Ok(ino)
     }
 
-    fn make_file(&mut self, mut birth: Birth, name: &[u8], inode: &Inode) -> Result<Made> {
+    fn make_file(&mut self, mut birth: Birth, name: &[u8], mut inode: Inode) -> Result<Made> {
         self.require_inode(birth.access.volume)?;
         let ino = self.give_birth(&mut birth, name, inode.kind)?;
-        self.put_inode(ino, inode);
+        inode.cookie = birth.tally.next_cookie - 1;
+        self.put_inode(ino, &inode);
         self.charge(birth.dir, Charge::file(inode.online()))?;
         Ok(Made {
-            entry: self.rules.entry(ino, inode),
+            entry: self.rules.entry(ino, &inode),
             parent_attr: directory_attr(birth.dir, &birth.access, &birth.tally),
             parent_lease: nothing(),
         })
@@ -249,6 +251,7 @@ pub fn create(cx: &mut Cx<'_>, r: &meta::Create) -> Result<Created> {
     let permissions = cx.permissions(&birth, r.mode, r.umask, false)?;
     let mut inode = cx.newborn(&birth, &r.cred, FileKind::Regular, &permissions);
     permissions.store(cx, ino);
+    inode.cookie = birth.tally.next_cookie - 1;
     inode.layout = cx.rules.layout_in(birth.access.volume).map(|p| place(p, ino));
     if r.open & meta_open::WRITE != 0 {
         cx.take_writer(ino, &mut inode);
@@ -371,7 +374,7 @@ pub fn symlink(cx: &mut Cx<'_>, r: &meta::Symlink) -> Result<Made> {
     let birth = cx.prepare_birth(&r.cred, r.parent, &r.name)?;
     let mut inode = cx.newborn(&birth, &r.cred, FileKind::Symlink, &Permissions::of_mode(0o777));
     inode.size = r.target.len() as u64;
-    let made = cx.make_file(birth, &r.name, &inode)?;
+    let made = cx.make_file(birth, &r.name, inode)?;
     cx.txn.put(&keys::data(made.entry.attr.ino), &r.target);
     Ok(made)
 }
@@ -384,7 +387,7 @@ pub fn mknod(cx: &mut Cx<'_>, r: &meta::Mknod) -> Result<Made> {
     let permissions = cx.permissions(&birth, r.mode, r.umask, false)?;
     let mut inode = cx.newborn(&birth, &r.cred, r.kind, &permissions);
     inode.rdev = r.rdev;
-    let made = cx.make_file(birth, &r.name, &inode)?;
+    let made = cx.make_file(birth, &r.name, inode)?;
     permissions.store(cx, made.entry.attr.ino);
     Ok(made)
 }
@@ -428,7 +431,7 @@ pub fn link(cx: &mut Cx<'_>, r: &meta::Link) -> Result<Made> {
     cx.put_tally(r.parent, &birth.tally);
     if first {
         // As at a birth with a name: the first link has no record, and its directory is charged.
-        inode.parent = r.parent;
+        (inode.parent, inode.cookie) = (r.parent, birth.tally.next_cookie - 1);
         cx.charge(r.parent, Charge::file(inode.online()))?;
         cx.delete_range(keys::range_of(b'H', r.ino.0))?;
         cx.events.adopted.push(r.ino);

@@ -21,6 +21,7 @@ pub mod list;
 pub mod log;
 pub mod open;
 pub mod past;
+pub mod path;
 pub mod remove;
 pub mod rename;
 pub mod report;

@@ -48,10 +48,11 @@ impl Cx<'_> {
         }
         let (start, end) = keys::range_of(b'N', ino.0);
         let heir = first_key(self.read(), &start, &end)?;
-        let Some((heir_dir, _)) = heir.as_deref().and_then(keys::link_place) else {
+        let Some((heir_dir, heir_name)) = heir.as_deref().and_then(keys::link_place) else {
             return Err(Error::damaged(format!("inode {ino} has {} links more than names", inode.nlink)));
         };
-        self.txn.delete(&heir.expect("found above"));
+        inode.cookie = load_link(self.read(), heir_dir, heir_name)?.cookie;
+        self.txn.delete(heir.as_deref().expect("found above"));
         if heir_dir != inode.parent {
             self.charge(inode.parent, Charge::file(inode.online()).back())?;
             self.charge(heir_dir, Charge::file(inode.online()))?;

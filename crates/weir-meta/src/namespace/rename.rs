@@ -197,8 +197,7 @@ fn relocate_directory(cx: &mut Cx<'_>, dir: InodeId, from: End<'_>, to: End<'_>)
     cx.put_tally(dir, &tally);
     cx.note_root_moved(dir, (to.dir, to.name), from.dir == to.dir)?;
     let mut access = load_access(cx.read(), dir)?;
-    // It was put there just now.
-    (access.parent, access.cookie) = (to.dir, load_tally(cx.read(), to.dir)?.next_cookie - 1);
+    (access.parent, access.cookie) = (to.dir, newest_cookie(cx, to.dir)?);
     if from.dir != to.dir {
         let charge = Charge::directory(&usage_of(cx.read(), dir)?);
         cx.charge(from.dir, charge.back())?;
@@ -206,6 +205,11 @@ fn relocate_directory(cx: &mut Cx<'_>, dir: InodeId, from: End<'_>, to: End<'_>)
     }
     cx.put_access(dir, &access);
     Ok(())
+}
+
+/// The place of what was put there just now.
+fn newest_cookie(cx: &Cx<'_>, dir: InodeId) -> Result<u64> {
+    Ok(load_tally(cx.read(), dir)?.next_cookie - 1)
 }
 
 /// A file gets another name, where none is.
@@ -222,10 +226,12 @@ fn relocate_file(cx: &mut Cx<'_>, ino: InodeId, from: End<'_>, to: End<'_>) -> R
     if inode.nlink > 1 && cx.txn.get(&extra)?.is_some() {
         cx.txn.delete(&extra);
         cx.txn.put(&keys::link(ino, to.dir, to.name), &[]);
-    } else if from.dir != to.dir {
-        cx.charge(from.dir, Charge::file(inode.online()).back())?;
-        cx.charge(to.dir, Charge::file(inode.online()))?;
-        inode.parent = to.dir;
+    } else {
+        if from.dir != to.dir {
+            cx.charge(from.dir, Charge::file(inode.online()).back())?;
+            cx.charge(to.dir, Charge::file(inode.online()))?;
+        }
+        (inode.parent, inode.cookie) = (to.dir, newest_cookie(cx, to.dir)?);
     }
     cx.put_inode(ino, &inode);
     Ok(())

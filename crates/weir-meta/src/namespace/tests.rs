@@ -823,8 +823,10 @@ fn compare(w: &World, m: &Model) -> std::result::Result<(), TestCaseError> {
         }
     }
     for (ino, node) in &m.nodes {
-        let up = match node {
-            Node::Dir { parent, .. } => *parent,
+        let (up, cookie) = match node {
+            Node::Dir { parent, .. } => {
+                (*parent, w.view(|v| load_access(v.read, InodeId(*ino))).unwrap().cookie)
+            }
             _ => {
                 let inode = w.view(|v| load_file(v.read, InodeId(*ino))).unwrap();
                 prop_assert_eq!(inode.nlink, m.links(*ino));
@@ -832,12 +834,20 @@ fn compare(w: &World, m: &Model) -> std::result::Result<(), TestCaseError> {
                     m.names(inode.parent.0).values().any(|i| i == ino),
                     "charged to a directory without a link"
                 );
-                inode.parent.0
+                (inode.parent.0, inode.cookie)
             }
         };
         if *ino == ROOT {
             continue;
         }
+        // Its path leads to it, and its first name is found without a search.
+        let (dir, name) = w.view(|v| path::place_of(v.read, InodeId(*ino))).unwrap().expect("it has a name");
+        prop_assert_eq!((dir.0, m.get(dir.0, std::str::from_utf8(&name).unwrap())), (up, Some(*ino)));
+        let at_its_place = w.view(|v| path::name_at(v.read, (dir, cookie), InodeId(*ino), 0)).unwrap();
+        prop_assert_eq!(at_its_place, Some(name));
+        let path = w.view(|v| path::Paths::new(v.read, InodeId::ROOT).of(InodeId(*ino))).unwrap().unwrap();
+        let path = std::str::from_utf8(&path).unwrap();
+        prop_assert_eq!(path.split('/').try_fold(ROOT, |at, name| m.get(at, name)), Some(*ino));
         let mut at = up;
         loop {
             let usage = charged.entry(at).or_insert(Usage { bytes: 0, files: 0, directories: 0 });

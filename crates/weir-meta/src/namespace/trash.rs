@@ -12,7 +12,7 @@ use super::usage::Charge;
 use super::*;
 use crate::keys::Sequence;
 use crate::namespace::create::next_number;
-use crate::record::{Listed, TrashRecord};
+use crate::record::TrashRecord;
 use bytes::Bytes;
 use weir_kv::Scan;
 use weir_proto::date::Date;
@@ -28,8 +28,6 @@ const DAY: i64 = 86_400 * SECOND;
 const SEARCHED_MAX: usize = 4096;
 /// Records of directories that one step forgets.
 const FORGOTTEN_AT_ONCE: usize = if cfg!(test) { 2 } else { 256 };
-/// A walk towards the topmost directory that is longer meets a loop.
-const DEPTH_MAX: usize = 1 << 16;
 
 /// A part of a volume's trash: from when on things were put there, and where.
 pub type Part = (u64, TrashRecord);
@@ -223,7 +221,7 @@ fn path(
         if Some(at) == trash {
             return Ok(None);
         }
-        if at == InodeId::ROOT || path.len() > DEPTH_MAX {
+        if at == InodeId::ROOT || path.len() > super::path::DEPTH_MAX {
             return Err(Error::damaged(format!("directory {dir} is not below that of its volume, {root}")));
         }
         path.push(at);
@@ -280,26 +278,8 @@ fn counterpart(cx: &mut Cx<'_>, part: InodeId, place: InodeId, dir: InodeId) -> 
 /// A directory's name.
 pub fn name_of(read: &dyn Read, dir: InodeId) -> Result<Bytes> {
     let access = load_access(read, dir)?;
-    let parse =
-        |value: &[u8]| Listed::from_value(value, || format!("an entry of directory {}", access.parent));
-    if let Some(value) = read.get(&keys::listed(access.parent, access.cookie))? {
-        let listed = parse(&value)?;
-        if listed.ino == dir {
-            return Ok(listed.name);
-        }
-    }
-    let (mut found, mut looked, mut bad) = (None, 0, None);
-    let (start, end) = keys::range_of(b'K', access.parent.0);
-    read.scan(&start, &end, &mut |_, value| {
-        looked += 1;
-        match parse(value) {
-            Ok(listed) if listed.ino == dir => found = Some(listed.name),
-            Ok(_) => {}
-            Err(e) => bad = Some(e),
-        }
-        if found.is_none() && bad.is_none() && looked < SEARCHED_MAX { Scan::More } else { Scan::Stop }
-    })?;
-    bad.map_or(Ok(found.unwrap_or_else(|| Bytes::from(format!("directory-{dir}")))), Err)
+    let found = super::path::name_at(read, (access.parent, access.cookie), dir, SEARCHED_MAX)?;
+    Ok(found.unwrap_or_else(|| Bytes::from(format!("directory-{dir}"))))
 }
 
 impl Cx<'_> {

@@ -5,6 +5,7 @@ use super::{Lanes, MOVER_SILENT, listing, pending, store, taken, tree};
 use crate::executor::Leader;
 use crate::keys::{self, Sequence};
 use crate::namespace::create::next_number;
+use crate::namespace::path::Paths;
 use crate::namespace::{Cx, View, adopt, find_inode, log, volume};
 use crate::record::{ChangeRecord, Record};
 use bytes::Bytes;
@@ -909,7 +910,7 @@ impl Leader {
         let mut changes = Changes { changes: Vec::new(), first: 0 };
         self.kv.read(&mut |read| {
             changes.changes.clear();
-            volume::load_as_admin(read, &r.cred, r.volume)?;
+            let mut paths = Paths::new(read, volume::load_as_admin(read, &r.cred, r.volume)?.root);
             let after = match &r.cursor {
                 None => r.after,
                 Some(name) => taken::cursors(read, r.volume)?
@@ -930,11 +931,18 @@ impl Leader {
                 .unwrap_or(log::last_number(read, r.volume)? + 1);
             let limit = r.limit.clamp(1, CHANGES_MAX) as usize;
             let start = keys::change(r.volume, after.saturating_add(1));
-            changes.changes = store::collect(read, &start, &end, limit, |key, value| {
+            let found = store::collect(read, &start, &end, limit, |key, value| {
                 let number = store::number_of(key)?;
                 let record = tree::load_change(value, number)?;
-                Ok(NamedChange { change: Change { number, at: record.at, what: record.what }, path: None })
+                Ok(Change { number, at: record.at, what: record.what })
             })?;
+            for change in found {
+                let path = paths.of_change(&change.what)?;
+                changes.changes.push(NamedChange { change, path });
+                if paths.is_spent() {
+                    break; // the rest comes with the next question
+                }
+            }
             Ok(())
         })?;
         if changes.first > 1 && r.cursor.is_none() && r.after + 1 < changes.first {

@@ -6,6 +6,7 @@ use super::pending::Apart;
 use super::record::{FINISH, Pending, RelationRecord, Twin, TwinPlace};
 use super::store;
 use crate::keys;
+use crate::namespace::path::place_of;
 use crate::namespace::{find_inode, find_link, volume};
 use crate::record::{Access, ChangeRecord, MODE_BITS, Record, Tally};
 use bytes::Bytes;
@@ -311,14 +312,13 @@ impl Tree<'_> {
 
     /// A name that a file has here beside `place`, and that is free at home.
     fn name_that_stays(&self, ino: InodeId, place: &TwinPlace) -> Result<Option<TwinPlace>> {
-        let Some(inode) = find_inode(self.read, ino)? else { return Ok(None) };
         let (start, end) = keys::range_of(b'N', ino.0);
         let others = store::collect(self.read, &start, &end, NAMES_LOOKED_AT, |key, _| {
             let (dir, name) =
                 keys::link_place(key).ok_or_else(|| Error::damaged("a link's key is damaged"))?;
             Ok(TwinPlace { dir, name: Bytes::copy_from_slice(name) })
         })?;
-        let first = name_in(self.read, inode.parent, ino)?.map(|name| TwinPlace { dir: inode.parent, name });
+        let first = place_of(self.read, ino)?.map(|(dir, name)| TwinPlace { dir, name });
         for other in others.into_iter().chain(first).filter(|other| other != place) {
             let is_free = occupant(self.read, self.relation, &other)?.is_none();
             if is_free && self.twin(other.dir)?.is_some() {
@@ -390,10 +390,8 @@ impl Tree<'_> {
     fn make_above(&self, dir: InodeId) -> Result<Option<Step>> {
         let (mut at, mut seen) = (dir, BTreeSet::new());
         while seen.insert(at) {
-            let Some(value) = self.read.get(&keys::access(at))? else { return Ok(None) };
-            let above = Access::from_value(&value, || format!("directory {at}"))?.parent;
+            let Some((above, name)) = place_of(self.read, at)? else { return Ok(None) };
             if self.twin(above)?.is_some() {
-                let Some(name) = name_in(self.read, above, at)? else { return Ok(None) };
                 let step = self.make(at, TwinPlace { dir: above, name }, true)?;
                 return Ok(step.map(|step| Step { last: false, ..step }));
             }
@@ -452,19 +450,6 @@ pub fn directory_step(
 ) -> Result<Option<Step>> {
     let step = Tree { read, relation, volume, links: false, gone: None }.attributes(dir)?;
     Ok(step.map(|step| Step { effect: Effect::Attributes { dir }, ..step }))
-}
-
-/// The name of a directory in the one above.
-fn name_in(read: &dyn Read, above: InodeId, dir: InodeId) -> Result<Option<Bytes>> {
-    let (mut name, (start, end)) = (None, keys::range_of(b'K', above.0));
-    read.scan(&start, &end, &mut |_, value| match crate::record::Listed::from_value(value, String::new) {
-        Ok(listed) if listed.ino == dir => {
-            name = Some(listed.name);
-            Scan::Stop
-        }
-        _ => Scan::More,
-    })?;
-    Ok(name)
 }
 
 /// Home is as the effect says.

@@ -599,6 +599,65 @@ fn changes_are_numbered_and_kept_until_every_follower_has_them() {
             client.mkdir(ROOT, "again").await.unwrap();
             let changes = client.call(&read(Some(cursor.clone()), 0)).await.unwrap().changes;
             assert!(matches!(&changes[0].change.what, What::Made { name, .. } if name == "again"));
+            assert_eq!(changes[0].path, Some(b("again")));
+        }
+    });
+}
+
+/// A change tells an inode; whoever follows wants to open a file.
+#[test]
+fn changes_tell_where_the_file_is_now() {
+    let world = World::new(9, SimConfig::default());
+    world.run({
+        let world = world.clone();
+        async move {
+            let _meta = start(&world).await;
+            let client = Client::start(&world, "user").await;
+            let cursor = "analysis".to_owned();
+            let ack =
+                |op| AckChanges { op, cred: root(), volume: VolumeId::ROOT, cursor: cursor.clone(), upto: 0 };
+            client.call(&ack(client.op())).await.unwrap();
+            let run = client.mkdir(ROOT, "run").await.unwrap().entry.attr.ino;
+            let scan = client.mkdir(run, "scan").await.unwrap().entry.attr.ino;
+            let file = client.create(scan, "frame.tmp").await.unwrap().entry.attr.ino;
+            let gone = client.create(scan, "gone").await.unwrap().entry.attr.ino;
+            for (parent, from, to) in [(scan, "frame.tmp", "frame.h5"), (ROOT, "run", "run1")] {
+                let (name, new_name, mode) = (b(from), b(to), RenameMode::Replace);
+                let r = Rename {
+                    op: client.op(),
+                    cred: root(),
+                    parent,
+                    name,
+                    new_parent: parent,
+                    new_name,
+                    mode,
+                };
+                client.call(&r).await.unwrap();
+            }
+            client.unlink(scan, "gone").await.unwrap();
+            let r = ReadChanges {
+                session: client.session,
+                cred: root(),
+                volume: VolumeId::ROOT,
+                cursor: Some(cursor),
+                after: 0,
+                limit: 100,
+                wait_ms: 1000,
+            };
+            let changes = client.call(&r).await.unwrap().changes;
+            let told = |ino: InodeId, change: &What| match change {
+                What::Made { ino: i, .. } | What::Renamed { ino: i, .. } | What::Removed { ino: i, .. } => {
+                    *i == ino
+                }
+                _ => false,
+            };
+            let paths = |ino| {
+                let of: Vec<_> = changes.iter().filter(|c| told(ino, &c.change.what)).collect();
+                of.iter().map(|c| c.path.clone()).collect::<Vec<_>>()
+            };
+            assert_eq!(paths(file), vec![Some(b("run1/scan/frame.h5")); 2]);
+            assert_eq!(paths(run), vec![Some(b("run1")); 2]);
+            assert_eq!(paths(gone), [None, Some(b("run1/scan/gone"))], "where it was");
         }
     });
 }

@@ -1,0 +1,139 @@
+//! Where an inode is: its name in the directory above, and its path below a volume's topmost directory.
+//!
+//! A directory has one name, a file is known by its first one. Both remember the place of that name in the listing of the
+//! directory above, so that to find it costs one look.
+use super::*;
+use crate::record::Listed;
+use bytes::Bytes;
+use std::collections::HashMap;
+use weir_kv::Scan;
+use weir_proto::relation::What;
+
+/// A walk towards the topmost directory that is longer meets a loop.
+pub(super) const DEPTH_MAX: usize = 1 << 16;
+/// A longer path is told by nobody.
+const PATH_BYTES_MAX: usize = 1 << 16;
+/// Of bytes of paths that are kept, and of steps (each as this many bytes), in one answer: deep trees cost no more.
+const COST_MAX: usize = 1 << 22;
+const STEP_COST: usize = 64;
+
+/// The name that an inode has at its place in a directory; looked for among `searched_max` names if it is not there.
+pub(super) fn name_at(
+    read: &dyn Read,
+    (above, cookie): (InodeId, u64),
+    ino: InodeId,
+    searched_max: usize,
+) -> Result<Option<Bytes>> {
+    let parse = |value: &[u8]| Listed::from_value(value, || format!("an entry of directory {above}"));
+    if let Some(value) = read.get(&keys::listed(above, cookie))? {
+        let listed = parse(&value)?;
+        if listed.ino == ino {
+            return Ok(Some(listed.name));
+        }
+    }
+    let (mut found, mut left, mut bad) = (None, searched_max, None);
+    let (start, end) = keys::range_of(b'K', above.0);
+    read.scan(&start, &end, &mut |_, value| {
+        if left == 0 {
+            return Scan::Stop;
+        }
+        left -= 1;
+        match parse(value) {
+            Ok(listed) if listed.ino == ino => found = Some(listed.name),
+            Ok(_) => {}
+            Err(e) => bad = Some(e),
+        }
+        if found.is_none() && bad.is_none() { Scan::More } else { Scan::Stop }
+    })?;
+    bad.map_or(Ok(found), Err)
+}
+
+/// The directory that an inode's first name is in, and that name. `None`: it has none.
+pub(crate) fn place_of(read: &dyn Read, ino: InodeId) -> Result<Option<(InodeId, Bytes)>> {
+    let place = match find_inode(read, ino)? {
+        Some(inode) if inode.nlink == 0 => return Ok(None),
+        Some(inode) => (inode.parent, inode.cookie),
+        None => match find_access(read, ino)? {
+            Some(access) => (access.parent, access.cookie),
+            None => return Ok(None),
+        },
+    };
+    Ok(name_at(read, place, ino, usize::MAX)?.map(|name| (place.0, name)))
+}
+
+/// Paths of many inodes of one volume, below its topmost directory.
+pub(crate) struct Paths<'a> {
+    read: &'a dyn Read,
+    /// Of directories; `None`: no way leads there.
+    known: HashMap<InodeId, Option<Bytes>>,
+    cost: usize,
+}
+
+impl<'a> Paths<'a> {
+    pub fn new(read: &'a dyn Read, root: InodeId) -> Paths<'a> {
+        Paths { read, known: HashMap::from([(root, Some(Bytes::new()))]), cost: 0 }
+    }
+    /// Enough was asked for one answer.
+    pub fn is_spent(&self) -> bool {
+        self.cost > COST_MAX
+    }
+
+    /// Where is now what changed; of what is removed: where it was, in the directory as that is called now.
+    pub fn of_change(&mut self, what: &What) -> Result<Option<Bytes>> {
+        match what {
+            What::Removed { parent, name, .. } => self.named(*parent, name),
+            What::Made { ino, .. }
+            | What::Linked { ino, .. }
+            | What::Renamed { ino, .. }
+            | What::Exchanged { ino, .. }
+            | What::Attributes { ino }
+            | What::Data { ino, .. }
+            | What::Resized { ino, .. }
+            | What::Complete { ino, .. } => self.of(*ino),
+        }
+    }
+
+    /// `None`: it has no name any more.
+    pub fn of(&mut self, ino: InodeId) -> Result<Option<Bytes>> {
+        if let Some(known) = self.known.get(&ino) {
+            return Ok(known.clone());
+        }
+        match place_of(self.read, ino)? {
+            Some((dir, name)) => self.named(dir, &name),
+            None => Ok(None),
+        }
+    }
+
+    fn named(&mut self, dir: InodeId, name: &[u8]) -> Result<Option<Bytes>> {
+        let path = self.directory(dir)?.and_then(|above| join(&above, name));
+        self.cost += path.as_ref().map_or(0, Bytes::len);
+        Ok(path)
+    }
+
+    fn directory(&mut self, dir: InodeId) -> Result<Option<Bytes>> {
+        let (mut at, mut below) = (dir, Vec::new());
+        let mut path = loop {
+            if let Some(known) = self.known.get(&at) {
+                break known.clone();
+            }
+            match place_of(self.read, at)? {
+                Some((above, name)) if at != InodeId::ROOT && below.len() < DEPTH_MAX => {
+                    below.push((at, name));
+                    at = above;
+                }
+                _ => break None,
+            }
+        };
+        self.cost += below.len() * STEP_COST;
+        for (_, name) in below.iter().rev() {
+            path = path.and_then(|above| join(&above, name));
+        }
+        self.known.insert(dir, path.clone());
+        Ok(path)
+    }
+}
+
+fn join(above: &[u8], name: &[u8]) -> Option<Bytes> {
+    let parts = if above.is_empty() { name.to_vec() } else { [above, b"/", name].concat() };
+    (parts.len() <= PATH_BYTES_MAX).then(|| parts.into())
+}
