@@ -102,7 +102,10 @@ impl Inner {
             let PastOpened { attr, inline, fence, recover } = self.session.ask(self.deadline(), ask).await?;
             if recover {
                 // A dead writer's last stripes are decided once, for the file and for what is kept of it.
-                self.prepare_read(&self.node(ino)).await?;
+                let node = self.node(ino);
+                // Under a lease of before the death nothing is seen of it.
+                self.refresh(&node).await?;
+                self.prepare_read(&node).await?;
                 continue;
             }
             let layers = match attr.layers {

@@ -567,6 +567,33 @@ fn a_dead_writers_file_that_two_have_open_is_recovered_by_one_of_them() {
     });
 }
 
+/// Others that had the file open when it was recovered die, too, after it was closed to them.
+#[test]
+fn what_is_written_alone_stays_when_others_die_that_had_the_file_open_before() {
+    Lab::new(33).run(6, |lab| async move {
+        let (a, b, c) = (lab.client("a").await, lab.client("b").await, lab.client("c").await);
+        let data = pattern(1, 0, 8 * STRIPE);
+        let h = create(&a, "f").await;
+        write(&a, h, 0, &data[..1000]).await;
+        let _open = open(&b, "f", OpenMode::BOTH).await;
+        write(&a, h, 0, &data[..1000]).await;
+        lab.world().kill("a");
+        lab.env("c").clock.sleep(Duration::from_secs(5)).await; // of the world: the session of a ends
+        let hc = open(&c, "f", OpenMode::BOTH).await; // recovered, and written by who has recovered it
+        write(&c, hc, 0, &data[..4 * STRIPE]).await;
+        lab.world().kill("b");
+        lab.env("c").clock.sleep(Duration::from_secs(5)).await; // of the world: the session of b ends
+        write(&c, hc, 4 * STRIPE, &data[4 * STRIPE..6 * STRIPE]).await;
+        let in_between = c.fsync(hc);
+        let more = write(&c, hc, 6 * STRIPE, &data[6 * STRIPE..7 * STRIPE]);
+        tokio::join!(async { in_between.await.unwrap() }, more);
+        write(&c, hc, 7 * STRIPE, &data[7 * STRIPE..]).await;
+        c.fsync(hc).await.unwrap();
+        close(&c, hc).await;
+        same(&content(&lab.client("d").await, "f").await, &data);
+    });
+}
+
 #[test]
 fn a_session_that_many_find_gone_is_replaced_once() {
     for seed in 40..52 {

@@ -324,3 +324,31 @@ fn who_shared_a_file_writes_on_when_the_snapshot_that_was_read_is_gone() {
         assert_eq!(differs(&read(&a, by_a, now.len() + 1).await, &now), None);
     });
 }
+
+/// Whoever looks has a right to the file of before the death, under which it would see nothing of it.
+#[test]
+fn a_dead_writers_file_is_recovered_for_who_reads_it_in_a_snapshot_and_has_it_already() {
+    for recovers in [false, true] {
+        let lab = Lab::with(79, "ec:4+2", 1000);
+        lab.run(6, |lab| async move {
+            let (a, b, c) = (lab.client("a").await, lab.client("b").await, lab.client("c").await);
+            let (ino, by_a) = create(&a, "f").await;
+            let by_b = open(&b, ino).await;
+            let now = pattern(8, 0, STRIPE + 100);
+            write(&b, by_b, 0, &now).await;
+            write(&a, by_a, 0, &now).await;
+            let pause = || async { lab.env("c").clock.sleep(Duration::from_secs(3)).await }; // of the world: a session ends
+            if recovers {
+                lab.world().kill("a");
+                pause().await;
+            }
+            let h = open(&c, ino).await;
+            assert_eq!(differs(&read(&c, h, now.len() + 1).await, &now), None);
+            c.release(h).await.unwrap();
+            let s = snap(&c, "s").await;
+            lab.world().kill(if recovers { "b" } else { "a" });
+            pause().await;
+            assert_eq!(differs(&then(&c, s, "f").await, &now), None);
+        });
+    }
+}

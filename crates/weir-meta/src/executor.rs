@@ -403,9 +403,9 @@ impl Leader {
     }
 
     /// Whether a writer died with data of this file possibly on its way.
-    pub fn must_recover(&self, state: &State, inode: &Inode) -> bool {
+    pub fn must_recover(&self, state: &State, ino: InodeId, inode: &Inode) -> bool {
         let live = |s: SessionId| state.sessions.contains_key(&s);
-        self.rules(state, NOBODY, &live).must_recover(inode)
+        self.rules(state, NOBODY, &live).must_recover(ino, inode)
     }
 
     fn hear(&self, state: &mut State, session: SessionId, events: &Events) -> Result<()> {

@@ -369,6 +369,27 @@ fn what_somebody_wrote_beside_the_last_writer_is_recovered_after_its_death() {
     }
 }
 
+/// It has bytes past the size that it has not told of yet: to recover them would be to cut them.
+#[test]
+fn who_writes_alone_recovers_nothing_when_others_die_that_wrote_before() {
+    simulate(25, async |world| {
+        let _node = start(&world).await;
+        let (a, b) = (Client::start(&world, "a").await, Client::start(&world, "b").await);
+        let dead = Client::start(&world, "dead").await;
+        let ino = dead.create(ROOT, "f").await.unwrap().entry.attr.ino;
+        world.kill("dead");
+        a.open(ino, true, true).await.unwrap();
+        b.open(ino, true, true).await.unwrap();
+        let taken = a.acquire(ino, LeaseKind::Write).await.unwrap().lease;
+        assert_eq!((taken.kind, taken.recover), (LeaseKind::Write, true));
+        a.call(&Recovered { op: a.op(), ino, token_epoch: taken.token_epoch }).await.unwrap();
+        world.kill("b");
+        world.clock().sleep(Duration::from_millis(u64::from(LEASE_MS) * 2)).await;
+        let told = a.commit(ino, taken.token_epoch, 5, false).await.unwrap().lease;
+        assert_eq!((told.kind, told.recover), (LeaseKind::Write, false));
+    });
+}
+
 #[test]
 fn the_session_of_a_process_that_is_gone_for_certain_ends_at_once() {
     simulate(18, async |world| {

@@ -277,7 +277,7 @@ fn look(cx: &Cx<'_>, past: &Past<'_>, ino: InodeId, kind: FileKind) -> Result<Wh
     let layers = if inode.layered() > 0 { layers::ranges(past, ino, 0, usize::MAX)? } else { Vec::new() };
     let recover = match find_inode(cx.read(), ino)? {
         // What a dead writer left is decided before anybody shares it.
-        Some(now) => now.object(ino) == inode.object(ino) && cx.rules.must_recover(&now),
+        Some(now) => now.object(ino) == inode.object(ino) && cx.rules.must_recover(ino, &now),
         None => false,
     };
     Ok(What::File { inode, inline, layers, recover })

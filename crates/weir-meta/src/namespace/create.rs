@@ -198,7 +198,7 @@ impl Cx<'_> {
     /// file is cut by who recovers it: what others wrote past the size until then goes with it.
     pub(super) fn take_writer(&mut self, ino: InodeId, inode: &mut Inode) -> bool {
         let before = inode.clone();
-        let recover = self.rules.must_recover(inode);
+        let recover = self.rules.must_recover(ino, inode);
         // Who still has it open may have something of its own under way.
         let beside =
             inode.writer != self.rules.session && self.rules.leases.opens_of(inode.writer, ino).write > 0;

@@ -22,7 +22,7 @@ pub fn commit(cx: &mut Cx<'_>, r: &Commit) -> Result<Entry> {
     let known = if alone { 0 } else { inode.data_end };
     inode.data_end = known.max(if has_inline { r.data_end } else { r.data_end.max(inode.size) });
     let others_write = cx.rules.leases.written_by_others(cx.rules.session, r.ino);
-    if r.clean && !others_write && !cx.rules.must_recover(&inode) {
+    if r.clean && !others_write && !cx.rules.must_recover(r.ino, &inode) {
         inode.dirty = false;
         inode.shared_at = None;
     }

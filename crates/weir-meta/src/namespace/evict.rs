@@ -136,7 +136,7 @@ fn check_evictable(cx: &Cx<'_>, ino: InodeId, inode: &Inode) -> Result<Layout> {
     if inode.pinned {
         return Err(busy(ino, "it is pinned"));
     }
-    if cx.rules.must_recover(inode) {
+    if cx.rules.must_recover(ino, inode) {
         return Err(busy(ino, "its last writer died, and it has not been looked at since"));
     }
     inode.layout.ok_or_else(|| busy(ino, "it has no data on targets"))

@@ -47,7 +47,7 @@ use keeper::Keeper;
 use std::collections::BTreeSet;
 use weir_kv::{Read, Txn};
 use weir_proto::map::Scheme;
-use weir_proto::meta::{Attr, Cred, Entry, FileKind, Lease, NAME_MAX, Time};
+use weir_proto::meta::{Attr, Cred, Entry, FileKind, Lease, LeaseKind, NAME_MAX, Time};
 use weir_proto::volume::Policy;
 use weir_proto::{Error, InodeId, NameRule, PgId, Result, SessionId, VolumeId};
 
@@ -207,14 +207,17 @@ impl Rules<'_> {
         Time { nanos: self.now.nanos.max(last.nanos) }
     }
     /// Whether a writer died with data of this file possibly on its way.
-    pub fn must_recover(&self, inode: &Inode) -> bool {
+    pub fn must_recover(&self, ino: InodeId, inode: &Inode) -> bool {
         let writer_died = || inode.writer != self.session && !(self.live)(inode.writer);
+        // Who has the right to write alone got it when nothing of others was left, and may have bytes past the size that it has
+        // not told of yet: to recover them would be to cut them.
+        let alone = || self.leases.held(inode.writer, ino) == LeaseKind::Write;
         // One of those who wrote beside it may be among the dead.
-        let other_died = || inode.shared_at.is_some_and(|deaths| deaths < self.deaths);
+        let other_died = || inode.shared_at.is_some_and(|deaths| deaths < self.deaths) && !alone();
         inode.recover || (inode.dirty && (writer_died() || other_died()))
     }
     fn entry(&self, ino: InodeId, inode: &Inode) -> Entry {
-        Entry { attr: inode.attr(ino), lease: inode.lease(self.must_recover(inode)) }
+        Entry { attr: inode.attr(ino), lease: inode.lease(self.must_recover(ino, inode)) }
     }
 }
 

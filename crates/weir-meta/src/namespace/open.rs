@@ -163,7 +163,7 @@ impl Cx<'_> {
         }
         if let Some(mut inode) = find_inode(self.read(), ino)?
             && inode.dirty
-            && !self.rules.must_recover(&inode)
+            && !self.rules.must_recover(ino, &inode)
         {
             inode.dirty = false;
             inode.shared_at = None;
@@ -180,7 +180,7 @@ impl Cx<'_> {
             return Ok(());
         }
         match find_inode(self.read(), ino)? {
-            Some(inode) if inode.nlink > 0 && !self.rules.must_recover(&inode) => {
+            Some(inode) if inode.nlink > 0 && !self.rules.must_recover(ino, &inode) => {
                 self.log(inode.parent, || What::Complete { ino, size: inode.size })
             }
             _ => Ok(()),

@@ -231,7 +231,7 @@ pub fn look(read: &dyn Read, rules: &Rules<'_>, r: &PastOpen) -> Result<PastOpen
     let fence = if inode.dirty { open::next_cut(inode.token_epoch) } else { 0 };
     let recover = match find_inode(read, r.ino)? {
         // What it left is decided before anybody gets another object.
-        Some(now) => now.object(r.ino) == inode.object(r.ino) && rules.must_recover(&now),
+        Some(now) => now.object(r.ino) == inode.object(r.ino) && rules.must_recover(r.ino, &now),
         None => false,
     };
     let mut attr = inode.attr(r.ino);

@@ -121,7 +121,7 @@ pub(super) fn look(leader: &Arc<Leader>, relation: RelationId) -> Result<bool> {
             }
             for ino in files.into_iter().chain(new.iter().copied()) {
                 let Some(inode) = find_inode(read, ino)? else { continue };
-                if leader.must_recover(&state, &inode) {
+                if leader.must_recover(&state, ino, &inode) {
                     found.push(ino);
                 } else if !state.leases.is_open_for_writing(ino) && store::is_growing(read, relation, ino)? {
                     left.push(ino);
