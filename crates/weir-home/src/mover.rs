@@ -499,10 +499,10 @@ impl Shared {
 
     async fn read_to_end(&self, relation: &Relation, work: &ListWork) -> std::result::Result<(), Told> {
         let path = HomePath::parse(&work.path).map_err(|e| Told::Refused { why: e.to_string() })?;
-        let mut lister = relation.home.read_dir(&path).await.map_err(|f| told(&f))?;
+        let mut lister = relation.home.read_dir(&path).await.map_err(|f| told_of_directory(&f))?;
         let mut left = Vec::new();
         loop {
-            let listing = lister.next(HOME_ENTRIES_MAX).await.map_err(|f| told(&f))?;
+            let listing = lister.next(HOME_ENTRIES_MAX).await.map_err(|f| told_of_directory(&f))?;
             left.extend(listing.entries.into_iter().map(home_entry));
             while !left.is_empty() || listing.end {
                 let rest = left.split_off(fits_a_message(&left));
@@ -522,7 +522,8 @@ impl Shared {
         let path = HomePath::parse(&work.path).map_err(|e| Told::Refused { why: e.to_string() })?;
         let mut after: Option<Bytes> = None;
         loop {
-            let page = relation.home.list(&path, after.as_deref(), PAGE).await.map_err(|f| told(&f))?;
+            let page = relation.home.list(&path, after.as_deref(), PAGE).await;
+            let page = page.map_err(|f| told_of_directory(&f))?;
             let mut left: Vec<HomeEntry> = page.entries.into_iter().map(home_entry).collect();
             // A home has an order of its own for names that it writes in another way: one page is all of it, or in order.
             let behind = |entry: &HomeEntry| after.as_ref().is_none_or(|after| entry.name > *after);
@@ -881,6 +882,16 @@ fn told(fault: &Fault) -> Told {
         Fault::Diverged(_) => Told::Diverged { why },
         Fault::Unreachable(_) | Fault::Full(_) | Fault::Denied(_) => Told::Later { why },
         Fault::Broken(_) => Told::Refused { why },
+    }
+}
+
+/// As the leader hears of a directory that could not be read. What is gone at home is nobody's to resolve.
+fn told_of_directory(fault: &Fault) -> Told {
+    match fault {
+        Fault::Diverged(_) => {
+            Told::Diverged { why: "it is gone there, or something else has its name".to_owned() }
+        }
+        fault => told(fault),
     }
 }
 
