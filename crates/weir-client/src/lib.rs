@@ -145,6 +145,11 @@ impl Client {
     pub async fn getattr(&self, ino: InodeId) -> Result<Stat> {
         self.inner.getattr(ino).await
     }
+    /// What was known last of an inode that is gone, for a program that has it open without the client's knowledge: a directory, a
+    /// pipe, somebody's working directory.
+    pub fn last_attr(&self, ino: InodeId) -> Option<Stat> {
+        self.inner.last_attr(ino)
+    }
     /// `handle`: an open file through which a size is set (then its rights count, not those of the file's mode).
     pub async fn setattr(
         &self,

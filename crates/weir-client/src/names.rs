@@ -79,6 +79,16 @@ impl Inner {
         Ok(self.apply(&entry, stamp))
     }
 
+    /// What was known last of an inode that is gone, without a name. Not of an open file: that is there until it is closed, and
+    /// where it is not its handles know more.
+    pub fn last_attr(&self, ino: InodeId) -> Option<Stat> {
+        let node = self.known_node(ino)?;
+        let st = node.lock();
+        let stat = st.shown(false).filter(|_| !st.is_open())?;
+        let size = if stat.attr.kind == FileKind::Directory { 0 } else { stat.attr.size };
+        Some(Stat { attr: Attr { nlink: 0, size, ..stat.attr }, leased: false })
+    }
+
     pub async fn setattr(&self, cred: &Cred, ino: InodeId, writable: bool, set: SetAttrs) -> Result<Stat> {
         let node = self.node(ino);
         if let Some(size) = set.size {

@@ -9,7 +9,7 @@ mod common;
 use common::{Cluster, can_mount, pattern, shell, wait_until, weir};
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::time::Duration;
 
 #[test]
@@ -183,6 +183,36 @@ fn two_mounts_see_each_others_changes_at_once() {
         fs::remove_file(b.join("renamed")).unwrap();
         assert!(!a.join("renamed").exists());
         assert_eq!(fs::read_dir(a).unwrap().count(), 0);
+    }
+}
+
+/// Also what the mount does not know to be open, and whoever has removed it.
+#[test]
+fn what_is_open_is_looked_at_after_it_is_gone() {
+    if !can_mount() {
+        return;
+    }
+    let cluster = Cluster::start(2);
+    for (round, remover) in cluster.mounts.iter().enumerate() {
+        let at = cluster.mounts[0].join(format!("gone{round}"));
+        fs::create_dir_all(at.join("d")).unwrap();
+        shell(&format!("mkfifo {0}/p && mkdir {0}/e && touch {0}/f", at.display()));
+        let open = |name: &str| {
+            OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(at.join(name)).unwrap()
+        };
+        let had = ["d", "p", "e", "f"].map(open);
+        let from = remover.join(format!("gone{round}"));
+        fs::remove_dir(from.join("d")).unwrap();
+        fs::remove_file(from.join("p")).unwrap();
+        fs::remove_file(from.join("f")).unwrap();
+        fs::create_dir(from.join("new")).unwrap();
+        fs::rename(from.join("new"), from.join("e")).unwrap();
+        let links = had.map(|file| file.metadata().map(|m| m.nlink()).map_err(|e| e.to_string()));
+        assert_eq!(links, [const { Ok(0) }; 4], "round {round}");
+        for name in ["d", "p", "f"] {
+            assert_eq!(fs::metadata(at.join(name)).unwrap_err().kind(), ErrorKind::NotFound);
+        }
+        assert_eq!(fs::metadata(at.join("e")).unwrap().nlink(), 2);
     }
 }
 

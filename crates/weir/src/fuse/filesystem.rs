@@ -22,10 +22,10 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 use tokio::runtime::Handle as Runtime;
-use weir_client::{Allocate, COPY_BYTES_MAX, Client, Handle, SetAttrs};
+use weir_client::{Allocate, COPY_BYTES_MAX, Client, Handle, SetAttrs, Stat};
 use weir_env::BufferPool;
 use weir_proto::meta::{Cred, FileKind, NAME_MAX};
-use weir_proto::{InodeId, Result};
+use weir_proto::{ErrorKind, InodeId, Result};
 
 /// Requests that the kernel may have under way in the background (read-ahead, direct I/O pieces).
 const BACKGROUND_MAX: u16 = 128;
@@ -169,6 +169,12 @@ fn read_groups(pid: u32, gid: u32) -> Vec<u32> {
     groups
 }
 
+/// The attributes of an inode, also of one that is gone: the kernel asks because somebody has it open still.
+async fn look(client: &Client, ino: InodeId) -> Result<Stat> {
+    let found = client.getattr(ino).await;
+    found.or_else(|e| client.last_attr(ino).filter(|_| e.kind == ErrorKind::Stale).ok_or(e))
+}
+
 fn handle(fh: FileHandle) -> Handle {
     Handle(fh.0)
 }
@@ -218,7 +224,7 @@ impl Filesystem for Mounted {
             return reply_statx(reply, Ok(stat));
         }
         let client = self.client.clone();
-        self.answer(async move { reply_statx(reply, client.getattr(ino).await) });
+        self.answer(async move { reply_statx(reply, look(&client, ino).await) });
     }
 
     fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
@@ -230,7 +236,7 @@ impl Filesystem for Mounted {
             return reply_attr(reply, Ok(stat));
         }
         let client = self.client.clone();
-        self.answer(async move { reply_attr(reply, client.getattr(ino).await) });
+        self.answer(async move { reply_attr(reply, look(&client, ino).await) });
     }
 
     fn setattr(
