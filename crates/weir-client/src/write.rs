@@ -321,13 +321,18 @@ impl Inner {
                 Err(e) if e.kind == ErrorKind::Stale && tries < FENCED_TRIES_MAX => tries += 1,
                 outcome => return outcome,
             }
-            // Of several that cut at once, each fences the others: chance lets one be first.
-            let pause = self.env.rng.below(FENCED_PAUSE_MS << tries);
-            self.env.clock.sleep(Duration::from_millis(pause)).await;
-            // Or a snapshot holds what was written to: the right to write brings another object.
-            self.acquire(node, LeaseKind::Write).await?;
-            self.pass_fence(node, under).await?;
+            self.go_on_after_fence(node, under, tries).await?;
         }
+    }
+
+    /// What was sent under `refused` was fenced, the `tries`th time: pauses, and asks for what may be sent.
+    async fn go_on_after_fence(&self, node: &Node, refused: u32, tries: u32) -> Result<()> {
+        // Of several that cut at once, each fences the others: chance lets one be first.
+        let pause = self.env.rng.below(FENCED_PAUSE_MS << tries);
+        self.env.clock.sleep(Duration::from_millis(pause)).await;
+        // Or a snapshot holds what was written to: the right to write brings another object.
+        self.acquire(node, LeaseKind::Write).await?;
+        self.pass_fence(node, refused).await
     }
 
     /// Who read a file in a snapshot has fenced what was under way then. If the snapshot is gone and nobody has written since, the
@@ -668,13 +673,28 @@ impl Inner {
             self.set_size(&root, node, &SetAttrs::default(), end).await?;
         }
         if what != Allocate::Extend {
-            let size = node.lock().size();
-            self.zero_range(node, offset, end.min(size), way).await?;
+            self.zero_range(node, offset, end, way).await?;
         }
         Ok(())
     }
 
+    /// Zeroes bytes below the size. Whoever cuts the file or reads it in a snapshot at the same time fences this, as a write.
     async fn zero_range(&self, node: &Arc<Node>, offset: u64, end: u64, way: Way) -> Result<()> {
+        let mut tries = 0;
+        loop {
+            let (under, size) = {
+                let st = node.lock();
+                (st.token_epoch, st.size())
+            };
+            match self.zero_range_once(node, offset, end.min(size), way).await {
+                Err(e) if e.kind == ErrorKind::Stale && tries < FENCED_TRIES_MAX => tries += 1,
+                outcome => return outcome,
+            }
+            self.go_on_after_fence(node, under, tries).await?;
+        }
+    }
+
+    async fn zero_range_once(&self, node: &Arc<Node>, offset: u64, end: u64, way: Way) -> Result<()> {
         if offset >= end {
             return Ok(());
         }
@@ -703,7 +723,7 @@ impl Inner {
         let to = {
             let mut st = node.lock();
             if st.object(node.ino) != own {
-                return Err(Error::unavailable(format!("file {}: a snapshot was taken meanwhile", node.ino)));
+                return Err(Error::stale(format!("file {}: a snapshot was taken meanwhile", node.ino)));
             }
             st.data_change += 1;
             let layout = layout_of(&st, node.ino)?;

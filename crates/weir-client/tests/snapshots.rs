@@ -352,3 +352,53 @@ fn a_dead_writers_file_is_recovered_for_who_reads_it_in_a_snapshot_and_has_it_al
         });
     }
 }
+
+#[test]
+fn a_hole_is_punched_while_others_cut_the_file_and_snapshots_come_and_go() {
+    for seed in [800, 801] {
+        let lab = Lab::new(seed);
+        lab.run(6, |lab| async move {
+            let (a, b, c) = (lab.client("a").await, lab.client("b").await, lab.client("c").await);
+            let (ino, by_a) = create(&a, "f").await;
+            let by_b = open(&b, ino).await;
+            let done = std::cell::Cell::new(false);
+            let pause = |ms: u64| {
+                let (clock, rng) = (lab.world().clock(), lab.world().rng("pauses"));
+                async move { clock.sleep(Duration::from_micros(rng.below(ms * 1000))).await }
+            };
+            let punches = async {
+                for n in 0..20 {
+                    let data = pattern(n, 0, STRIPE);
+                    write(&a, by_a, 0, &data).await;
+                    pause(3).await;
+                    let punched = a.fallocate(by_a, Allocate::PunchHole, 100, (2 * CELL) as u64).await;
+                    punched.unwrap_or_else(|e| panic!("seed {seed}, hole {n}: {e:?}"));
+                    let got = read(&a, by_a, STRIPE).await;
+                    assert!(got[100..100 + 2 * CELL].iter().all(|byte| *byte == 0), "seed {seed}, hole {n}");
+                    assert_eq!(differs(&got[..100], &data[..100]), None, "seed {seed}, hole {n}");
+                    pause(3).await;
+                }
+                done.set(true);
+            };
+            let cuts = async {
+                while !done.get() {
+                    for size in [3 * STRIPE + 5, 2 * STRIPE] {
+                        let set = SetAttrs { size: Some(size as u64), ..SetAttrs::default() };
+                        b.setattr(&root(), ino, Some(by_b), set).await.unwrap();
+                        pause(5).await;
+                    }
+                }
+            };
+            let snapshots = async {
+                while !done.get() {
+                    let number = snap(&c, "s").await;
+                    pause(5).await;
+                    then(&c, number, "f").await;
+                    c.delete_snapshot(&root(), V, "s").await.unwrap();
+                    pause(5).await;
+                }
+            };
+            tokio::join!(punches, cuts, snapshots);
+        });
+    }
+}
