@@ -85,6 +85,8 @@ impl Data {
                     }
                     e
                 }
+                // Too few under the map of before: in the group of now they may be there.
+                Err(e) if self.view(&s)?.group().epoch != view.group().epoch => e,
                 // Too few for now: who is down may return, who is behind is being repaired.
                 Err(e) => {
                     let now = self.view(&s)?;

@@ -81,6 +81,8 @@ fn survives_any_mix_of_faults() {
 fn what_was_mended_stays_mended() {
     let seeds = [33050, 33065, 33077, 33091, 34012, 35164, 35188, 35197, 36014, 36158];
     keeps_every_promise(seeds.into_iter(), Options::mixed);
+    keeps_every_promise(63133..63134, |seed| Options { snapshots: true, ..Options::mixed(seed) });
+    keeps_every_promise(67092..67093, |seed| Options { home: true, ..Options::mixed(seed) });
 }
 
 /// Disks that are told to fail do, while somebody uses them.
