@@ -8,7 +8,8 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(120);
 const ROUNDS: usize = 4;
 
-/// Appends frames for some seconds. Each frame is made of its number; `at` tells when it was there.
+/// Appends frames for some seconds. Each frame is made of its number; `at` tells when it was there. Prints how many there
+/// are, and how long the slowest of them took, with its flushes.
 const SWMR_WRITER: &str = r#"
 import h5py, numpy as np, sys, time
 with h5py.File(sys.argv[1], "w", libver="latest") as f:
@@ -16,36 +17,48 @@ with h5py.File(sys.argv[1], "w", libver="latest") as f:
     at = f.create_dataset("at", shape=(0,), maxshape=(None,), chunks=(128,), dtype="f8")
     f.swmr_mode = True
     print("open", flush=True)
-    begun, n = time.monotonic(), 0
+    begun, n, slowest = time.monotonic(), 0, 0.0
     while time.monotonic() < begun + float(sys.argv[2]):
+        before = time.monotonic()
         frames.resize(n + 1, axis=0); frames[n] = n + 1; frames.flush()
         at.resize(n + 1, axis=0); at[n] = time.monotonic(); at.flush()
+        slowest = max(slowest, time.monotonic() - before)
         n += 1
         time.sleep(0.01)
     frames.resize(n + 1, axis=0); frames[n] = -1; frames.flush()
     at.resize(n + 1, axis=0); at[n] = -1; at.flush()
-    print(n, flush=True)
+    print(n, round(slowest, 3), flush=True)
 "#;
 
-/// Follows the writer until its last frame. Whatever is seen is whole and as it was written.
+/// Follows the writer until its last frame. Whatever is seen is whole and as it was written. A frame's lag is the time from
+/// when it was there, or from when this reader had the file open, until it has been read. Prints how many frames there
+/// are and how often it looked; the median, the 99th percentile and the greatest lag; how many lags are above one
+/// second; and the slowest look and the slowest read of a frame. Seconds.
 const SWMR_READER: &str = r#"
 import h5py, sys, time
 with h5py.File(sys.argv[1], "r", libver="latest", swmr=True) as f:
     frames, at = f["frames"], f["at"]
-    seen, looks, lag, end = 0, 0, 0.0, time.monotonic() + float(sys.argv[2])
+    begun = time.monotonic()
+    seen, looks, lags, look, read, end = 0, 0, [], 0.0, 0.0, begun + float(sys.argv[2])
     while True:
-        assert time.monotonic() < end, f"the last frame does not come, {seen} seen"
+        before = time.monotonic()
+        assert before < end, f"the last frame does not come, {seen} seen"
         at.refresh(); frames.refresh()
         times, count = at[seen:], frames.shape[0]
-        looks += 1
+        looks, look = looks + 1, max(look, time.monotonic() - before)
         # A frame is written before its time.
         assert count >= seen + len(times), (count, seen, len(times))
         for n, t in enumerate(times, seen):
-            value = -1 if t == -1 else n + 1
+            value, before = -1 if t == -1 else n + 1, time.monotonic()
             assert t != 0 and (frames[n] == value).all(), (n, t, frames[n])
+            now = time.monotonic()
+            read = max(read, now - before)
             if t == -1:
-                print(seen, looks, round(lag, 3)); sys.exit()
-            lag = max(lag, time.monotonic() - t)
+                lags.sort()
+                told = [lags[len(lags) // 2], lags[len(lags) * 99 // 100], lags[-1]]
+                print(seen, looks, *(round(s, 3) for s in told), sum(s > 1 for s in lags), round(look, 3), round(read, 3))
+                sys.exit()
+            lags.append(now - max(t, begun))
             seen = n + 1
         time.sleep(0.005)
 "#;
@@ -90,12 +103,18 @@ fn swmr(seconds: u64) {
     let mut err = String::new();
     writer.stderr.take().unwrap().read_to_string(&mut err).unwrap();
     assert!(status.success(), "the writer: {status}\n{err}");
-    let written: u64 = written.trim().parse().unwrap();
+    let (written, slowest) = written.trim().split_once(' ').unwrap();
+    let written: u64 = written.parse().unwrap();
+    eprintln!("{written} frames written, the slowest in {slowest} s");
     assert!(written >= seconds, "only {written} frames in {seconds} s");
     for reader in readers {
         let told = said("a reader", reader, patience);
-        let [seen, looks, lag] = told.split_whitespace().collect::<Vec<_>>()[..] else { panic!("{told}") };
-        eprintln!("{written} frames written, {seen} seen in {looks} looks, at most {lag} s late");
+        let told: Vec<&str> = told.split_whitespace().collect();
+        let [seen, looks, median, most, lag, late, look, read] = told[..] else { panic!("{told:?}") };
+        eprintln!(
+            "{seen} seen in {looks} looks; lag {median} s (median), {most} s (99 %), at most {lag} s; {late} above 1 s; \
+             slowest look {look} s, slowest read of a frame {read} s"
+        );
         assert_eq!(seen.parse(), Ok(written));
     }
 }
