@@ -276,7 +276,7 @@ fn report(args: &Make, made: &Made, progress: &Progress, url: &str) -> Outcome<(
 
 fn say(args: &Make, value: &Value, text: impl FnOnce() -> String) {
     match args.at.cluster.json {
-        true => println!("{value:#}"),
+        true => table::json(&value),
         false => println!("{}", text()),
     }
 }
@@ -320,7 +320,7 @@ async fn list_all(desk: &Desk, args: &List) -> Outcome<()> {
         }
     }
     if args.at.cluster.json {
-        println!("{:#}", Value::Array(values));
+        table::json(&Value::Array(values));
     } else if places.is_empty() {
         println!(
             "no backups of {} are made: `weir volume backup {} --to URL` makes one",

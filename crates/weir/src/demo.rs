@@ -215,7 +215,7 @@ fn play(args: &cli::Demo, environment: &Environment, stage: &Arc<Stage>) -> Outc
     if quiet {
         let mut value = as_json(&report, &kill, &status, &client, good);
         value["home"] = shown.json();
-        println!("{value:#}");
+        table::json(&value);
     } else {
         print!("{}", table::render(&["", ""], &shown.rows()).trim_start_matches('\n'));
         troubles.iter().for_each(|trouble| println!("{trouble}"));

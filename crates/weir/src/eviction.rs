@@ -68,7 +68,7 @@ pub fn show(levels: &[(String, EvictionLevel)], json: bool) {
         })
     };
     if json {
-        println!("{:#}", json!({ "levels": levels.iter().map(value).collect::<Vec<_>>() }));
+        table::json(&json!({ "levels": levels.iter().map(value).collect::<Vec<_>>() }));
         return;
     }
     if levels.is_empty() {

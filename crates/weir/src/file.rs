@@ -27,7 +27,7 @@ pub fn layout(args: &OnePath) -> Outcome<()> {
 fn show(args: &OnePath, attribute: &str) -> Outcome<()> {
     let value = ask(&args.path, attribute)?;
     if args.json {
-        println!("{value:#}");
+        table::json(&value);
         return Ok(());
     }
     println!("{}", args.path.display());
@@ -48,7 +48,7 @@ fn show(args: &OnePath, attribute: &str) -> Outcome<()> {
 pub fn locks(args: &OnePath) -> Outcome<()> {
     let value = ask(&args.path, LOCKS)?;
     if args.json {
-        println!("{value:#}");
+        table::json(&value);
         return Ok(());
     }
     let locks = value["locks"].as_array().map_or(&[][..], Vec::as_slice);

@@ -57,7 +57,7 @@ pub fn run(args: &Prefetch) -> Outcome<()> {
     table::progress("");
     if args.json {
         let Tally { files, brought, bytes, failed, .. } = tally;
-        println!("{:#}", json!({ "files": files, "brought": brought, "bytes": bytes, "failed": failed }));
+        table::json(&json!({ "files": files, "brought": brought, "bytes": bytes, "failed": failed }));
     } else {
         let bytes = table::bytes(tally.bytes);
         println!("{} of {} files were away: {bytes} brought back", tally.brought, tally.files);

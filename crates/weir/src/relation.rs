@@ -206,7 +206,7 @@ async fn carry_out(client: &Client, command: &RelationCommand, json: bool) -> Ou
             let new = NewRelation { pulls, ..new };
             let made = client.add_relation(&cred, volume.id, &new).await.map_err(explain)?;
             if json {
-                println!("{:#}", as_json(&made));
+                table::json(&as_json(&made));
             } else {
                 let goes = if pulls { "follows" } else { "goes to" };
                 println!("{}: {} {goes} {}", made.id, args.volume, made.url);
@@ -319,7 +319,7 @@ fn as_json(info: &RelationInfo) -> Value {
 
 fn list(all: &[RelationInfo], as_json_too: bool) {
     if as_json_too {
-        println!("{:#}", Value::Array(all.iter().map(as_json).collect()));
+        table::json(&Value::Array(all.iter().map(as_json).collect()));
         return;
     }
     let rows: Vec<Vec<String>> = all
@@ -342,7 +342,7 @@ fn list(all: &[RelationInfo], as_json_too: bool) {
 
 fn show(info: &RelationInfo, json: bool) {
     if json {
-        println!("{:#}", as_json(info));
+        table::json(&as_json(info));
         return;
     }
     if info.direction == Direction::Pull {

@@ -148,7 +148,7 @@ pub fn state(args: &ManyPaths) -> Outcome<()> {
         states.push(state);
     }
     if args.json {
-        println!("{:#}", Value::Array(states));
+        table::json(&Value::Array(states));
         return Ok(());
     }
     let cell = |state: &Value, key: &str| match &state[key] {
@@ -190,7 +190,7 @@ fn each(args: &ManyPaths, work: impl Fn(&Path) -> Outcome<()>) -> Outcome<()> {
         }
     }
     if args.json {
-        println!("{:#}", Value::Array(done));
+        table::json(&Value::Array(done));
     }
     failed
 }

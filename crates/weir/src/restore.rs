@@ -7,6 +7,7 @@ mod trash;
 
 use crate::failure::{Doing, Failure, Outcome};
 use crate::file;
+use crate::table;
 use clap::{ArgGroup, Args};
 use rustix::fs::{CWD, RenameFlags};
 use serde_json::{Value, json};
@@ -114,7 +115,7 @@ pub fn restore(args: &Restore) -> Outcome<()> {
 
 fn tell(args: &Restore, to: &Path, from: &str) {
     match args.json {
-        true => println!("{:#}", json!({ "path": to.to_string_lossy(), "from": from })),
+        true => table::json(&json!({ "path": to.to_string_lossy(), "from": from })),
         false => println!("{} is as it was in {from}", to.display()),
     }
 }

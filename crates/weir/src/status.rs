@@ -51,7 +51,7 @@ pub fn status(args: &cli::Status) -> Outcome<()> {
         None => Vec::new(),
     };
     if args.json {
-        println!("{:#}", as_json(&status, &mounts));
+        table::json(&as_json(&status, &mounts));
     } else {
         print!("{}", as_text(&status, &mounts));
     }

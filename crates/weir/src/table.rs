@@ -1,4 +1,5 @@
 //! Text for people: columns, sizes, how far something is.
+use serde_json::Value;
 use std::io::{IsTerminal, Write};
 
 /// Columns as wide as their widest cell, two spaces between; the last one is not padded.
@@ -34,6 +35,13 @@ pub fn bytes(n: u64) -> String {
         (_, v) if v >= 10.0 => format!("{v:.1} {}", units[unit]),
         (_, v) => format!("{v:.2} {}", units[unit]),
     }
+}
+
+/// A value on standard output. In one piece: what formats itself is written line by line, and ten thousand volumes have
+/// 270,000 lines, 0.4 s of the 1.0 s that listing them took on a busy machine.
+pub fn json(value: &Value) {
+    let text = format!("{value:#}\n");
+    print!("{text}");
 }
 
 /// How far something is, on one line of a terminal that the next call replaces; nowhere else.

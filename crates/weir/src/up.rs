@@ -39,7 +39,7 @@ pub fn up(args: &cli::Up) -> Outcome<()> {
             "cluster": place.manifest.cluster, "dir": place.dir, "scheme": place.manifest.scheme,
             "kept": place.manifest.kept, "processes": processes, "health": health,
         });
-        println!("{text:#}");
+        table::json(&text);
         return Ok(());
     }
     let kept = if place.manifest.kept == Kept::Disk { "" } else { ", in memory" };

@@ -550,19 +550,19 @@ impl Told {
         match (self, json) {
             (Told::Levels(levels), json) => eviction::show(levels, json),
             (Told::Nothing, _) => {}
-            (Told::Snapshot(_, one), true) => println!("{:#}", snapshots::as_json(one)),
+            (Told::Snapshot(_, one), true) => table::json(&snapshots::as_json(one)),
             (Told::Snapshot(what, one), false) => println!("snapshot {} {what}", one.name),
             (Told::Snapshots(all), true) => {
-                println!("{:#}", Value::Array(all.iter().map(snapshots::as_json).collect()))
+                table::json(&Value::Array(all.iter().map(snapshots::as_json).collect()))
             }
             (Told::Snapshots(all), false) => print!("{}", snapshots::as_table(all)),
-            (Told::All(all), true) => println!("{:#}", Value::Array(all.iter().map(as_json).collect())),
+            (Told::All(all), true) => table::json(&Value::Array(all.iter().map(as_json).collect())),
             (Told::All(all), false) => print!("{}", as_table(all)),
-            (Told::Done(_, one), true) => println!("{:#}", as_json(one)),
+            (Told::Done(_, one), true) => table::json(&as_json(one)),
             (Told::One(one, backups), true) => {
                 let mut value = as_json(one);
                 value["backups"] = backups.iter().map(backup::as_json).collect();
-                println!("{value:#}");
+                table::json(&value);
             }
             (Told::One(one, backups), false) => {
                 print!("{}", as_text(one));
