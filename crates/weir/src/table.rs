@@ -37,8 +37,8 @@ pub fn bytes(n: u64) -> String {
     }
 }
 
-/// A value on standard output. In one piece: what formats itself is written line by line, and ten thousand volumes have
-/// 270,000 lines, 0.4 s of the 1.0 s that listing them took on a busy machine.
+/// A value on standard output. In one piece: what formats itself is written line by line, a system call each, and ten
+/// thousand volumes have many lines.
 pub fn json(value: &Value) {
     let text = format!("{value:#}\n");
     print!("{text}");
