@@ -276,7 +276,7 @@ fn report(args: &Make, made: &Made, progress: &Progress, url: &str) -> Outcome<(
 
 fn say(args: &Make, value: &Value, text: impl FnOnce() -> String) {
     match args.at.cluster.json {
-        true => table::json(&value),
+        true => table::json(value),
         false => println!("{}", text()),
     }
 }
