@@ -12,6 +12,7 @@ mod cluster;
 mod faults;
 pub mod home;
 mod kinds;
+mod locks;
 pub mod marks;
 pub mod model;
 pub mod past;
@@ -42,7 +43,7 @@ use std::{
 };
 use weir_env::sim::{SimConfig, World};
 use weir_proto::{Error, map::Scheme};
-use workload::{APPS, Workload};
+use workload::Workload;
 
 /// The shape of a run.
 #[derive(Clone, Debug)]
@@ -67,6 +68,8 @@ pub struct Options {
     pub home: bool,
     /// Snapshots are taken, looked at and removed.
     pub snapshots: bool,
+    /// Processes of every client count under locks.
+    pub locks: bool,
     /// Keep the trace as text.
     pub log: bool,
 }
@@ -86,6 +89,7 @@ impl Default for Options {
             mute: BTreeSet::new(),
             home: false,
             snapshots: false,
+            locks: false,
             log: false,
         }
     }
@@ -265,7 +269,7 @@ fn attend(world: &World, cluster: &Arc<Cluster>, work: &Arc<Workload>, me: usize
         };
         work.seats.seated(me, client.clone());
         let life = work.seats.who(me).life;
-        for app in 0..APPS {
+        for app in 0..work.apps() {
             let rng = world.rng(&format!("client {me}, application {app}, life {life}"));
             tasks.spawn("application", work.clone().use_files(client.clone(), me, app, rng));
         }

@@ -111,6 +111,10 @@ impl Seats {
     pub fn is_full(&self) -> bool {
         self.world.now() < self.state().full_until
     }
+    /// It is silent now, or dead.
+    pub fn is_cut(&self, me: usize) -> bool {
+        self.state().seats[me].excused_until == Instant(u64::MAX)
+    }
     pub fn excuses_all(&self, me: usize) -> bool {
         self.world.now() < self.state().seats[me].excused_until
     }

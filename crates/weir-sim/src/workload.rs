@@ -7,6 +7,7 @@
 //! An error that nothing excuses breaks a promise.
 
 use crate::home::Home;
+use crate::locks::Counters;
 use crate::marks::Marks;
 use crate::model::{FileModel, What, Who, bytes_of};
 use crate::seats::Seats;
@@ -26,8 +27,9 @@ use weir_env::{Instant, Rng, sim::World};
 use weir_proto::meta::{Cred, Usage};
 use weir_proto::{Error, InodeId};
 
-/// Applications of one client: two on turn files, one on shared files.
-pub const APPS: usize = 3;
+/// Applications of one client: two on turn files, one on shared files, two that count under locks.
+const APPS: usize = 5;
+const ON_SHARED_FILES: usize = 2;
 /// What an operation may take: its patience, and a little for the work after the last wait.
 const OPERATION_MAX: Duration = Duration::from_secs(35);
 /// What the wait for movers that die may add to it.
@@ -50,6 +52,7 @@ pub struct Workload {
     pub dirs: Vec<InodeId>,
     slots: Vec<tokio::sync::Mutex<Slot>>,
     shared: Vec<SharedFile>,
+    counters: Option<Counters>,
     /// Operations not begun, of each client's applications.
     left: Vec<[AtomicU64; APPS]>,
     pause_us_max: u64,
@@ -110,7 +113,7 @@ impl Drop for UnderWay<'_> {
 
 impl UnderWay<'_> {
     /// It ended by itself, well or not.
-    fn check_time(&self, what: &str) {
+    pub fn check_time(&self, what: &str) {
         let took = self.work.world.now().since(self.begun);
         let excused = self.work.seats.excuses_all(self.me);
         assert!(
@@ -150,7 +153,10 @@ impl Workload {
             let (ino, lossy) = (opened.stat.attr.ino, AtomicBool::new(false));
             shared.push(SharedFile { name, ino, record_bytes, models, lossy });
         }
-        let each = [options.operations, options.operations, options.operations / 10 + 1];
+        let counters =
+            if options.locks { Some(Counters::prepare(world, client, seats).await?) } else { None };
+        let counts = if options.locks { options.operations / 2 + 1 } else { 0 };
+        let each = [options.operations, options.operations, options.operations / 10 + 1, counts, counts];
         Ok(Workload {
             world: world.clone(),
             seats: seats.clone(),
@@ -159,12 +165,17 @@ impl Workload {
             dirs,
             slots: (0..options.files).map(|_| Default::default()).collect(),
             shared,
+            counters,
             left: (0..options.clients).map(|_| each.map(AtomicU64::new)).collect(),
             pause_us_max: options.pause_ms_max * 1000,
             found: Mutex::default(),
         })
     }
 
+    /// Applications of each client in this run.
+    pub fn apps(&self) -> usize {
+        if self.counters.is_some() { APPS } else { ON_SHARED_FILES + 1 }
+    }
     pub fn operations(&self) -> u64 {
         self.found().operations
     }
@@ -240,8 +251,12 @@ impl Workload {
     /// One application of client `me`, from where it was when its process died.
     pub async fn use_files(self: Arc<Self>, client: Client, me: usize, app: usize, rng: Rng) {
         while self.left[me][app].load(Relaxed) > 0 {
-            if app < APPS - 1 {
+            if app < ON_SHARED_FILES {
                 self.use_turn_file(&client, me, app, &rng).await;
+            } else if let Some(counters) = self.counters.as_ref().filter(|_| app > ON_SHARED_FILES) {
+                self.rest(&rng).await;
+                counters.step(&self, &client, me, &rng).await;
+                self.take_one(me, app);
             } else {
                 for file in &self.shared {
                     self.use_shared_file(file, &client, me, &rng).await;
@@ -251,8 +266,12 @@ impl Workload {
         }
     }
 
-    async fn use_turn_file(&self, client: &Client, me: usize, app: usize, rng: &Rng) {
+    async fn rest(&self, rng: &Rng) {
         self.world.sleep(Duration::from_micros(rng.below(rng.below(self.pause_us_max) + 1))).await;
+    }
+
+    async fn use_turn_file(&self, client: &Client, me: usize, app: usize, rng: &Rng) {
+        self.rest(rng).await;
         let mut slot = self.slots[rng.below(self.slots.len() as u64) as usize].lock().await;
         if !self.take_one(me, app) {
             return;
@@ -385,6 +404,9 @@ impl Workload {
             let got = read_whole(client, file.ino).await.map_err(|e| e.doing(&what))?;
             file.verify(&got, |model| self.is_doubtful(model)).unwrap_or_else(|e| panic!("{what}: {e}"));
         }
+        if let Some(counters) = &self.counters {
+            counters.verify(client, when).await?;
+        }
         self.verify_names(client, when).await?;
         // With a home bytes still come back that somebody wanted: what is used changes while it is added up.
         let looks = if self.home.is_some() { USAGE_LOOKS } else { 1 };
@@ -410,6 +432,7 @@ impl Workload {
     async fn verify_names(&self, client: &Client, when: &str) -> Result<(), Error> {
         let mut expected: BTreeSet<(usize, String)> = (1..DIRS).map(|n| (0, format!("d{n}"))).collect();
         expected.extend(self.shared.iter().map(|f| (0, f.name.clone())));
+        expected.extend(self.counters.iter().flat_map(Counters::all).map(|c| (0, c.name.clone())));
         for slot in &self.slots {
             if let Some(file) = &slot.lock().await.file {
                 expected.insert((file.dir, file.name.clone()));

@@ -85,6 +85,15 @@ fn what_was_mended_stays_mended() {
     keeps_every_promise(67092..67093, |seed| Options { home: true, ..Options::mixed(seed) });
 }
 
+#[test]
+fn nobody_is_granted_what_another_one_has_locked() {
+    let options = |seed| Options { locks: true, ..Options::mixed(seed) };
+    let met = keep_every_promise(70_000..70_024, options).met;
+    for fault in ["kill-meta", "kill-client", "pause-client"] {
+        assert!(met.contains_key(&(fault, "count")), "{fault} never met a count");
+    }
+}
+
 /// Disks that are told to fail do, while somebody uses them.
 #[test]
 fn faults_of_disks_bite() {

@@ -1,0 +1,291 @@
+//! Locks: processes of every client count in files, each step under a lock, while faults come.
+//!
+//! Oracle: nobody is granted a lock that excludes another one's, unless that one may have lost it: whoever died, or was silent for
+//! longer than a lease bears. Under a lock the count is what the last step left; what a client had not made safe, and nobody
+//! else has seen, may go with it. One file is counted in under `fcntl` locks, another under `flock`.
+use crate::model::Who;
+use crate::seats::Seats;
+use crate::workload::{Workload, close, read_all, read_whole, root_cred};
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+use tokio::sync::Notify;
+use weir_client::{Client, Handle, LockWish, Locked, OpenMode};
+use weir_env::{Rng, sim::World};
+use weir_proto::lock::{LockKind, LockOwner, LockRange, LockSpace};
+use weir_proto::{Error, InodeId};
+
+/// A lock is held so long, at most, while nothing is wrong.
+const HOLD_MAX: Duration = Duration::from_millis(300);
+/// Some waits are interrupted after so long, at most.
+const INTERRUPT_MAX: Duration = Duration::from_secs(2);
+const DIGITS: usize = 10;
+
+/// What is done under locks, in the table of what has met.
+pub const COUNT: &str = "count";
+pub const LOOK: &str = "look at a count";
+pub const OPERATIONS: [&str; 2] = [COUNT, LOOK];
+
+/// The files that are counted in.
+pub struct Counters {
+    world: World,
+    seats: Arc<Seats>,
+    counters: Vec<Counter>,
+}
+
+pub struct Counter {
+    pub name: String,
+    ino: InodeId,
+    space: LockSpace,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    holds: Vec<Hold>,
+    /// Not less than this is found, whoever dies.
+    safe: u64,
+    /// What the last step left.
+    last: u64,
+    /// Whose that step was, if it may go with its client.
+    by: Option<Standing>,
+    /// A step began to write one more, and has not ended.
+    pending: bool,
+}
+
+struct Hold {
+    op: u64,
+    standing: Standing,
+    kind: LockKind,
+}
+
+/// A client as it was when it was granted something.
+#[derive(Clone, Copy)]
+struct Standing {
+    who: Who,
+    /// It was not cut off then: no silence had begun that could end its session.
+    sure: bool,
+}
+
+impl Counters {
+    /// Makes the files.
+    pub async fn prepare(world: &World, client: &Client, seats: &Arc<Seats>) -> Result<Counters, Error> {
+        let mut counters = Vec::new();
+        for (name, space) in [("fcntl", LockSpace::Fcntl), ("flock", LockSpace::Flock)] {
+            let name = format!("counted-under-{name}");
+            let cred = root_cred();
+            let opened =
+                client.create(&cred, InodeId::ROOT, name.as_bytes(), 0o644, true, OpenMode::WRITE).await?;
+            client.write(opened.handle, 0, text_of(0).into()).await?;
+            client.fsync(opened.handle).await?;
+            close(client, opened.handle).await?;
+            counters.push(Counter { name, ino: opened.stat.attr.ino, space, state: Mutex::default() });
+        }
+        Ok(Counters { world: world.clone(), seats: seats.clone(), counters })
+    }
+
+    pub fn all(&self) -> &[Counter] {
+        &self.counters
+    }
+
+    fn standing(&self, me: usize) -> Standing {
+        Standing { who: self.seats.who(me), sure: !self.seats.is_cut(me) }
+    }
+    /// It may have lost what it was granted.
+    fn may_have_lost(&self, standing: &Standing) -> bool {
+        let who = standing.who;
+        !standing.sure || !self.seats.is_alive(who) || self.seats.cuts(who.client) != who.cuts
+    }
+
+    /// One step of a process of client `me`.
+    pub async fn step(&self, work: &Workload, client: &Client, me: usize, rng: &Rng) {
+        let counter = &self.counters[rng.below(self.counters.len() as u64) as usize];
+        let kind = if rng.below(4) == 0 { LockKind::Shared } else { LockKind::Exclusive };
+        let under_way = work.begin(me, if kind == LockKind::Exclusive { COUNT } else { LOOK });
+        let op = under_way.op;
+        let excused = self.seats.excuses_all(me);
+        let done = async {
+            let handle = client.open(&root_cred(), counter.ino, OpenMode::BOTH).await?.handle;
+            let done = self.step_under_lock(work, client, me, rng, op, counter, kind, handle).await;
+            // However it ended, it does not count on the lock any more.
+            counter.state().holds.retain(|hold| hold.op != op);
+            let closed = close(client, handle).await;
+            done.and(closed)
+        };
+        let done = done.await;
+        under_way.check_time("a step under a lock");
+        if let Err(e) = done {
+            work.complain(me, excused, format!("operation {op}, c{me}: {}", counter.name), &e);
+        }
+    }
+
+    async fn step_under_lock(
+        &self,
+        work: &Workload,
+        client: &Client,
+        me: usize,
+        rng: &Rng,
+        op: u64,
+        counter: &Counter,
+        kind: LockKind,
+        handle: Handle,
+    ) -> Result<(), Error> {
+        let wish = |kind| LockWish {
+            owner: LockOwner { space: counter.space, id: op },
+            range: LockRange::new(0, 0).expect("a range of one byte"),
+            kind,
+            pid: op as u32,
+        };
+        // As it is when it asks: a silence that begins while it waits may end its session before it hears of the lock.
+        let standing = self.standing(me);
+        if self.wait(client, handle, wish(Some(kind)), rng).await? == Locked::Interrupted {
+            return Ok(());
+        }
+        work.log(op, format_args!("c{me} has {kind:?} on {}", counter.name));
+        self.note_granted(counter, Hold { op, standing, kind });
+        let found = self.look(client, counter, handle, &standing).await?;
+        self.world.sleep(Duration::from_nanos(rng.below(HOLD_MAX.as_nanos() as u64))).await;
+        if kind == LockKind::Exclusive {
+            counter.state().pending = true;
+            client.write(handle, 0, text_of(found + 1).into()).await?;
+            self.note_counted(counter, found + 1, standing);
+            if rng.below(2) == 0 {
+                client.fsync(handle).await?;
+                self.note_safe(counter, found + 1);
+            }
+        }
+        if rng.below(3) > 0 {
+            counter.state().holds.retain(|hold| hold.op != op);
+            let unlocked = client.try_lock(handle, wish(None)).await?;
+            assert_eq!(unlocked, Locked::Granted, "operation {op}: an unlock waits for nobody");
+        } // or the close ends it
+        Ok(())
+    }
+
+    async fn wait(
+        &self,
+        client: &Client,
+        handle: Handle,
+        wish: LockWish,
+        rng: &Rng,
+    ) -> Result<Locked, Error> {
+        let interrupt = Notify::new();
+        let waits = client.wait_lock(handle, wish, &interrupt);
+        let signal = async {
+            self.world.sleep(Duration::from_nanos(rng.below(INTERRUPT_MAX.as_nanos() as u64))).await;
+            interrupt.notify_one();
+            std::future::pending::<()>().await;
+        };
+        let locked = if rng.below(3) == 0 {
+            tokio::select! {
+                biased;
+                locked = waits => locked?,
+                () = signal => unreachable!("it only signals"),
+            }
+        } else {
+            waits.await?
+        };
+        assert!(matches!(locked, Locked::Granted | Locked::Interrupted), "one lock only: {locked:?}");
+        Ok(locked)
+    }
+
+    fn note_granted(&self, counter: &Counter, hold: Hold) {
+        let mut state = counter.state();
+        state.holds.retain(|other| !self.may_have_lost(&other.standing));
+        let excludes = |other: &&Hold| LockKind::Exclusive == other.kind || LockKind::Exclusive == hold.kind;
+        if let Some(other) = state.holds.iter().find(excludes)
+            && !self.may_have_lost(&hold.standing)
+        {
+            panic!(
+                "{}: operation {} of c{} was granted {:?} while operation {} of c{} has {:?}",
+                counter.name,
+                hold.op,
+                hold.standing.who.client,
+                hold.kind,
+                other.op,
+                other.standing.who.client,
+                other.kind
+            );
+        }
+        state.holds.push(hold);
+    }
+
+    /// The count, under a lock.
+    async fn look(
+        &self,
+        client: &Client,
+        counter: &Counter,
+        handle: Handle,
+        standing: &Standing,
+    ) -> Result<u64, Error> {
+        let got = read_all(client, handle, 0, 2 * DIGITS).await?;
+        if self.may_have_lost(standing) {
+            // The lock may be another one's by now, who counts on.
+            return Ok(count_in(counter, &got));
+        }
+        Ok(self.check(counter, &got, Some(standing.who)))
+    }
+
+    /// What is found is what may be there; others know from now on that it is.
+    fn check(&self, counter: &Counter, got: &[u8], by: Option<Who>) -> u64 {
+        let found = count_in(counter, got);
+        let mut state = counter.state();
+        let lost = state.by.as_ref().is_some_and(|by| self.may_have_lost(by));
+        let least = if lost { state.safe } else { state.last };
+        let most = state.last + u64::from(state.pending);
+        assert!(
+            (least..=most).contains(&found),
+            "{}: {found} is counted, and {least} to {most} were",
+            counter.name
+        );
+        (state.last, state.pending) = (found, false);
+        let same = |standing: Standing| {
+            by.is_some_and(|w| (w.client, w.life) == (standing.who.client, standing.who.life))
+        };
+        if !state.by.is_some_and(same) {
+            (state.safe, state.by) = (found, None);
+        }
+        found
+    }
+
+    fn note_counted(&self, counter: &Counter, count: u64, standing: Standing) {
+        let mut state = counter.state();
+        // Who may have lost the lock may have counted beside others.
+        if !self.may_have_lost(&standing) || state.last + 1 == count {
+            (state.last, state.by, state.pending) = (count, Some(standing), false);
+        }
+    }
+
+    fn note_safe(&self, counter: &Counter, count: u64) {
+        let mut state = counter.state();
+        if state.last == count {
+            (state.safe, state.by) = (count, None);
+        }
+    }
+
+    /// Every count, as `client` sees it.
+    pub async fn verify(&self, client: &Client, when: &str) -> Result<(), Error> {
+        for counter in &self.counters {
+            let got = read_whole(client, counter.ino).await.map_err(|e| e.doing(when))?;
+            self.check(counter, &got, None);
+        }
+        Ok(())
+    }
+}
+
+impl Counter {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn text_of(count: u64) -> Vec<u8> {
+    format!("{count:0DIGITS$}").into_bytes()
+}
+
+fn count_in(counter: &Counter, got: &[u8]) -> u64 {
+    let text = std::str::from_utf8(got).ok().filter(|text| text.len() == DIGITS);
+    let count = text.and_then(|text| text.parse().ok());
+    count.unwrap_or_else(|| panic!("{}: {got:?} is no count", counter.name))
+}
