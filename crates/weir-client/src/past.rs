@@ -1,10 +1,14 @@
 //! Snapshots: taken and removed at the leader, and read. Nothing of one ever changes, so nobody holds leases on it.
 //!
-//! Invariant: what a snapshot shows is asked of the leader or read from objects that nobody writes any more; what cannot be
+//! Invariant: what a snapshot shows is asked of the leader or read from objects that nobody writes any more; what was at home only
+//! is read from the file itself, as long as that has the bytes of then, which the leader says before and after; what cannot be
 //! shown is an error that says why, never zeros.
 use crate::Client;
 use crate::inner::Inner;
+use crate::{Handle, OpenMode};
 use bytes::Bytes;
+use std::fmt;
+use std::sync::Arc;
 use weir_proto::meta::{Attr, Cred, FileKind};
 use weir_proto::snapshot::{
     Layer, PastAttr, PastGetXattr, PastList, PastListXattr, PastListing, PastLookup, PastOpen, PastOpened,
@@ -25,6 +29,30 @@ pub struct PastFile {
     /// The bytes of a small file, or the target of a symbolic link.
     inline: Option<Bytes>,
     layers: Vec<Layer>,
+    /// Of what was at home only: the file itself, if it is as it was.
+    itself: Option<Itself>,
+}
+
+/// A file that is open because a snapshot of it is.
+struct Itself {
+    client: Arc<Inner>,
+    handle: Handle,
+}
+impl fmt::Debug for Itself {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.handle)
+    }
+}
+impl Drop for Itself {
+    fn drop(&mut self) {
+        let (client, handle) = (self.client.clone(), self.handle);
+        let close = async move {
+            if let Err(e) = client.release(handle).await {
+                tracing::debug!("close a file that a snapshot was read from: {e}");
+            }
+        };
+        self.client.env.tasks.spawn("close what a snapshot was read from", close);
+    }
 }
 
 impl Client {
@@ -99,7 +127,8 @@ impl Inner {
     async fn past_open(&self, cred: &Cred, snapshot: u32, ino: InodeId) -> Result<PastFile> {
         let ask = |session| PastOpen { session, cred: cred.clone(), snapshot, ino };
         for _ in 0..RECOVERIES_MAX {
-            let PastOpened { attr, inline, fence, recover } = self.session.ask(self.deadline(), ask).await?;
+            let opened: PastOpened = self.session.ask(self.deadline(), ask).await?;
+            let PastOpened { attr, inline, fence, recover, unchanged } = opened;
             if recover {
                 // A dead writer's last stripes are decided once, for the file and for what is kept of it.
                 let node = self.node(ino);
@@ -107,6 +136,10 @@ impl Inner {
                 self.refresh(&node).await?;
                 self.prepare_read(&node).await?;
                 continue;
+            }
+            if attr.evicted > 0 {
+                let itself = if unchanged { Some(self.open_itself(ino).await?) } else { None };
+                return Ok(PastFile { snapshot, attr, inline, layers: Vec::new(), itself });
             }
             let layers = match attr.layers {
                 Some(layers) if layers.bytes > 0 => self.list_layers(snapshot, ino, 0, true).await?.1,
@@ -122,9 +155,32 @@ impl Inner {
                     self.fence(object, layout, fence).await?;
                 }
             }
-            return Ok(PastFile { snapshot, attr, inline, layers });
+            return Ok(PastFile { snapshot, attr, inline, layers, itself: None });
         }
         Err(Error::unavailable(format!("file {ino}: its last writer died, and its recovery does not end")))
+    }
+
+    /// Whoever may read a file in a snapshot may read what it still is.
+    async fn open_itself(&self, ino: InodeId) -> Result<Itself> {
+        let handle = self.open(&superuser(), ino, OpenMode::READ).await?.handle;
+        self.leaves_access_time(handle);
+        Ok(Itself { client: self.arc(), handle })
+    }
+
+    /// Bytes that were at home only, brought back for the file itself.
+    async fn read_itself(&self, file: &PastFile, from: u64, to: u64) -> Result<Bytes> {
+        let (snapshot, ino) = (file.snapshot, file.attr.ino);
+        if let Some(itself) = &file.itself {
+            let parts = self.read(itself.handle, from, (to - from) as usize).await?;
+            let ask = |session| PastOpen { session, cred: superuser(), snapshot, ino };
+            if self.session.ask(self.deadline(), ask).await?.unchanged {
+                return Ok(Bytes::from(parts.concat()));
+            }
+        }
+        Err(Error::io(format!(
+            "file {ino}: bytes of it were at home only when the snapshot was taken, and it was written, or opened for that, since: \
+             they can be had at home, if at all"
+        )))
     }
 
     async fn past_read(&self, file: &PastFile, offset: u64, len: usize) -> Result<Vec<Bytes>> {
@@ -154,9 +210,7 @@ impl Inner {
             return Ok(Bytes::from(data));
         }
         if attr.evicted > 0 {
-            return Err(Error::io(format!(
-                "file {ino}: bytes of it were at home only when the snapshot was taken: read it at home"
-            )));
+            return self.read_itself(file, from, to).await;
         }
         let Some(layout) = attr.layout else { return Ok(Bytes::from(data)) };
         let own = attr.layers.map_or(ino, |l| l.object);
@@ -169,4 +223,8 @@ impl Inner {
         fetched.parts.iter().for_each(|(at, bytes)| put(*at, bytes));
         Ok(Bytes::from(data))
     }
+}
+
+fn superuser() -> Cred {
+    Cred { uid: 0, gid: 0, groups: vec![0] }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use weir_client::{Allocate, Client, ClientConfig, Handle, NoKernel, OpenMode, Recall, SetAttrs};
 use weir_env::{Env, TaskHandle};
 use weir_proto::recall::ByteRange;
-use weir_proto::{ErrorKind, InodeId, NameRule};
+use weir_proto::{ErrorKind, InodeId, NameRule, VolumeId};
 
 const ROOT: InodeId = InodeId::ROOT;
 
@@ -250,6 +250,50 @@ fn changes_of_what_is_away_keep_every_other_byte() {
             same(&whole(&b, ino).await, b"\0\0\0\0\0short", "cut to nothing");
         });
     }
+}
+
+/// It is the file itself that comes back: so it must be as it was, and nobody about to change it.
+#[test]
+fn what_was_at_home_only_is_read_in_a_snapshot_as_long_as_it_is_as_it_was() {
+    Lab::new(43).run(6, |lab| async move {
+        let (home, env) = (Home::default(), lab.env("a"));
+        let (a, b) = (lab.client("a").await, lab.client("b").await);
+        let _mover = home.mover(&lab, "mover").await;
+        let bytes = pattern(3, 0, 2 * STRIPE + 100);
+        let mut files = Vec::new();
+        for name in ["unchanged", "changed", "open", "cut", "removed"] {
+            let ino = file_at_home(&home, &a, name, &bytes).await;
+            evict(&a, &env, ino).await;
+            files.push(ino);
+        }
+        let snapshot = a.take_snapshot(&root(), VolumeId::ROOT, "s").await.unwrap().number;
+        let [unchanged, changed, is_open, cut, removed] = files[..] else { unreachable!() };
+        let early = b.past_open(&root(), snapshot, changed).await.unwrap();
+        let then = async |ino| {
+            let file = b.past_open(&root(), snapshot, ino).await?;
+            b.past_read(&file, 0, 9 * STRIPE).await.map(|parts| parts.concat())
+        };
+        same(&then(unchanged).await.unwrap(), &bytes, "brought back");
+        same(&then(changed).await.unwrap(), &bytes, "not changed yet");
+        evict(&a, &env, changed).await;
+        same(&b.past_read(&early, 5, 100).await.unwrap().concat(), &bytes[5..105], "evicted once more");
+
+        let writer = open(&a, changed, OpenMode::WRITE).await;
+        a.write(writer, 10, Bytes::from_static(b"new")).await.unwrap();
+        let _held = open(&a, is_open, OpenMode::WRITE).await;
+        let set = SetAttrs { size: Some(50), ..SetAttrs::default() };
+        a.setattr(&root(), cut, None, set).await.unwrap();
+        a.unlink(&root(), ROOT, b"removed").await.unwrap();
+        for ino in [changed, is_open, cut, removed] {
+            let e = then(ino).await.unwrap_err();
+            assert!(e.kind == ErrorKind::Io && e.context.contains("at home only"), "{ino}: {e}");
+        }
+        assert_eq!(
+            b.past_read(&early, 5, 100).await.unwrap_err().kind,
+            ErrorKind::Io,
+            "also of what is open"
+        );
+    });
 }
 
 /// Readers with and without leases, while the file is evicted and comes back again and again under them.

@@ -80,6 +80,8 @@ message!(PastOpened {
     fence: u32,
     /// A writer died: the file itself is to be recovered first.
     recover: bool,
+    /// The file itself has the same bytes now, and nobody may be writing it.
+    unchanged: bool,
 });
 
 message!(

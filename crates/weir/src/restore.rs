@@ -227,7 +227,7 @@ fn choose(states: &[State], below: &Path, at: Date) -> Outcome<(PathBuf, String)
                 if is_readable(&old) {
                     return Ok((old, state.shown.clone()));
                 }
-                // What is at home only does not read in a snapshot; the backup of the same time may have it.
+                // What was at home only, and has been written since, does not read in a snapshot; the backup of then may have it.
                 let why = format!("{shown} cannot be read in {}: its bytes were at home only", state.shown);
                 newer = newer.or(Some((state.date, why)));
             }

@@ -229,17 +229,18 @@ pub fn look(read: &dyn Read, rules: &Rules<'_>, r: &PastOpen) -> Result<PastOpen
     }
     let inline = past.get(&keys::data(r.ino))?.map(Bytes::from);
     let fence = if inode.dirty { open::next_cut(inode.token_epoch) } else { 0 };
-    let recover = match find_inode(read, r.ino)? {
-        // What it left is decided before anybody gets another object.
-        Some(now) => now.object(r.ino) == inode.object(r.ino) && rules.must_recover(r.ino, &now),
-        None => false,
-    };
+    let now = find_inode(read, r.ino)?;
+    // What it left is decided before anybody gets another object.
+    let is_left = |now: &Inode| now.object(r.ino) == inode.object(r.ino) && rules.must_recover(r.ino, now);
+    let recover = now.as_ref().is_some_and(is_left);
+    let is_same = |now: &Inode| (now.data_version, now.size) == (inode.data_version, inode.size);
+    let unchanged = now.is_some_and(|now| is_same(&now) && !now.dirty && !now.recover && now.nlink > 0);
     let mut attr = inode.attr(r.ino);
     if !inode.may_have_cells() {
         // Nothing was written yet: what is in its object now came later.
         attr.layout = None;
     }
-    Ok(PastOpened { attr, inline, fence, recover })
+    Ok(PastOpened { attr, inline, fence, recover, unchanged })
 }
 
 /// The layers of a file, as it is or was.
