@@ -89,7 +89,7 @@ impl Cluster {
             who,
             identity,
             coordinator,
-            map: watch::channel(Arc::new(map)).0,
+            map: watch::channel(map).0,
             node: Mutex::new(None),
             channels: Mutex::default(),
         });
@@ -227,7 +227,7 @@ impl Cluster {
             .node()
             .ok_or_else(|| Error::stale("join the cluster before leading a namespace".to_owned()))?;
         let reply = self.ask(&LeadNamespace { node, namespace: namespace.to_owned() }).await?;
-        self.shared().offer(reply.map.clone());
+        self.shared().offer(Arc::new(reply.map.clone()));
         Ok(reply)
     }
 
@@ -268,11 +268,11 @@ impl Cluster {
 
 impl Shared {
     /// Takes a map that is newer. False: it is not.
-    pub fn offer(&self, map: ClusterMap) -> bool {
+    pub fn offer(&self, map: Arc<ClusterMap>) -> bool {
         self.map.send_if_modified(|known| {
             let newer = map.cluster == known.cluster && map.version > known.version;
             if newer {
-                *known = Arc::new(map);
+                *known = map;
             }
             newer
         })
@@ -307,7 +307,7 @@ pub fn addrs_in_order(addrs: &[String], same_host: bool) -> Vec<Addr> {
     addrs
 }
 
-async fn first_map(env: &Env, coordinator: &Channel, patience: Duration) -> Result<ClusterMap> {
+async fn first_map(env: &Env, coordinator: &Channel, patience: Duration) -> Result<Arc<ClusterMap>> {
     let deadline = env.clock.now() + patience;
     loop {
         let left = deadline.since(env.clock.now());

@@ -101,7 +101,7 @@ impl Member {
         let connection = self.shared.coordinator.connection(JOIN_PATIENCE).await?;
         let (joined, _) = connection.call(&request, Vec::new(), JOIN_PATIENCE).await?;
         *self.shared.node.lock().unwrap_or_else(PoisonError::into_inner) = Some(joined.node);
-        self.shared.offer(joined.map.clone());
+        self.shared.offer(Arc::new(joined.map.clone()));
         Ok((connection, joined))
     }
 

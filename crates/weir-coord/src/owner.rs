@@ -363,7 +363,7 @@ fn refuse<T>(answer: Answer<T>, error: Error) {
 }
 
 fn newest(map: &Arc<ClusterMap>) -> MapReply {
-    MapReply { map: Some(ClusterMap::clone(map)) }
+    MapReply { map: Some(map.clone()) }
 }
 
 /// Gives a namespace's lead to a node, under a new epoch.

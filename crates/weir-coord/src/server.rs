@@ -119,7 +119,7 @@ impl Coordinator {
             // Also what is older than asked for: somebody who knows more than the coordinator must learn that.
             let other = |m: &Arc<ClusterMap>| m.version != request.newer_than;
             let newer = clock.timeout(patience, map.wait_for(other)).await;
-            let map = newer.ok().and_then(|found| found.ok().map(|m| ClusterMap::clone(&m)));
+            let map = newer.ok().and_then(|found| found.ok().map(|m| m.clone()));
             Ok(Reply::new(&MapReply { map }))
         })
     }

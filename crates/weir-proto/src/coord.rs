@@ -3,6 +3,7 @@ use crate::map::{ClusterMap, Role, Scheme};
 use crate::message;
 use crate::wire_enum;
 use crate::{ClusterId, DiskUuid, Epoch, NodeId, PgId, TargetId};
+use std::sync::Arc;
 
 message!(
     /// A target directory that a storage role brings.
@@ -48,7 +49,7 @@ message!(
     /// The map, as soon as it is newer than `newer_than`; waits up to `wait_ms` for that.
     GetMap = 3 -> MapReply { newer_than: u64, wait_ms: u32 }
 );
-message!(MapReply { map: Option<ClusterMap> });
+message!(MapReply { map: Option<Arc<ClusterMap>> });
 wire_enum!(Doubt {
     /// A call to it failed, or was not answered for long.
     Unusable = 1,

@@ -4,6 +4,7 @@
 //! wire number). A decoder never trusts a length: it checks it against what is left before it allocates.
 use crate::{Error, Result};
 use bytes::Bytes;
+use std::sync::Arc;
 
 /// Appends fields to a message body.
 #[derive(Default, Debug)]
@@ -141,6 +142,15 @@ impl<T: Wire> Wire for Option<T> {
     }
     fn decode(r: &mut Reader<'_>) -> Result<Self> {
         Ok(if bool::decode(r)? { Some(T::decode(r)?) } else { None })
+    }
+}
+/// As what it shares.
+impl<T: Wire> Wire for Arc<T> {
+    fn encode(&self, w: &mut Writer) {
+        T::encode(self, w);
+    }
+    fn decode(r: &mut Reader<'_>) -> Result<Self> {
+        T::decode(r).map(Arc::new)
     }
 }
 /// Bytes of memory for elements of a list, for each byte of the message that is left.

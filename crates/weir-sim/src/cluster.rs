@@ -29,6 +29,9 @@ pub const HARNESS: &str = "harness";
 /// How long a role waits for the coordinator.
 const PATIENCE: Duration = Duration::from_secs(60);
 const CACHE_BYTES: usize = 4 << 20;
+/// Small, so that journals are folded, and that a start, of which there are many, reads little.
+const JOURNAL_BYTES_MAX: u64 = 4 << 20;
+const ENGINE: EngineConfig = EngineConfig { cache_bytes: CACHE_BYTES, journal_bytes_max: JOURNAL_BYTES_MAX };
 /// Small, so that the memory budget is felt.
 const CLIENT_BYTES: u64 = 16 << 20;
 const CAPACITY_BYTES: u64 = 4 << 30;
@@ -253,8 +256,7 @@ async fn run_meta(env: Env) -> Result<()> {
     let dir = Path::new("/meta");
     made(&env, dir).await?;
     let cluster = weir_coord::Cluster::observe(&env, observer(META, Role::Meta, "host0"), PATIENCE).await?;
-    let engine = EngineConfig { cache_bytes: CACHE_BYTES, ..EngineConfig::default() };
-    let kv = Engine::open(&env, &dir.join("kv"), engine).await?;
+    let kv = Engine::open(&env, &dir.join("kv"), ENGINE).await?;
     let gate = Arc::new(Gate::default());
     let listen = ["tcp:10.0.0.2:7000".parse::<Addr>().expect("an address")];
     let server = weir_rpc::serve(&env, &listen, cluster.identity(), gate.clone()).await?;
@@ -326,7 +328,8 @@ async fn open_storage(
     let dir = Path::new("/target");
     let target = TargetConfig { id, dir: dir.into(), geometry: Geometry::DEFAULT };
     let peers = Arc::new(cluster.clone());
-    let storage = StorageNode::open(env.clone(), vec![target], peers).await?;
+    let index = Engine::open(env, &dir.join("index"), ENGINE).await?;
+    let storage = StorageNode::open_over(env.clone(), vec![(target, index)], peers).await?;
     gate.open(storage.clone());
     assert!(opened.set(storage).is_ok(), "opened once");
     Ok(())
