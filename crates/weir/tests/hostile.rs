@@ -169,7 +169,8 @@ fn cluster_map(port: u16) -> map::ClusterMap {
         let mut body = vec![0; header.body_len as usize];
         stream.read_exact(&mut body).unwrap();
         if header.kind == FrameKind::Response {
-            return coord::MapReply::from_bytes(&body).unwrap().map.unwrap();
+            let map = coord::MapReply::from_bytes(&body).unwrap().map.unwrap();
+            return map::ClusterMap::clone(&map);
         }
     }
 }

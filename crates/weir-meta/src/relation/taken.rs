@@ -85,9 +85,8 @@ fn take_one(
         }
         What::Resized { ino, size } => {
             store::trim_receipts(txn, relation, *ino, *size)?;
-            if find_inode(txn, *ino)?.is_some_and(|inode| inode.dirty) {
-                note_growing(txn, relation, lane, *ino)?;
-            }
+            // Also where nobody has written since, for whoever has it open says its end, or dies: that has its times.
+            note_growing(txn, relation, lane, *ino)?;
             store::change_pending(txn, relation, *ino, |ranges| pending::trim(ranges, *size))
         }
         What::Complete { ino, size } => {
