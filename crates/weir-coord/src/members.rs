@@ -252,6 +252,12 @@ fn check_join(map: &ClusterMap, join: &Join) -> Result<()> {
             join.targets.len()
         )));
     }
+    if join.addrs.is_empty() {
+        return Err(Error::invalid(format!(
+            "node {:?} announces no address: nobody could reach it",
+            join.name
+        )));
+    }
     for addr in &join.addrs {
         addr.parse::<Addr>().map_err(|e| Error::invalid(format!("node {:?}: {e}", join.name)))?;
     }

@@ -195,6 +195,7 @@ fn who_may_not_join_is_told_why() {
         (change(&|j| j.name = String::new()), "node name"),
         (change(&|j| j.name = "a\nb".into()), "node name"),
         (change(&|j| j.addrs = vec!["http://x".into()]), "address"),
+        (change(&|j| j.addrs = vec![]), "no address"),
         (change(&|j| j.role = Role::Meta), "no storage role"),
         (change(&|j| j.targets[0].pool = "A B".into()), "pool name"),
     ] {

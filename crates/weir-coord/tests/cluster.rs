@@ -288,7 +288,8 @@ fn strangers_and_doubles_are_refused_by_name() {
 
         let (_, who) = lab.observer("s1", Role::Storage);
         let double = Cluster::observe(&lab.world.node("elsewhere"), who, PATIENCE).await.unwrap();
-        let refused = double.join(Membership::default(), no_reports()).await.unwrap_err();
+        let membership = Membership { addrs: vec![addr(50)], targets: vec![] };
+        let refused = double.join(membership, no_reports()).await.unwrap_err();
         assert_eq!(refused.kind, ErrorKind::Exists);
         assert!(refused.context.contains("running already"), "{refused:?}");
     });
