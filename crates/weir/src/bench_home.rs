@@ -33,6 +33,8 @@ const RAW_BYTES: u64 = 256 * MIB;
 const RAW_RUNS: usize = 3;
 /// Who copies a volume by hand, for comparison.
 const COPIERS: usize = 4;
+/// Files that are written in a second while another volume catches up.
+const BESIDE_PER_S: f64 = 40.0;
 /// A file above this gets a volume of this size: its front goes while it is written.
 const FILE_LIMIT: u64 = 2048 * MIB;
 /// Between two listings.
@@ -320,27 +322,31 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Full first, then at home as fast as it goes.
+    /// Full first, then at home as fast as it goes, while somebody writes beside it.
     fn catch_up(&mut self) -> Outcome<()> {
         let site = self.volume("catch-up", 0, false)?;
         fs::create_dir_all(&site.home).doing("make a home directory")?;
         let plan = self.frames();
         let (mut seen, ()) = homeward::stream(&site, &plan, Duration::ZERO, |_| Ok(()))?;
-        let before = seen.longest_write_ms();
         let beside = self.volume("beside", 0, false)?;
+        let quiet = || {
+            std::thread::sleep(Duration::from_secs(u64::from(self.options.seconds)));
+            Ok(())
+        };
+        let (before, ()) = write_beside(&beside, "before", quiet)?;
         let begun = Instant::now();
-        observe::block_on(async {
-            let client = connect(self.place.coordinators(), NAMESPACE).await?;
-            let volume = client.volume("catch-up").await?;
-            homeward::add_home(&client, &volume, &site.home).await?;
-            Ok(client.shutdown().await?)
-        })?;
-        let small = Plan { frame_bytes: PART as u64, frames_per_s: 10.0, seconds: 5.0, ..plan.clone() };
-        let (busy, took) = homeward::stream(&beside, &small, Duration::ZERO, |_| {
+        let (during, took) = write_beside(&beside, "during", || {
+            observe::block_on(async {
+                let client = connect(self.place.coordinators(), NAMESPACE).await?;
+                let volume = client.volume("catch-up").await?;
+                homeward::add_home(&client, &volume, &site.home).await?;
+                Ok(client.shutdown().await?)
+            })?;
             let all_there = || homeward::at_home(&site, &plan, &seen) == seen.bytes(&plan);
             crate::process::wait_until(PATIENCE, all_there);
             Ok(begun.elapsed())
         })?;
+        let (after, ()) = write_beside(&beside, "after", quiet)?;
         seen.complete = homeward::at_home(&site, &plan, &seen) == seen.bytes(&plan);
         let rate = seen.bytes(&plan) as f64 / 1e6 / took.as_secs_f64();
         self.row("catch-up: rate".into(), "MB/s", Better::Higher, rate);
@@ -352,13 +358,9 @@ impl Bench<'_> {
             by_hand,
         );
         self.row("catch-up: rate to that by hand".into(), "x", Better::Higher, rate / by_hand);
-        self.row("catch-up: longest write of a frame before it".into(), "ms", Better::Lower, before);
-        self.row(
-            "catch-up: longest write of 1 MiB meanwhile".into(),
-            "ms",
-            Better::Lower,
-            busy.longest_write_ms(),
-        );
+        let waited = [&before, &during, &after];
+        let p99 = waited.map(|took_ms| homeward::at_quantile(took_ms, 0.99));
+        self.compare("catch-up: write of 1 MiB", "meanwhile", p99);
         self.end_part("catch-up", &site, &plan, &seen, false)
     }
 
@@ -399,9 +401,13 @@ impl Bench<'_> {
         let (again, listed_after) =
             homeward::stream(&after, &plan, PATIENCE, |live| list_meanwhile(&site.dir, live))?;
         let waited = [&well.write_ms, &seen.write_ms, &again.write_ms];
-        self.compare("write of a frame", waited.map(|all| homeward::at_quantile(all, 0.99)));
+        self.compare(
+            "frozen: write of a frame",
+            "home hangs",
+            waited.map(|all| homeward::at_quantile(all, 0.99)),
+        );
         let listed = [&listed_before, &listed_hung, &listed_after];
-        self.compare("ls", listed.map(|all| homeward::at_quantile(all, 0.99)));
+        self.compare("frozen: ls", "home hangs", listed.map(|all| homeward::at_quantile(all, 0.99)));
         for (name, unit, value) in [
             ("memory of the mover, before", "MB", memory as f64 / 1e6),
             ("memory of the mover, home hangs", "MB", grown as f64 / 1e6),
@@ -416,14 +422,16 @@ impl Bench<'_> {
     }
 
     /// What took so many ms (p99) before, during and after something.
-    fn compare(&mut self, what: &str, [before, during, after]: [f64; 3]) {
-        let mut row = |name, unit, value| {
-            self.row(format!("frozen: {what}, p99, {name}"), unit, Better::Lower, value);
-        };
-        row("before", "ms", before);
-        row("home hangs", "ms", during);
-        row("after", "ms", after);
-        row("home hangs, to the mean of before and after", "x", during * 2.0 / (before + after));
+    fn compare(&mut self, what: &str, name: &str, [before, during, after]: [f64; 3]) {
+        let to_mean = during * 2.0 / (before + after);
+        for (name, unit, value) in [
+            ("before", "ms", before),
+            (name, "ms", during),
+            ("after", "ms", after),
+            (&format!("{name}, to the mean of before and after"), "x", to_mean),
+        ] {
+            self.row(format!("{what}, p99, {name}"), unit, Better::Lower, value);
+        }
     }
 
     /// Compares everything; then the space is free again.
@@ -475,6 +483,29 @@ impl Bench<'_> {
             ],
         }
     }
+}
+
+/// Writes 1 MiB files at their rate until `meanwhile` has ended; how long each took, ms, in order of size.
+fn write_beside<T>(
+    site: &Site,
+    name: &str,
+    meanwhile: impl FnOnce() -> Outcome<T>,
+) -> Outcome<(Vec<f64>, T)> {
+    let site = Site { dir: site.dir.join(name), home: site.home.join(name) };
+    fs::create_dir(&site.dir).doing("make a directory in the volume")?;
+    let plan = Plan {
+        frame_bytes: PART as u64,
+        frames_per_s: BESIDE_PER_S,
+        file_bytes_per_s: 0,
+        file_bytes_max: 0,
+        seconds: f64::INFINITY,
+    };
+    let (seen, did) = homeward::stream(&site, &plan, Duration::ZERO, |live| {
+        let did = meanwhile();
+        live.stop();
+        did
+    })?;
+    Ok((seen.write_ms, did))
 }
 
 /// Lists a directory every now and then while something is written; how long each took, ms, in order of size.

@@ -115,6 +115,8 @@ pub struct Live {
     /// Of what arrived last, ms.
     pub lag_ms: AtomicU64,
     writing: AtomicBool,
+    /// Nothing more is to be written.
+    enough: AtomicBool,
     /// Threads that have not written all of theirs yet.
     writers: AtomicU64,
     log: Mutex<Log>,
@@ -137,6 +139,10 @@ impl Live {
     /// Whether what was planned is not written yet.
     pub fn is_writing(&self) -> bool {
         self.writers.load(Relaxed) > 0
+    }
+    /// Nothing more is written.
+    pub fn stop(&self) {
+        self.enough.store(true, Relaxed);
     }
     fn note_write(&self, bytes: u64, begun: Instant) {
         self.written.fetch_add(bytes, Relaxed);
@@ -186,19 +192,18 @@ pub fn stream<T>(
     meanwhile: impl FnOnce(&Live) -> Outcome<T>,
 ) -> Outcome<(Seen, T)> {
     let live = Live { writing: AtomicBool::new(true), writers: AtomicU64::new(2), ..Live::default() };
-    let gone_on = AtomicBool::new(true);
     let start = Instant::now();
     let ended = |wrote| {
         live.writers.fetch_sub(1, Relaxed);
         wrote
     };
     std::thread::scope(|scope| {
-        let frames = scope.spawn(|| ended(write_frames(site, plan, &live, start, &gone_on)));
-        let file = scope.spawn(|| ended(write_file(site, plan, &live, start, &gone_on)));
+        let frames = scope.spawn(|| ended(write_frames(site, plan, &live, start)));
+        let file = scope.spawn(|| ended(write_file(site, plan, &live, start)));
         let watch = scope.spawn(|| watch(site, plan, &live, patience));
         let did = meanwhile(&live);
         if did.is_err() {
-            gone_on.store(false, Relaxed);
+            live.stop();
         }
         let panicked = |_| Error::io("a thread of the load panicked");
         let wrote = [frames.join().map_err(panicked)?, file.join().map_err(panicked)?];
@@ -248,11 +253,11 @@ fn sleep_until(due: Instant) {
     std::thread::sleep(due.saturating_duration_since(Instant::now()));
 }
 
-fn write_frames(site: &Site, plan: &Plan, live: &Live, start: Instant, go_on: &AtomicBool) -> Outcome<()> {
+fn write_frames(site: &Site, plan: &Plan, live: &Live, start: Instant) -> Outcome<()> {
     let count = (plan.frames_per_s * plan.seconds) as u64;
     for n in 0..count {
         sleep_until(start + Duration::from_secs_f64(n as f64 / plan.frames_per_s));
-        if !go_on.load(Relaxed) {
+        if live.enough.load(Relaxed) {
             return Ok(());
         }
         let (path, begun) = (site.dir.join(frame_name(n)), Instant::now());
@@ -277,14 +282,17 @@ fn write_whole(path: &Path, seed: u64, bytes: u64) -> std::io::Result<()> {
     Ok(())
 }
 
-fn write_file(site: &Site, plan: &Plan, live: &Live, start: Instant, go_on: &AtomicBool) -> Outcome<()> {
+fn write_file(site: &Site, plan: &Plan, live: &Live, start: Instant) -> Outcome<()> {
     if plan.file_bytes_per_s == 0 {
         return Ok(());
     }
     let path = site.dir.join(FILE);
     let mut file = File::create(&path).doing(format_args!("make {}", path.display()))?;
     let (mut part, mut at) = (Part::new(FILE_SEED), 0);
-    while at < plan.file_bytes_max && start.elapsed().as_secs_f64() < plan.seconds && go_on.load(Relaxed) {
+    while at < plan.file_bytes_max
+        && start.elapsed().as_secs_f64() < plan.seconds
+        && !live.enough.load(Relaxed)
+    {
         sleep_until(start + Duration::from_secs_f64(at as f64 / plan.file_bytes_per_s as f64));
         let begun = Instant::now();
         file.write_all(part.at(at / PART as u64)).doing(format_args!("write {}", path.display()))?;
