@@ -7,6 +7,7 @@
 //! Pure but for the reads of the store: `Relations` holds the lock, `serve` the messages.
 use super::listing::Listings;
 use super::orphans::Orphans;
+use super::ready::Ready;
 use super::record::{FINISH, RelationRecord};
 use super::tree::{self, Effect, Step};
 use super::{pieces, store, taken};
@@ -56,13 +57,17 @@ pub struct Lane {
     pub extents_out: BTreeMap<(InodeId, u64), ExtentOut>,
     /// Files whose ranges wait, because a change of names waits for those that are out.
     awaited: BTreeSet<InodeId>,
+    /// Files that a change of names is about that a mover has.
+    named: BTreeSet<InodeId>,
     /// A change of paths waits for all that is out, or is out itself.
     paths_change: bool,
     /// Files that home has parts of, and that a change of names waits for: what is there is made a file, complete or not.
     cut_short: BTreeSet<InodeId>,
     /// Numbers of changes of size that home has not seen, by inode.
     pub cuts: BTreeMap<InodeId, BTreeSet<u64>>,
-    next_ino: InodeId,
+    ready: Ready,
+    /// This time the sweep comes before the files that are known one by one.
+    sweeps_first: bool,
     pub orphans: Orphans,
     pub listings: Listings,
     /// Its home is only read.
@@ -291,7 +296,12 @@ impl Lane {
                 let pending = store::pending_of(look.read, look.relation, *ino)?;
                 let finish = store::pending_finish(look.read, look.relation, *ino)?;
                 let known = tree::find_twin(look.read, look.relation, *ino)?.is_some();
-                if known && pending.iter().map(|(_, p)| p).chain(&finish).any(|p| p.oldest < number) {
+                // What waits for a cut that is queued behind this name, and the end of the file with it, would wait for ever.
+                let first_cut = self.first_cut(*ino);
+                let (go, held): (Vec<_>, Vec<_>) =
+                    pending.iter().map(|(_, p)| p).partition(|p| p.newest <= first_cut);
+                let end = finish.as_ref().filter(|_| held.is_empty());
+                if known && go.into_iter().chain(end).any(|p| p.oldest < number) {
                     // Where it comes in pieces, and grows on, that would be never.
                     if look.record.rules().pieces && self.extents_of(*ino).next().is_none() {
                         self.cut_short.insert(*ino);
@@ -337,6 +347,10 @@ impl Lane {
     pub fn is_out(&self, ino: InodeId, start: u64, end: u64) -> bool {
         self.extents_of(ino).any(|((_, at), out)| *at < end && start < out.end)
     }
+    /// The first change of size that home has not seen.
+    fn first_cut(&self, ino: InodeId) -> u64 {
+        self.cuts.get(&ino).and_then(|cuts| cuts.first().copied()).unwrap_or(u64::MAX)
+    }
     /// Whether home has not seen a change of size between two others.
     pub fn is_cut_between(&self, ino: InodeId, oldest: u64, newest: u64) -> bool {
         self.cuts.get(&ino).is_some_and(|cuts| cuts.range(oldest..newest).next().is_some())
@@ -364,51 +378,83 @@ impl Lane {
     /// Ranges of files that may go now.
     pub fn extents(&mut self, look: &Look<'_>, offer: &mut Offer) -> Result<()> {
         let mut left = look.bytes;
+        self.named = self.names_out.values().flat_map(|out| files_of(&out.step.effect)).flatten().collect();
         for ino in std::mem::take(&mut self.cut_short) {
             self.file(look, offer, ino, true, &mut left)?;
         }
         if self.paths_change {
             return Ok(());
         }
-        // What it has begun it goes on with.
-        let own: BTreeSet<InodeId> = self
-            .extents_out
-            .iter()
-            .filter(|(_, out)| out.session == look.session)
-            .map(|((ino, _), _)| *ino)
-            .collect();
-        for ino in own {
-            self.file(look, offer, ino, false, &mut left)?;
-        }
-        let (_, end) = keys::range_of_short(b'P', look.relation.0);
-        let (first, mut wrapped) = (self.next_ino, self.next_ino == InodeId(0));
-        let mut at = first;
-        for _ in 0..FILES_LOOKED_AT {
-            if left == 0 || offer.extents.len() >= look.items {
-                break;
+        for ino in self.ready.take_soon() {
+            if is_full(look, offer, left) || !self.file(look, offer, ino, false, &mut left)? {
+                self.ready.put_back(ino);
             }
-            let start = keys::pending(look.relation, at, 0);
+        }
+        // In turns, so that neither what is new nor what has waited for long keeps the other back.
+        let mut looks = FILES_LOOKED_AT;
+        self.sweeps_first = !self.sweeps_first;
+        if self.sweeps_first {
+            self.sweep(look, offer, &mut looks, &mut left)?;
+        }
+        for ino in self.ready.touched(looks) {
+            if is_full(look, offer, left) {
+                return Ok(());
+            }
+            looks -= 1;
+            let settled = self.file(look, offer, ino, false, &mut left)?;
+            self.ready.looked_at(ino, settled);
+        }
+        self.sweep(look, offer, &mut looks, &mut left)
+    }
+
+    /// Goes on over all files with pending ranges, if that is asked for.
+    fn sweep(&mut self, look: &Look<'_>, offer: &mut Offer, looks: &mut usize, left: &mut u64) -> Result<()> {
+        let (_, end) = keys::range_of_short(b'P', look.relation.0);
+        while let Some(from) = self.ready.sweep_from()
+            && *looks > 0
+            && !is_full(look, offer, *left)
+        {
+            *looks -= 1;
             let mut found = None;
-            look.read.scan(&start, &end, &mut |key, _| {
+            look.read.scan(&keys::pending(look.relation, from, 0), &end, &mut |key, _| {
                 found = keys::long_number(key).map(InodeId);
                 Scan::Stop
             })?;
-            let Some(ino) = found.filter(|ino| !wrapped || first == InodeId(0) || *ino < first) else {
-                if wrapped {
-                    at = InodeId(0);
-                    break;
+            match found {
+                Some(ino) => {
+                    let settled = self.file(look, offer, ino, false, left)?;
+                    self.ready.swept(ino, settled);
                 }
-                (wrapped, at) = (true, InodeId(0));
-                continue;
-            };
-            self.file(look, offer, ino, false, &mut left)?;
-            at = InodeId(ino.0 + 1);
+                None => self.ready.sweep_ended(),
+            }
         }
-        self.next_ino = at;
         Ok(())
     }
 
-    /// What may go now of a file. `cut_short`: and its end, whether it is complete or not.
+    /// Something of a file has changed, or of what a mover has of it.
+    pub fn touch(&mut self, ino: InodeId) {
+        let is_out = self.extents_of(ino).next().is_some();
+        self.ready.touch(ino, is_out);
+    }
+    /// A change was taken over.
+    pub fn touch_changed(&mut self, what: &What) {
+        for touched in touches(what).0 {
+            if let Touch::Inode(ino) = touched {
+                self.touch(ino);
+            }
+        }
+    }
+    /// Something of a file that a change of names concerns.
+    pub fn touch_named(&mut self, effect: &Effect) {
+        files_of(effect).into_iter().flatten().for_each(|ino| self.touch(ino));
+    }
+    /// Something that may concern every file.
+    pub fn touch_all(&mut self) {
+        self.ready.touch_all();
+    }
+
+    /// What may go now of a file; whether there is no more to give until it is touched. `cut_short`: and its end, whether it
+    /// is complete or not.
     fn file(
         &mut self,
         look: &Look<'_>,
@@ -416,25 +462,30 @@ impl Lane {
         ino: InodeId,
         cut_short: bool,
         left: &mut u64,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         let with_another = self.extents_of(ino).any(|(_, out)| out.session != look.session);
-        let renamed = self.names_out.values().any(|out| concerns(&out.step.effect, ino));
-        if with_another || renamed || self.awaited.contains(&ino) || is_aside(look, ino)? {
-            return Ok(());
+        if with_another || self.named.contains(&ino) || self.awaited.contains(&ino) {
+            return Ok(false);
+        }
+        if is_aside(look, ino)? {
+            return Ok(true);
         }
         let Some(twin) = tree::find_twin(look.read, look.relation, ino)? else {
             // Its name comes first; or it has none any more.
             if find_inode(look.read, ino)?.is_none() {
                 offer.gone.push(ino);
             }
-            return Ok(());
+            return Ok(true);
         };
-        let Some(inode) = find_inode(look.read, ino)? else {
+        // Also if somebody still has it open: home is to forget it.
+        let Some(inode) = find_inode(look.read, ino)?.filter(|inode| inode.nlink > 0) else {
             offer.gone.push(ino);
-            return Ok(());
+            return Ok(true);
         };
-        let Some(path) = tree::path(look.read, look.relation, ino)?.map(Bytes::from) else { return Ok(()) };
-        let first_cut = self.cuts.get(&ino).and_then(|cuts| cuts.first().copied()).unwrap_or(u64::MAX);
+        let Some(path) = tree::path(look.read, look.relation, ino)?.map(Bytes::from) else {
+            return Ok(false);
+        };
+        let first_cut = self.first_cut(ino);
         let ranges = store::pending_of(look.read, look.relation, ino)?;
         let finish = store::pending_finish(look.read, look.relation, ino)?;
         let inline = look.read.get(&keys::data(ino))?.map(Bytes::from);
@@ -453,6 +504,8 @@ impl Lane {
         let evicted = if inode.evicted > 0 { store::evicted_of(look.read, ino)? } else { Vec::new() };
         let begun = offer.extents.len();
         let (mut all_out, mut held_up, pieces) = (true, false, look.record.rules().pieces);
+        // Cuts are done, and bytes are brought back, without anybody touching the file.
+        let mut settled = finish.as_ref().is_none_or(|finish| finish.newest < first_cut);
         let due = match pieces {
             true => pieces::whole(&ranges, inode.size, finish.is_some() || cut_short, first_cut),
             false => pieces::as_written(&ranges, inode.size),
@@ -470,9 +523,9 @@ impl Lane {
                     start = out.end;
                     continue;
                 }
-                let is_full = *left == 0 || offer.extents.len() >= look.items;
+                let is_full = is_full(look, offer, *left);
                 if is_full || part.newest > first_cut {
-                    all_out = false;
+                    (all_out, settled) = (false, false);
                     held_up |= is_full;
                     break;
                 }
@@ -485,7 +538,7 @@ impl Lane {
                     if offer.away.len() < AWAY_MAX {
                         offer.away.push((ino, start, start + len));
                     }
-                    (all_out, held_up) = (false, true);
+                    (all_out, held_up, settled) = (false, true, false);
                     break;
                 }
                 *left = left.saturating_sub(len);
@@ -517,7 +570,7 @@ impl Lane {
         if offer.extents.len() > begun && (!twin.writing || pieces) {
             offer.begun.push(ino);
         }
-        Ok(())
+        Ok(settled)
     }
 
     /// Takes back what a mover has; whether it had anything.
@@ -528,6 +581,9 @@ impl Lane {
         let had_work = self.names_out.len() + self.extents_out.len() < before;
         self.orphans.end_session(session);
         self.listings.end_session(session);
+        if had_work {
+            self.ready.touch_all();
+        }
         had_work
     }
 
@@ -554,16 +610,22 @@ fn is_aside(look: &Look<'_>, ino: InodeId) -> Result<bool> {
     Ok(look.read.get(&keys::aside(look.relation, ino))?.is_some())
 }
 
-fn concerns(effect: &Effect, file: InodeId) -> bool {
+/// Whether the mover has as much as it takes.
+fn is_full(look: &Look<'_>, offer: &Offer, left: u64) -> bool {
+    left == 0 || offer.extents.len() >= look.items
+}
+
+/// What may be a file.
+fn files_of(effect: &Effect) -> [Option<InodeId>; 2] {
     match effect {
         Effect::Make { ino, .. }
         | Effect::Link { ino, .. }
         | Effect::Drop { ino, .. }
         | Effect::Stamp { ino }
-        | Effect::Cut { ino, .. } => *ino == file,
-        Effect::Move { ino, replaced, .. } => *ino == file || *replaced == Some(file),
-        Effect::Swap { ino, other, .. } => *ino == file || *other == file,
-        Effect::Attributes { .. } => false,
+        | Effect::Cut { ino, .. } => [Some(*ino), None],
+        Effect::Move { ino, replaced, .. } => [Some(*ino), *replaced],
+        Effect::Swap { ino, other, .. } => [Some(*ino), Some(*other)],
+        Effect::Attributes { .. } => [None, None],
     }
 }
 

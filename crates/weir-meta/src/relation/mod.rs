@@ -10,6 +10,7 @@ mod listing;
 mod orphans;
 mod pending;
 mod pieces;
+mod ready;
 pub mod record;
 pub(crate) mod serve;
 pub mod store;

@@ -194,7 +194,7 @@ pub fn resolve(cx: &mut Cx<'_>, r: &RelationResolve) -> Result<()> {
         return Err(Error::not_found(format!("inode {} is not set aside", r.ino)));
     }
     cx.txn.delete(&key);
-    cx.events.logged = true;
+    cx.events.relations = true;
     if r.how == Resolution::Retry {
         return Ok(());
     }
@@ -708,6 +708,7 @@ impl Leader {
         for done in &r.names {
             let own = lane.names_out.get(&done.number).is_some_and(|out| out.session == r.session);
             if own && let Some(out) = lane.names_out.remove(&done.number) {
+                lane.touch_named(&out.step.effect);
                 answered |= note(lane, now, &done.outcome, || lane::describe(&out.step.action));
                 if matches!(done.outcome, Outcome::Done { .. }) && out.step.last {
                     lane.forget_cut(done.number);
@@ -718,6 +719,7 @@ impl Leader {
             let key = (done.ino, done.offset);
             if lane.extents_out.get(&key).is_some_and(|out| out.session == r.session) {
                 lane.extents_out.remove(&key);
+                lane.touch(done.ino);
                 answered |= note(lane, now, &done.outcome, || format!("write inode {}", done.ino));
             }
         }
@@ -864,7 +866,7 @@ impl Lanes {
     fn follow(&mut self, ids: &[RelationId]) {
         self.lanes.retain(|id, _| ids.contains(id));
         for id in ids {
-            self.lanes.entry(*id).or_default();
+            self.lanes.entry(*id).or_default().touch_all(); // somebody may have decided about a file
         }
     }
 }

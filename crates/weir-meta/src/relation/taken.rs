@@ -44,6 +44,7 @@ pub fn take(txn: &mut dyn Txn, relation: RelationId, lane: &mut Lane) -> Result<
     })?;
     for (number, change) in &changes {
         take_one(txn, relation, lane, *number, change)?;
+        lane.touch_changed(&change.what);
         if let What::Resized { ino, .. } = change.what {
             lane.cuts.entry(ino).or_default().insert(*number);
         }

@@ -192,27 +192,14 @@ pub fn step(
     };
     let (volume, links) = (record.volume, record.rules().links);
     let tree = Tree { read, relation, volume, links, gone };
+    let step = tree.step(what, tried)?;
     match what {
-        What::Made { ino, parent, name, .. } => {
-            tree.appear(*ino, TwinPlace { dir: *parent, name: name.clone() }, tried, false)
+        What::Removed { ino, last: true, .. } | What::Renamed { replaced: Some((ino, true)), .. }
+            if step.is_none() =>
+        {
+            tree.left_over(*ino)
         }
-        What::Linked { ino, parent, name } => {
-            tree.appear(*ino, TwinPlace { dir: *parent, name: name.clone() }, true, true)
-        }
-        What::Removed { ino, parent, name, .. } => {
-            tree.vanish(*ino, TwinPlace { dir: *parent, name: name.clone() }, true)
-        }
-        What::Renamed { ino, parent, name, new_parent, new_name, .. } => {
-            let from = TwinPlace { dir: *parent, name: name.clone() };
-            tree.renamed(*ino, from, TwinPlace { dir: *new_parent, name: new_name.clone() })
-        }
-        What::Exchanged { ino, other, parent, name, other_parent, other_name } => {
-            let place = TwinPlace { dir: *parent, name: name.clone() };
-            tree.exchanged(*ino, *other, place, TwinPlace { dir: *other_parent, name: other_name.clone() })
-        }
-        What::Attributes { ino } => tree.attributes(*ino),
-        What::Resized { ino, size } => tree.resized(*ino, *size),
-        What::Data { .. } | What::Complete { .. } => Ok(None),
+        _ => Ok(step),
     }
 }
 
@@ -232,6 +219,44 @@ impl Tree<'_> {
     }
     fn path(&self, place: &TwinPlace) -> Result<Option<Bytes>> {
         Ok(path_of(self.read, self.relation, place)?.map(Bytes::from))
+    }
+
+    fn step(&self, what: &What, tried: bool) -> Result<Option<Step>> {
+        match what {
+            What::Made { ino, parent, name, .. } => {
+                self.appear(*ino, TwinPlace { dir: *parent, name: name.clone() }, tried, false)
+            }
+            What::Linked { ino, parent, name } => {
+                self.appear(*ino, TwinPlace { dir: *parent, name: name.clone() }, true, true)
+            }
+            What::Removed { ino, parent, name, .. } => {
+                self.vanish(*ino, TwinPlace { dir: *parent, name: name.clone() }, true)
+            }
+            What::Renamed { ino, parent, name, new_parent, new_name, .. } => {
+                let from = TwinPlace { dir: *parent, name: name.clone() };
+                self.renamed(*ino, from, TwinPlace { dir: *new_parent, name: new_name.clone() })
+            }
+            What::Exchanged { ino, other, parent, name, other_parent, other_name } => {
+                let place = TwinPlace { dir: *parent, name: name.clone() };
+                self.exchanged(
+                    *ino,
+                    *other,
+                    place,
+                    TwinPlace { dir: *other_parent, name: other_name.clone() },
+                )
+            }
+            What::Attributes { ino } => self.attributes(*ino),
+            What::Resized { ino, size } => self.resized(*ino, *size),
+            What::Data { .. } | What::Complete { .. } => Ok(None),
+        }
+    }
+
+    /// What is no more, and home has under a name that it had before: one that another file took back meanwhile.
+    fn left_over(&self, ino: InodeId) -> Result<Option<Step>> {
+        let Some(twin) = self.twin(ino)? else { return Ok(None) };
+        let (Some(place), None) = (twin.places.first(), present(self.read, ino)?) else { return Ok(None) };
+        let step = self.vanish(ino, place.clone(), true)?;
+        Ok(step.map(|step| Step { last: twin.places.len() == 1, ..step }))
     }
 
     /// Makes something that home does not have, where the volume has it.

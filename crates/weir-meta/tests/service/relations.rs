@@ -555,6 +555,21 @@ fn a_volume_that_was_there_before_is_brought_home_while_it_changes() {
         play(seed, seed % 4 == 3, 80, 40);
     }
 }
+/// The end of a file that was complete, then cut and written again, waits for the cut, which waits for the rename before it.
+#[test]
+fn a_rename_does_not_wait_for_an_end_that_waits_for_a_later_cut() {
+    play(1277, false, 0, 60);
+}
+/// Parts of it are at a home that takes whole pieces, and are never to be seen there.
+#[test]
+fn a_rename_does_not_wait_for_a_file_that_is_removed_and_still_open() {
+    play(10_261, true, 0, 60);
+}
+/// Two files exchange their names by way of a third: the one that is replaced in the end is at home under a name of before.
+#[test]
+fn a_file_that_is_no_more_leaves_no_name_behind_where_it_was_before() {
+    play(10_261, true, 0, 60);
+}
 #[test]
 #[ignore = "long: 10,000 seeds"]
 fn home_ends_as_the_volume_is_long() {

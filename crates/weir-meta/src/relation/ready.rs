@@ -1,0 +1,141 @@
+//! Files of which a mover may be given something: so that an answer costs what is given, not what waits.
+//!
+//! Always holds: a file with something to give is touched, or is still ahead of the sweep. Whoever changes what is to be
+//! shipped of a file, or what stands in its way, touches it. Memory is bounded: of too many only the next sweep knows.
+use std::collections::BTreeSet;
+use weir_proto::InodeId;
+
+/// Files that are remembered one by one.
+const TOUCHED_MAX: usize = 1 << 16;
+
+#[derive(Debug)]
+pub struct Ready {
+    /// Of which a mover has a part already: a file that grows goes on before others begin.
+    soon: BTreeSet<InodeId>,
+    touched: BTreeSet<InodeId>,
+    /// The last of `touched` that was looked at.
+    turn: InodeId,
+    /// The sweep over all that waits goes on here.
+    sweep: InodeId,
+    /// How often it has still to come to the end.
+    rounds: u8,
+}
+
+impl Default for Ready {
+    fn default() -> Ready {
+        let (soon, touched) = (BTreeSet::new(), BTreeSet::new());
+        Ready { soon, touched, turn: InodeId(0), sweep: InodeId(0), rounds: 1 }
+    }
+}
+
+impl Ready {
+    /// Something of this file has changed. `is_out`: a mover has a part of it.
+    pub fn touch(&mut self, ino: InodeId, is_out: bool) {
+        if is_out {
+            self.soon.insert(ino);
+        } else if !self.soon.contains(&ino) {
+            self.touched.insert(ino);
+            if self.touched.len() > TOUCHED_MAX {
+                self.touch_all();
+            }
+        }
+    }
+
+    /// Something has changed that may concern every file. The sweep goes on where it is, and then over all of them.
+    pub fn touch_all(&mut self) {
+        self.touched.clear();
+        self.rounds = 2;
+    }
+
+    /// To be looked at first.
+    pub fn take_soon(&mut self) -> BTreeSet<InodeId> {
+        std::mem::take(&mut self.soon)
+    }
+    pub fn put_back(&mut self, ino: InodeId) {
+        self.soon.insert(ino);
+    }
+
+    /// Touched files, in turns.
+    pub fn touched(&self, max: usize) -> Vec<InodeId> {
+        let behind = self.touched.range(InodeId(self.turn.0.saturating_add(1))..);
+        behind.chain(self.touched.range(..=self.turn)).take(max).copied().collect()
+    }
+    /// One of them was looked at. `settled`: there is nothing more to give until it is touched.
+    pub fn looked_at(&mut self, ino: InodeId, settled: bool) {
+        self.turn = ino;
+        if settled {
+            self.touched.remove(&ino);
+        }
+    }
+
+    /// Where the sweep goes on; none: it is over.
+    pub fn sweep_from(&self) -> Option<InodeId> {
+        (self.rounds > 0).then_some(self.sweep)
+    }
+    /// It came past a file.
+    pub fn swept(&mut self, ino: InodeId, settled: bool) {
+        self.sweep = InodeId(ino.0.saturating_add(1));
+        if !settled {
+            self.touched.insert(ino);
+        }
+    }
+    /// It came to the end.
+    pub fn sweep_ended(&mut self) {
+        self.sweep = InodeId(0);
+        self.rounds = self.rounds.saturating_sub(1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn inodes(numbers: impl IntoIterator<Item = u64>) -> Vec<InodeId> {
+        numbers.into_iter().map(InodeId).collect()
+    }
+
+    #[test]
+    fn touched_files_have_their_turns() {
+        let mut ready = Ready::default();
+        inodes([5, 3, 9]).into_iter().for_each(|ino| ready.touch(ino, false));
+        assert_eq!(ready.touched(2), inodes([3, 5]));
+        ready.looked_at(InodeId(3), false);
+        assert_eq!(ready.touched(9), inodes([5, 9, 3]));
+        ready.looked_at(InodeId(5), true);
+        assert_eq!(ready.touched(9), inodes([9, 3]));
+    }
+
+    #[test]
+    fn what_a_mover_has_goes_first_and_is_not_asked_for_twice() {
+        let mut ready = Ready::default();
+        ready.touch(InodeId(1), true);
+        ready.touch(InodeId(1), false);
+        ready.touch(InodeId(2), false);
+        assert_eq!(ready.touched(9), inodes([2]));
+        assert_eq!(ready.take_soon().into_iter().collect::<Vec<_>>(), inodes([1]));
+        assert!(ready.take_soon().is_empty());
+    }
+
+    #[test]
+    fn a_sweep_that_is_asked_for_anew_passes_all_whatever_it_has_passed() {
+        let mut ready = Ready::default();
+        ready.swept(InodeId(7), true);
+        ready.touch_all();
+        assert_eq!(ready.sweep_from(), Some(InodeId(8)));
+        ready.sweep_ended();
+        assert_eq!(ready.sweep_from(), Some(InodeId(0)));
+        ready.sweep_ended();
+        assert_eq!(ready.sweep_from(), None);
+    }
+
+    #[test]
+    fn too_many_are_left_to_the_sweep() {
+        let mut ready = Ready::default();
+        ready.sweep_ended();
+        for ino in 1..=TOUCHED_MAX as u64 + 1 {
+            ready.touch(InodeId(ino), false);
+        }
+        assert!(ready.touched(1).is_empty());
+        assert!(ready.sweep_from().is_some());
+    }
+}
