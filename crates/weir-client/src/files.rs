@@ -10,7 +10,7 @@ use bytes::Bytes;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use weir_proto::meta::{Create, CreateNameless, Cred, LeaseKind, Open};
+use weir_proto::meta::{Create, CreateNameless, Cred, Entry, LeaseKind, Open};
 use weir_proto::{Error, ErrorKind, InodeId, Result};
 
 const OPEN_READ: u8 = 1;
@@ -57,7 +57,7 @@ impl Inner {
                 st.inline = Inline::No;
             }
         } else {
-            self.learn_inline(&node, created.inline);
+            self.learn_inline(&node, &created.entry, created.inline);
         }
         let opened = self.opened(node, open, stat);
         if !created.created && open.truncate {
@@ -137,14 +137,15 @@ impl Inner {
         if open.write {
             node.lock().limited = answer.entry.lease.limited;
         }
-        self.learn_inline(&node, answer.inline);
+        self.learn_inline(&node, &answer.entry, answer.inline);
         self.opened(node.clone(), open, stat)
     }
 
     /// Inline bytes as a reply told them, unless newer ones are here.
-    fn learn_inline(&self, node: &Node, inline: Option<Bytes>) {
+    fn learn_inline(&self, node: &Node, entry: &Entry, inline: Option<Bytes>) {
         let mut st = node.lock();
-        if st.lease != LeaseKind::None && !st.is_dirty() && st.inline == Inline::Unknown {
+        let is_asked = st.lease != LeaseKind::None && !st.is_dirty() && st.inline == Inline::Unknown;
+        if is_asked && st.is_of_version(entry) {
             st.inline = inline.map_or(Inline::No, Inline::Yes);
         }
     }

@@ -338,8 +338,7 @@ impl Inner {
     pub async fn flush_locked(&self, node: &Arc<Node>, occasion: Occasion, off_inode: bool) -> Result<()> {
         let (errors, size, tenure) = {
             let st = node.lock();
-            let must_leave =
-                off_inode && st.open_write > 0 && matches!(&st.inline, Inline::Yes(b) if !b.is_empty());
+            let must_leave = off_inode && st.open_write > 0 && matches!(st.inline, Inline::Yes(_));
             if !st.is_dirty() && !must_leave {
                 return Ok(());
             }
@@ -388,7 +387,9 @@ impl Inner {
         st.inline = Inline::No;
         st.drop_inline = true;
         st.leaving = bytes;
-        let (size, mtime) = (st.size(), st.local.map_or_else(|| self.now(), |l| l.mtime));
+        let committed = st.attr.as_ref().map(|a| a.mtime);
+        let mtime = st.local.map(|l| l.mtime).or(committed).unwrap_or_else(|| self.now());
+        let size = st.size();
         st.note_write(size, mtime, self.env.clock.now());
         self.note_dirty(ino);
         Ok(())
@@ -429,7 +430,9 @@ impl Inner {
                 Inline::No if st.committed_size() == 0 => Bytes::new(),
                 Inline::No | Inline::Unknown => return Ok(false),
             };
-            if !st.sending.is_empty() || !plan::fits_inline(local.size, st.on_targets_end(), exclusive) {
+            // What is written straight through meanwhile would be on targets and hidden by what the inode holds.
+            let on_targets = !st.sending.is_empty() || st.through_writes > 0 || st.turn;
+            if on_targets || !plan::fits_inline(local.size, st.on_targets_end(), exclusive) {
                 return Ok(false);
             }
             let content = inline_content(&st, &base, local.size as usize);

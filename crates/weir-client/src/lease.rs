@@ -312,7 +312,7 @@ impl Inner {
         let fresh = self.session.ask(self.deadline(), |session| ReadInline { session, ino }).await?;
         self.apply(&fresh.entry, stamp);
         let mut st = node.lock();
-        if !st.is_dirty() {
+        if !st.is_dirty() && st.is_of_version(&fresh.entry) {
             st.inline = fresh.data.map_or(Inline::No, Inline::Yes);
         }
         Ok(())

@@ -302,6 +302,11 @@ impl State {
         self.forgotten = false;
     }
 
+    /// Whether what came with a reply that was taken over is of the file as it is known here. Replies may overtake each other.
+    pub fn is_of_version(&self, entry: &Entry) -> bool {
+        self.attr.as_ref().is_some_and(|attr| attr.data_version == entry.attr.data_version)
+    }
+
     /// A directory's lease that came without attributes: names are covered, attributes only if they are known.
     pub fn apply_names_lease(&mut self, lease: &Lease, stamp: u64) {
         let raised = self.apply_lease(lease, stamp);

@@ -2,15 +2,18 @@
 //!
 //! Invariants: an append is written at the size that its turn found, and committed before the turn ends, so no two take
 //! the same place and no reader sees a size without its bytes; old bytes past the end are cleaned only in a turn, so they
-//! are not mistaken for what somebody is appending. A turn that cannot be ended ends with the session.
+//! are not mistaken for what somebody is appending. A turn that cannot be ended ends with the session. What the
+//! inode of a small file holds goes to targets in a turn, too, before anything else is written there: a second copy that is late
+//! would lie over it.
 //! Lock order: `growing`, then the turn, then `flushing`.
 use crate::api::{SetAttrs, Stat};
 use crate::inner::Inner;
 use crate::node::{Inline, Node};
+use crate::plan::Occasion;
 use crate::write::{TRIES_MAX, Way, end_of};
 use bytes::Bytes;
 use std::sync::Arc;
-use weir_proto::meta::{Cred, EndTurn, TakeTurn};
+use weir_proto::meta::{Cred, EndTurn, LeaseKind, TakeTurn};
 use weir_proto::{Error, ErrorKind, Result};
 
 impl Inner {
@@ -43,20 +46,56 @@ impl Inner {
     }
 
     async fn append_in_turn(&self, node: &Arc<Node>, data: &Bytes) -> Result<usize> {
-        self.take_turn(node).await?;
-        let done = self.append_now(node, data).await;
+        let held = self.take_turn(node).await?;
+        let done = self.append_now(node, held, data).await;
         self.turn_over(node, done).await
     }
 
-    async fn append_now(&self, node: &Arc<Node>, data: &Bytes) -> Result<usize> {
+    /// `held`: the bytes in the inode.
+    async fn append_now(&self, node: &Arc<Node>, held: Option<Bytes>, data: &Bytes) -> Result<usize> {
         self.clean_old_tail(node).await?;
+        self.leave_inode_now(node, held).await?;
         let offset = node.lock().committed_size();
         let (data, _room) = self.fit_through(node, offset, data).await?;
         let end = end_of(offset, data.len())?;
         let own = self.copy_up(node, offset, end).await?;
-        let drop_inline = self.send_through(node, own, offset, &data).await?;
-        self.commit_through(node, end, offset, drop_inline, true).await?;
+        let sends = self.may_send_through(node).await?;
+        self.send_through(node, sends, own, offset, &data).await?;
+        self.commit_through(node, end, offset, false, true).await?;
         Ok(data.len())
+    }
+
+    /// Takes what the inode holds to targets, before something is written there.
+    pub async fn leave_inode_in_turn(&self, node: &Arc<Node>) -> Result<()> {
+        let _grows = node.growing.lock().await;
+        if node.lock().lease == LeaseKind::Write {
+            return self.flush(node, Occasion::Growing, true).await;
+        }
+        let held = self.take_turn(node).await?;
+        let done = self.leave_inode_now(node, held).await;
+        self.turn_over(node, done).await
+    }
+
+    /// `held`: the bytes in the inode, as they were told with the turn. What is known of them since may be older.
+    async fn leave_inode_now(&self, node: &Arc<Node>, held: Option<Bytes>) -> Result<()> {
+        let Some(bytes) = held else { return Ok(()) };
+        let end = bytes.len() as u64;
+        let own = self.copy_up(node, 0, end).await?;
+        let sent = {
+            let sends = self.may_send_through(node).await?;
+            if node.lock().lease == LeaseKind::Write {
+                return Err(Error::stale(format!("file {}: nobody else has it open any more", node.ino)));
+            }
+            self.send_through(node, sends, own, 0, &bytes).await
+        };
+        let done = match sent {
+            Ok(()) => self.commit_through(node, 0, 0, true, false).await,
+            Err(e) => Err(e),
+        };
+        if done.is_err() {
+            self.tell_left_behind(node, end).await;
+        }
+        done
     }
 
     /// Drops and zeroes what an earlier, longer file left past the end.
@@ -101,8 +140,8 @@ impl Inner {
         self.turn_over(node, done).await
     }
 
-    /// Waits for the turn; the file is then known as it is.
-    async fn take_turn(&self, node: &Node) -> Result<()> {
+    /// Waits for the turn; the file is then known as it is, with the bytes that its inode holds.
+    async fn take_turn(&self, node: &Node) -> Result<Option<Bytes>> {
         let (stamp, ino) = (self.stamp(), node.ino);
         let taken = self.session.ask(self.deadline(), |session| TakeTurn { session, ino }).await;
         // Only now: who named it in a resume without having it could have it beside another.
@@ -114,9 +153,9 @@ impl Inner {
         self.apply(&taken.entry, stamp);
         let mut st = node.lock();
         if !st.is_dirty() {
-            st.inline = taken.data.map_or(Inline::No, Inline::Yes);
+            st.inline = taken.data.clone().map_or(Inline::No, Inline::Yes);
         }
-        Ok(())
+        Ok(taken.data)
     }
 
     /// The end of a turn; one that no commit has ended is given back.

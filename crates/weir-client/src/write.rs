@@ -7,6 +7,7 @@ use crate::data::Overlay;
 use crate::dirty::{NoMemory, StripeBuf};
 use crate::gather::join_all;
 use crate::inner::{Inner, layout_of};
+use crate::lease::ThroughSend;
 use crate::node::{Inline, Node, State};
 use crate::plan::Occasion;
 use crate::rooms::Through;
@@ -100,9 +101,9 @@ impl Inner {
         if whole && self.budget.used_bytes() >= self.budget.limit_bytes() && !self.cache().evict_one() {
             return Ok(Taken::NoMemory);
         }
-        let elsewhere = whole && st.turn;
+        // What is written in a turn goes straight to targets, and with it what the inode held.
         let ready = st.lease == LeaseKind::Write
-            && !elsewhere
+            && !st.turn
             && !st.recover
             && !st.closing_lease
             && st.inline != Inline::Unknown
@@ -314,14 +315,25 @@ impl Inner {
     /// Writes to targets and, where the file grows, commits its size. Whoever cuts the file at the same time fences this
     /// write; then it looks at the file again.
     async fn write_through(&self, node: &Arc<Node>, offset: u64, data: &Bytes) -> Result<usize> {
+        let deadline = self.deadline();
         let mut tries = 0;
         loop {
             let under = node.lock().token_epoch;
             match self.write_through_once(node, offset, data).await {
-                Err(e) if e.kind == ErrorKind::Stale && tries < FENCED_TRIES_MAX => tries += 1,
-                outcome => return outcome,
+                Ok(Some(written)) => return Ok(written),
+                Ok(None) if self.data.left(deadline).is_zero() => {
+                    return Err(Error::deadline(format!(
+                        "write file {}: leases on it come and go, and with each what its inode holds",
+                        node.ino
+                    )));
+                }
+                Ok(None) => {}
+                Err(e) if e.kind == ErrorKind::Stale && tries < FENCED_TRIES_MAX => {
+                    tries += 1;
+                    self.go_on_after_fence(node, under, tries).await?;
+                }
+                Err(e) => return Err(e),
             }
-            self.go_on_after_fence(node, under, tries).await?;
         }
     }
 
@@ -344,9 +356,12 @@ impl Inner {
         Ok(())
     }
 
-    async fn write_through_once(&self, node: &Arc<Node>, offset: u64, data: &Bytes) -> Result<usize> {
+    /// How many bytes. `None`: the inode holds bytes that must go first, or may; look at the file again.
+    async fn write_through_once(&self, node: &Arc<Node>, offset: u64, data: &Bytes) -> Result<Option<usize>> {
         let end = end_of(offset, data.len())?;
         let _under_way = self.begin_through(node, offset, end).await;
+        // Bytes on their way into the inode arrive there first; none follow while this is counted.
+        drop(node.flushing.lock().await);
         // Others may have cut or extended the file since: growing over old bytes must be noticed.
         self.refresh(node).await?;
         // This client may have evicted it since it was looked at.
@@ -358,10 +373,17 @@ impl Inner {
         if grows_over {
             self.clean_in_turn(node).await?;
         }
+        if node.lock().inline != Inline::No {
+            self.leave_inode_in_turn(node).await?;
+        }
         let (data, _room) = self.fit_through(node, offset, data).await?;
         let end = offset + data.len() as u64;
         let own = self.copy_up(node, offset, end).await?;
-        let drop_inline = self.send_through(node, own, offset, &data).await?;
+        let sends = self.may_send_through(node).await?;
+        if node.lock().inline != Inline::No {
+            return Ok(None);
+        }
+        self.send_through(node, sends, own, offset, &data).await?;
         let size = node.lock().committed_size();
         let now = self.env.clock.now();
         let told = {
@@ -369,15 +391,14 @@ impl Inner {
             st.through_pending = true;
             end <= size
                 && st.growth(offset, end) == 0
-                && !drop_inline
                 && st.through_commit_at.is_some_and(|at| now.since(at) < TIME_COMMIT_PERIOD)
         };
         if told {
             self.note_dirty(node.ino); // write-back tells it
         } else {
-            self.commit_through(node, end, offset, drop_inline, false).await?;
+            self.commit_through(node, end, offset, false, false).await?;
         }
-        Ok(data.len())
+        Ok(Some(data.len()))
     }
 
     /// As much as there is room for, and the room.
@@ -395,16 +416,17 @@ impl Inner {
         }
     }
 
-    /// The bytes, and before them those that were inline, to targets; whether there were inline ones.
-    /// `own`: the object that all stripes of it are in.
+    /// The bytes to targets; the inode holds none. `own`: the object that all stripes of it are in.
     pub async fn send_through(
         &self,
         node: &Arc<Node>,
+        sends: ThroughSend<'_>,
         own: InodeId,
         offset: u64,
         data: &Bytes,
-    ) -> Result<bool> {
+    ) -> Result<()> {
         let sent = self.send_through_now(node, own, offset, data).await;
+        drop(sends);
         let end = offset + data.len() as u64;
         {
             // However it ended, some of it may be there.
@@ -419,12 +441,12 @@ impl Inner {
         sent
     }
 
-    /// A write failed, but parts of it may lie on targets, up to `end`. If that is past the size, whoever lets the file grow
-    /// one day must clean there first.
+    /// A write failed, but parts of it may lie on targets, up to `end`. If that is past the size, or the inode holds what counts there,
+    /// whoever lets the file grow one day must clean there first.
     pub async fn tell_left_behind(&self, node: &Arc<Node>, end: u64) {
         let commit = {
             let st = node.lock();
-            if end <= st.committed_size() {
+            if end <= st.committed_size() && st.inline == Inline::No {
                 return;
             }
             let data_end = st.on_targets_end().max(end);
@@ -448,24 +470,17 @@ impl Inner {
         own: InodeId,
         offset: u64,
         data: &Bytes,
-    ) -> Result<bool> {
-        let _sends = self.may_send_through(node).await?;
-        let (to, size, inline) = {
+    ) -> Result<()> {
+        let to = {
             let st = node.lock();
             if st.object(node.ino) != own {
                 return Err(Error::stale(format!("file {}: a snapshot was taken meanwhile", node.ino)));
             }
-            (Aim::of(&st, node.ino)?, st.committed_size(), st.inline.clone())
+            Aim::of(&st, node.ino)?
         };
-        let mut drop_inline = false;
-        if let Inline::Yes(bytes) = inline {
-            let bytes = bytes.slice(..bytes.len().min(size as usize));
-            self.overlay_range(to, 0, Some(bytes.clone()), bytes.len() as u64).await?;
-            drop_inline = true;
-        }
         self.overlay_range(to, offset, Some(data.clone()), data.len() as u64).await?;
         self.counters.written_bytes.fetch_add(data.len() as u64, Relaxed);
-        Ok(drop_inline)
+        Ok(())
     }
 
     /// Tells the leader of size and time after writes straight through.
@@ -698,6 +713,9 @@ impl Inner {
         if offset >= end {
             return Ok(());
         }
+        if node.lock().inline == Inline::Unknown {
+            self.refresh(node).await?;
+        }
         let _one = loop {
             self.bring_back(node, offset, end).await?;
             let one = node.flushing.lock().await;
@@ -722,6 +740,9 @@ impl Inner {
         let sends = self.may_send_through(node).await?;
         let to = {
             let mut st = node.lock();
+            if st.inline != Inline::No {
+                return Err(Error::stale(format!("file {}: its inode may hold bytes", node.ino)));
+            }
             if st.object(node.ino) != own {
                 return Err(Error::stale(format!("file {}: a snapshot was taken meanwhile", node.ino)));
             }

@@ -9,6 +9,13 @@ pub fn commit(cx: &mut Cx<'_>, r: &Commit) -> Result<Entry> {
     cx.need(r.ino, Need::Look);
     cx.clear()?;
     let has_inline = store_inline(cx, r, &inode)?;
+    if has_inline && r.inline.is_none() && r.size > inode.size {
+        // What it grew by is on targets, and would be hidden by what the inode holds.
+        return Err(Error::stale(format!(
+            "inode {} holds the bytes of its file: look at it and write again",
+            r.ino
+        )));
+    }
     let alone = cx.rules.leases.held(cx.rules.session, r.ino) == LeaseKind::Write;
     let allocated = allocated_after(r, &inode, alone);
     let evicted = inode.evicted;

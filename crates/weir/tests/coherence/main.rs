@@ -266,6 +266,45 @@ fn a_file_held_open_since_before_it_was_shared_is_never_read_as_it_was() {
     readers.iter().for_each(|file| assert_eq!(read_number(file), WRITES));
 }
 
+/// The first lines of a file are in its inode and the later ones on targets: an append that finds another mount reading takes them
+/// there, while leases come and go.
+#[test]
+fn lines_that_are_appended_beside_a_reader_are_all_there() {
+    const FILES: u64 = 100;
+    const LINES: u64 = 6;
+    if !can_mount() {
+        return;
+    }
+    let cluster = Cluster::start(2);
+    let written = |lines: u64| (1..=lines).map(|n| format!("{n:06}\n")).collect::<String>();
+    let mut pauses = Dice(7);
+    for file in 0..FILES {
+        let [here, there] = [0, 1].map(|mount: usize| cluster.mounts[mount].join(format!("log-{file}")));
+        fs::write(&here, "").unwrap();
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let _end = common::OnPanic(|| over.store(true, Ordering::Release));
+            scope.spawn(|| {
+                let mut pauses = Dice(file);
+                while !over.load(Ordering::Acquire) {
+                    let seen = fs::read_to_string(&there).unwrap();
+                    assert_eq!(seen, written(seen.len() as u64 / 7), "{}", there.display());
+                    std::thread::sleep(Duration::from_micros(pauses.below(3000)));
+                }
+            });
+            for n in 1..=LINES {
+                let mut log = OpenOptions::new().append(true).open(&here).unwrap();
+                log.write_all(format!("{n:06}\n").as_bytes()).unwrap();
+                log.sync_all().unwrap();
+                drop(log);
+                std::thread::sleep(Duration::from_micros(pauses.below(3000)));
+            }
+            over.store(true, Ordering::Release);
+        });
+        assert_eq!(fs::read_to_string(&there).unwrap(), written(LINES), "{}", there.display());
+    }
+}
+
 /// `WEIR_HISTORIES` at run time: runs of six histories each, 84 by default, so some 500 histories.
 #[test]
 #[ignore = "takes long: `make test-long`"]

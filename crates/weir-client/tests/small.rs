@@ -1,0 +1,107 @@
+//! Claims about small files, whose bytes are in their inodes until several clients have them open: then the bytes go to targets,
+//! and neither they nor what is written meanwhile is lost, whoever takes them there and whatever is taken back in the middle.
+mod lab;
+
+use bytes::Bytes;
+use lab::*;
+use std::time::Duration;
+use weir_client::{Allocate, Client, Handle, OpenMode};
+use weir_proto::InodeId;
+
+const FILES: usize = 40;
+/// What is written at a time, in bytes.
+const PIECE: usize = 7;
+
+async fn create(c: &Client, name: &str, bytes: &[u8]) -> InodeId {
+    let made = c.create(&root(), InodeId::ROOT, name.as_bytes(), 0o644, true, OpenMode::BOTH).await.unwrap();
+    c.write(made.handle, 0, Bytes::copy_from_slice(bytes)).await.unwrap();
+    close(c, made.handle).await;
+    made.stat.attr.ino
+}
+async fn open(c: &Client, ino: InodeId, mode: OpenMode) -> Handle {
+    c.open(&root(), ino, mode).await.unwrap().handle
+}
+async fn close(c: &Client, h: Handle) {
+    c.flush(h).await.unwrap();
+    c.release(h).await.unwrap();
+}
+async fn content(c: &Client, ino: InodeId) -> Vec<u8> {
+    let h = open(c, ino, OpenMode::READ).await;
+    let bytes = c.read(h, 0, 1 << 20).await.unwrap().concat();
+    close(c, h).await;
+    bytes
+}
+
+#[test]
+fn what_several_write_into_a_small_file_at_once_is_all_there() {
+    const WRITERS: usize = 3;
+    for seed in 20..32 {
+        Lab::new(seed).run(6, |lab| async move {
+            let mut clients = Vec::new();
+            for n in 0..WRITERS {
+                clients.push(lab.client(&format!("c{n}")).await);
+            }
+            let rng = lab.world().rng("pauses");
+            for n in 0..FILES {
+                let old = pattern(1, 0, 2 * WRITERS * PIECE);
+                let ino = create(&clients[n % WRITERS], &format!("f{n}"), &old).await;
+                let mut expected = old;
+                let new = |at: usize| pattern(100 + n as u64, at, PIECE);
+                let write = async |which: usize| {
+                    let c = &clients[which];
+                    let h = open(c, ino, OpenMode::BOTH).await;
+                    for at in [2 * which * PIECE, 2 * which * PIECE + PIECE / 2] {
+                        lab.world().clock().sleep(Duration::from_micros(rng.below(1000))).await;
+                        // Some of them by way of zeros.
+                        if which == 1 {
+                            c.fallocate(h, Allocate::PunchHole, at as u64, PIECE as u64).await.unwrap();
+                        }
+                        c.write(h, at as u64, new(at).into()).await.unwrap();
+                    }
+                    close(c, h).await;
+                };
+                tokio::join!(write(0), write(1), write(2));
+                for at in (0..WRITERS).flat_map(|w| [2 * w * PIECE, 2 * w * PIECE + PIECE / 2]) {
+                    expected[at..at + PIECE].copy_from_slice(&new(at));
+                }
+                assert_eq!(
+                    content(&clients[(n + 1) % WRITERS], ino).await,
+                    expected,
+                    "seed {seed}, file {n}"
+                );
+            }
+        });
+    }
+}
+
+#[test]
+fn a_range_of_a_small_file_that_is_zeroed_beside_a_reader_is_zero() {
+    for seed in 40..52 {
+        Lab::new(seed).run(6, |lab| async move {
+            let (a, b, rng) = (lab.client("a").await, lab.client("b").await, lab.world().rng("pauses"));
+            for n in 0..FILES {
+                let mut expected = pattern(1, 0, 10 * PIECE);
+                let ino = create(&a, &format!("f{n}"), &expected).await;
+                let zero = async {
+                    let h = open(&a, ino, OpenMode::BOTH).await;
+                    for at in [1, 3, 5] {
+                        a.fallocate(h, Allocate::PunchHole, (at * PIECE) as u64, PIECE as u64).await.unwrap();
+                        lab.world().clock().sleep(Duration::from_micros(rng.below(1000))).await;
+                    }
+                    close(&a, h).await;
+                };
+                let read = async {
+                    for _ in 0..6 {
+                        content(&b, ino).await;
+                        lab.world().clock().sleep(Duration::from_micros(rng.below(1000))).await;
+                    }
+                };
+                tokio::join!(zero, read);
+                for at in [1, 3, 5] {
+                    expected[at * PIECE..(at + 1) * PIECE].fill(0);
+                }
+                assert_eq!(content(&b, ino).await, expected, "seed {seed}, file {n}");
+            }
+        });
+    }
+}
