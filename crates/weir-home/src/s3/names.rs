@@ -151,10 +151,7 @@ impl Inner {
     }
 
     pub(super) fn remove(&self, path: &HomePath, expect: &Expect) -> Outcome<()> {
-        if let Some(upload) = split_upload(expect.stamp()).1 {
-            let key = self.key(path, expect.stamp().kind)?;
-            self.client.abort_upload(&key, &upload).map_err(|f| f.fault("end the upload of", path))?;
-        }
+        self.give_up_uploads(path, expect)?;
         let expect = plain(expect);
         let found = self.look(path)?;
         match decide::remove(found.as_ref().map(Object::stamp).as_ref(), &expect) {
@@ -168,6 +165,18 @@ impl Inner {
         }
         let key = self.key(path, kind)?;
         self.client.delete(&key).map_err(|f| f.fault("remove", path))
+    }
+
+    /// Parts that were sent of a file that goes, also by whoever died before it could tell: nobody else would find them.
+    fn give_up_uploads(&self, path: &HomePath, expect: &Expect) -> Outcome<()> {
+        let failed = |failure: Failure| failure.fault("end the upload of", path);
+        let (stamp, named) = split_upload(expect.stamp());
+        let key = self.key(path, stamp.kind)?;
+        let mut uploads: Vec<String> = named.into_iter().collect();
+        if matches!(expect, Expect::Ours(_)) && stamp.kind == FileKind::Regular {
+            uploads.extend(self.client.uploads(&key).map_err(failed)?);
+        }
+        uploads.iter().try_for_each(|upload| self.client.abort_upload(&key, upload).map_err(failed))
     }
 
     fn check_empty(&self, dir: &HomePath) -> Outcome<()> {

@@ -1,7 +1,7 @@
 //! A real S3 service for the tests: `versitygw` (`make setup` installs it), over a temporary directory.
 use crate::{
     Bench,
-    cases::{assert_diverged, attrs, path, put, read_all, unchanged},
+    cases::{assert_diverged, attrs, ours, path, put, read_all, unchanged},
     env,
 };
 use bytes::Bytes;
@@ -98,6 +98,22 @@ impl Service {
     }
 }
 
+impl Service {
+    /// Files that the service keeps for uploads that have not ended.
+    fn parts(&self) -> usize {
+        let (mut count, mut dirs) = (0, vec![self.root.path().join("bucket/.sgwtmp/multipart")]);
+        while let Some(dir) = dirs.pop() {
+            for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+                match entry.file_type().unwrap().is_dir() {
+                    true => dirs.push(entry.path()),
+                    false => count += 1,
+                }
+            }
+        }
+        count
+    }
+}
+
 impl Drop for Service {
     fn drop(&mut self) {
         let _ = self.server.kill();
@@ -187,4 +203,29 @@ async fn small_writes_in_the_middle_and_short_parts_make_the_file_they_should() 
         stamp = writer.finish(wished.len() as u64, &attrs(0o644)).await.unwrap();
         assert!(read_all(home, &at).await == wished, "after change {n}");
     }
+}
+
+/// Uploads cost money until somebody ends them.
+#[tokio::test]
+async fn parts_of_a_file_that_is_removed_do_not_stay_though_nobody_told_of_them() {
+    let Some(service) = Service::start() else { return };
+    let home = service.home(service.config("x", true)).await;
+    let (at, longer) = (path("f"), path("f2"));
+    let bytes = Bytes::from(vec![7; home.piece(0, 1 << 20).end as usize]);
+    let begin = async |at| {
+        let made = home.make(at, &Make::File, &attrs(0o644)).await.unwrap();
+        let writer = home.open_write(at, &unchanged(&made)).await.unwrap();
+        writer.write_at(0, vec![bytes.clone()]).await.unwrap();
+        (made, writer.sync().await.unwrap())
+    };
+    let (made, _) = begin(&at).await;
+    let (_, told) = begin(&longer).await;
+    let (count, all) = (|| service.parts(), service.parts());
+    assert!(all > 0);
+    home.remove(&at, &ours(&made)).await.unwrap();
+    let left = count();
+    assert!(0 < left && left < all, "{left} of {all}: those of the other file");
+    home.remove(&longer, &unchanged(&told)).await.unwrap();
+    assert_eq!(count(), 0);
+    assert!(home.stat(&at).await.unwrap().is_none() && home.stat(&longer).await.unwrap().is_none());
 }
