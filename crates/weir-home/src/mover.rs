@@ -133,6 +133,8 @@ struct Meter {
     bytes: AtomicU64,
     reading_us: AtomicU64,
     writing_us: AtomicU64,
+    /// From where a piece is read to where it is written, and of how many.
+    piece_us: AtomicU64,
     pieces: AtomicU64,
     file_us: AtomicU64,
     files: AtomicU64,
@@ -714,10 +716,10 @@ impl Shared {
                 self.spawn("read piece", async move {
                     let _ = tx.send(read(&client, &item, at, len).await); // nobody waits after an error
                 });
-                ahead.push_back((at, len, room, rx));
+                ahead.push_back((at, len, room, rx, self.env.clock.now()));
                 next += len;
             }
-            let Some((at, len, _room, rx)) = ahead.pop_front() else { return Ok(sums) };
+            let Some((at, len, _room, rx, asked)) = ahead.pop_front() else { return Ok(sums) };
             let begun = self.env.clock.now();
             let parts = match rx.await {
                 Ok(Ok(parts)) => parts,
@@ -732,7 +734,9 @@ impl Shared {
                 true => writer.zero(at..at + len).await,
                 false => writer.write_at(at, parts).await,
             };
-            relation.meter.writing_us.fetch_add(self.env.clock.now().since(read).as_micros() as u64, Relaxed);
+            let now = self.env.clock.now();
+            relation.meter.writing_us.fetch_add(now.since(read).as_micros() as u64, Relaxed);
+            relation.meter.piece_us.fetch_add(now.since(asked).as_micros() as u64, Relaxed);
             relation.meter.pieces.fetch_add(1, Relaxed);
             written.map_err(|f| told(&f))?;
         }
@@ -780,15 +784,17 @@ impl Shared {
             (last, since) = ((bytes, work), now);
             {
                 let mut pace = lock(&relation.pace);
-                let (time, pieces) = (meter.time(), meter.pieces.load(Relaxed).max(1) as u32);
-                pace.piece_took((time.reading + time.writing) / pieces, bytes_per_s);
+                if let Some(each) = meter.piece_us.load(Relaxed).checked_div(meter.pieces.load(Relaxed)) {
+                    pace.piece_took(Duration::from_micros(each), bytes_per_s);
+                }
                 if waiting && began {
                     pace.measured(work_per_s);
                 }
             }
             self.apply_pace(relation);
             // What was long ago counts less.
-            for meter in [&meter.reading_us, &meter.writing_us, &meter.pieces, &meter.file_us, &meter.files] {
+            let Meter { reading_us, writing_us, piece_us, pieces, file_us, files, .. } = meter;
+            for meter in [reading_us, writing_us, piece_us, pieces, file_us, files] {
                 meter.store(meter.load(Relaxed) / 2, Relaxed);
             }
         }

@@ -2,8 +2,8 @@
 //!
 //! Streams are found by trying: begun with what the home's round trip asks for, doubled while the rate grows by more than the
 //! noise, then in smaller steps back and forth; now and then the neighbours are tried again, because homes and loads change.
-//! Small files are packed: several of them count as one stream where the home takes that. The window is what the rate and the
-//! time of a piece make it. Pure.
+//! Small files are packed: several of them count as one stream where the home takes that. The window is what the rate makes of
+//! the time that a piece takes at best: a larger one brings no more, and whoever writes here waits behind what it holds. Pure.
 use std::time::Duration;
 use weir_proto::MIB;
 use weir_proto::relation::RECEIPT_BLOCK;
@@ -11,20 +11,22 @@ use weir_proto::relation::RECEIPT_BLOCK;
 /// Streams at most.
 pub const STREAMS_MAX: usize = 64;
 /// Streams at a home that answers at once.
-const STREAMS_MIN_START: usize = 8;
+const STREAMS_MIN_START: usize = 4;
 /// One more at the start for so much of a round trip.
 const START_STEP: Duration = Duration::from_millis(4);
 /// Small files that count as one stream, of a home that takes many calls.
 const PACKED_MAX: usize = 16;
 /// A file of so much is a stream of its own.
 const PACKED_BYTES: u64 = MIB;
-/// Two pieces for each of the first streams; what a mover may have in memory at most.
-const WINDOW_MIN: u64 = 8 * RECEIPT_BLOCK;
+/// Two streams, and one piece of each is read while another one is written; what a mover may have in memory at most.
+const WINDOW_MIN: u64 = 4 * RECEIPT_BLOCK;
 const WINDOW_MAX: u64 = 64 * RECEIPT_BLOCK;
 /// Each range of at least a piece is synced when it is written.
 const EXTENT_BYTES: u64 = RECEIPT_BLOCK;
 /// What a file costs beside its bytes, as bytes: so that rates of large and of small ones can be compared.
 pub const FILE_WORK: u64 = 64 << 10;
+/// The shortest time of a piece grows by this part with each measurement, until it is seen again: homes change.
+const FORGET: f64 = 1.02;
 /// A change of rate below this part of it says nothing.
 const NOISE: f64 = 0.05;
 /// Steps, as factors: the next one when there is nothing better so far away any more.
@@ -50,6 +52,8 @@ pub struct Choice {
 pub struct Pace {
     streams: usize,
     window_bytes: u64,
+    /// What a piece took at best, lately.
+    piece_took: Option<Duration>,
     most: usize,
     /// Given, and not to be changed.
     fixed: Option<Choice>,
@@ -67,6 +71,7 @@ impl Pace {
         Pace {
             streams: STREAMS_MIN_START.min(most),
             window_bytes: WINDOW_MIN,
+            piece_took: None,
             most,
             fixed: None,
             before: None,
@@ -92,10 +97,12 @@ impl Pace {
         self.fixed.unwrap_or(Choice { streams, window_bytes, extent_bytes: EXTENT_BYTES })
     }
 
-    /// A piece took so long from where it is read to where it is written, while so many bytes came home in a second: twice
-    /// what is on the way then.
+    /// Pieces took so long, each, from where they are read to where they are written, while so many bytes came home in a second.
+    /// Twice what is on the way then, if it does not wait behind others of ours.
     pub fn piece_took(&mut self, took: Duration, bytes_per_s: f64) {
-        let on_the_way = 2.0 * bytes_per_s * took.as_secs_f64();
+        let least = self.piece_took.map_or(took, |least| least.mul_f64(FORGET).min(took));
+        self.piece_took = Some(least);
+        let on_the_way = 2.0 * bytes_per_s * least.as_secs_f64();
         self.window_bytes = (on_the_way as u64).clamp(WINDOW_MIN, WINDOW_MAX);
     }
 
@@ -229,9 +236,9 @@ mod tests {
     #[test]
     fn a_far_home_begins_with_more_and_nobody_with_more_than_it_takes() {
         for (calls_max, round_trip_ms, streams) in [
-            (256, 0, 8),
-            (256, 10, 10),
-            (256, 80, 28),
+            (256, 0, 4),
+            (256, 10, 6),
+            (256, 80, 24),
             (256, 60_000, 32),
             (16, 100, 16),
             (1, 100, 1),
@@ -312,6 +319,23 @@ mod tests {
             let window = pace.choice().window_bytes;
             prop_assert!((WINDOW_MIN..=WINDOW_MAX).contains(&window));
             prop_assert!(window == WINDOW_MAX || window as f64 + 1.0 >= 2.0 * rate * took_ms as f64 / 1e3);
+        }
+
+        /// Pieces that wait behind others of ours take longer: that is no reason for more of them.
+        #[test]
+        fn a_window_does_not_grow_by_what_it_holds_up(took_ms in 100u64..1000) {
+            let mut pace = Pace::new(16);
+            pace.piece_took(Duration::from_millis(50), 1e9);
+            let before = pace.choice().window_bytes;
+            for _ in 0..10 {
+                pace.piece_took(Duration::from_millis(took_ms), 1e9);
+            }
+            prop_assert!(pace.choice().window_bytes <= before + before / 4);
+            // A path that is slower now is known to be after a while.
+            for _ in 0..1000 {
+                pace.piece_took(Duration::from_millis(took_ms), 1e8);
+            }
+            prop_assert!(pace.choice().window_bytes as f64 + 1.0 >= 2.0 * 1e8 * took_ms as f64 / 1e3);
         }
     }
 }

@@ -50,6 +50,8 @@ const LEAVE_PATIENCE: Duration = Duration::from_millis(500);
 const LAST_USE_PATIENCE: Duration = Duration::from_secs(5);
 /// Idle buffers that a server keeps: it must stay below 256 MiB in all.
 const SERVER_BUFFERS_BYTES: usize = 64 << 20;
+/// By how much a mover is nicer than whoever started it: on a machine that others need, too, it takes what they leave.
+const MOVER_NICE: i32 = 10;
 /// A mover caches nothing: what it holds are pieces on their way.
 const MOVER_MEMORY_BYTES: u64 = 16 * MIB;
 const MOVER_BUFFERS_BYTES: usize = 64 << 20;
@@ -493,6 +495,7 @@ async fn open_node(
 
 pub fn mover(args: &MoverRole, environment: &Environment) -> Outcome<()> {
     let mut config = configure(&args.role, "mover")?;
+    rustix::process::nice(MOVER_NICE).doing("lower the mover's priority")?;
     if let Some(dir) = &args.dir {
         use_place(&mut config, dir)?;
     }
