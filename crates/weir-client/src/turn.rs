@@ -65,6 +65,25 @@ impl Inner {
         Ok(data.len())
     }
 
+    /// The file gets at least as long as that.
+    pub async fn extend_in_turn(&self, node: &Arc<Node>, end: u64) -> Result<()> {
+        let held = self.take_turn(node).await?;
+        let done = self.extend_now(node, held, end).await;
+        self.turn_over(node, done).await
+    }
+
+    async fn extend_now(&self, node: &Arc<Node>, held: Option<Bytes>, end: u64) -> Result<()> {
+        self.clean_old_tail(node).await?;
+        self.leave_inode_now(node, held).await?;
+        let size = {
+            let mut st = node.lock();
+            let size = st.committed_size();
+            st.changed.add(size.min(end), end);
+            size
+        };
+        if end > size { self.commit_through(node, end, end, false, true).await } else { Ok(()) }
+    }
+
     /// Takes what the inode holds to targets, before something is written there.
     pub async fn leave_inode_in_turn(&self, node: &Arc<Node>) -> Result<()> {
         let _grows = node.growing.lock().await;

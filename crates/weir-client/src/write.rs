@@ -101,16 +101,7 @@ impl Inner {
         if whole && self.budget.used_bytes() >= self.budget.limit_bytes() && !self.cache().evict_one() {
             return Ok(Taken::NoMemory);
         }
-        // What is written in a turn goes straight to targets, and with it what the inode held.
-        let ready = st.lease == LeaseKind::Write
-            && !st.turn
-            && !st.recover
-            && !st.closing_lease
-            && st.inline != Inline::Unknown
-            && (end <= st.committed_size() || !st.has_old_tail())
-            && !st.is_away(offset, end)
-            && !st.is_layered(offset, end);
-        if !ready {
+        if !is_ready_to_buffer(st, end) || st.is_away(offset, end) || st.is_layered(offset, end) {
             return Ok(Taken::NotReady);
         }
         let layout = layout_of(st, node.ino)?;
@@ -677,20 +668,47 @@ impl Inner {
         }
         let end = offset.checked_add(len).filter(|e| *e <= FILE_BYTES_MAX).ok_or_else(too_big)?;
         let node = &file.node;
-        let root = Cred { uid: 0, gid: 0, groups: vec![0] };
         let way = self.prepare_write(node, Some(offset), len as usize).await?;
         if way == Way::Through {
             self.refresh(node).await?;
         }
         let size = node.lock().size();
         if what != Allocate::PunchHole && end > size {
-            // The handle's right to write counts here, not the file's mode.
-            self.set_size(&root, node, &SetAttrs::default(), end).await?;
+            self.extend(node, end).await?;
         }
         if what != Allocate::Extend {
             self.zero_range(node, offset, end, way).await?;
         }
         Ok(())
+    }
+
+    /// Afterwards the file is `end` bytes long, or longer: what others write past that meanwhile stays.
+    async fn extend(&self, node: &Arc<Node>, end: u64) -> Result<()> {
+        let _grows = node.growing.lock().await;
+        let deadline = self.deadline();
+        for _ in 0..TRIES_MAX {
+            if self.prepare_write(node, Some(end), 0).await? == Way::Through {
+                match self.extend_in_turn(node, end).await {
+                    Err(e) if e.kind == ErrorKind::Stale && !self.data.left(deadline).is_zero() => continue,
+                    done => return done,
+                }
+            }
+            let mut st = node.lock();
+            let size = st.size();
+            if end > size && !is_ready_to_buffer(&st, end) {
+                continue;
+            }
+            if end > size {
+                st.changed.add(size, end);
+                st.note_write(end, self.now(), self.env.clock.now());
+                self.note_dirty(node.ino);
+            }
+            return Ok(());
+        }
+        Err(Error::unavailable(format!(
+            "extend file {}: its lease came and went {TRIES_MAX} times",
+            node.ino
+        )))
     }
 
     /// Zeroes bytes below the size. Whoever cuts the file or reads it in a snapshot at the same time fences this, as a write.
@@ -775,6 +793,17 @@ impl Inner {
     fn stays_inline(&self, node: &Node) -> bool {
         matches!(&node.lock().inline, Inline::Yes(_))
     }
+}
+
+/// Whether a write up to `end` may be kept here for now. What is written in a turn goes straight to targets, and with it what the
+/// inode held.
+fn is_ready_to_buffer(st: &State, end: u64) -> bool {
+    st.lease == LeaseKind::Write
+        && !st.turn
+        && !st.recover
+        && !st.closing_lease
+        && st.inline != Inline::Unknown
+        && (end <= st.committed_size() || !st.has_old_tail())
 }
 
 fn not_for_writing(handle: Handle) -> Error {

@@ -105,3 +105,36 @@ fn a_range_of_a_small_file_that_is_zeroed_beside_a_reader_is_zero() {
         });
     }
 }
+
+#[test]
+fn who_extends_a_file_does_not_cut_what_is_written_past_it_meanwhile() {
+    for (seed, other) in (60..72).flat_map(|seed| [(seed, "a"), (seed, "b")]) {
+        Lab::new(seed).run(6, |lab| async move {
+            let a = lab.client("a").await;
+            let b = if other == "a" { a.clone() } else { lab.client(other).await };
+            let rng = lab.world().rng("pauses");
+            for n in 0..FILES {
+                let ino = create(&a, &format!("f{n}"), &pattern(1, 0, n)).await;
+                let extend = async {
+                    let h = open(&a, ino, OpenMode::BOTH).await;
+                    lab.world().clock().sleep(Duration::from_micros(rng.below(600))).await;
+                    a.fallocate(h, Allocate::Extend, 0, 200).await.unwrap();
+                    close(&a, h).await;
+                };
+                let write = async {
+                    let h = open(&b, ino, OpenMode::BOTH).await;
+                    lab.world().clock().sleep(Duration::from_micros(rng.below(600))).await;
+                    let at = 500 * (1 + n % 10);
+                    b.write(h, at as u64, pattern(2, at, PIECE).into()).await.unwrap();
+                    close(&b, h).await;
+                    at
+                };
+                let ((), at) = tokio::join!(extend, write);
+                let mut expected = pattern(1, 0, n);
+                expected.resize(at, 0);
+                expected.extend(pattern(2, at, PIECE));
+                assert_eq!(content(&b, ino).await, expected, "seed {seed}, file {n}");
+            }
+        });
+    }
+}
