@@ -7,6 +7,7 @@ use std::time::Duration;
 use weir_client::{Client, Handle, OpenMode};
 use weir_env::Instant;
 use weir_proto::InodeId;
+use weir_store::points;
 
 const ROOT: InodeId = InodeId::ROOT;
 /// What a member that has fallen silent may add to one operation.
@@ -144,6 +145,42 @@ fn a_stripe_is_written_over_while_a_target_falls_silent() {
             let found = b.lookup(&root(), ROOT, b"f").await.unwrap().unwrap();
             let h = b.open(&root(), found.attr.ino, OpenMode::READ).await.unwrap().handle;
             assert!(b.read(h, 0, data.len()).await.unwrap().concat() == data, "without {victim}");
+        });
+    }
+}
+
+/// A seal whose leader dies is in doubt, and until that is settled the leader is not repaired, so nothing else is sealed either.
+#[test]
+fn who_led_a_seal_and_died_is_redundant_soon_after_its_return() {
+    const SOON: Duration = Duration::from_secs(3);
+    for (seed, point) in [(50, points::SEAL_FOLDED), (51, points::SEAL_PREPARED), (52, points::SEAL_HALF)] {
+        Lab::new(seed).run(6, |lab| async move {
+            let (a, world) = (lab.client("a").await, lab.world());
+            let h = a.create(&root(), InodeId::ROOT, b"f", 0o644, true, OpenMode::BOTH).await.unwrap().handle;
+            a.write(h, 0, Bytes::from(pattern(1, 0, STRIPE))).await.unwrap();
+            a.fsync(h).await.unwrap();
+            let names: Vec<String> = (0..6).map(|n| format!("s{n}")).collect();
+            names.iter().for_each(|name| world.kill_at(name, point, 1));
+            let mut expected = pattern(1, 0, STRIPE);
+            for at in (0..STRIPE).step_by(STRIPE / 64) {
+                let new = pattern(2, at, STRIPE / 96);
+                expected[at..at + new.len()].copy_from_slice(&new);
+                a.write(h, at as u64, Bytes::from(new)).await.unwrap();
+                a.fsync(h).await.unwrap();
+            }
+            let dead = loop {
+                world.clock().sleep(Duration::from_millis(100)).await;
+                if let Some(n) = names.iter().position(|name| !world.is_up(name)) {
+                    break n;
+                }
+            };
+            names.iter().for_each(|name| world.spare(name));
+            lab.storage(dead as u8).await;
+            let returned = world.now();
+            lab.all_current().await.unwrap();
+            let took = world.now().since(returned);
+            assert!(took < SOON, "{point}: redundant {took:?} after it returned");
+            assert_eq!(a.read(h, 0, STRIPE).await.unwrap().concat(), expected);
         });
     }
 }

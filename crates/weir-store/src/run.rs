@@ -1,7 +1,7 @@
 //! Background work of a storage node: settle, seal, repair, mend, return space. One loop, one thing at a time per
 //! target, so that it never takes more than a share of the node.
 use crate::cells::Scope;
-use crate::seal::SealLimits;
+use crate::seal::{SealLimits, is_settled_by_all};
 use crate::service::{StorageNode, Target};
 use crate::spill::SPILL_AT_BYTES;
 use std::sync::{Arc, PoisonError, Weak};
@@ -11,8 +11,9 @@ use weir_proto::map::Group;
 
 /// Pause between rounds in which nothing was done.
 const ROUND_PAUSE: Duration = Duration::from_millis(250);
-/// What seals left in doubt is looked at this often.
+/// What seals left in doubt is looked at this often, and more often while a member is behind: its repair may wait for that.
 const SETTLE_EVERY: Duration = Duration::from_secs(10);
+const SETTLE_WHILE_BEHIND: Duration = Duration::from_millis(500);
 
 impl StorageNode {
     /// Works until the node ends. Failures are logged and tried again in a later round.
@@ -24,7 +25,8 @@ impl StorageNode {
         let mut settled: Option<Instant> = None;
         loop {
             let now = self.env.clock.now();
-            let settle = settled.is_none_or(|at| now.since(at) >= SETTLE_EVERY);
+            let every = if self.has_somebody_behind() { SETTLE_WHILE_BEHIND } else { SETTLE_EVERY };
+            let settle = settled.is_none_or(|at| now.since(at) >= every);
             if settle {
                 settled = Some(now);
             }
@@ -36,6 +38,13 @@ impl StorageNode {
                 self.env.clock.sleep(ROUND_PAUSE).await;
             }
         }
+    }
+
+    /// Whether a member of a group of this node's is behind.
+    fn has_somebody_behind(&self) -> bool {
+        let map = self.peers.map();
+        let mine = |g: &&Group| g.members.iter().any(|m| self.targets.contains_key(&m.target));
+        map.groups.iter().filter(mine).any(is_settled_by_all)
     }
 
     /// One round of one target; whether there is likely more to do at once.

@@ -143,7 +143,7 @@ fn participants(group: &Group) -> Vec<usize> {
 /// Whether everybody who holds a version in doubt follows the verdict by itself. No seal begins while a member is behind,
 /// and whoever answered under this map refuses what an earlier leader still sends: the answers stay as they are. Somebody
 /// has to, for the member that is behind waits for it, and the leader may be nobody, or know nothing of that seal.
-fn is_settled_by_all(group: &Group) -> bool {
+pub(crate) fn is_settled_by_all(group: &Group) -> bool {
     group.members.iter().any(|m| m.state == MemberState::Behind)
 }
 
