@@ -54,8 +54,10 @@ fn thing(read: &dyn Read, cells: &Cells, ino: InodeId) -> Thing {
     let layers = layers::ranges(read, ino, 0, usize::MAX).unwrap();
     let stripe = |s: u64| {
         let layer = layers.iter().find(|(from, l)| *from <= s * STRIPE && s * STRIPE < l.to);
-        let object = layer.map_or(inode.object(ino), |(_, l)| l.object);
-        cells.get(&(object, s)).copied().unwrap_or(0)
+        // What is in the object of a file that had no bytes yet came later.
+        let own = Some(inode.object(ino)).filter(|_| inode.may_have_cells());
+        let object = layer.map(|(_, l)| l.object).or(own);
+        object.and_then(|object| cells.get(&(object, s)).copied()).unwrap_or(0)
     };
     let has_stripes = inode.kind == FileKind::Regular && inline.is_none();
     let stripes =
