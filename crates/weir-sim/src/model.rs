@@ -12,12 +12,43 @@ const AT_ONCE: usize = 4096;
 
 /// The byte that operation `op` writes at `offset`; never 0, so that holes are told from data.
 pub fn pattern(op: u64, offset: u64) -> u8 {
-    let mixed = (op.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ offset).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    1 + (((mixed >> 48) * 255) >> 16) as u8
+    patterns(op, offset / 8)[(offset % 8) as usize]
+}
+
+/// The bytes of the eight offsets from `word * 8` on.
+fn patterns(op: u64, word: u64) -> [u8; 8] {
+    let mut mixed = (op.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ word).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    mixed ^= mixed >> 31;
+    // Bytes that are 0 become 1, all eight at once.
+    const LOW: u64 = 0x7F7F_7F7F_7F7F_7F7F;
+    let is_zero = !(((mixed & LOW) + LOW) | mixed | LOW);
+    (mixed | is_zero >> 7).to_le_bytes()
 }
 
 pub fn bytes_of(op: u64, offset: u64, len: usize) -> Vec<u8> {
-    (offset..offset + len as u64).map(|at| pattern(op, at)).collect()
+    let words = offset / 8..(offset + len as u64).div_ceil(8);
+    let mut bytes = Vec::with_capacity((words.end - words.start) as usize * 8);
+    words.for_each(|word| bytes.extend_from_slice(&patterns(op, word)));
+    let skipped = (offset % 8) as usize;
+    if skipped > 0 {
+        bytes.drain(..skipped);
+    }
+    bytes.truncate(len);
+    bytes
+}
+
+/// The offsets at which two files differ; one of them may be longer.
+fn differing<'a>(one: &'a [u8], other: &'a [u8]) -> impl Iterator<Item = usize> + use<'a> {
+    let len = one.len().max(other.len());
+    let part = |bytes: &'a [u8], at: usize| {
+        let from = at.min(bytes.len());
+        &bytes[from..(from + AT_ONCE).min(bytes.len())]
+    };
+    // Most of a file is as it should be.
+    let unlike = (0..len).step_by(AT_ONCE).filter(move |at| part(one, *at) != part(other, *at));
+    let offsets = unlike.flat_map(move |at| at..len.min(at + AT_ONCE));
+    offsets.filter(move |at| one.get(*at) != other.get(*at))
 }
 
 /// Which change.
@@ -183,10 +214,7 @@ impl FileModel {
         }
         let mut settled = self.bytes.clone();
         settled.resize(got.len(), 0);
-        // Most of a file is as it should be.
-        let parts = (0..got.len()).step_by(AT_ONCE).map(|at| at..got.len().min(at + AT_ONCE));
-        let unlike = parts.filter(|part| self.bytes.get(part.clone()) != got.get(part.clone()));
-        for at in unlike.flatten() {
+        for at in differing(&self.bytes, got).take_while(|at| *at < got.len()) {
             let (offset, byte) = (at as u64, &got[at]);
             if is_own.is_some_and(|is_own| !is_own(offset)) {
                 continue;
@@ -253,9 +281,7 @@ impl FileModel {
             return Vec::new();
         }
         let mut losers: BTreeMap<usize, Who> = BTreeMap::new();
-        for at in
-            (0..settled.len().max(self.bytes.len())).filter(|at| settled.get(*at) != self.bytes.get(*at))
-        {
+        for at in differing(settled, &self.bytes) {
             let newest = self.pending.iter().rfind(|p| p.touches(at as u64));
             // Who was told of an error since is not told again.
             losers.extend(newest.filter(|p| !p.doubted).map(|p| (p.who.client, p.who)));
@@ -364,6 +390,36 @@ mod tests {
     fn change(file: &mut FileModel, client: usize, op: u64, what: What) {
         file.begin(who(client), op, what);
         file.done(op);
+    }
+
+    #[test]
+    fn bytes_are_the_same_however_they_are_asked_for_and_never_zero() {
+        let mut seen = std::collections::BTreeSet::new();
+        for (op, offset, len) in
+            [(1, 0, 4000), (1, 3, 100), (7, 8, 8), (7, 13, 1), (9, 15, 0), (9, 65_530, 700)]
+        {
+            let bytes = bytes_of(op, offset, len);
+            assert_eq!(bytes.len(), len);
+            for (at, byte) in (offset..).zip(&bytes) {
+                assert_eq!(*byte, pattern(op, at));
+            }
+            seen.extend(bytes);
+        }
+        assert_eq!(seen.len(), 255, "all bytes but 0");
+        assert!(!seen.contains(&0));
+    }
+
+    #[test]
+    fn differences_are_found_wherever_they_are() {
+        let one = bytes_of(1, 0, 3 * AT_ONCE + 5);
+        for at in [0, 1, AT_ONCE - 1, AT_ONCE, 3 * AT_ONCE + 4] {
+            let mut other = one.clone();
+            other[at] ^= 1;
+            assert_eq!(differing(&one, &other).collect::<Vec<_>>(), [at]);
+            assert!(differing(&one, &one[..at]).eq(at..one.len()));
+            assert!(differing(&one[..at], &one).eq(at..one.len()));
+        }
+        assert_eq!(differing(&one, &one).next(), None);
     }
 
     #[test]
