@@ -23,11 +23,10 @@ pub(super) struct Core {
 
 pub(super) struct State {
     pub(super) now_ns: u64,
-    last_id: u64,
-    timers: BTreeMap<TimerKey, Waker>,
+    pub(super) timers: Timers,
     /// Network latencies, cuts and disk delays.
     pub(super) rng: SplitMix,
-    trace: Trace,
+    pub(super) trace: Trace,
     pub(super) nodes: Vec<Node>,
     pub(super) net: NetState,
     /// Why the run cannot go on; the first reason stays.
@@ -39,8 +38,7 @@ impl Core {
     pub(super) fn new(seed: u64, config: SimConfig) -> Arc<Core> {
         let state = State {
             now_ns: 0,
-            last_id: 0,
-            timers: BTreeMap::new(),
+            timers: Timers::default(),
             rng: SplitMix::new(seed, "world"),
             trace: Trace { hash: 0, lines: config.log.then(Vec::new), ended: false },
             nodes: Vec::new(),
@@ -58,7 +56,7 @@ impl Core {
     /// Nothing can run: goes to the next timer and wakes who waits for it.
     pub(super) fn advance(&self) {
         let mut state = self.lock();
-        let waker = match state.timers.pop_first() {
+        let waker = match state.timers.waiting.pop_first() {
             Some(((at, _), waker)) => {
                 state.now_ns = state.now_ns.max(at);
                 if state.now_ns > self.config.time_max.as_nanos() as u64 {
@@ -108,23 +106,13 @@ impl State {
 
     /// A number that was never given before.
     pub(super) fn next_id(&mut self) -> u64 {
-        self.last_id += 1;
-        self.last_id
+        self.timers.next_id()
     }
-
-    /// Wakes `waker` at `at_ns`; `key` is the caller's only timer and keeps its place if the time is the same.
     pub(super) fn set_timer(&mut self, key: &mut Option<TimerKey>, at_ns: u64, waker: &Waker) {
-        if key.is_some_and(|(at, _)| at != at_ns) {
-            self.clear_timer(key);
-        }
-        let key = *key.get_or_insert_with(|| (at_ns, self.next_id()));
-        self.timers.insert(key, waker.clone());
+        self.timers.set(key, at_ns, waker);
     }
-
     pub(super) fn clear_timer(&mut self, key: &mut Option<TimerKey>) {
-        if let Some(key) = key.take() {
-            self.timers.remove(&key);
-        }
+        self.timers.clear(key);
     }
 
     /// The run is over: what is dropped from now on is dropped in an order that no seed decides.
@@ -134,18 +122,7 @@ impl State {
 
     /// Folds an event and the time into the trace hash.
     pub(super) fn trace(&mut self, event: &str, numbers: &[u64]) {
-        if self.trace.ended {
-            return;
-        }
-        let now = self.now_ns;
-        self.trace.fold(now);
-        self.trace.fold(hash_bytes(event.as_bytes()));
-        for n in numbers {
-            self.trace.fold(*n);
-        }
-        if let Some(lines) = &mut self.trace.lines {
-            lines.push(format!("{:>12.6} {event} {numbers:?}", now as f64 / 1e9));
-        }
+        self.trace.event(self.now_ns, event, numbers);
     }
 
     pub(super) fn trace_hash(&self) -> u64 {
@@ -157,13 +134,56 @@ impl State {
     }
 }
 
-struct Trace {
+/// Who is to be woken when.
+#[derive(Default)]
+pub(super) struct Timers {
+    last_id: u64,
+    waiting: BTreeMap<TimerKey, Waker>,
+}
+
+impl Timers {
+    fn next_id(&mut self) -> u64 {
+        self.last_id += 1;
+        self.last_id
+    }
+
+    /// Wakes `waker` at `at_ns`; `key` is the caller's only timer and keeps its place if the time is the same.
+    pub(super) fn set(&mut self, key: &mut Option<TimerKey>, at_ns: u64, waker: &Waker) {
+        if key.is_some_and(|(at, _)| at != at_ns) {
+            self.clear(key);
+        }
+        let key = *key.get_or_insert_with(|| (at_ns, self.next_id()));
+        self.waiting.insert(key, waker.clone());
+    }
+
+    pub(super) fn clear(&mut self, key: &mut Option<TimerKey>) {
+        if let Some(key) = key.take() {
+            self.waiting.remove(&key);
+        }
+    }
+}
+
+pub(super) struct Trace {
     hash: u64,
     lines: Option<Vec<String>>,
     ended: bool,
 }
 
 impl Trace {
+    pub(super) fn event(&mut self, now_ns: u64, event: &str, numbers: &[u64]) {
+        if self.ended {
+            return;
+        }
+        self.fold(now_ns);
+        self.fold(hash_bytes(event.as_bytes()));
+        for n in numbers {
+            self.fold(*n);
+        }
+        if let Some(lines) = &mut self.lines {
+            lines.push(format!("{:>12.6} {event} {numbers:?}", now_ns as f64 / 1e9));
+        }
+    }
+
     fn fold(&mut self, word: u64) {
         self.hash = fold(self.hash, word);
     }
@@ -175,8 +195,16 @@ fn fold(hash: u64, word: u64) -> u64 {
 
 /// Not for strangers' input: only to notice that two runs differ.
 pub(super) fn hash_bytes(bytes: &[u8]) -> u64 {
-    let (words, rest) = bytes.as_chunks::<8>();
-    let hash = words.iter().fold(bytes.len() as u64, |h, w| fold(h, u64::from_le_bytes(*w)));
+    // Four sums side by side: each step waits for the one before it.
+    let (blocks, rest) = bytes.as_chunks::<32>();
+    let mut sums = [bytes.len() as u64, 1, 2, 3];
+    for block in blocks {
+        let (words, _) = block.as_chunks::<8>();
+        sums.iter_mut().zip(words).for_each(|(sum, word)| *sum = fold(*sum, u64::from_le_bytes(*word)));
+    }
+    let hash = sums.into_iter().reduce(|one, other| fold(mix(one), other)).unwrap_or_default();
+    let (words, rest) = rest.as_chunks::<8>();
+    let hash = words.iter().fold(hash, |h, w| fold(h, u64::from_le_bytes(*w)));
     mix(rest.iter().fold(hash, |h, b| fold(h, u64::from(*b))))
 }
 

@@ -54,6 +54,8 @@ struct Pipe {
     /// Until then the writer does not learn how its reader fares.
     unheard_until_ns: u64,
     reader: Option<Waker>,
+    /// Wakes the reader when the next bytes, or the end, arrive.
+    arrival: Option<TimerKey>,
     writer: Option<Waker>,
     /// Ends that still exist; the pipe goes with the last.
     ends: u8,
@@ -217,6 +219,7 @@ impl State {
             reader_gone: false,
             unheard_until_ns: 0,
             reader: None,
+            arrival: None,
             writer: None,
             ends: 2,
         };
@@ -340,10 +343,7 @@ struct SimStream {
     writer: SimWriter,
 }
 
-struct SimReader {
-    ends: Arc<Ends>,
-    timer: Option<TimerKey>,
-}
+struct SimReader(Arc<Ends>);
 
 /// Its drop ends the direction.
 struct SimWriter(Arc<Ends>);
@@ -358,7 +358,7 @@ struct Ends {
 impl SimStream {
     fn new(here: &Here, rx: u64, tx: u64) -> SimStream {
         let ends = Arc::new(Ends { here: here.clone(), rx, tx });
-        SimStream { reader: SimReader { ends: ends.clone(), timer: None }, writer: SimWriter(ends) }
+        SimStream { reader: SimReader(ends.clone()), writer: SimWriter(ends) }
     }
 }
 
@@ -392,7 +392,7 @@ fn reset() -> io::Error {
 
 impl AsyncRead for SimReader {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let SimReader { ends: this, timer } = self.get_mut();
+        let this = &self.get_mut().0;
         let mut guard = this.here.core.lock();
         let state = &mut *guard;
         if !this.here.lives_in(state) {
@@ -405,11 +405,11 @@ impl AsyncRead for SimReader {
             return Poll::Ready(Err(reset()));
         }
         let before = buf.filled().len();
-        let mut arrived = Vec::new();
         while !held_back && buf.remaining() > 0 {
             let Some(chunk) = pipe.chunks.front_mut().filter(|c| c.at_ns <= now_ns) else { break };
             if !std::mem::replace(&mut chunk.seen, true) {
-                arrived.push((chunk.bytes.len() as u64, hash_bytes(&chunk.bytes)));
+                let what = [this.rx, chunk.bytes.len() as u64, hash_bytes(&chunk.bytes)];
+                state.trace.event(now_ns, "arrive", &what);
             }
             let n = chunk.bytes.len().min(buf.remaining());
             buf.put_slice(&chunk.bytes[..n]);
@@ -421,21 +421,23 @@ impl AsyncRead for SimReader {
         }
         let at_end = !held_back && pipe.chunks.is_empty() && pipe.eof_at_ns.is_some_and(|at| at <= now_ns);
         if buf.filled().len() > before || at_end || buf.remaining() == 0 {
+            pipe.reader = None;
+            state.timers.clear(&mut pipe.arrival);
             let writer = pipe.writer.take();
-            for (len, hash) in arrived {
-                state.trace("arrive", &[this.rx, len, hash]);
-            }
             drop(guard);
             if let Some(writer) = writer {
                 writer.wake();
             }
             return Poll::Ready(Ok(()));
         }
-        pipe.reader = Some(cx.waker().clone());
+        match &mut pipe.reader {
+            Some(reader) => reader.clone_from(cx.waker()),
+            none => *none = Some(cx.waker().clone()),
+        }
         let next = [pipe.chunks.front().map(|c| c.at_ns), pipe.eof_at_ns, pipe.reset_at_ns];
         match next.into_iter().flatten().filter(|at| *at > now_ns).min() {
-            Some(at_ns) if !held_back => state.set_timer(timer, at_ns, cx.waker()),
-            _ => state.clear_timer(timer),
+            Some(at_ns) if !held_back => state.timers.set(&mut pipe.arrival, at_ns, cx.waker()),
+            _ => state.timers.clear(&mut pipe.arrival),
         }
         Poll::Pending
     }
@@ -481,10 +483,11 @@ impl AsyncWrite for SimWriter {
         pipe.last_at_ns = at_ns;
         pipe.in_flight_bytes += n;
         pipe.chunks.push_back(Chunk { at_ns, bytes: Bytes::copy_from_slice(&data[..n]), seen: false });
-        let reader = pipe.reader.take();
-        drop(guard);
-        if let Some(reader) = reader {
-            reader.wake();
+        // A reader that waits sleeps on until the first bytes arrive; behind a partition, until it is healed.
+        if let (Some(reader), None) = (&pipe.reader, pipe.arrival)
+            && !state.net.blocked.contains(&(from, to))
+        {
+            state.timers.set(&mut pipe.arrival, at_ns, reader);
         }
         Poll::Ready(Ok(n))
     }
@@ -521,8 +524,14 @@ impl Drop for SimWriter {
 }
 
 impl Drop for SimReader {
+    /// What still arrives wakes nobody: a timer that fires must lead to a task that can run.
     fn drop(&mut self) {
-        self.ends.here.core.lock().clear_timer(&mut self.timer);
+        let mut state = self.0.here.core.lock();
+        let state = &mut *state;
+        if let Some(pipe) = state.net.pipes.get_mut(&self.0.rx) {
+            pipe.reader = None;
+            state.timers.clear(&mut pipe.arrival);
+        }
     }
 }
 

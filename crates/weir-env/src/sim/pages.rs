@@ -51,9 +51,10 @@ impl Pages {
         while done < data.len() {
             let (page, from, len) = piece(offset + done as u64, data.len() - done);
             let new = &data[done..done + len];
-            if len == PAGE_BYTES as usize && is_zero(new) {
+            if let Ok(whole) = <&[u8; PAGE_BYTES as usize]>::try_from(new) {
                 self.remember(page);
-                self.pages.insert(page, zeros()); // shared: journals are made of zeros
+                // Shared: journals are made of zeros.
+                self.pages.insert(page, if is_zero(new) { zeros() } else { Arc::new(*whole) });
             } else {
                 self.page_mut(page)[from..from + len].copy_from_slice(new);
             }
