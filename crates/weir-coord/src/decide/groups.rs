@@ -73,10 +73,9 @@ pub fn rejoin_groups(map: &mut ClusterMap, target: TargetId) -> bool {
     }
     let mut changed = false;
     for group in &mut map.groups {
-        let last_written = last_writable_epoch(group);
         let Some(member) = member_of(group, target) else { continue };
         if member.state == MemberState::Down {
-            let missed_nothing = member.since >= last_written;
+            let missed_nothing = member.since >= last_writable_epoch(group);
             let state = if missed_nothing { MemberState::Current } else { MemberState::Behind };
             set_member(group, target, state);
             changed = true;
