@@ -402,3 +402,34 @@ fn a_hole_is_punched_while_others_cut_the_file_and_snapshots_come_and_go() {
         });
     }
 }
+
+/// What is on its way when the file leaves a snapshot arrives in the old object, past all that the file has there.
+#[test]
+fn a_write_that_a_snapshot_overtakes_is_not_lost_though_another_client_writes_further_on() {
+    let late = Duration::from_millis(300);
+    for (seed, old) in [(140, 0), (141, 1000), (142, STRIPE + 10)] {
+        Lab::new(seed).run(6, |lab| async move {
+            let (a, b) = (lab.client("a").await, lab.client("b").await);
+            let (ino, ha) = create(&a, "f").await;
+            let hb = open(&b, ino).await;
+            let mut expected = pattern(1, 0, old);
+            write(&a, ha, 0, &expected).await;
+            let (near, far) = (STRIPE + CELL / 2, STRIPE + CELL + 100);
+            let (one, other) = (pattern(2, near, 4000), pattern(3, far, 30_000));
+            (0..6).for_each(|n| lab.world().slow_link("a", &format!("s{n}"), late));
+            let clock = lab.world().clock();
+            let overtakes = async {
+                clock.sleep(late / 3).await;
+                snap(&b, "s").await;
+                write(&b, hb, far, &other).await;
+            };
+            tokio::join!(write(&a, ha, near, &one), overtakes);
+            expected.resize(far, 0);
+            expected.extend(&other);
+            expected[near..near + one.len()].copy_from_slice(&one);
+            for (c, h) in [(&a, ha), (&b, hb)] {
+                assert_eq!(differs(&read(c, h, expected.len() + 1).await, &expected), None, "seed {seed}");
+            }
+        });
+    }
+}

@@ -70,8 +70,10 @@ fn check(rules: &Rules<'_>, r: &Commit, inode: &Inode) -> Result<()> {
         )));
     }
     let alone = rules.leases.held(rules.session, r.ino) == LeaseKind::Write;
+    // Where the file left a snapshot since, what was past its size of then lies in the old object, under none of its bytes.
+    let may_be_past = r.size > inode.size || r.size > 0 && inode.layers.is_some();
     if !alone
-        && (r.size > inode.size || r.drop_inline)
+        && (may_be_past || r.drop_inline)
         && super::open::cuts(r.token_epoch) < super::open::cuts(inode.token_epoch)
     {
         // Somebody may have cut since what this writer put past the size.
