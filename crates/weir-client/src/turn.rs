@@ -60,8 +60,8 @@ impl Inner {
         let end = end_of(offset, data.len())?;
         let own = self.copy_up(node, offset, end).await?;
         let sends = self.may_send_through(node).await?;
-        self.send_through(node, sends, own, offset, &data).await?;
-        self.commit_through(node, end, offset, false, true).await?;
+        let under = self.send_through(node, sends, own, offset, &data).await?;
+        self.commit_through(node, (offset, end), Some(under), false, true).await?;
         Ok(data.len())
     }
 
@@ -81,7 +81,7 @@ impl Inner {
             st.changed.add(size.min(end), end);
             size
         };
-        if end > size { self.commit_through(node, end, end, false, true).await } else { Ok(()) }
+        if end > size { self.commit_through(node, (end, end), None, false, true).await } else { Ok(()) }
     }
 
     /// Takes what the inode holds to targets, before something is written there.
@@ -108,7 +108,7 @@ impl Inner {
             self.send_through(node, sends, own, 0, &bytes).await
         };
         let done = match sent {
-            Ok(()) => self.commit_through(node, 0, 0, true, false).await,
+            Ok(under) => self.commit_through(node, (0, 0), Some(under), true, false).await,
             Err(e) => Err(e),
         };
         if done.is_err() {
@@ -131,7 +131,7 @@ impl Inner {
             return Ok(());
         }
         self.clean_old_tail(node).await?;
-        self.commit_through(node, 0, 0, false, true).await
+        self.commit_through(node, (0, 0), None, false, true).await
     }
 
     /// Cuts or extends a file that others write, too.

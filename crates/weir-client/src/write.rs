@@ -374,20 +374,21 @@ impl Inner {
         if node.lock().inline != Inline::No {
             return Ok(None);
         }
-        self.send_through(node, sends, own, offset, &data).await?;
+        let under = self.send_through(node, sends, own, offset, &data).await?;
         let size = node.lock().committed_size();
         let now = self.env.clock.now();
         let told = {
             let mut st = node.lock();
             st.through_pending = true;
             end <= size
+                && st.token_epoch == under
                 && st.growth(offset, end) == 0
                 && st.through_commit_at.is_some_and(|at| now.since(at) < TIME_COMMIT_PERIOD)
         };
         if told {
             self.note_dirty(node.ino); // write-back tells it
         } else {
-            self.commit_through(node, end, offset, false, false).await?;
+            self.commit_through(node, (offset, end), Some(under), false, false).await?;
         }
         Ok(Some(data.len()))
     }
@@ -407,7 +408,8 @@ impl Inner {
         }
     }
 
-    /// The bytes to targets; the inode holds none. `own`: the object that all stripes of it are in.
+    /// The bytes to targets; the inode holds none. `own`: the object that all stripes of it are in. The token epoch under which they
+    /// were sent.
     pub async fn send_through(
         &self,
         node: &Arc<Node>,
@@ -415,7 +417,7 @@ impl Inner {
         own: InodeId,
         offset: u64,
         data: &Bytes,
-    ) -> Result<()> {
+    ) -> Result<u32> {
         let sent = self.send_through_now(node, own, offset, data).await;
         drop(sends);
         let end = offset + data.len() as u64;
@@ -461,7 +463,7 @@ impl Inner {
         own: InodeId,
         offset: u64,
         data: &Bytes,
-    ) -> Result<()> {
+    ) -> Result<u32> {
         let to = {
             let st = node.lock();
             if st.object(node.ino) != own {
@@ -471,15 +473,16 @@ impl Inner {
         };
         self.overlay_range(to, offset, Some(data.clone()), data.len() as u64).await?;
         self.counters.written_bytes.fetch_add(data.len() as u64, Relaxed);
-        Ok(())
+        Ok(to.token_epoch)
     }
 
-    /// Tells the leader of size and time after writes straight through.
+    /// Tells the leader of size and time after writes straight through. `under`: what the bytes were sent under, if that is told of some;
+    /// a newer token epoch that came since is of a file that may have another object, or be cut.
     pub async fn commit_through(
         &self,
         node: &Arc<Node>,
-        end: u64,
-        offset: u64,
+        (offset, end): (u64, u64),
+        under: Option<u32>,
         drop_inline: bool,
         turn: bool,
     ) -> Result<()> {
@@ -495,7 +498,7 @@ impl Inner {
             Commit {
                 op: Op { session: SessionId(0), slot: 0, seq: 0 },
                 ino: node.ino,
-                token_epoch: st.token_epoch,
+                token_epoch: under.unwrap_or(st.token_epoch),
                 // Others may have cut the file since: to repeat its old size would bring that back.
                 size: end,
                 mtime,
@@ -536,7 +539,11 @@ impl Inner {
     /// handle is closed the right to tell it ends.
     pub async fn settle_through(&self, node: &Arc<Node>) -> Result<()> {
         let _one = node.flushing.lock().await;
-        if node.lock().through_pending { self.commit_through(node, 0, 0, false, false).await } else { Ok(()) }
+        if node.lock().through_pending {
+            self.commit_through(node, (0, 0), None, false, false).await
+        } else {
+            Ok(())
+        }
     }
 
     /// Bytes (or zeros) as overlays, all pieces at once.

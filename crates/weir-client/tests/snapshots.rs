@@ -407,7 +407,8 @@ fn a_hole_is_punched_while_others_cut_the_file_and_snapshots_come_and_go() {
 #[test]
 fn a_write_that_a_snapshot_overtakes_is_not_lost_though_another_client_writes_further_on() {
     let late = Duration::from_millis(300);
-    for (seed, old) in [(140, 0), (141, 1000), (142, STRIPE + 10)] {
+    for (seed, old) in [(140, 0), (141, 0), (142, 1000), (143, 1000), (144, STRIPE + 10), (145, STRIPE + 10)]
+    {
         Lab::new(seed).run(6, |lab| async move {
             let (a, b) = (lab.client("a").await, lab.client("b").await);
             let (ino, ha) = create(&a, "f").await;
@@ -422,6 +423,10 @@ fn a_write_that_a_snapshot_overtakes_is_not_lost_though_another_client_writes_fu
                 clock.sleep(late / 3).await;
                 snap(&b, "s").await;
                 write(&b, hb, far, &other).await;
+                // To look at the file tells what it is written under from now on.
+                if seed % 2 == 0 {
+                    a.getattr(ino).await.unwrap();
+                }
             };
             tokio::join!(write(&a, ha, near, &one), overtakes);
             expected.resize(far, 0);
