@@ -58,11 +58,17 @@ impl Inner {
         let offset = node.lock().committed_size();
         let (data, _room) = self.fit_through(node, offset, data).await?;
         let end = end_of(offset, data.len())?;
-        let own = self.copy_up(node, offset, end).await?;
-        let sends = self.may_send_through(node).await?;
-        let under = self.send_through(node, sends, own, offset, &data).await?;
-        self.commit_through(node, (offset, end), Some(under), false, true).await?;
-        Ok(data.len())
+        let mut turn = true;
+        loop {
+            let own = self.copy_up(node, offset, end).await?;
+            let sends = self.may_send_through(node).await?;
+            let under = self.send_through(node, sends, own, offset, &data).await?;
+            // The place is taken with the first commit, and the turn over.
+            if !self.commit_through(node, (offset, end), Some(under), false, turn).await? {
+                return Ok(data.len());
+            }
+            turn = false;
+        }
     }
 
     /// The file gets at least as long as that.
@@ -81,7 +87,10 @@ impl Inner {
             st.changed.add(size.min(end), end);
             size
         };
-        if end > size { self.commit_through(node, (end, end), None, false, true).await } else { Ok(()) }
+        if end > size {
+            self.commit_through(node, (end, end), None, false, true).await?;
+        }
+        Ok(())
     }
 
     /// Takes what the inode holds to targets, before something is written there.
@@ -108,7 +117,7 @@ impl Inner {
             self.send_through(node, sends, own, 0, &bytes).await
         };
         let done = match sent {
-            Ok(under) => self.commit_through(node, (0, 0), Some(under), true, false).await,
+            Ok(under) => self.commit_through(node, (0, 0), Some(under), true, false).await.map(|_| ()),
             Err(e) => Err(e),
         };
         if done.is_err() {
@@ -131,7 +140,7 @@ impl Inner {
             return Ok(());
         }
         self.clean_old_tail(node).await?;
-        self.commit_through(node, (0, 0), None, false, true).await
+        self.commit_through(node, (0, 0), None, false, true).await.map(|_| ())
     }
 
     /// Cuts or extends a file that others write, too.

@@ -18,7 +18,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 use weir_env::{BoxFuture, Instant};
 use weir_proto::map::Layout;
-use weir_proto::meta::{Commit, Cred, FILE_BYTES_MAX, LeaseKind, Op, SetAttr};
+use weir_proto::meta::{Commit, Cred, FILE_BYTES_MAX, LeaseKind, Op, SetAttr, cuts};
 use weir_proto::{Error, ErrorKind, InodeId, NameRule, Result, SessionId};
 
 /// A stripe with more scattered extents than this is sent: bookkeeping costs more than the bytes.
@@ -347,7 +347,7 @@ impl Inner {
         Ok(())
     }
 
-    /// How many bytes. `None`: the inode holds bytes that must go first, or may; look at the file again.
+    /// How many bytes. `None`: the inode holds bytes that must go first, or may, or the file left its object; look at it again.
     async fn write_through_once(&self, node: &Arc<Node>, offset: u64, data: &Bytes) -> Result<Option<usize>> {
         let end = end_of(offset, data.len())?;
         let _under_way = self.begin_through(node, offset, end).await;
@@ -388,7 +388,10 @@ impl Inner {
         if told {
             self.note_dirty(node.ino); // write-back tells it
         } else {
-            self.commit_through(node, (offset, end), Some(under), false, false).await?;
+            let is_elsewhere = self.commit_through(node, (offset, end), Some(under), false, false).await?;
+            if is_elsewhere {
+                return Ok(None);
+            }
         }
         Ok(Some(data.len()))
     }
@@ -477,7 +480,8 @@ impl Inner {
     }
 
     /// Tells the leader of size and time after writes straight through. `under`: what the bytes were sent under, if that is told of some;
-    /// a newer token epoch that came since is of a file that may have another object, or be cut.
+    /// a newer token epoch that came since is of a file that may have another object, or be cut. True: it was so, and the leader, which
+    /// had given this client the right to write alone meanwhile, took it for told under that: the bytes are to be sent once more.
     pub async fn commit_through(
         &self,
         node: &Arc<Node>,
@@ -485,7 +489,7 @@ impl Inner {
         under: Option<u32>,
         drop_inline: bool,
         turn: bool,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         let mtime = self.now();
         let _under_way = self.begin_through(node, u64::MAX, u64::MAX).await;
         let commit = {
@@ -532,7 +536,7 @@ impl Inner {
             st.inline = Inline::No;
         }
         st.turn &= !turn;
-        Ok(())
+        Ok(under.is_some_and(|under| cuts(entry.lease.token_epoch) > cuts(under)))
     }
 
     /// What writes straight through have not told the leader yet. Who is telling it already is waited for: when the last
@@ -540,10 +544,9 @@ impl Inner {
     pub async fn settle_through(&self, node: &Arc<Node>) -> Result<()> {
         let _one = node.flushing.lock().await;
         if node.lock().through_pending {
-            self.commit_through(node, (0, 0), None, false, false).await
-        } else {
-            Ok(())
+            self.commit_through(node, (0, 0), None, false, false).await?;
         }
+        Ok(())
     }
 
     /// Bytes (or zeros) as overlays, all pieces at once.

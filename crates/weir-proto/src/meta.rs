@@ -8,6 +8,15 @@ use bytes::Bytes;
 
 /// Bytes of a file kept in its inode.
 pub const INLINE_MAX: usize = 4096;
+
+/// Token epochs that share their upper bits were given without a cut of the file in between: those of several who write
+/// it by turns. Should they use up all of the lower bits, a writer is told to look again for nothing.
+pub const CUT_SHIFT: u32 = 8;
+
+/// Grows with each cut of a file, and when it gets another object.
+pub fn cuts(token_epoch: u32) -> u32 {
+    token_epoch >> CUT_SHIFT
+}
 /// Longest name of a directory entry, in bytes.
 pub const NAME_MAX: usize = 255;
 /// Longest target of a symbolic link, in bytes (with its end: PATH_MAX).

@@ -1,6 +1,6 @@
 //! The size commit: what a writer made durable on targets becomes part of the file.
 use super::*;
-use weir_proto::meta::{CHANGED_MAX, Commit, FILE_BYTES_MAX, INLINE_MAX, LeaseKind};
+use weir_proto::meta::{CHANGED_MAX, Commit, FILE_BYTES_MAX, INLINE_MAX, LeaseKind, cuts};
 use weir_proto::relation::What;
 
 pub fn commit(cx: &mut Cx<'_>, r: &Commit) -> Result<Entry> {
@@ -72,10 +72,7 @@ fn check(rules: &Rules<'_>, r: &Commit, inode: &Inode) -> Result<()> {
     let alone = rules.leases.held(rules.session, r.ino) == LeaseKind::Write;
     // Where the file left a snapshot since, what was past its size of then lies in the old object, under none of its bytes.
     let may_be_past = r.size > inode.size || r.size > 0 && inode.layers.is_some();
-    if !alone
-        && (may_be_past || r.drop_inline)
-        && super::open::cuts(r.token_epoch) < super::open::cuts(inode.token_epoch)
-    {
+    if !alone && (may_be_past || r.drop_inline) && cuts(r.token_epoch) < cuts(inode.token_epoch) {
         // Somebody may have cut since what this writer put past the size.
         return Err(Error::stale(format!(
             "inode {}: grown under token epoch {}, it is at {} now: look at the file and write again",

@@ -2,7 +2,7 @@
 use super::remove::release_orphan;
 use super::*;
 use bytes::Bytes;
-use weir_proto::meta::{self, CLOSED_MAX, InlineData, LeaseKind, Opened};
+use weir_proto::meta::{self, CLOSED_MAX, CUT_SHIFT, InlineData, LeaseKind, Opened, cuts};
 use weir_proto::relation::What;
 
 impl Cx<'_> {
@@ -84,14 +84,6 @@ fn show_data(view: &mut View<'_>, ino: InodeId, need: Need) -> Result<InlineData
     Ok(InlineData { entry: view.rules.entry(ino, &inode), data })
 }
 
-/// Token epochs that share their upper bits were given without a cut of the file in between: those of several who write
-/// it by turns. Should they use up all of the lower bits, a writer is told to look again for nothing.
-const CUT_SHIFT: u32 = 8;
-
-/// Grows with each cut of a file.
-pub(super) fn cuts(token_epoch: u32) -> u32 {
-    token_epoch >> CUT_SHIFT
-}
 pub(super) fn next_cut(token_epoch: u32) -> u32 {
     cuts(token_epoch).saturating_add(1).min(cuts(u32::MAX)) << CUT_SHIFT
 }
