@@ -27,7 +27,7 @@ const EXTENTS_MAX: usize = 512;
 const STEP_BYTES: usize = 1 << 20;
 /// A writer that waits for memory looks again this often even if nobody told it.
 const MEMORY_LOOK: Duration = Duration::from_millis(50);
-/// A fenced write is tried again so often, after pauses that double.
+/// A fenced zeroing is tried again so often, after pauses that double; a write as long as there is time, after pauses that double so often.
 const FENCED_TRIES_MAX: u32 = 8;
 const FENCED_PAUSE_MS: u64 = 10;
 /// A write-through that does not grow the file tells the leader of its time at most this often.
@@ -319,8 +319,8 @@ impl Inner {
                     )));
                 }
                 Ok(None) => {}
-                Err(e) if e.kind == ErrorKind::Stale && tries < FENCED_TRIES_MAX => {
-                    tries += 1;
+                Err(e) if e.kind == ErrorKind::Stale && !self.data.left(deadline).is_zero() => {
+                    tries = (tries + 1).min(FENCED_TRIES_MAX);
                     self.go_on_after_fence(node, under, tries).await?;
                 }
                 Err(e) => return Err(e),
