@@ -76,23 +76,29 @@ impl Bench {
         }
         panic!("the relation is not {state}: {last:#}\n{}", self.cluster.logs());
     }
-    /// Everything there is below a directory, as it matters.
+    /// Everything there is below a directory, as it matters. Looks again where something goes while it looks.
     pub fn tree(root: &Path) -> BTreeMap<PathBuf, String> {
+        let mut tries = (0..100).map(|_| Bench::try_tree(root));
+        let gone =
+            |tree: &std::io::Result<_>| matches!(tree, Err(e) if e.kind() == std::io::ErrorKind::NotFound);
+        tries.find(|tree| !gone(tree)).expect("it keeps still for once").unwrap()
+    }
+    fn try_tree(root: &Path) -> std::io::Result<BTreeMap<PathBuf, String>> {
         let (mut tree, mut queue) = (BTreeMap::new(), vec![root.to_path_buf()]);
         while let Some(dir) = queue.pop() {
-            for entry in fs::read_dir(&dir).unwrap() {
-                let path = entry.unwrap().path();
+            for entry in fs::read_dir(&dir)? {
+                let path = entry?.path();
                 if path.ends_with(".weir-home") {
                     continue;
                 }
-                let m = fs::symlink_metadata(&path).unwrap();
+                let m = fs::symlink_metadata(&path)?;
                 let content = if m.is_dir() {
                     queue.push(path.clone());
                     String::new()
                 } else if m.is_symlink() {
-                    fs::read_link(&path).unwrap().display().to_string()
+                    fs::read_link(&path)?.display().to_string()
                 } else {
-                    let bytes = fs::read(&path).unwrap();
+                    let bytes = fs::read(&path)?;
                     let crc = weir_proto::checksum::crc32c(&bytes);
                     format!("{} bytes, crc {crc:08x}, {} links", bytes.len(), m.nlink())
                 };
@@ -107,7 +113,7 @@ impl Bench {
                 tree.insert(path.strip_prefix(root).unwrap().to_path_buf(), shown);
             }
         }
-        tree
+        Ok(tree)
     }
     pub fn assert_same(&self) {
         self.assert_same_as(&self.home);
