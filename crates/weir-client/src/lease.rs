@@ -310,8 +310,9 @@ impl Inner {
         let stamp = self.stamp();
         let ino = node.ino;
         let fresh = self.session.ask(self.deadline(), |session| ReadInline { session, ino }).await?;
-        self.apply(&fresh.entry, stamp);
+        // In one step: nobody sees this size with other bytes.
         let mut st = node.lock();
+        st.apply(&fresh.entry, stamp);
         if !st.is_dirty() && st.is_of_version(&fresh.entry) {
             st.inline = fresh.data.map_or(Inline::No, Inline::Yes);
         }

@@ -275,15 +275,17 @@ impl State {
         // Of before a cut or an eviction that is known here.
         let before_cut = entry.lease.token_epoch != 0 && entry.lease.token_epoch < self.token_epoch;
         let raised = self.apply_lease(&entry.lease, stamp);
-        let older = self.lease != LeaseKind::None
-            && !self.attr_old
-            && self.attr.as_ref().is_some_and(|a| {
-                before_cut
-                    || a.data_version > entry.attr.data_version
-                    || a.ctime.nanos > entry.attr.ctime.nanos
-            });
+        // Only under a lease: without one a clock that was set back would hide what is new.
+        let counts = self.lease != LeaseKind::None && !self.attr_old;
+        let older = self.attr.as_ref().is_some_and(|a| {
+            a.data_version > entry.attr.data_version
+                || counts && (before_cut || a.ctime.nanos > entry.attr.ctime.nanos)
+        });
         if older {
             return;
+        }
+        if self.lease == LeaseKind::None && !self.is_of_version(entry) {
+            self.inline = Inline::Unknown;
         }
         self.attr_old = false;
         self.recover = entry.lease.recover;
@@ -302,7 +304,7 @@ impl State {
         self.forgotten = false;
     }
 
-    /// Whether what came with a reply that was taken over is of the file as it is known here. Replies may overtake each other.
+    /// Whether a reply is of the file as it is known here. Replies may overtake each other.
     pub fn is_of_version(&self, entry: &Entry) -> bool {
         self.attr.as_ref().is_some_and(|attr| attr.data_version == entry.attr.data_version)
     }
@@ -653,7 +655,10 @@ mod tests {
         st.lower_lease(LeaseKind::None);
         assert_eq!(st.stat(), None);
         st.apply(&entry(LeaseKind::None, 4), 0);
-        assert_eq!(st.attr.as_ref().unwrap().data_version, 4, "without a lease the newest reply counts");
+        assert_eq!(st.attr.as_ref().unwrap().data_version, 5, "a reply that was overtaken");
+        let clock_set_back = Attr { ctime: Time { nanos: -1 }, ..entry(LeaseKind::None, 5).attr };
+        st.apply(&Entry { attr: clock_set_back, ..entry(LeaseKind::None, 5) }, 0);
+        assert_eq!(st.attr.as_ref().unwrap().ctime.nanos, -1, "without a lease times tell nothing");
     }
 
     #[test]

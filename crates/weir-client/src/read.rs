@@ -273,6 +273,7 @@ impl Inner {
             let changed = node.changed.notified();
             let local = {
                 let mut st = node.lock();
+                let is_known = st.inline != Inline::Unknown;
                 if for_pages && insists && st.lease == LeaseKind::None && st.open_write == 0 {
                     return Ok(Read::Unleased);
                 }
@@ -280,11 +281,19 @@ impl Inner {
                     dropping.note_fill(offset, offset.saturating_add(len as u64));
                 }
                 let local = self.look(node, &mut st, offset, len)?;
-                if !waited {
+                if !waited && is_known {
                     self.note_read(file, &mut st);
                     self.read_ahead(node, &mut st, offset, len);
                 }
-                local
+                is_known.then_some(local)
+            };
+            let Some(local) = local else {
+                // Another answer came since, which told the size without the bytes in the inode.
+                if self.data.left(deadline).is_zero() {
+                    return Err(Error::deadline(format!("read file {}: it changes without end", node.ino)));
+                }
+                self.prepare_read(node).await?;
+                continue;
             };
             if !local.being_fetched || self.data.left(deadline).is_zero() {
                 break local;

@@ -178,8 +178,8 @@ impl Inner {
             Ok(taken) => taken,
             Err(e) => return self.turn_over(node, Err(e)).await,
         };
-        self.apply(&taken.entry, stamp);
         let mut st = node.lock();
+        st.apply(&taken.entry, stamp);
         if !st.is_dirty() {
             st.inline = taken.data.clone().map_or(Inline::No, Inline::Yes);
         }

@@ -528,11 +528,13 @@ impl Inner {
                 return Err(e);
             }
         };
-        self.note_committed(&mut node.lock(), &entry);
-        drop(committing);
-        self.apply(&entry, stamp);
         let mut st = node.lock();
-        if drop_inline {
+        self.note_committed(&mut st, &entry);
+        drop(committing);
+        // While this client writes it nobody brings bytes back into the inode.
+        let holds_none = drop_inline || st.inline == Inline::No;
+        st.apply(&entry, stamp);
+        if holds_none {
             st.inline = Inline::No;
         }
         st.turn &= !turn;
