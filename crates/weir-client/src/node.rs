@@ -284,7 +284,11 @@ impl State {
         if older {
             return;
         }
-        if self.lease == LeaseKind::None && !self.is_of_version(entry) {
+        // Those of another version. That there are none stays true: nobody brings bytes back while others have the file open.
+        if self.lease == LeaseKind::None
+            && matches!(self.inline, Inline::Yes(_))
+            && !self.is_of_version(entry)
+        {
             self.inline = Inline::Unknown;
         }
         self.attr_old = false;
@@ -659,6 +663,19 @@ mod tests {
         let clock_set_back = Attr { ctime: Time { nanos: -1 }, ..entry(LeaseKind::None, 5).attr };
         st.apply(&Entry { attr: clock_set_back, ..entry(LeaseKind::None, 5) }, 0);
         assert_eq!(st.attr.as_ref().unwrap().ctime.nanos, -1, "without a lease times tell nothing");
+    }
+
+    /// A reader would put zeros between what the inode held and the size of now.
+    #[test]
+    fn the_bytes_in_the_inode_and_the_size_are_of_one_answer() {
+        let node = Node::new(InodeId(7), 0);
+        let mut st = node.lock();
+        st.apply(&entry(LeaseKind::None, 4), 0);
+        st.inline = Inline::Yes(Bytes::from_static(b"0123456789"));
+        st.apply(&entry(LeaseKind::None, 4), 0);
+        assert!(matches!(st.inline, Inline::Yes(_)));
+        st.apply(&entry(LeaseKind::None, 5), 0);
+        assert_eq!(st.inline, Inline::Unknown);
     }
 
     #[test]

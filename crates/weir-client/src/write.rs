@@ -528,13 +528,11 @@ impl Inner {
                 return Err(e);
             }
         };
-        let mut st = node.lock();
-        self.note_committed(&mut st, &entry);
+        self.note_committed(&mut node.lock(), &entry);
         drop(committing);
-        // While this client writes it nobody brings bytes back into the inode.
-        let holds_none = drop_inline || st.inline == Inline::No;
-        st.apply(&entry, stamp);
-        if holds_none {
+        self.apply(&entry, stamp);
+        let mut st = node.lock();
+        if drop_inline {
             st.inline = Inline::No;
         }
         st.turn &= !turn;

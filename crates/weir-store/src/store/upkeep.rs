@@ -23,6 +23,11 @@ impl Store {
         Ok(held)
     }
 
+    /// Whether a write of this token epoch may go to the file.
+    pub fn check_fence(&self, file: FileId, token_epoch: u32) -> Result<()> {
+        self.kv.read(&mut |r| cells::check_fence(r, file, token_epoch)).map(drop)
+    }
+
     pub fn mark_missing(
         &self,
         scope: &Scope,
