@@ -6,7 +6,7 @@
 use crate::api::Forget;
 use crate::data::Overlay;
 use crate::inner::{Inner, layout_of};
-use crate::node::{Dropping, Inline, Node};
+use crate::node::{Dropping, Inline, Node, State};
 use crate::plan::{Occasion, first_stripe_past};
 use crate::points;
 use std::sync::Arc;
@@ -34,6 +34,8 @@ const RECOVERY_LOOK: Duration = Duration::from_millis(50);
 /// A read for pages waits so long for a recall that has them dropped. That may itself wait for pages that this read has locked:
 /// then the read goes first, under the lease that is still here.
 const PAGES_PAUSE: Duration = Duration::from_millis(5);
+/// Who asks for attributes waits so long for pages that no lease protects: a read of them may hang at a target.
+const LOOSE_PAGES_PAUSE: Duration = Duration::from_millis(100);
 
 /// Bytes that are being sent past what others might cache: a recall that comes meanwhile waits for them.
 pub struct ThroughSend<'a> {
@@ -45,6 +47,23 @@ impl Drop for ThroughSend<'_> {
     fn drop(&mut self) {
         self.node.lock().end_send(self.counted_by);
         self.node.changed.notify_waiters();
+    }
+}
+
+/// Pages in the kernel that no lease protects, of a read or write that is under way or was just answered.
+pub struct LoosePages(Arc<Node>);
+
+impl LoosePages {
+    /// `st`: of that node; not to be locked where this is dropped.
+    pub fn of(node: &Arc<Node>, st: &mut State) -> LoosePages {
+        st.loose_pages += 1;
+        LoosePages(node.clone())
+    }
+}
+impl Drop for LoosePages {
+    fn drop(&mut self) {
+        self.0.lock().loose_pages -= 1;
+        self.0.changed.notify_waiters();
     }
 }
 
@@ -159,10 +178,30 @@ impl Inner {
         node.changed.notify_waiters();
         if !old_pages.is_empty() {
             // It was read without a pause: what came in at last goes soon, or with the next open.
-            let (me, ino) = (self.arc(), node.ino);
-            self.env
-                .tasks
-                .spawn("invalidate once more", async move { me.invalidate(ino, Forget::All).await });
+            let loose = LoosePages::of(node, &mut node.lock());
+            self.drop_loose_pages(loose);
+        }
+    }
+
+    /// The kernel drops the file's pages, soon: who waits for the answer to a read or write has some of them locked.
+    pub fn drop_loose_pages(&self, loose: LoosePages) {
+        let me = self.arc();
+        self.env.tasks.spawn("drop loose pages", async move {
+            me.invalidate(loose.0.ino, Forget::All).await;
+            drop(loose);
+        });
+    }
+
+    /// Before the kernel hears of a size: it would show the rest of a page from before that, zeros, as part of the file.
+    pub async fn wait_for_loose_pages(&self, node: &Node) {
+        let until = self.env.clock.now() + LOOSE_PAGES_PAUSE;
+        loop {
+            let changed = node.changed.notified();
+            let left = until.since(self.env.clock.now());
+            if node.lock().loose_pages == 0 || left.is_zero() {
+                return;
+            }
+            let _ = self.env.clock.timeout(left, changed).await; // looks again either way
         }
     }
 

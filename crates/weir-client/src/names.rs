@@ -52,6 +52,9 @@ impl Inner {
         self.apply_dir_lease(&dir, &looked.parent_lease, stamp);
         let found = looked.entry.as_ref().map(|entry| self.apply(entry, stamp));
         self.keep_name(&dir, before, &name, found.as_ref().map(|f| f.attr.ino));
+        if let Some(found) = &found {
+            self.wait_for_loose_pages_of(found.attr.ino).await;
+        }
         Ok(found)
     }
 
@@ -76,7 +79,14 @@ impl Inner {
         }
         let stamp = self.stamp();
         let entry = self.session.ask(self.deadline(), |session| GetAttr { session, ino }).await?;
-        Ok(self.apply(&entry, stamp))
+        let stat = self.apply(&entry, stamp);
+        self.wait_for_loose_pages_of(ino).await;
+        Ok(stat)
+    }
+    async fn wait_for_loose_pages_of(&self, ino: InodeId) {
+        if let Some(node) = self.known_node(ino) {
+            self.wait_for_loose_pages(&node).await;
+        }
     }
 
     /// What was known last of an inode that is gone, without a name. Not of an open file: that is there until it is closed, and

@@ -151,6 +151,8 @@ pub struct State {
     recalls: u64,
     /// The kernel is dropping the file's pages for a recall.
     pub dropping: Option<Dropping>,
+    /// Reads and writes that left, or are about to leave, pages in the kernel that no lease protects, until it has dropped them.
+    pub loose_pages: u32,
     /// Bytes in older objects, where they are known under the lease (see `layers.rs`).
     pub layers: Option<Vec<Layer>>,
 }
@@ -266,6 +268,7 @@ impl State {
             through_sends: BTreeMap::new(),
             recalls: 0,
             dropping: None,
+            loose_pages: 0,
             layers: None,
         }
     }
@@ -466,7 +469,7 @@ impl State {
 
     /// Attributes as `stat` shows them; `None`: ask the leader.
     pub fn stat(&self) -> Option<Stat> {
-        if self.lease == LeaseKind::None || self.attr_old {
+        if self.lease == LeaseKind::None || self.attr_old || self.loose_pages > 0 {
             return None;
         }
         self.shown(true)

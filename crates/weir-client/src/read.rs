@@ -2,10 +2,11 @@
 //!
 //! Invariants: nothing is kept without a lease; bytes fetched while the file changed are returned but not kept; a read never
 //! waits for the leader while a lease covers it. Parts are shared, not copied, but for bytes that may still change.
-use crate::api::{Forget, Handle};
+use crate::api::Handle;
 use crate::fetch::{CellRange, Part};
 use crate::gather::join_all;
 use crate::inner::{Inner, OpenFile, layout_of};
+use crate::lease::LoosePages;
 use crate::node::{Inline, Node, State};
 use bytes::Bytes;
 use std::collections::BTreeMap;
@@ -268,7 +269,7 @@ impl Inner {
             self.lease_for_pages(node, offset, offset.saturating_add(len as u64)).await?;
         }
         self.prepare_read(node).await?;
-        let mut waited = false;
+        let (mut waited, mut loose) = (false, None);
         let local = loop {
             let changed = node.changed.notified();
             let local = {
@@ -281,6 +282,9 @@ impl Inner {
                     dropping.note_fill(offset, offset.saturating_add(len as u64));
                 }
                 let local = self.look(node, &mut st, offset, len)?;
+                if for_pages && !local.keep && loose.is_none() {
+                    loose = Some(LoosePages::of(node, &mut st));
+                }
                 if !waited && is_known {
                     self.note_read(file, &mut st);
                     self.read_ahead(node, &mut st, offset, len);
@@ -325,12 +329,8 @@ impl Inner {
             }
             assembly.fill_zeros();
         }
-        if !keep && for_pages {
-            // The kernel keeps pages of this handle although no lease protects them.
-            let (me, ino) = (self.arc(), node.ino);
-            self.env
-                .tasks
-                .spawn("invalidate after read", async move { me.invalidate(ino, Forget::All).await });
+        if let Some(loose) = loose {
+            self.drop_loose_pages(loose);
         }
         Ok(Read::Done(self.finish(assembly)))
     }

@@ -2,12 +2,12 @@
 //!
 //! Invariants: memory is taken from the budget before bytes are; a write is taken only when the file's inline bytes are
 //! known, a dead writer's data is recovered, and nothing old lies where the file grows.
-use crate::api::{Allocate, Forget, Handle, SetAttrs, Stat};
+use crate::api::{Allocate, Handle, SetAttrs, Stat};
 use crate::data::Overlay;
 use crate::dirty::{NoMemory, StripeBuf};
 use crate::gather::join_all;
 use crate::inner::{Inner, layout_of};
-use crate::lease::ThroughSend;
+use crate::lease::{LoosePages, ThroughSend};
 use crate::node::{Inline, Node, State};
 use crate::plan::Occasion;
 use crate::rooms::Through;
@@ -188,11 +188,13 @@ impl Inner {
                 Err(e) => return Err(e),
             }
         }
-        if file.kernel_cache.load(Relaxed) && file.node.lock().lease == LeaseKind::None {
-            // The kernel keeps pages of this handle, also those written now, although no lease protects them.
-            let (me, ino) = (self.arc(), file.node.ino);
-            let work = async move { me.invalidate(ino, Forget::All).await };
-            self.env.tasks.spawn("invalidate after write", work);
+        // The kernel keeps pages of this handle, also those written now.
+        let loose = file.kernel_cache.load(Relaxed).then(|| {
+            let mut st = file.node.lock();
+            (st.lease == LeaseKind::None).then(|| LoosePages::of(&file.node, &mut st))
+        });
+        if let Some(loose) = loose.flatten() {
+            self.drop_loose_pages(loose);
         }
         Ok(done)
     }

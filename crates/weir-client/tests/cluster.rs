@@ -290,6 +290,52 @@ fn a_read_through_pages_is_not_older_than_what_was_written_before_it() {
     }
 }
 
+/// A kernel fills the rest of a page with zeros, and shows them when it hears that the file is longer.
+#[test]
+fn no_read_for_pages_brings_less_than_the_kernel_has_heard_of_before() {
+    const START: usize = 5000;
+    const END: usize = START + 60;
+    for seed in 80..84 {
+        Lab::new(seed).run(6, |lab| async move {
+            let (a, b) = (lab.client("a").await, lab.client("b").await);
+            let h = create(&a, "f").await;
+            write(&a, h, 0, &[1; START]).await;
+            close(&a, h).await;
+            let (writer, reader) =
+                (open(&b, "f", OpenMode::WRITE).await, open(&b, "f", OpenMode::READ).await);
+            b.keeps_pages(reader);
+            let h = open(&a, "f", OpenMode::WRITE).await;
+            let ino = b.lookup(&root(), ROOT, b"f").await.unwrap().unwrap().attr.ino;
+            let heard = Mutex::new(START);
+            let clock = lab.world().clock();
+            let writes = async {
+                for at in START..END {
+                    write(&a, h, at, &[1]).await;
+                    clock.sleep(Duration::from_micros(at as u64 * seed % 7 * 100)).await;
+                }
+            };
+            let reads = async {
+                loop {
+                    let got = read(&b, reader, 0, END).await;
+                    let heard = *heard.lock().unwrap();
+                    assert!(got.len() >= heard, "seed {seed}: {} bytes, {heard} are known of", got.len());
+                    if got.len() == END {
+                        return assert!(got.iter().all(|b| *b == 1));
+                    }
+                }
+            };
+            let looks = async {
+                while *heard.lock().unwrap() < END {
+                    let size = b.getattr(ino).await.unwrap().attr.size as usize;
+                    *heard.lock().unwrap() = size;
+                }
+            };
+            tokio::join!(writes, reads, looks);
+            close(&b, writer).await;
+        });
+    }
+}
+
 #[test]
 fn what_one_client_changes_the_other_sees_at_once() {
     Lab::new(12).run(6, |lab| async move {
