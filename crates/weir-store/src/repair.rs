@@ -17,24 +17,50 @@ use crate::service::{Acting, StorageNode, Target, sequencer};
 use crate::store::FragmentWrite;
 use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+use tokio::sync::Semaphore;
 use weir_env::BoxFuture;
 use weir_proto::checksum::{block_crcs, crc32c};
 use weir_proto::data::*;
 use weir_proto::ec::Coder;
 use weir_proto::map::{Group, MemberState};
-use weir_proto::{CellId, Epoch, Error, FileId, Result, Seq, Version};
+use weir_proto::{CellId, Epoch, Error, ErrorKind, FileId, PgId, Result, Seq, Version};
 
-/// Cells asked for in one listing.
-const LIST_LIMIT: u32 = 2048;
+/// Cells asked for in one listing. Lists of all groups at once take as much memory as one of 2048 did when they came one by one.
+const LIST_LIMIT: u32 = 256;
 
 /// A commit of a version that is not here waits this long for the other members' commits.
 const FETCH_PATIENCE: Duration = Duration::from_secs(1);
 const FETCH_PAUSE: Duration = Duration::from_millis(10);
 
-/// Stripes repaired side by side: each needs up to k + 1 fragments in memory.
+/// Stripes of a target repaired side by side: each needs up to k + 1 fragments in memory.
 const STRIPES_AT_ONCE: usize = 4;
+/// Groups of a target repaired side by side: most have missed little, so a group costs messages to and fro rather than bytes.
+const GROUPS_AT_ONCE: usize = 8;
+
+/// The groups of a target that are repaired at a time.
+struct Round {
+    todo: Mutex<Vec<Acting>>,
+    /// Turns for [`STRIPES_AT_ONCE`], whatever groups they are of.
+    stripes: Semaphore,
+    /// Repaired, and the coordinator has not been told.
+    repaired: Mutex<Vec<(PgId, Epoch)>>,
+    /// The turn to tell it.
+    report: Semaphore,
+    caught_up: AtomicUsize,
+}
+
+impl Round {
+    fn next(&self) -> Option<Acting> {
+        lock(&self.todo).pop()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// What others and this target hold of one stripe.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -85,28 +111,62 @@ pub(crate) struct Rebuilt {
 }
 
 impl StorageNode {
-    /// Repairs every group in which a target of this node is behind. Returns the number of groups that caught up.
-    pub(crate) async fn repair_round(&self, target: &Arc<Target>) -> Result<usize> {
-        let behind = self.behind(target);
+    /// Repairs every group in which a target of this node is behind, several side by side. Returns the number of groups that
+    /// caught up.
+    pub(crate) async fn repair_round(&self, target: &Arc<Target>) -> usize {
+        let mut behind = self.behind(target);
         if behind.is_empty() {
-            return Ok(0);
+            return 0;
         }
         let silent = self.learn_cuts(target, &behind).await;
-        let mut caught_up = 0;
-        for acting in &behind {
+        behind.retain(|acting| !acting.group().members.iter().any(|m| silent.contains(&m.target)));
+        behind.reverse(); // taken from the end
+        let lanes = behind.len().min(GROUPS_AT_ONCE);
+        let round = Round {
+            todo: Mutex::new(behind),
+            stripes: Semaphore::new(STRIPES_AT_ONCE),
+            repaired: Mutex::default(),
+            report: Semaphore::new(1),
+            caught_up: AtomicUsize::new(0),
+        };
+        let lane = |_| Box::pin(self.repair_lane(target, &round)) as BoxFuture<'_, ()>;
+        join_all((0..lanes).map(lane).collect()).await;
+        round.caught_up.into_inner()
+    }
+
+    /// One group after the other, as long as there are some. What goes wrong with one group keeps no other from its turn.
+    async fn repair_lane(&self, target: &Arc<Target>, round: &Round) {
+        while let Some(acting) = round.next() {
             let group = acting.group();
-            if group.members.iter().any(|m| silent.contains(&m.target)) {
-                continue;
-            }
-            match self.repair_group(acting).await {
+            match self.repair_group(&acting, &round.stripes).await {
                 Ok(()) => {
-                    self.peers.caught_up(target.store.target, group.id, group.epoch).await?;
-                    caught_up += 1;
+                    lock(&round.repaired).push((group.id, group.epoch));
+                    self.report_repaired(target, round).await;
                 }
                 Err(e) => tracing::debug!(group = %group.id, "repair: {e}"),
             }
         }
-        Ok(caught_up)
+    }
+
+    /// Tells the coordinator of all groups that were repaired while it was told of others: it changes the map once for what
+    /// comes together, and every change of the map goes to every node.
+    async fn report_repaired(&self, target: &Arc<Target>, round: &Round) {
+        let _turn = round.report.acquire().await.expect("never closed");
+        let repaired = std::mem::take(&mut *lock(&round.repaired));
+        let say = |(group, epoch): &(PgId, Epoch)| self.peers.caught_up(target.store.target, *group, *epoch);
+        let answers = join_all(repaired.iter().map(say).collect()).await;
+        for ((group, _), answer) in repaired.iter().zip(answers) {
+            match answer {
+                Ok(_) => drop(round.caught_up.fetch_add(1, Ordering::Relaxed)),
+                // It has moved on: the next round looks again.
+                Err(e) if e.kind == ErrorKind::Stale => tracing::debug!(%group, "report a repair: {e}"),
+                Err(e) => {
+                    tracing::warn!(target_id = %target.store.target, %group, "report a repair: {e}");
+                    // Repairing on for a coordinator that does not listen would keep the target from its other duties.
+                    lock(&round.todo).clear();
+                }
+            }
+        }
     }
 
     /// The places where the target is behind.
@@ -121,7 +181,7 @@ impl StorageNode {
         map.groups.iter().filter_map(place).collect()
     }
 
-    async fn repair_group(&self, acting: &Acting) -> Result<()> {
+    async fn repair_group(&self, acting: &Acting, side_by_side: &Semaphore) -> Result<()> {
         let group = acting.group();
         let since = group.members[acting.position].since;
         let peers = current_peers(group, acting.position);
@@ -141,7 +201,10 @@ impl StorageNode {
             let stripes: Vec<_> = stripes.into_iter().collect();
             for some in stripes.chunks(STRIPES_AT_ONCE) {
                 let repairs = some.iter().map(|((file, stripe), view)| {
-                    Box::pin(self.repair_stripe(acting, *file, *stripe, view)) as BoxFuture<'_, Result<()>>
+                    Box::pin(async move {
+                        let _turn = side_by_side.acquire().await.expect("never closed");
+                        self.repair_stripe(acting, *file, *stripe, view).await
+                    }) as BoxFuture<'_, Result<()>>
                 });
                 join_all(repairs.collect()).await.into_iter().collect::<Result<()>>()?;
             }
@@ -150,7 +213,27 @@ impl StorageNode {
                 None => break,
             }
         }
-        self.drop_unknown(acting, &peers, since).await
+        match self.has_older(acting)? {
+            true => self.drop_unknown(acting, &peers, since).await,
+            false => Ok(()),
+        }
+    }
+
+    /// Whether there is a cell here that was last written before the group's present epoch: [`Self::drop_unknown`] passes over
+    /// all others. Listing tells the own store the epoch, so none comes later. Spares the peers to list all they have.
+    fn has_older(&self, acting: &Acting) -> Result<bool> {
+        let (store, group) = (&acting.target.store, acting.group());
+        let mut after = None;
+        loop {
+            let list = store.list_cells(group.id, after, Epoch(0), group.epoch, LIST_LIMIT)?;
+            if list.cells.iter().any(|summary| summary.epoch < group.epoch) {
+                return Ok(true);
+            }
+            match list.cells.last() {
+                Some(last) if list.more => after = Some(last.cell),
+                _ => return Ok(false),
+            }
+        }
     }
 
     /// The next stripes in order that any of the peers lists, and where to go on.

@@ -63,10 +63,7 @@ impl StorageNode {
         if settle && let Err(e) = self.settle(target).await {
             log("settle versions in doubt", e);
         }
-        let repaired = self.repair_round(target).await.unwrap_or_else(|e| {
-            log("repair", e);
-            0
-        });
+        let repaired = self.repair_round(target).await;
         if let Err(e) = self.agree_round(target).await {
             log("bring overlay logs into line", e);
         }

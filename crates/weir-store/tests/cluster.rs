@@ -225,6 +225,25 @@ async fn writes_go_on_without_members_and_are_repaired() {
     }
 }
 
+#[tokio::test]
+async fn a_group_whose_repair_is_not_believed_keeps_no_other_behind() {
+    let world = World::new(EC).await;
+    world.add_groups(40);
+    world.disbelieved.lock().unwrap().extend([PgId(0), PgId(7), PgId(40)]);
+    let target = TargetId(2);
+    world.set_state(target, MemberState::Down);
+    world.set_state(target, MemberState::Behind);
+    world.rounds(2..3).await;
+    let behind = |world: &World| -> Vec<u32> {
+        let is_behind = |g: &&Group| g.members[2].state == MemberState::Behind;
+        world.map().groups.iter().filter(is_behind).map(|g| g.id.0).collect()
+    };
+    assert_eq!(behind(&world), [0, 7, 40]);
+    world.disbelieved.lock().unwrap().clear();
+    world.rounds(2..3).await;
+    assert_eq!(behind(&world), [0u32; 0]);
+}
+
 /// Targets die one after the other, a write is refused because too few are left, and they return in any order: what a
 /// member noted against others while it was here, or before it went itself, goes once all hold everything.
 #[tokio::test]

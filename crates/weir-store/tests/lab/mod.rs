@@ -35,6 +35,8 @@ pub struct World {
     pub silent: Mutex<BTreeSet<TargetId>>,
     /// Targets without space for bytes; what carries none they take.
     pub full: Mutex<BTreeSet<TargetId>>,
+    /// Groups of which the coordinator does not believe that anybody caught up.
+    pub disbelieved: Mutex<BTreeSet<PgId>>,
     /// Of whoever writes now.
     pub token_epoch: Mutex<u32>,
     pub disks: Vec<(PathBuf, SharedKv)>,
@@ -75,6 +77,7 @@ impl World {
             calls_left: Mutex::new(None),
             silent: Mutex::default(),
             full: Mutex::default(),
+            disbelieved: Mutex::default(),
             token_epoch: Mutex::new(1),
             disks,
             _dir: dir,
@@ -103,19 +106,33 @@ impl World {
     pub fn map(&self) -> Arc<ClusterMap> {
         self.map.lock().unwrap().clone()
     }
-    pub fn set_state(&self, id: TargetId, state: MemberState) {
+    /// More groups with the members of the first.
+    pub fn add_groups(&self, count: u32) {
         let mut map = self.map.lock().unwrap();
         let mut next = (**map).clone();
         next.version += 1;
-        let group = &mut next.groups[0];
-        group.epoch.0 += 1;
-        let epoch = group.epoch;
-        for member in &mut group.members {
-            if member.target == id {
-                member.state = state;
-            }
-            if member.state == MemberState::Current {
-                member.since = epoch;
+        let first = next.groups[0].clone();
+        next.groups.extend((1..=count).map(|id| Group { id: PgId(id), ..first.clone() }));
+        *map = Arc::new(next);
+    }
+    /// In all groups.
+    pub fn set_state(&self, id: TargetId, state: MemberState) {
+        self.set_state_in(|_| true, id, state);
+    }
+    fn set_state_in(&self, wanted: impl Fn(&Group) -> bool, id: TargetId, state: MemberState) {
+        let mut map = self.map.lock().unwrap();
+        let mut next = (**map).clone();
+        next.version += 1;
+        for group in next.groups.iter_mut().filter(|g| wanted(g)) {
+            group.epoch.0 += 1;
+            let epoch = group.epoch;
+            for member in &mut group.members {
+                if member.target == id {
+                    member.state = state;
+                }
+                if member.state == MemberState::Current {
+                    member.since = epoch;
+                }
             }
         }
         *map = Arc::new(next);
@@ -468,15 +485,16 @@ impl Peers for Links {
     fn caught_up(
         &self,
         target: TargetId,
-        _: PgId,
+        group: PgId,
         epoch: Epoch,
     ) -> BoxFuture<'static, Result<Arc<ClusterMap>>> {
         let world = self.world();
         Box::pin(async move {
             let world = world?;
-            if world.map().groups[0].epoch == epoch {
-                world.set_state(target, MemberState::Current);
+            if world.disbelieved.lock().unwrap().contains(&group) {
+                return Err(Error::stale(format!("{group} has moved on")));
             }
+            world.set_state_in(|g| g.id == group && g.epoch == epoch, target, MemberState::Current);
             Ok(world.map())
         })
     }
