@@ -99,8 +99,18 @@ impl World {
         let (dir, kv) = self.disks[id.0 as usize].clone();
         let geometry = Geometry { slab_bytes: 16 << 20, step_bytes: 8 << 20 };
         let peers: Arc<dyn Peers> = Arc::new(Links { map: self.map.clone(), world: Arc::downgrade(self) });
-        let targets = vec![(TargetConfig { id, dir, geometry }, kv)];
-        let node = StorageNode::open_over(self.env.clone(), targets, peers).await.unwrap();
+        let until = self.env.clock.now() + PATIENCE;
+        let node = loop {
+            let targets = vec![(TargetConfig { id, dir: dir.clone(), geometry }, kv.clone())];
+            match StorageNode::open_over(self.env.clone(), targets, peers.clone()).await {
+                // Its tasks are gone, and what they had running on threads is not cut short: the target is free when that
+                // has ended. Where a whole process ends, its locks go with it.
+                Err(e) if e.kind == ErrorKind::Exists && self.env.clock.now() < until => {
+                    self.env.clock.sleep(Duration::from_millis(1)).await;
+                }
+                opened => break opened.unwrap(),
+            }
+        };
         self.nodes.lock().unwrap().insert(id, node);
     }
     pub fn map(&self) -> Arc<ClusterMap> {
