@@ -36,15 +36,13 @@ const FETCH_PATIENCE: Duration = Duration::from_secs(1);
 const FETCH_PAUSE: Duration = Duration::from_millis(10);
 
 /// Stripes of a target repaired side by side: each needs up to k + 1 fragments in memory.
-const STRIPES_AT_ONCE: usize = 4;
+pub(crate) const STRIPES_AT_ONCE: usize = 4;
 /// Groups of a target repaired side by side: most have missed little, so a group costs messages to and fro rather than bytes.
 const GROUPS_AT_ONCE: usize = 8;
 
 /// The groups of a target that are repaired at a time.
 struct Round {
     todo: Mutex<Vec<Acting>>,
-    /// Turns for [`STRIPES_AT_ONCE`], whatever groups they are of.
-    stripes: Semaphore,
     /// Repaired, and the coordinator has not been told.
     repaired: Mutex<Vec<(PgId, Epoch)>>,
     /// The turn to tell it.
@@ -124,7 +122,6 @@ impl StorageNode {
         let lanes = behind.len().min(GROUPS_AT_ONCE);
         let round = Round {
             todo: Mutex::new(behind),
-            stripes: Semaphore::new(STRIPES_AT_ONCE),
             repaired: Mutex::default(),
             report: Semaphore::new(1),
             caught_up: AtomicUsize::new(0),
@@ -138,7 +135,7 @@ impl StorageNode {
     async fn repair_lane(&self, target: &Arc<Target>, round: &Round) {
         while let Some(acting) = round.next() {
             let group = acting.group();
-            match self.repair_group(&acting, &round.stripes).await {
+            match self.repair_group(&acting).await {
                 Ok(()) => {
                     lock(&round.repaired).push((group.id, group.epoch));
                     self.report_repaired(target, round).await;
@@ -181,7 +178,7 @@ impl StorageNode {
         map.groups.iter().filter_map(place).collect()
     }
 
-    async fn repair_group(&self, acting: &Acting, side_by_side: &Semaphore) -> Result<()> {
+    async fn repair_group(&self, acting: &Acting) -> Result<()> {
         let group = acting.group();
         let since = group.members[acting.position].since;
         let peers = current_peers(group, acting.position);
@@ -201,10 +198,7 @@ impl StorageNode {
             let stripes: Vec<_> = stripes.into_iter().collect();
             for some in stripes.chunks(STRIPES_AT_ONCE) {
                 let repairs = some.iter().map(|((file, stripe), view)| {
-                    Box::pin(async move {
-                        let _turn = side_by_side.acquire().await.expect("never closed");
-                        self.repair_stripe(acting, *file, *stripe, view).await
-                    }) as BoxFuture<'_, Result<()>>
+                    Box::pin(self.repair_stripe(acting, *file, *stripe, view)) as BoxFuture<'_, Result<()>>
                 });
                 join_all(repairs.collect()).await.into_iter().collect::<Result<()>>()?;
             }
@@ -288,6 +282,7 @@ impl StorageNode {
         stripe: u64,
         view: &StripeView,
     ) -> Result<()> {
+        let _turn = acting.target.repairs.acquire().await.expect("never closed");
         let store = &acting.target.store;
         let own = CellId { file, stripe, index: acting.position as u8 };
         let stat = store.stat_cell(&acting.scope, own)?;

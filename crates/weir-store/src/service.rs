@@ -10,13 +10,14 @@ use crate::cuts::Forgetting;
 use crate::format;
 use crate::peers::{PeerReply, PeerRequest, Peers, join_all};
 use crate::points;
+use crate::repair::STRIPES_AT_ONCE;
 use crate::store::{FragmentWrite, INLINE_BYTES_MAX, OverlayWrite, Store};
 use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 use weir_env::{BoxFuture, Env, Instant};
 use weir_kv::{CommitSeq, SharedKv};
 use weir_proto::coord::TargetReport;
@@ -69,6 +70,8 @@ pub(crate) struct Target {
     pub forgetting: Mutex<Forgetting>,
     /// Overlay logs that may differ from others' copies.
     agreement: Mutex<agree::Agreement>,
+    /// Turns for stripes to be repaired, whatever groups they are of.
+    pub repairs: Semaphore,
 }
 
 /// Stripes with overlays logged here lately whose seal this target leads.
@@ -170,6 +173,7 @@ impl StorageNode {
                 cuts_of: Mutex::default(),
                 forgetting: Mutex::default(),
                 agreement: Mutex::default(),
+                repairs: Semaphore::new(STRIPES_AT_ONCE),
             };
             opened.insert(id, Arc::new(target));
         }

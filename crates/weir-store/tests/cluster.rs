@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 use weir_env::BoxFuture;
-use weir_proto::checksum::block_crcs;
+use weir_proto::checksum::{block_crcs, crc32c};
 use weir_proto::data::*;
 use weir_proto::map::*;
 use weir_proto::*;
@@ -242,6 +242,54 @@ async fn a_group_whose_repair_is_not_believed_keeps_no_other_behind() {
     world.disbelieved.lock().unwrap().clear();
     world.rounds(2..3).await;
     assert_eq!(behind(&world), [0u32; 0]);
+}
+
+/// Each group has a stripe of which the returning target alone holds an overlay, on a base from before it was last current: its
+/// peers do not list that as new.
+#[tokio::test]
+async fn stripes_of_many_groups_are_repaired_in_turns() {
+    let world = World::new(EC).await;
+    world.add_groups(15);
+    let (groups, target) = (0..16u32, TargetId(4));
+    let cells: Vec<Vec<u8>> = (0..4).map(|i| bytes_of(i, CELL)).collect();
+    for (group, (position, bytes)) in
+        groups.clone().flat_map(|g| world.encode(&cells).into_iter().enumerate().map(move |p| (g, p)))
+    {
+        let request = WriteFragment {
+            place: Place { group: PgId(group), ..world.place(position) },
+            cell: cell(u64::from(group), position),
+            version: Version::new(1, 2),
+            mode: WriteMode::Fresh,
+            missing: 0,
+            cuts: vec![],
+            block_crcs: block_crcs(&bytes, CHECKSUM_BLOCK as usize),
+        };
+        world.dispatch(request.place.target, request, vec![bytes.into()]).await.unwrap();
+    }
+    world.set_state(target, MemberState::Current); // since a later epoch
+    for group in groups {
+        let bytes = bytes_of(7, 3000);
+        let request = MirrorOverlay {
+            place: Place { group: PgId(group), ..world.place(4) },
+            cell: cell(u64::from(group), 0),
+            token_epoch: 1,
+            seq: Seq(1),
+            offset: 0,
+            len: 3000,
+            kind: OverlayKind::Data,
+            missing: 0,
+            crc: crc32c(&bytes),
+            layout_scheme: EC,
+            again: false,
+        };
+        world.dispatch(target, request, vec![bytes.into()]).await.unwrap();
+    }
+    world.set_state(target, MemberState::Down);
+    world.set_state(target, MemberState::Behind);
+    world.rounds(4..5).await;
+    assert!(world.map().groups.iter().all(|g| g.members[4].state == MemberState::Current));
+    let (_, most) = *world.log_reads.lock().unwrap();
+    assert!((1..=4).contains(&most), "{most} stripes at a time");
 }
 
 /// Targets die one after the other, a write is refused because too few are left, and they return in any order: what a

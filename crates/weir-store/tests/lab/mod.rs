@@ -37,6 +37,8 @@ pub struct World {
     pub full: Mutex<BTreeSet<TargetId>>,
     /// Groups of which the coordinator does not believe that anybody caught up.
     pub disbelieved: Mutex<BTreeSet<PgId>>,
+    /// Reads of overlay logs between targets: how many are under way, and how many were at most.
+    pub log_reads: Mutex<(usize, usize)>,
     /// Of whoever writes now.
     pub token_epoch: Mutex<u32>,
     pub disks: Vec<(PathBuf, SharedKv)>,
@@ -78,6 +80,7 @@ impl World {
             silent: Mutex::default(),
             full: Mutex::default(),
             disbelieved: Mutex::default(),
+            log_reads: Mutex::default(),
             token_epoch: Mutex::new(1),
             disks,
             _dir: dir,
@@ -443,7 +446,20 @@ macro_rules! forward {
                 }
                 *left -= 1;
             }
-            world.dispatch(target, request, payload)
+            let reply = world.dispatch(target, request, payload);
+            if <$request>::METHOD != ReadOverlays::METHOD {
+                return reply;
+            }
+            Box::pin(async move {
+                {
+                    let mut reads = world.log_reads.lock().unwrap();
+                    *reads = (reads.0 + 1, reads.1.max(reads.0 + 1));
+                }
+                world.env.clock.sleep(Duration::from_millis(1)).await; // others begin theirs meanwhile, if they may
+                let answer = reply.await;
+                world.log_reads.lock().unwrap().0 -= 1;
+                answer
+            })
         }
     )*};
 }
