@@ -67,6 +67,9 @@ impl fmt::Display for Stamp {
         }
         f.write_str(" (")?;
         self.id.iter().take(24).try_for_each(|b| write!(f, "{b:02x}"))?;
+        if !self.version.is_empty() {
+            write!(f, ", {}", self.version.escape_ascii())?;
+        }
         f.write_str(")")
     }
 }

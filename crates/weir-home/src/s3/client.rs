@@ -446,7 +446,7 @@ fn stranger(key: &str, at: Time) -> Meta {
     let is_dir = key.ends_with('/');
     let (kind, mode) = if is_dir { (FileKind::Directory, 0o755) } else { (FileKind::Regular, 0o644) };
     let attrs = Attrs { mode, uid: 0, gid: 0, atime: at, mtime: at, xattrs: Vec::new() };
-    Meta { kind, rdev: 0, id: [0; 16], attrs }
+    Meta { kind, rdev: 0, id: [0; 16], attrs, written: None }
 }
 
 /// A directory that has no object of its own, only keys below it.

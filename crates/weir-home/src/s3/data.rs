@@ -92,7 +92,7 @@ impl Inner {
             ));
             return Err(Fault::new(FaultKind::Diverged, path, error));
         }
-        let meta = base.meta.clone();
+        let meta = Meta { written: None, ..base.meta.clone() };
         let state = State {
             base,
             meta,

@@ -1,8 +1,9 @@
 //! What is kept with an object: what it is, which one, and its attributes, as two headers.
 //!
-//! `x-amz-meta-weir`: `1 KIND MODE UID GID MTIME ATIME RDEV ID`, numbers decimal but the mode octal, times in nanoseconds, the
-//! identity 32 hexadecimal digits: given once when the thing is made and kept through all later versions of the object, so
-//! that another object under our key is found out. `x-amz-meta-weir-xattrs`: base64 of the wire layout.
+//! `x-amz-meta-weir`: `1 KIND MODE UID GID MTIME ATIME RDEV ID [WRITTEN]`, numbers decimal but the mode octal, times in nanoseconds,
+//! the identity 32 hexadecimal digits: given once when the thing is made and kept through all later versions of the object, so
+//! that another object under our key is found out. WRITTEN: the ETag of before the directory above got another name, which copies
+//! the object, and may change its ETag though its bytes are the same. `x-amz-meta-weir-xattrs`: base64 of the wire layout.
 use crate::{Attrs, Fault, Outcome, Stamp, Xattr};
 use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
 use bytes::Bytes;
@@ -23,6 +24,8 @@ pub(super) struct Meta {
     pub(super) rdev: u32,
     pub(super) id: [u8; 16],
     pub(super) attrs: Attrs,
+    /// The ETag with which its bytes were written, if it has another one since.
+    pub(super) written: Option<String>,
 }
 
 impl Meta {
@@ -33,6 +36,9 @@ impl Meta {
             self.kind as u8, a.mode, a.uid, a.gid, a.mtime.nanos, a.atime.nanos, self.rdev
         );
         self.id.iter().for_each(|b| write!(text, "{b:02x}").expect("a string takes everything"));
+        if let Some(written) = &self.written {
+            write!(text, " {written}").expect("a string takes everything");
+        }
         let mut headers = vec![(META, text)];
         if !a.xattrs.is_empty() {
             let bytes = a.xattrs.to_bytes();
@@ -69,11 +75,12 @@ impl Meta {
         for (i, b) in id.iter_mut().enumerate() {
             *b = u8::from_str_radix(&hex[2 * i..2 * i + 2], 16).ok()?;
         }
+        let written = word().map(str::to_owned);
         let xattrs = match xattrs {
             Some(text) => Vec::<Xattr>::from_bytes(&BASE64.decode(text).ok()?).ok()?,
             None => Vec::new(),
         };
-        Some(Meta { kind, rdev, id, attrs: Attrs { mode, uid, gid, atime, mtime, xattrs } })
+        Some(Meta { kind, rdev, id, attrs: Attrs { mode, uid, gid, atime, mtime, xattrs }, written })
     }
 }
 
@@ -88,13 +95,19 @@ pub(super) struct Object {
 }
 
 impl Object {
+    /// Its metadata where it gets another key, and nobody is told how it is known there: as before.
+    pub(super) fn meta_of_copy(&self) -> Meta {
+        let is_known = self.is_ours && self.meta.kind != FileKind::Directory;
+        let written = is_known.then(|| self.meta.written.as_ref().unwrap_or(&self.etag).clone());
+        Meta { written, ..self.meta.clone() }
+    }
     pub(super) fn stamp(&self) -> Stamp {
         let kind = self.meta.kind;
         let id =
             if self.is_ours { Bytes::copy_from_slice(&self.meta.id) } else { Bytes::from(self.etag.clone()) };
         match kind {
             FileKind::Regular | FileKind::Symlink => {
-                let version = Bytes::from(self.etag.clone());
+                let version = Bytes::from(self.meta.written.as_ref().unwrap_or(&self.etag).clone());
                 Stamp { kind, id, version, size: self.size, mtime: self.meta.attrs.mtime }
             }
             _ => Stamp { kind, id, version: Bytes::new(), size: 0, mtime: Time { nanos: 0 } },
@@ -129,7 +142,7 @@ mod tests {
         let xattrs = vec![Xattr { name: "user.x".into(), value: Bytes::from_static(b"\0\xff") }];
         let attrs =
             Attrs { mode: 0o4751, uid: 1, gid: u32::MAX, atime: time(-5), mtime: time(i64::MAX), xattrs };
-        Meta { kind: FileKind::BlockDevice, rdev: 77, id: [0xab; 16], attrs }
+        Meta { kind: FileKind::BlockDevice, rdev: 77, id: [0xab; 16], attrs, written: None }
     }
 
     #[test]
@@ -142,6 +155,9 @@ mod tests {
             assert_eq!(Meta::parse(text, None), None, "{text:?}");
         }
         assert_eq!(Meta::parse(&headers[0].1, Some("***")), None);
+        let copied = Meta { written: Some("e-2".into()), ..meta() };
+        let headers = copied.to_headers().unwrap();
+        assert_eq!(Meta::parse(&headers[0].1, Some(&headers[1].1)), Some(copied));
     }
 
     #[test]

@@ -131,7 +131,7 @@ impl Inner {
         let mut found = self.look(path)?;
         if found.is_none() {
             self.check_dir_above(path)?;
-            let meta = Meta { kind, rdev, id, attrs: attrs.clone() };
+            let meta = Meta { kind, rdev, id, attrs: attrs.clone(), written: None };
             let body = [body];
             let ask = Ask::default().meta(&meta)?.plain("if-none-match", "*").body(&body);
             match self.client.put(&key, ask) {
@@ -232,7 +232,7 @@ impl Inner {
                     ))));
                 }
                 if let Some(object) = self.client.head(&key).map_err(failed)? {
-                    self.copy(from, &key, &object, &below, &object.meta)?;
+                    self.copy(from, &key, &object, &below, &object.meta_of_copy())?;
                     self.client.delete(&key).map_err(failed)?;
                 }
                 after = key;

@@ -156,6 +156,20 @@ async fn large_objects_are_copied_in_parts() {
     assert!(read_all(&home, &path("b")).await == bytes);
 }
 
+/// Such a copy has another ETag.
+#[tokio::test]
+async fn what_came_in_parts_is_known_again_in_a_renamed_directory() {
+    let Some(service) = Service::start() else { return };
+    let home = service.home(service.config("x", true)).await;
+    let d = home.make(&path("d"), &Make::Directory, &attrs(0o755)).await.unwrap();
+    let bytes: Vec<u8> = (0..20_000_000u32).map(|n| (n / 3) as u8).collect();
+    let stamp = put(&home, &path("d/a"), &bytes, &attrs(0o644)).await;
+    let e = home.rename(&path("d"), &unchanged(&d), &path("e"), None).await.unwrap();
+    home.rename(&path("e"), &unchanged(&e), &path("f"), None).await.unwrap();
+    assert!(read_all(&home, &path("f/a")).await == bytes);
+    home.remove(&path("f/a"), &unchanged(&stamp)).await.unwrap();
+}
+
 #[tokio::test]
 async fn a_rename_of_a_directory_that_was_cut_off_goes_on() {
     let Some(service) = Service::start() else { return };
