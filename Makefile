@@ -23,7 +23,7 @@ test: setup lint ## Format, lints and all tests; none is left out
 
 # Seeds of the long run; those of `make test` are others.
 SEEDS ?= 10000
-test-long: ## Hours: SEEDS=10000 simulated clusters, fsx 20 × 1 M, 10,000 sequences beside a local file system, sqlite from four mounts, 500 histories of four mounts, HDF5 followed for ten minutes, power cuts, kills, 10,000 volumes
+test-long: ## Hours: SEEDS=10000 simulated clusters, fsx 20 × 1 M, 10,000 sequences beside a local file system, sqlite from four mounts, 500 histories of four mounts, 15,000 of a volume and its home, HDF5 followed for ten minutes, power cuts, kills, 10,000 volumes
 	cargo build --release --locked -p weir-sim
 	target/release/weir-sim --seed 100000 --runs $(SEEDS) --jobs $$(nproc) --marks yes
 	WEIR_DIFFERENTIAL=0..10000 cargo test --locked -p weir --test differential
@@ -35,6 +35,7 @@ test-long: ## Hours: SEEDS=10000 simulated clusters, fsx 20 × 1 M, 10,000 seque
 	cargo test --locked -p weir --test coherence -- --ignored --nocapture --test-threads 1
 	cargo test --locked -p weir --test hostile -- --ignored --nocapture
 	cargo test --locked -p weir-store --test images -- --ignored --nocapture
+	cargo test --locked -p weir-meta --test service -- --ignored
 	cargo test --locked -p weir --test volumes -- --ignored --nocapture
 
 model: ## Minutes, gigabytes: the stripe protocol searched state by state, in larger configurations than `make test` does

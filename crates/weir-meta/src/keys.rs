@@ -33,6 +33,7 @@
 //! j/<relation>/<dir>      a directory that is looked at again: when it was read at home   FollowedRecord
 //! e/<number>              a directory that is gone at home, to be removed with what is in it   DoomedRecord
 //! i/<relation>/<identity> which inode a file of several names is, as home knows it  u64
+//! m/<relation>/<ino>      a file that gives way at home: a mover may have moved it           YieldRecord
 //! u/<relation>/<ino>      parts of it are at home, and nobody sees them there yet   nothing
 //! g/<relation>/<ino>      was written, and is not known to be complete          nothing
 //! M/<session>             a mover that may have work                            nothing
@@ -255,6 +256,9 @@ pub fn doomed(number: u64) -> Key9 {
 }
 pub fn identity(relation: RelationId, id: &[u8]) -> Vec<u8> {
     [&key5(b'i', relation.0)[..], id].concat()
+}
+pub fn yields(relation: RelationId, ino: InodeId) -> [u8; 13] {
+    key13(b'm', relation.0, ino.0)
 }
 pub fn unfinished(relation: RelationId, ino: InodeId) -> [u8; 13] {
     key13(b'u', relation.0, ino.0)

@@ -8,7 +8,7 @@
 use super::listing::Listings;
 use super::orphans::Orphans;
 use super::ready::Ready;
-use super::record::{FINISH, RelationRecord};
+use super::record::{FINISH, RelationRecord, YieldRecord};
 use super::tree::{self, Effect, Step};
 use super::{pieces, store, taken};
 use crate::keys;
@@ -56,13 +56,17 @@ pub struct Lane {
     pub names_out: BTreeMap<u64, NameOut>,
     pub extents_out: BTreeMap<(InodeId, u64), ExtentOut>,
     /// Files whose ranges wait, because a change of names waits for those that are out.
-    awaited: BTreeSet<InodeId>,
+    pub(super) awaited: BTreeSet<InodeId>,
     /// Files that a change of names is about that a mover has.
     named: BTreeSet<InodeId>,
+    /// Files that are to go out of the way, or are doing so: where they are at home is not certain.
+    pub(super) yielding: BTreeSet<InodeId>,
     /// A change of paths waits for all that is out, or is out itself.
     paths_change: bool,
     /// Files that home has parts of, and that a change of names waits for: what is there is made a file, complete or not.
-    cut_short: BTreeSet<InodeId>,
+    pub(super) cut_short: BTreeSet<InodeId>,
+    /// Files that are no more, of which home has parts that a change of names waits for: they are removed there at once.
+    pub(super) given_up: BTreeSet<InodeId>,
     /// Numbers of changes of size that home has not seen, by inode.
     pub cuts: BTreeMap<InodeId, BTreeSet<u64>>,
     ready: Ready,
@@ -88,6 +92,11 @@ pub struct Offer {
     /// Changes with which nothing is to be done at home.
     pub void_names: Vec<u64>,
     pub void_directories: Vec<InodeId>,
+    pub void_yields: Vec<InodeId>,
+    /// Files that go out of the way from now on.
+    pub yields: Vec<(InodeId, YieldRecord)>,
+    /// It is to be looked once more: there is something to do first.
+    pub again: bool,
     /// Files that are no more: their pending ranges go.
     pub gone: Vec<InodeId>,
     /// Files that a mover begins to write: their twins are to say so.
@@ -101,19 +110,20 @@ impl Offer {
         self.names.is_empty() && self.extents.is_empty() && self.listings.is_empty()
     }
     pub fn has_void(&self) -> bool {
-        !(self.void_names.is_empty() && self.void_directories.is_empty() && self.gone.is_empty())
+        let nothing = self.void_names.is_empty() && self.void_directories.is_empty();
+        self.again || !(nothing && self.void_yields.is_empty() && self.gone.is_empty())
     }
 }
 
 /// What a change touches.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
-enum Touch {
+pub(super) enum Touch {
     Inode(InodeId),
     Entry(InodeId, Bytes),
 }
 
 /// What a change changes and what it only relies on.
-fn touches(what: &What) -> (Vec<Touch>, Vec<Touch>) {
+pub(super) fn touches(what: &What) -> (Vec<Touch>, Vec<Touch>) {
     use Touch::{Entry, Inode};
     match what {
         What::Made { ino, parent, name, .. }
@@ -151,6 +161,11 @@ fn moves_a_directory(step: &Step) -> bool {
 }
 /// Whether a mover may be changing, or may have changed without telling, what is at the place of one of these inodes.
 pub fn may_change(read: &dyn Read, relation: RelationId, inodes: &BTreeSet<InodeId>) -> Result<bool> {
+    for ino in inodes {
+        if store::yields(read, relation, *ino)? {
+            return Ok(true);
+        }
+    }
     is_concerned(read, relation, inodes, WINDOW, |change| change.tried)
 }
 /// Whether home is still to get a change of one of these.
@@ -180,16 +195,16 @@ fn is_barrier(what: &What) -> bool {
 
 /// The changes before the one that is looked at that are not done yet.
 #[derive(Default)]
-struct Before {
+pub(super) struct Before {
     changed: BTreeSet<Touch>,
     relied_on: BTreeSet<Touch>,
 }
 impl Before {
-    fn is_in_the_way(&self, changes: &[Touch], relies: &[Touch]) -> bool {
+    pub fn is_in_the_way(&self, changes: &[Touch], relies: &[Touch]) -> bool {
         changes.iter().any(|t| self.changed.contains(t) || self.relied_on.contains(t))
             || relies.iter().any(|t| self.changed.contains(t))
     }
-    fn add(&mut self, changes: Vec<Touch>, relies: Vec<Touch>) {
+    pub fn add(&mut self, changes: Vec<Touch>, relies: Vec<Touch>) {
         self.changed.extend(changes);
         self.relied_on.extend(relies);
     }
@@ -227,6 +242,9 @@ impl Lane {
         })?;
         let mut before = Before::default();
         before.add_directories(&self.names_out);
+        self.yields(look, offer, &mut before)?;
+        self.give_up(look, offer, &mut before)?;
+        let may_be_done = self.may_be_done(&queue);
         let empty = queue.is_empty();
         for (number, what, tried) in queue {
             if offer.names.len() >= look.items {
@@ -236,15 +254,20 @@ impl Lane {
             let barrier = is_barrier(&what);
             let waits = self.names_out.contains_key(&number)
                 || before.is_in_the_way(&changes, &relies)
-                || (barrier && (!before.is_empty() || self.paths_in_use() || self.waits_for_pieces(look)?))
-                || self.waits_for_data(look, number, &what)?;
+                || (barrier
+                    && (!before.is_empty() || self.paths_in_use() || self.waits_for_pieces(look, offer)?))
+                || self.waits_for_data(look, offer, number, &what)?;
             if !waits {
                 match tree::step(look.read, look.relation, look.record, &what, tried)? {
                     None => {
                         offer.void_names.push(number);
                         continue;
                     }
-                    Some(step) => self.give_name(look, offer, number, step),
+                    Some(step) => {
+                        let others = may_be_done.iter().filter(|(other, _)| *other != number);
+                        let others = others.flat_map(|(_, changes)| changes);
+                        self.give_step(look, offer, number, step, &mut before, others)?;
+                    }
                 }
             }
             if barrier {
@@ -267,13 +290,19 @@ impl Lane {
         self.paths_change
     }
 
-    fn give_name(&mut self, look: &Look<'_>, offer: &mut Offer, number: u64, step: Step) {
+    pub(super) fn give_name(&mut self, look: &Look<'_>, offer: &mut Offer, number: u64, step: Step) {
         offer.names.push(NameWork { number, ino: step.ino, action: step.action.clone() });
         self.names_out.insert(number, NameOut { session: look.session, step });
     }
 
     /// Bytes that home must have first, or that are being written right now.
-    fn waits_for_data(&mut self, look: &Look<'_>, number: u64, what: &What) -> Result<bool> {
+    fn waits_for_data(
+        &mut self,
+        look: &Look<'_>,
+        offer: &mut Offer,
+        number: u64,
+        what: &What,
+    ) -> Result<bool> {
         if let What::Renamed { replaced: Some((other, _)), .. } = what
             && self.extents_of(*other).next().is_some()
         {
@@ -314,33 +343,57 @@ impl Lane {
             What::Linked { ino, .. } => *ino,
             _ => return Ok(false),
         };
+        if matches!(what, What::Removed { last: true, .. }) {
+            let busy = self.extents_of(file).next().is_some();
+            if busy {
+                self.awaited.insert(file);
+            }
+            return Ok(busy || is_aside(look, file)?);
+        }
+        self.is_being_written(look, offer, file)
+    }
+
+    /// Whether a file must not get another name, size or attributes just now. What stands in the way of that has an end then.
+    pub(super) fn is_being_written(
+        &mut self,
+        look: &Look<'_>,
+        offer: &mut Offer,
+        file: InodeId,
+    ) -> Result<bool> {
         if is_aside(look, file)? {
             return Ok(true);
         }
-        let busy = self.extents_of(file).next().is_some();
-        if busy {
+        if self.extents_of(file).next().is_some() {
             self.awaited.insert(file);
-        } else if !matches!(what, What::Removed { last: true, .. })
-            && store::is_unfinished(look.read, look.relation, file)?
-        {
-            self.cut_short.insert(file);
             return Ok(true);
         }
-        Ok(busy)
+        let is_half_way = store::is_unfinished(look.read, look.relation, file)?;
+        if is_half_way {
+            self.end_half_way(look, offer, file)?;
+        }
+        Ok(is_half_way)
+    }
+    fn end_half_way(&mut self, look: &Look<'_>, offer: &mut Offer, file: InodeId) -> Result<()> {
+        match tree::removal(look.read, look.relation, look.record.volume, file)? {
+            Some(_) => offer.again |= self.given_up.insert(file),
+            None => drop(self.cut_short.insert(file)),
+        }
+        Ok(())
     }
 
     /// Before paths change nothing may be half way at a home that knows parts of a file by its path.
-    fn waits_for_pieces(&mut self, look: &Look<'_>) -> Result<bool> {
+    fn waits_for_pieces(&mut self, look: &Look<'_>, offer: &mut Offer) -> Result<bool> {
         if !look.record.rules().pieces {
             return Ok(false);
         }
         let files = store::unfinished(look.read, look.relation, FILES_LOOKED_AT)?;
-        let waits = !files.is_empty();
-        self.cut_short.extend(files);
-        Ok(waits)
+        for file in &files {
+            self.end_half_way(look, offer, *file)?;
+        }
+        Ok(!files.is_empty())
     }
 
-    fn extents_of(&self, ino: InodeId) -> impl Iterator<Item = (&(InodeId, u64), &ExtentOut)> {
+    pub(super) fn extents_of(&self, ino: InodeId) -> impl Iterator<Item = (&(InodeId, u64), &ExtentOut)> {
         self.extents_out.range((ino, 0)..=(ino, u64::MAX))
     }
     /// Whether a mover has a part of `start..end`.
@@ -464,7 +517,8 @@ impl Lane {
         left: &mut u64,
     ) -> Result<bool> {
         let with_another = self.extents_of(ino).any(|(_, out)| out.session != look.session);
-        if with_another || self.named.contains(&ino) || self.awaited.contains(&ino) {
+        let is_moving = self.named.contains(&ino) || self.yielding.contains(&ino);
+        if with_another || is_moving || self.awaited.contains(&ino) {
             return Ok(false);
         }
         if is_aside(look, ino)? {
@@ -606,7 +660,7 @@ fn slice_of(bytes: &Bytes, start: u64, len: u64) -> Bytes {
     Bytes::from(out)
 }
 
-fn is_aside(look: &Look<'_>, ino: InodeId) -> Result<bool> {
+pub(super) fn is_aside(look: &Look<'_>, ino: InodeId) -> Result<bool> {
     Ok(look.read.get(&keys::aside(look.relation, ino))?.is_some())
 }
 
@@ -616,11 +670,12 @@ fn is_full(look: &Look<'_>, offer: &Offer, left: u64) -> bool {
 }
 
 /// What may be a file.
-fn files_of(effect: &Effect) -> [Option<InodeId>; 2] {
+pub(super) fn files_of(effect: &Effect) -> [Option<InodeId>; 2] {
     match effect {
         Effect::Make { ino, .. }
         | Effect::Link { ino, .. }
         | Effect::Drop { ino, .. }
+        | Effect::Yield { ino, .. }
         | Effect::Stamp { ino }
         | Effect::Cut { ino, .. } => [Some(*ino), None],
         Effect::Move { ino, replaced, .. } => [Some(*ino), *replaced],

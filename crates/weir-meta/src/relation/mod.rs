@@ -4,7 +4,7 @@
 //! for nothing at home can tell a late writer from one who may write.
 //!
 //! `tree` and `pending` say what a change means, `taken` brings changes from the changelog to the queues, `lane` gives work
-//! out, `serve` answers messages, `store` knows the records.
+//! out, `yields` makes room for it, `serve` answers messages, `store` knows the records.
 mod lane;
 mod listing;
 mod orphans;
@@ -16,6 +16,7 @@ pub(crate) mod serve;
 pub mod store;
 mod taken;
 pub mod tree;
+mod yields;
 
 pub use taken::{listened, pulled};
 

@@ -59,6 +59,10 @@ message!(
     TwinPlace { dir: InodeId, name: Bytes }
 );
 message!(
+    /// `m/`: where a file goes from its place at home, where it has one name of several.
+    YieldRecord { from: TwinPlace, to: TwinPlace }
+);
+message!(
     /// `q/`: these bytes are durable at home; see `weir_proto::relation::Receipt`.
     ReceiptRecord { len: u64, sums: Vec<u32> }
 );
@@ -98,6 +102,7 @@ impl RelationRecord {
 impl Record for RelationRecord {}
 impl Record for Pending {}
 impl Record for Twin {}
+impl Record for YieldRecord {}
 impl Record for ReceiptRecord {}
 impl Record for AsideRecord {}
 impl Record for FollowedRecord {}

@@ -620,8 +620,11 @@ impl Leader {
             offer.void_directories.iter().for_each(|dir| txn.delete(&keys::old_attributes(id, *dir)));
             for ino in &offer.gone {
                 store::drop_pending(txn, id, *ino)?;
-                store::note_finished(txn, id, *ino)?; // what is half way at home is removed there
             }
+            for (ino, record) in &offer.yields {
+                txn.put(&keys::yields(id, *ino), &record.to_value());
+            }
+            offer.void_yields.iter().for_each(|ino| txn.delete(&keys::yields(id, *ino)));
             for name in &offer.names {
                 let key = keys::name_change(id, name.number);
                 if let Some(value) = txn.get(&key)? {
@@ -796,12 +799,16 @@ fn receive(
         let newer = store::pending_finish(txn, relation, done.ino)?.is_some_and(|p| p.newest > mark);
         // A cut may have come meanwhile: what was behind it is nobody's any more.
         let present = find_inode(txn, done.ino)?.map_or(0, |inode| inode.size);
-        let unproved = match finish.filter(|_| !newer) {
+        // What was written since is followed by another end, which has all proved that this one leaves: before, it would be sent
+        // again and again beside bytes that wait for a cut.
+        let waiting = store::pending_of(txn, relation, done.ino)?;
+        let is_written_on = waiting.iter().any(|(_, p)| p.newest > mark);
+        let unproved = match finish.filter(|_| !newer && !is_written_on) {
             Some(size) => taken::unproved(txn, relation, done.ino, size.min(present))?,
             None => Vec::new(),
         };
         // A range before the end that home did not take goes once more, and the end after it.
-        let lacking = store::pending_of(txn, relation, done.ino)?.iter().any(|(_, p)| p.oldest <= mark);
+        let lacking = waiting.iter().any(|(_, p)| p.oldest <= mark);
         // What lay beside bytes that changed while it was on its way has no proof: it goes once more, and the end after it.
         for (from, to) in &unproved {
             let again = Pending { len: to - from, since: now, oldest: mark, newest: mark };

@@ -1,6 +1,6 @@
 //! Records of relations: reading and changing them inside transactions.
 use super::pending::{self, Apart, Ranges};
-use super::record::{FINISH, Pending, ReceiptRecord, RelationRecord};
+use super::record::{FINISH, Pending, ReceiptRecord, RelationRecord, YieldRecord};
 use crate::keys;
 use crate::namespace::evict;
 use crate::record::Record;
@@ -141,6 +141,17 @@ pub fn note_finished(txn: &mut dyn Txn, relation: RelationId, ino: InodeId) -> R
     }
     Ok(())
 }
+/// Files that go out of the way.
+pub fn yielding(read: &dyn Read, relation: RelationId) -> Result<Vec<(InodeId, YieldRecord)>> {
+    let (start, end) = keys::range_of_short(b'm', relation.0);
+    collect(read, &start, &end, usize::MAX, |key, value| {
+        let ino = InodeId(number_of(key)?);
+        Ok((ino, YieldRecord::from_value(value, || format!("where inode {ino} goes at home"))?))
+    })
+}
+pub fn yields(read: &dyn Read, relation: RelationId, ino: InodeId) -> Result<bool> {
+    Ok(read.get(&keys::yields(relation, ino))?.is_some())
+}
 /// What home lacks of a file that is no more.
 pub fn drop_pending(txn: &mut dyn Txn, relation: RelationId, ino: InodeId) -> Result<()> {
     note_complete(txn, relation, ino)?;
@@ -149,7 +160,7 @@ pub fn drop_pending(txn: &mut dyn Txn, relation: RelationId, ino: InodeId) -> Re
 }
 
 /// Everything that is kept of a relation but its own record.
-const LETTERS: &[u8] = b"BOPYLqadguij";
+const LETTERS: &[u8] = b"BOPYLqadgumij";
 /// Records of a removed relation that go in one transaction.
 const REMOVE_MAX: usize = 2048;
 

@@ -3,7 +3,7 @@
 //! Invariant: twins show home after the last change that was applied there, so a path made from them is right for the next
 //! one. Reads records only; decides nothing about when.
 use super::pending::Apart;
-use super::record::{FINISH, Pending, RelationRecord, Twin, TwinPlace};
+use super::record::{FINISH, Pending, RelationRecord, Twin, TwinPlace, YieldRecord};
 use super::store;
 use crate::keys;
 use crate::namespace::path::place_of;
@@ -18,6 +18,8 @@ use weir_proto::{Error, InodeId, Result, VolumeId};
 
 /// Names of a path at home at most: twins that lead in a circle are damage.
 const DEPTH_MAX: usize = 1 << 16;
+/// Where a file waits at home, in its root, whose names there are all taken: its number follows, and one that makes it free.
+const WAITS: &str = ".weir-waits";
 /// Names of a file that are looked at for one that home can know it by.
 const NAMES_LOOKED_AT: usize = 64;
 
@@ -44,6 +46,12 @@ pub enum Effect {
         from: TwinPlace,
         to: TwinPlace,
         replaced: Option<InodeId>,
+    },
+    /// Out of the way, or from a name that it has at home only, to another one of its names: by itself no change.
+    Yield {
+        ino: InodeId,
+        from: TwinPlace,
+        to: TwinPlace,
     },
     Swap {
         ino: InodeId,
@@ -246,6 +254,8 @@ impl Tree<'_> {
                 )
             }
             What::Attributes { ino } => self.attributes(*ino),
+            // Of what is no more, and was not begun, nothing is left to cut.
+            What::Resized { ino, .. } if !tried && present(self.read, *ino)?.is_none() => Ok(None),
             What::Resized { ino, size } => self.resized(*ino, *size),
             What::Data { .. } | What::Complete { .. } => Ok(None),
         }
@@ -261,6 +271,15 @@ impl Tree<'_> {
 
     /// Makes something that home does not have, where the volume has it.
     fn make(&self, ino: InodeId, place: TwinPlace, whole: bool) -> Result<Option<Step>> {
+        let step = self.make_there(ino, place.clone(), whole)?;
+        if step.is_some()
+            && let Some(clears) = self.clear(ino, &place)?
+        {
+            return Ok(Some(clears));
+        }
+        Ok(step)
+    }
+    fn make_there(&self, ino: InodeId, place: TwinPlace, whole: bool) -> Result<Option<Step>> {
         let Some(present) = present(self.read, ino)? else {
             return self.gone.map_or(Ok(None), |kind| self.make_gone(ino, kind, place));
         };
@@ -319,9 +338,7 @@ impl Tree<'_> {
         let Some(twin) = self.twin(ino)?.filter(|twin| twin.places.contains(&place)) else { return Ok(None) };
         let Some(path) = self.path(&place)? else { return Ok(None) };
         if self.stays_by_another_name(ino, &twin)? {
-            // None is free yet: then one that comes takes the place of this.
-            let Some(to) = self.name_that_stays(ino, &place)? else { return Ok(None) };
-            return Ok(self.move_to(ino, &twin, place, to)?.map(|step| Step { last, ..step }));
+            return self.leave(ino, &twin, place);
         }
         let action = NameAction::Remove { path, kind: twin.kind, expect: expected(&twin) };
         Ok(Some(Step { ino, action, effect: Effect::Drop { ino, place }, last }))
@@ -333,6 +350,34 @@ impl Tree<'_> {
     fn stays_by_another_name(&self, ino: InodeId, twin: &Twin) -> Result<bool> {
         let one_name = !self.links && twin.kind != FileKind::Directory;
         Ok(one_name && find_inode(self.read, ino)?.is_some_and(|inode| inode.nlink > 0))
+    }
+
+    /// To a name that it keeps; if home has others under all of these, it waits aside for one that is still to come.
+    fn leave(&self, ino: InodeId, twin: &Twin, place: TwinPlace) -> Result<Option<Step>> {
+        let to = match self.name_that_stays(ino, &place)? {
+            Some(to) => to,
+            None => self.place_to_wait(ino, &place)?,
+        };
+        self.move_to(ino, twin, place, to)
+    }
+    fn place_to_wait(&self, ino: InodeId, place: &TwinPlace) -> Result<TwinPlace> {
+        let dir = volume::load(self.read, self.volume)?.root;
+        for n in 0u64.. {
+            let to = TwinPlace { dir, name: Bytes::from(format!("{WAITS}-{:x}-{n}", ino.0)) };
+            if to != *place && occupant(self.read, self.relation, &to)?.is_none() {
+                return Ok(to);
+            }
+        }
+        Err(Error::damaged(format!("home has no free name for inode {ino}")))
+    }
+
+    /// What has to be done before `ino` can have a place at home, where a file may be under one that it got before its turn.
+    fn clear(&self, ino: InodeId, place: &TwinPlace) -> Result<Option<Step>> {
+        let other = occupant(self.read, self.relation, place)?.filter(|other| *other != ino);
+        match other {
+            Some(other) if !self.links => self.vanish(other, place.clone(), false),
+            _ => Ok(None),
+        }
     }
 
     /// A name that a file has here beside `place`, and that is free at home.
@@ -357,17 +402,20 @@ impl Tree<'_> {
     fn replace_old_name(&self, ino: InodeId, twin: &Twin, place: TwinPlace) -> Result<Option<Step>> {
         let Some(old) = twin.places.first() else { return Ok(None) };
         let is_old = find_link(self.read, old.dir, &old.name)?.is_none_or(|link| link.ino != ino);
-        if !is_old || occupant(self.read, self.relation, &place)?.is_some() {
+        if !is_old {
             return Ok(None);
         }
-        self.move_to(ino, twin, old.clone(), place)
+        match self.clear(ino, &place)? {
+            Some(clears) => Ok(Some(clears)),
+            None => self.move_to(ino, twin, old.clone(), place),
+        }
     }
 
     fn move_to(&self, ino: InodeId, twin: &Twin, from: TwinPlace, to: TwinPlace) -> Result<Option<Step>> {
         let (Some(from_path), Some(to_path)) = (self.path(&from)?, self.path(&to)?) else { return Ok(None) };
         let (kind, expect) = (twin.kind, expected(twin));
         let action = NameAction::Rename { from: from_path, to: to_path, kind, expect, replaced: None };
-        Ok(Some(Step { ino, action, effect: Effect::Move { ino, from, to, replaced: None }, last: true }))
+        Ok(Some(Step { ino, action, effect: Effect::Yield { ino, from, to }, last: false }))
     }
 
     fn renamed(&self, ino: InodeId, from: TwinPlace, to: TwinPlace) -> Result<Option<Step>> {
@@ -442,6 +490,13 @@ impl Tree<'_> {
         Ok(Some(Step { ino, action, effect: Effect::Swap { ino, other, place, other_place }, last: true }))
     }
 
+    fn yields(&self, ino: InodeId, record: &YieldRecord) -> Result<Option<Step>> {
+        match self.twin(ino)?.filter(|twin| twin.places.contains(&record.from)) {
+            Some(twin) => self.move_to(ino, &twin, record.from.clone(), record.to.clone()),
+            None => Ok(None),
+        }
+    }
+
     pub fn attributes(&self, ino: InodeId) -> Result<Option<Step>> {
         let (Some(twin), Some(present)) = (self.twin(ino)?, present(self.read, ino)?) else {
             return Ok(None);
@@ -464,6 +519,33 @@ impl Tree<'_> {
         let action = NameAction::Resize { path, size, expect: expected(&twin) };
         Ok(Some(Step { ino, action, effect: Effect::Cut { ino, size }, last: true }))
     }
+}
+
+/// What a mover may have done already is done as it was told.
+pub fn yield_step(
+    read: &dyn Read,
+    relation: RelationId,
+    volume: VolumeId,
+    ino: InodeId,
+    record: &YieldRecord,
+) -> Result<Option<Step>> {
+    Tree { read, relation, volume, links: false, gone: None }.yields(ino, record)
+}
+
+/// What is no more, and home has parts of, is removed there, and where that is; none: it is not so (any more).
+pub fn removal(
+    read: &dyn Read,
+    relation: RelationId,
+    volume: VolumeId,
+    ino: InodeId,
+) -> Result<Option<(Step, TwinPlace)>> {
+    let twin = find_twin(read, relation, ino)?.filter(|twin| !twin.places.is_empty());
+    if !store::is_unfinished(read, relation, ino)? || present(read, ino)?.is_some() {
+        return Ok(None);
+    }
+    let Some(place) = twin.map(|twin| twin.places[0].clone()) else { return Ok(None) };
+    let tree = Tree { read, relation, volume, links: false, gone: None };
+    Ok(tree.vanish(ino, place.clone(), false)?.map(|step| (step, place)))
 }
 
 /// A directory whose entries changed at home gets its own times again.
@@ -510,6 +592,13 @@ pub fn apply(
             if let Some(other) = replaced {
                 drop_place(txn, relation, *other, to, &Bytes::new())?;
             }
+            if let Some(mut twin) = find_twin(txn, relation, *ino)? {
+                take_place(txn, relation, &mut twin, from);
+                add_place(txn, relation, *ino, restamped(twin, stamp), to);
+            }
+        }
+        Effect::Yield { ino, from, to } => {
+            txn.delete(&keys::yields(relation, *ino));
             if let Some(mut twin) = find_twin(txn, relation, *ino)? {
                 take_place(txn, relation, &mut twin, from);
                 add_place(txn, relation, *ino, restamped(twin, stamp), to);

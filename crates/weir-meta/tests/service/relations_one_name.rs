@@ -1,0 +1,190 @@
+//! A home that knows one name of each file and shows it when it is complete: histories that random ones found.
+use super::*;
+
+/// A home that has files `names`, and under the first name of each what follows after a `=` is known here, too.
+async fn at_home(world: &World, names: &[&str]) -> (Bench, Client) {
+    let (mut bench, mut mover) = Bench::start(world, true).await;
+    bench.add_relation().await;
+    for name in names {
+        let (name, other) = name.split_once('=').map_or((*name, None), |(name, other)| (name, Some(other)));
+        bench.make(name).await;
+        if let Some(other) = other {
+            bench.link(name, other).await;
+        }
+    }
+    bench.settle(world).await;
+    bench.ship_to_the_end(&mut mover, world).await;
+    (bench, mover)
+}
+
+impl Bench {
+    /// The leader has taken over all that was done.
+    async fn settle(&self, world: &World) {
+        world.node("dice").clock.sleep(std::time::Duration::from_millis(50)).await;
+    }
+    async fn find(&self, name: &str) -> InodeId {
+        self.client.lookup(ROOT, name).await.unwrap().entry.unwrap().attr.ino
+    }
+    async fn make(&mut self, name: &str) {
+        let made = self.client.create(ROOT, name).await.unwrap();
+        let ino = made.entry.attr.ino;
+        self.volume.files.insert(ino, Vec::new());
+        self.write(&made.entry, 1).await;
+        self.client.close(ino, true).await.unwrap();
+    }
+    async fn link(&self, name: &str, other: &str) {
+        let (op, ino) = (self.client.op(), self.find(name).await);
+        self.client.call(&Link { op, cred: root(), ino, parent: ROOT, name: b(other) }).await.unwrap();
+    }
+    async fn rename(&self, from: &str, to: &str) {
+        let (op, parent, mode) = (self.client.op(), ROOT, RenameMode::Replace);
+        let (name, new_name) = (b(from), b(to));
+        let r = Rename { op, cred: root(), parent, name, new_parent: parent, new_name, mode };
+        self.client.call(&r).await.unwrap();
+    }
+    /// As `rewrite` does it; it stays open.
+    async fn change(&mut self, name: &str, how: usize) -> InodeId {
+        let ino = self.find(name).await;
+        self.rewrite(ino, how).await;
+        ino
+    }
+    async fn change_and_close(&mut self, name: &str, how: usize) {
+        let ino = self.change(name, how).await;
+        self.client.close(ino, true).await.unwrap();
+    }
+    /// A mover changes all names that it is given, sends the pieces of files without their ends, and dies.
+    async fn half_way(&mut self, mover: &mut Client, world: &World) {
+        self.settle(world).await;
+        let does = |extent: Option<&ExtentWork>| extent.is_none_or(|work| work.finish.is_none());
+        assert!(self.ship_some(mover, world, || true, does).await, "there was nothing to do");
+    }
+    /// The same of names alone.
+    async fn names_half_way(&mut self, mover: &mut Client, world: &World) {
+        self.settle(world).await;
+        let does = |extent: Option<&ExtentWork>| extent.is_none();
+        assert!(self.ship_some(mover, world, || true, does).await, "there was nothing to do");
+    }
+    async fn ends_right(&mut self, mover: &mut Client, world: &World) {
+        self.settle(world).await;
+        self.ship_to_the_end(mover, world).await;
+        self.assert_same().await;
+    }
+}
+
+/// Plays a history from a volume that is at home.
+fn history(names: &[&str], then: impl AsyncFnOnce(Bench, Client, World)) {
+    let world = World::new(17, SimConfig::default());
+    world.run(async {
+        let _meta = start(&world).await;
+        let (bench, mover) = at_home(&world, names).await;
+        then(bench, mover, world.clone()).await;
+    });
+}
+
+/// It is replaced under the name that home knows, and goes to another one; nobody tells that, and that one is renamed.
+#[test]
+fn a_file_that_went_out_of_the_way_is_where_it_was_told_to_go() {
+    history(&["a=b", "c"], async |mut bench, mut mover, world| {
+        bench.rename("c", "a").await;
+        bench.names_half_way(&mut mover, &world).await;
+        bench.rename("b", "d").await;
+        bench.ends_right(&mut mover, &world).await;
+    });
+}
+
+/// The change that it made way for waits for something else; its own bytes do not go to where it was.
+#[test]
+fn nothing_is_written_where_a_file_may_have_gone_away() {
+    history(&["a=b", "c"], async |mut bench, mut mover, world| {
+        bench.rename("c", "a").await;
+        bench.change_and_close("a", 1).await;
+        bench.half_way(&mut mover, &world).await;
+        bench.change_and_close("b", 1).await;
+        bench.ends_right(&mut mover, &world).await;
+    });
+}
+
+/// It goes to a name which a change that is under way, or comes first, gives to another file for now.
+#[test]
+fn a_file_goes_out_of_the_way_to_no_name_that_another_one_is_getting() {
+    history(&["a=b", "c", "e"], async |mut bench, mut mover, world| {
+        bench.rename("e", "k").await;
+        bench.rename("c", "a").await;
+        bench.client.unlink(ROOT, "k").await.unwrap();
+        bench.rename("b", "k").await;
+        bench.ends_right(&mut mover, &world).await;
+    });
+}
+
+/// All names that it has are others' at home, for now.
+#[test]
+fn a_file_without_a_free_name_waits_aside() {
+    history(&["a=b", "c", "e"], async |mut bench, mut mover, world| {
+        bench.rename("c", "a").await;
+        bench.rename("b", "e").await;
+        bench.client.mkdir(ROOT, "c").await.unwrap();
+        bench.ends_right(&mut mover, &world).await;
+    });
+}
+
+/// It is at home under a name already that it got later, and another one had in between.
+#[test]
+fn what_had_a_name_for_a_while_has_it_at_home_for_a_while() {
+    history(&["a=b", "c"], async |mut bench, mut mover, world| {
+        bench.rename("c", "a").await;
+        bench.make("k").await;
+        bench.rename("k", "l").await;
+        bench.rename("b", "k").await;
+        bench.ends_right(&mut mover, &world).await;
+    });
+}
+
+/// Parts of it are at home, and are seen before it is called otherwise.
+#[test]
+fn a_file_that_goes_out_of_the_way_is_not_half_way() {
+    history(&["a=b", "c"], async |mut bench, mut mover, world| {
+        bench.change_and_close("a", 1).await;
+        bench.half_way(&mut mover, &world).await;
+        bench.rename("c", "a").await;
+        bench.ends_right(&mut mover, &world).await;
+    });
+}
+
+/// Its parts would stay under the name that it had.
+#[test]
+fn a_file_that_is_no_more_is_not_renamed_half_way() {
+    history(&["a"], async |mut bench, mut mover, world| {
+        bench.change_and_close("a", 1).await;
+        bench.half_way(&mut mover, &world).await;
+        bench.rename("a", "b").await;
+        bench.client.unlink(ROOT, "b").await.unwrap();
+        bench.ends_right(&mut mover, &world).await;
+    });
+}
+#[test]
+fn a_file_that_is_no_more_is_not_cut_half_way() {
+    history(&["a"], async |mut bench, mut mover, world| {
+        bench.change_and_close("a", 1).await;
+        bench.half_way(&mut mover, &world).await;
+        bench.change_and_close("a", 0).await;
+        bench.client.unlink(ROOT, "a").await.unwrap();
+        bench.ends_right(&mut mover, &world).await;
+    });
+}
+
+/// What is left of its first bytes goes before the rename, the cut and what is written after it later: for as long as it is open.
+#[test]
+fn a_file_that_is_renamed_cut_and_written_on_is_not_sent_again_and_again() {
+    history(&[], async |mut bench, mut mover, world| {
+        bench.make("a").await;
+        bench.rename("a", "b").await;
+        bench.change("b", 0).await;
+        let open = bench.change("b", 2).await;
+        bench.settle(&world).await;
+        bench.ship_all(&mut mover, &world).await;
+        for _ in 0..2 {
+            bench.client.close(open, true).await.unwrap();
+        }
+        bench.ends_right(&mut mover, &world).await;
+    });
+}
