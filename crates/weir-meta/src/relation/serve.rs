@@ -634,6 +634,9 @@ impl Leader {
                     }
                 }
             }
+            for name in offer.names.iter().filter(|name| tree::changes_stamp(&name.action)) {
+                tree::note_writing(txn, id, name.ino, true)?;
+            }
             for ino in &offer.begun {
                 if let Some(twin) = tree::find_twin(txn, id, *ino)? {
                     if pieces {
@@ -679,7 +682,15 @@ impl Leader {
                             record.shipped_names += 1;
                         }
                     }
-                    other => set_aside(txn, r.relation, out.step.ino, wall, other),
+                    other => {
+                        // Who finds a stranger's change makes none: it is to be found again.
+                        if let (Outcome::Diverged { .. }, NameAction::Attributes { expect, .. }) =
+                            (other, &out.step.action)
+                        {
+                            tree::note_writing(txn, r.relation, out.step.ino, expect.writing)?;
+                        }
+                        set_aside(txn, r.relation, out.step.ino, wall, other);
+                    }
                 }
             }
             for done in &r.extents {

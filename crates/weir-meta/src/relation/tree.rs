@@ -481,8 +481,12 @@ impl Tree<'_> {
         other_place: TwinPlace,
     ) -> Result<Option<Step>> {
         let (Some(twin), Some(other_twin)) = (self.twin(ino)?, self.twin(other)?) else { return Ok(None) };
-        if !twin.places.contains(&place) || !other_twin.places.contains(&other_place) {
-            return Ok(None);
+        // Who is there under another one of its names stays; the other one gets the name that it has now.
+        match (twin.places.contains(&place), other_twin.places.contains(&other_place)) {
+            (true, true) => {}
+            (true, false) => return self.renamed(ino, place, other_place),
+            (false, true) => return self.renamed(other, other_place, place),
+            (false, false) => return Ok(None),
         }
         let (Some(one), Some(two)) = (self.path(&place)?, self.path(&other_place)?) else { return Ok(None) };
         let (expect, other_expect) = (expected(&twin), expected(&other_twin));
@@ -612,7 +616,10 @@ pub fn apply(
                 }
             }
         }
-        Effect::Stamp { ino } => restamp(txn, relation, *ino, stamp)?,
+        Effect::Stamp { ino } => {
+            restamp(txn, relation, *ino, stamp)?;
+            note_writing(txn, relation, *ino, false)?;
+        }
         Effect::Attributes { dir } => {
             txn.delete(&keys::old_attributes(relation, *dir));
             restamp(txn, relation, *dir, stamp)?;
@@ -631,6 +638,17 @@ fn restamped(twin: Twin, stamp: &StampBytes) -> Twin {
 fn restamp(txn: &mut dyn Txn, relation: RelationId, ino: InodeId, stamp: &StampBytes) -> Result<()> {
     if let Some(twin) = find_twin(txn, relation, ino)? {
         txn.put(&keys::twin(relation, ino), &restamped(twin, stamp).to_value());
+    }
+    Ok(())
+}
+/// Whether a mover that dies with this action leaves another stamp than we know: a later one, or the removal of what it was
+/// about, is to find its own change again, not a stranger's.
+pub fn changes_stamp(action: &NameAction) -> bool {
+    matches!(action, NameAction::Attributes { kind, .. } if *kind != FileKind::Directory)
+}
+pub fn note_writing(txn: &mut dyn Txn, relation: RelationId, ino: InodeId, writing: bool) -> Result<()> {
+    if let Some(twin) = find_twin(txn, relation, ino)?.filter(|twin| twin.writing != writing) {
+        txn.put(&keys::twin(relation, ino), &Twin { writing, ..twin }.to_value());
     }
     Ok(())
 }

@@ -24,6 +24,8 @@ struct Thing {
     mode: u32,
     /// Files with several names are one thing.
     id: u64,
+    /// Every change of bytes or attributes makes another one; a new name does not.
+    version: u64,
     finished: Option<u64>,
     /// Where files are seen when they are complete: what was written since.
     under_way: Option<Vec<u8>>,
@@ -37,6 +39,30 @@ struct Home {
     actions: u64,
     /// Like S3: files come in pieces and are seen as a whole, and have one name.
     in_pieces: bool,
+}
+
+impl Thing {
+    /// Of a directory it does not change.
+    fn stamp(&self) -> Bytes {
+        let version = if self.kind == FileKind::Directory { 0 } else { self.version };
+        let parts = [self.id, version, self.bytes.len() as u64];
+        Bytes::from(parts.map(u64::to_le_bytes).concat())
+    }
+    /// Whether it is what a mover must find.
+    fn is_as_expected(&self, expect: &Expected) -> bool {
+        let stamp = self.stamp();
+        match (expect.stamp.is_empty(), expect.writing) {
+            (true, _) => true,
+            (_, true) => expect.stamp[..8] == stamp[..8],
+            (_, false) => expect.stamp == stamp,
+        }
+    }
+    /// An earlier try of a cut, where home is as that left it.
+    fn is_cut_already(&self, size: u64, expect: &Expected) -> bool {
+        let before = expect.stamp.get(16..24).map(|size| u64::from_le_bytes(size.try_into().unwrap()));
+        let is_ours = self.is_as_expected(&Expected { writing: true, ..expect.clone() });
+        self.bytes.len() as u64 == size && before.is_some_and(|before| before != size) && is_ours
+    }
 }
 
 fn text(path: &Bytes) -> String {
@@ -60,9 +86,29 @@ impl Home {
     fn is_not_half_way(&self, path: &str) {
         assert!(self.things.get(path).is_none_or(|t| t.under_way.is_none()), "{path:?} is half way");
     }
+    /// What others changed is left alone.
+    fn is_as_we_left_it(&self, path: &str, expect: &Expected) {
+        let is_so = self.things.get(path).is_none_or(|thing| thing.is_as_expected(expect));
+        assert!(is_so, "{path:?} is not as it was left: {:?}, expected {expect:?}", self.things.get(path));
+    }
+    fn stamp(&self, path: &str) -> Bytes {
+        self.things.get(path).map_or(Bytes::new(), Thing::stamp)
+    }
     /// Every action may come twice: its own result is success, anything else in the way is not.
-    fn act(&mut self, action: &NameAction) {
+    fn act(&mut self, action: &NameAction) -> Bytes {
         self.actions += 1;
+        self.carry_out(action);
+        match action {
+            NameAction::Make { path, .. }
+            | NameAction::Link { path, .. }
+            | NameAction::Remove { path, .. }
+            | NameAction::Rename { to: path, .. }
+            | NameAction::Exchange { one: path, .. }
+            | NameAction::Attributes { path, .. }
+            | NameAction::Resize { path, .. } => self.stamp(&text(path)),
+        }
+    }
+    fn carry_out(&mut self, action: &NameAction) {
         match action {
             NameAction::Make { path, kind, attrs, .. } => {
                 let path = text(path);
@@ -77,17 +123,20 @@ impl Home {
                 }
                 self.next += 1;
                 let (kind, mode, id) = (*kind, attrs.mode, self.next);
-                let thing = Thing { kind, bytes: vec![], mode, id, finished: None, under_way: None };
+                let (bytes, finished, under_way) = (vec![], None, None);
+                let thing = Thing { kind, bytes, mode, id, version: 0, finished, under_way };
                 self.things.insert(path, thing);
             }
-            NameAction::Link { from, path, .. } => {
+            NameAction::Link { from, path, expect } => {
                 assert!(!self.in_pieces, "a link of {:?} where there are none", text(from));
+                self.is_as_we_left_it(&text(from), expect);
                 let thing = self.things.get(&text(from)).expect("what is linked is there").clone();
                 self.parent_is_there(&text(path));
                 let there = self.things.insert(text(path), thing.clone());
                 assert!(there.is_none_or(|t| t.id == thing.id));
             }
-            NameAction::Remove { path, .. } => {
+            NameAction::Remove { path, expect, .. } => {
+                self.is_as_we_left_it(&text(path), expect);
                 let below = format!("{}/", text(path));
                 assert!(
                     !self.things.keys().any(|p| p.starts_with(&below)),
@@ -95,19 +144,33 @@ impl Home {
                 );
                 self.things.remove(&text(path));
             }
-            NameAction::Rename { from, to, replaced, .. } => {
+            NameAction::Rename { from, to, replaced, expect, .. } => {
+                self.is_as_we_left_it(&text(from), expect);
+                if self.things.contains_key(&text(from))
+                    && let Some(replaced) = replaced
+                {
+                    self.is_as_we_left_it(&text(to), replaced);
+                }
                 self.rename(&text(from), &text(to), replaced.is_some())
             }
             NameAction::Exchange { .. } => panic!("this test exchanges nothing"),
             NameAction::Attributes { path, .. } if path.is_empty() => {} // home's root
-            NameAction::Attributes { path, attrs, .. } => {
+            NameAction::Attributes { path, attrs, expect, .. } => {
                 let mode = attrs.mode;
                 self.is_not_half_way(&text(path));
-                self.change(&text(path), |thing| thing.mode = mode);
+                self.is_as_we_left_it(&text(path), expect);
+                self.change(&text(path), |thing| (thing.mode, thing.version) = (mode, thing.version + 1));
             }
-            NameAction::Resize { path, size, .. } => {
+            NameAction::Resize { path, size, expect } => {
                 self.is_not_half_way(&text(path));
-                self.change(&text(path), |thing| thing.bytes.resize(*size as usize, 0));
+                if self.things.get(&text(path)).is_some_and(|thing| thing.is_cut_already(*size, expect)) {
+                    return;
+                }
+                self.is_as_we_left_it(&text(path), expect);
+                self.change(&text(path), |thing| {
+                    thing.version += u64::from(thing.bytes.len() as u64 != *size);
+                    thing.bytes.resize(*size as usize, 0);
+                });
             }
         }
     }
@@ -136,6 +199,7 @@ impl Home {
         assert!(!in_pieces || offset == 0, "a part of a piece at {offset}");
         self.change(path, |thing| {
             assert_eq!(thing.kind, FileKind::Regular);
+            thing.version += u64::from(!in_pieces); // what nobody sees yet is no other one
             let into = match in_pieces {
                 true => thing.under_way.get_or_insert_with(|| thing.bytes.clone()),
                 false => &mut thing.bytes,
@@ -149,6 +213,7 @@ impl Home {
     }
     fn finish(&mut self, path: &str, size: u64) {
         self.change(path, |thing| {
+            thing.version += 1;
             thing.bytes = thing.under_way.take().unwrap_or_else(|| thing.bytes.clone());
             thing.bytes.resize(size as usize, 0);
             thing.finished = Some(size);
@@ -380,17 +445,18 @@ impl Bench {
             if dies && !does(None) {
                 continue;
             }
-            self.home.act(&item.action);
-            names.push(NameDone {
-                number: item.number,
-                outcome: Outcome::Done { stamp: Bytes::from_static(b"s") },
-            });
+            let stamp = self.home.act(&item.action);
+            names.push(NameDone { number: item.number, outcome: Outcome::Done { stamp } });
         }
+        let mut opened = BTreeSet::new();
         for item in &work.extents {
             if dies && !does(Some(item)) {
                 continue;
             }
-            let mut outcome = Outcome::Done { stamp: Bytes::from_static(b"s") };
+            if opened.insert(item.ino) {
+                self.home.is_as_we_left_it(&text(&item.path), &item.expect);
+            }
+            let mut is_there = true;
             if let Some(finish) = &item.finish {
                 self.home.finish(&text(&item.path), finish.size);
             } else if let Some(bytes) = self.volume.files.get(&item.ino) {
@@ -401,8 +467,10 @@ impl Bench {
                 let there = home.under_way.as_ref().unwrap_or(&home.bytes).len();
                 assert!(there >= end, "a hole before {end}");
             } else {
-                outcome = Outcome::Moved {};
+                is_there = false;
             }
+            let stamp = self.home.stamp(&text(&item.path));
+            let outcome = if is_there { Outcome::Done { stamp } } else { Outcome::Moved {} };
             let finished = item.finish.is_some();
             let (ino, offset, len) = (item.ino, item.offset, item.len);
             extents.push(ExtentDone { ino, offset, len, finished, sums: vec![0], outcome });

@@ -37,10 +37,17 @@ impl Bench {
         self.client.call(&Link { op, cred: root(), ino, parent: ROOT, name: b(other) }).await.unwrap();
     }
     async fn rename(&self, from: &str, to: &str) {
-        let (op, parent, mode) = (self.client.op(), ROOT, RenameMode::Replace);
+        self.rename_as(from, to, RenameMode::Replace).await;
+    }
+    async fn rename_as(&self, from: &str, to: &str, mode: RenameMode) {
+        let (op, parent) = (self.client.op(), ROOT);
         let (name, new_name) = (b(from), b(to));
         let r = Rename { op, cred: root(), parent, name, new_parent: parent, new_name, mode };
         self.client.call(&r).await.unwrap();
+    }
+    async fn chmod(&self, name: &str, mode: u32) {
+        let (op, ino) = (self.client.op(), self.find(name).await);
+        self.client.call(&SetAttr { mode: Some(mode), ..set_attr(op, ino) }).await.unwrap();
     }
     /// As `rewrite` does it; it stays open.
     async fn change(&mut self, name: &str, how: usize) -> InodeId {
@@ -187,4 +194,37 @@ fn a_file_that_is_renamed_cut_and_written_on_is_not_sent_again_and_again() {
         }
         bench.ends_right(&mut mover, &world).await;
     });
+}
+
+/// Its attributes were set there, and nobody told that: what is there is not a stranger's.
+#[test]
+fn a_file_that_is_removed_after_its_attributes_were_set_untold_is_ours() {
+    history(&["a"], async |mut bench, mut mover, world| {
+        bench.chmod("a", 0o601).await;
+        bench.names_half_way(&mut mover, &world).await;
+        bench.client.unlink(ROOT, "a").await.unwrap();
+        bench.ends_right(&mut mover, &world).await;
+    });
+}
+#[test]
+fn a_file_whose_attributes_change_again_after_they_were_set_untold_is_ours() {
+    history(&["a=b"], async |mut bench, mut mover, world| {
+        bench.chmod("a", 0o601).await;
+        bench.names_half_way(&mut mover, &world).await;
+        bench.chmod("a", 0o602).await;
+        bench.client.unlink(ROOT, "a").await.unwrap();
+        bench.ends_right(&mut mover, &world).await;
+    });
+}
+
+/// Home knows one of the two by another name, which it keeps.
+#[test]
+fn a_file_that_changes_names_with_one_that_is_there_under_another_gets_its_own() {
+    for (one, two) in [("b", "c"), ("c", "b")] {
+        history(&["a=b", "c"], async |mut bench, mut mover, world| {
+            bench.rename_as(one, two, RenameMode::Exchange).await;
+            bench.names_half_way(&mut mover, &world).await;
+            bench.ends_right(&mut mover, &world).await;
+        });
+    }
 }
