@@ -659,7 +659,7 @@ impl Inner {
         if st.dirty.is_empty() && st.sending.is_empty() {
             st.local = None;
         } else if let Some(local) = &mut st.local {
-            local.size = local.size.min(size);
+            local.size = size;
         }
         if shrinks {
             st.note_cut(exclusive);

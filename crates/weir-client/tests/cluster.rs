@@ -1003,6 +1003,32 @@ fn a_restart_of_the_leader_takes_no_append_away() {
 /// A file that was cut has old bytes past its end. Two clients that let it grow again must not take each other's new
 /// bytes for old ones.
 #[test]
+fn a_file_is_as_long_as_it_was_made_beside_a_write_of_the_same_client() {
+    for seed in 60..72 {
+        Lab::new(seed).run(6, |lab| async move {
+            let a = lab.client("a").await;
+            let h = create(&a, "f").await;
+            let ino = a.lookup(&root(), ROOT, b"f").await.unwrap().unwrap().attr.ino;
+            let clock = lab.world().clock();
+            for round in 1..20 {
+                let size = round * 1000;
+                let set = SetAttrs { size: Some(size), ..SetAttrs::default() };
+                let longer = async { a.setattr(&root(), ino, Some(h), set).await.map(drop) };
+                let writes = async {
+                    for _ in 0..4 {
+                        clock.sleep(Duration::from_micros(seed * 13 + round * 7)).await;
+                        write(&a, h, 0, b"0123456789").await;
+                    }
+                };
+                tokio::join!(longer, writes).0.unwrap();
+                let stat = a.getattr(ino).await.unwrap();
+                assert_eq!(stat.attr.size, size, "seed {seed}, round {round}");
+            }
+        });
+    }
+}
+
+#[test]
 fn two_clients_grow_a_file_that_was_cut() {
     Lab::new(43).run(6, |lab| async move {
         let (a, b) = (lab.client("a").await, lab.client("b").await);

@@ -197,6 +197,8 @@ impl Cx<'_> {
     pub(super) fn set_size(&mut self, ino: InodeId, inode: &mut Inode, size: u64) -> Result<()> {
         if size < inode.size {
             self.leave_snapshots(ino, inode)?;
+            // What others have on its way was written past a size that is no more.
+            inode.token_epoch = super::open::next_cut(inode.token_epoch);
             if !self.cut_inline(ino, size)? {
                 inode.data_end = inode.data_end.max(inode.size);
             }

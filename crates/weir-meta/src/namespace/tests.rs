@@ -163,11 +163,17 @@ impl World {
         let r = meta::Link { op: op(), cred: cred.clone(), ino, parent, name: b(name) };
         self.change(|cx| create::link(cx, &r))
     }
+    fn token_epoch(&self, ino: InodeId) -> u32 {
+        self.view(|v| open::read_inline(v, ino)).map_or(1, |shown| shown.entry.lease.token_epoch)
+    }
     fn commit(&mut self, ino: InodeId, size: u64, clean: bool) -> Result<Entry> {
+        self.commit_under(self.token_epoch(ino), ino, size, clean)
+    }
+    fn commit_under(&mut self, token_epoch: u32, ino: InodeId, size: u64, clean: bool) -> Result<Entry> {
         let r = Commit {
             op: op(),
             ino,
-            token_epoch: 1,
+            token_epoch,
             size,
             mtime: Time { nanos: 5 },
             allocated: size,
@@ -463,6 +469,19 @@ fn a_clean_empty_file_leaves_no_garbage() {
     assert!(w.keys(b'G').is_empty() && w.keys(b'I').is_empty());
 }
 
+/// What was on its way when a file was cut lies past a size that is no more.
+#[test]
+fn who_wrote_before_a_cut_does_not_grow_the_file_after_it() {
+    let mut w = World::new();
+    let f = w.create(&root(), InodeId::ROOT, "f", 0o644).unwrap().entry.attr.ino;
+    w.leases.open(ME, f, false, true);
+    let before = w.token_epoch(f);
+    w.commit_under(before, f, 968, false).unwrap();
+    w.set(&root(), f, |s| s.size = Some(0)).unwrap();
+    assert_eq!(errno(w.commit_under(before, f, 968, false)), ESTALE);
+    assert_eq!(w.attr(f).unwrap().size, 0);
+}
+
 #[test]
 fn inline_data_follows_the_size() {
     let mut w = World::new();
@@ -490,6 +509,7 @@ fn inline_data_follows_the_size() {
     assert_eq!(read(&w).data, Some(b("he")), "the rest is zeros");
     assert_eq!(read(&w).entry.attr.size, 9);
     assert_eq!(read(&w).entry.lease.data_end, 0);
+    commit.token_epoch = w.token_epoch(f);
     commit.inline = Some(Bytes::from(vec![0; 4097]));
     commit.size = 4097;
     assert_eq!(errno(w.change(|cx| data::commit(cx, &commit))), EINVAL);
