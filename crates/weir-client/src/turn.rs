@@ -10,7 +10,7 @@ use crate::api::{SetAttrs, Stat};
 use crate::inner::Inner;
 use crate::node::{Inline, Node};
 use crate::plan::Occasion;
-use crate::write::{TRIES_MAX, Way, end_of};
+use crate::write::{Besides, TRIES_MAX, Way, end_of};
 use bytes::Bytes;
 use std::sync::Arc;
 use weir_proto::meta::{Cred, EndTurn, LeaseKind, TakeTurn};
@@ -58,16 +58,16 @@ impl Inner {
         let offset = node.lock().committed_size();
         let (data, _room) = self.fit_through(node, offset, data).await?;
         let end = end_of(offset, data.len())?;
-        let mut turn = true;
+        let mut besides = Besides::EndOfTurn;
         loop {
             let own = self.copy_up(node, offset, end).await?;
             let sends = self.may_send_through(node).await?;
             let under = self.send_through(node, sends, own, offset, &data).await?;
             // The place is taken with the first commit, and the turn over.
-            if !self.commit_through(node, (offset, end), Some(under), false, turn).await? {
+            if !self.commit_sent(node, (offset, end), under, besides).await? {
                 return Ok(data.len());
             }
-            turn = false;
+            besides = Besides::Nothing;
         }
     }
 
@@ -88,7 +88,7 @@ impl Inner {
             size
         };
         if end > size {
-            self.commit_through(node, (end, end), None, false, true).await?;
+            self.commit_time(node, end, Besides::EndOfTurn).await?;
         }
         Ok(())
     }
@@ -117,7 +117,7 @@ impl Inner {
             self.send_through(node, sends, own, 0, &bytes).await
         };
         let done = match sent {
-            Ok(under) => self.commit_through(node, (0, 0), Some(under), true, false).await.map(|_| ()),
+            Ok(under) => self.commit_sent(node, (0, 0), under, Besides::LeftInode).await.map(drop),
             Err(e) => Err(e),
         };
         if done.is_err() {
@@ -140,7 +140,7 @@ impl Inner {
             return Ok(());
         }
         self.clean_old_tail(node).await?;
-        self.commit_through(node, (0, 0), None, false, true).await.map(|_| ())
+        self.commit_time(node, 0, Besides::EndOfTurn).await
     }
 
     /// Cuts or extends a file that others write, too.

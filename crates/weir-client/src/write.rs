@@ -65,6 +65,15 @@ enum Taken {
     NotReady,
 }
 
+/// What a commit of writes straight through tells besides.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Besides {
+    Nothing,
+    /// The inode holds no bytes any more.
+    LeftInode,
+    EndOfTurn,
+}
+
 impl Inner {
     /// Takes the bytes at once where lease and memory allow. `offset` `None`: at the end of the file.
     pub fn try_write(&self, handle: Handle, offset: Option<u64>, data: &[u8]) -> Option<Result<usize>> {
@@ -390,7 +399,7 @@ impl Inner {
         if told {
             self.note_dirty(node.ino); // write-back tells it
         } else {
-            let is_elsewhere = self.commit_through(node, (offset, end), Some(under), false, false).await?;
+            let is_elsewhere = self.commit_sent(node, (offset, end), under, Besides::Nothing).await?;
             if is_elsewhere {
                 return Ok(None);
             }
@@ -481,17 +490,32 @@ impl Inner {
         Ok(to.token_epoch)
     }
 
-    /// Tells the leader of size and time after writes straight through. `under`: what the bytes were sent under, if that is told of some;
-    /// a newer token epoch that came since is of a file that may have another object, or be cut. True: it was so, and the leader, which
-    /// had given this client the right to write alone meanwhile, took it for told under that: the bytes are to be sent once more.
-    pub async fn commit_through(
+    /// Tells the leader of bytes that were written straight through, under the token epoch `under`: a newer one that came since is of a
+    /// file that may have another object, or be cut. True: it was so, and the leader, which had given this client the right to write
+    /// alone meanwhile, took it for told under that: the bytes are to be sent once more.
+    pub async fn commit_sent(
+        &self,
+        node: &Arc<Node>,
+        range: (u64, u64),
+        under: u32,
+        besides: Besides,
+    ) -> Result<bool> {
+        Ok(cuts(self.commit_through(node, range, Some(under), besides).await?) > cuts(under))
+    }
+
+    /// Tells the leader of the time of writes straight through, and that the file is at least `size` long.
+    pub async fn commit_time(&self, node: &Arc<Node>, size: u64, besides: Besides) -> Result<()> {
+        self.commit_through(node, (size, size), None, besides).await.map(drop)
+    }
+
+    /// The token epoch of the answer. `under`: as the file's now, if none is given.
+    async fn commit_through(
         &self,
         node: &Arc<Node>,
         (offset, end): (u64, u64),
         under: Option<u32>,
-        drop_inline: bool,
-        turn: bool,
-    ) -> Result<bool> {
+        besides: Besides,
+    ) -> Result<u32> {
         let mtime = self.now();
         let _under_way = self.begin_through(node, u64::MAX, u64::MAX).await;
         let commit = {
@@ -510,11 +534,11 @@ impl Inner {
                 mtime,
                 allocated: st.allocated + growth,
                 inline: None,
-                drop_inline,
+                drop_inline: besides == Besides::LeftInode,
                 clean: false,
                 close_writes: 0,
                 data_end: st.on_targets_end().max(end),
-                turn,
+                turn: besides == Besides::EndOfTurn,
                 changed,
             }
         };
@@ -534,11 +558,12 @@ impl Inner {
         drop(committing);
         self.apply(&entry, stamp);
         let mut st = node.lock();
-        if drop_inline {
-            st.inline = Inline::No;
+        match besides {
+            Besides::LeftInode => st.inline = Inline::No,
+            Besides::EndOfTurn => st.turn = false,
+            Besides::Nothing => {}
         }
-        st.turn &= !turn;
-        Ok(under.is_some_and(|under| cuts(entry.lease.token_epoch) > cuts(under)))
+        Ok(entry.lease.token_epoch)
     }
 
     /// What writes straight through have not told the leader yet. Who is telling it already is waited for: when the last
@@ -546,7 +571,7 @@ impl Inner {
     pub async fn settle_through(&self, node: &Arc<Node>) -> Result<()> {
         let _one = node.flushing.lock().await;
         if node.lock().through_pending {
-            self.commit_through(node, (0, 0), None, false, false).await?;
+            self.commit_time(node, 0, Besides::Nothing).await?;
         }
         Ok(())
     }
