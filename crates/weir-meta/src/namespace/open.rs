@@ -52,6 +52,10 @@ impl Cx<'_> {
         if changed {
             self.put_inode(ino, &inode);
         }
+        if inode.nlink == 0 {
+            // Whoever looked it up before its name went: it does not go with those that had it open then.
+            self.txn.put(&keys::held(ino, session), &[]);
+        }
         let inline = if inode.size > 0 { self.txn.get(&keys::data(ino))?.map(Bytes::from) } else { None };
         let mut entry = self.rules.entry(ino, &inode);
         if write {

@@ -386,6 +386,24 @@ fn a_nameless_file_lives_until_its_last_close() {
 }
 
 #[test]
+fn a_nameless_file_that_is_opened_again_outlives_who_had_it_open_when_it_lost_its_name() {
+    const OTHER: SessionId = SessionId(2);
+    let mut w = World::new();
+    let f = w.create(&root(), InodeId::ROOT, "f", 0o644).unwrap().entry.attr.ino;
+    w.leases.open(OTHER, f, true, false);
+    w.unlink(&root(), InodeId::ROOT, "f").unwrap();
+    let again = Open { session: ME, cred: root(), ino: f, read: true, write: false, truncate: false };
+    w.change(|cx| open::open(cx, &again)).unwrap();
+    w.leases.open(ME, f, true, false);
+    w.change(|cx| release_orphan(cx, f, OTHER)).unwrap();
+    assert_eq!(w.attr(f).unwrap().nlink, 0);
+    let close = Close { session: ME, files: vec![Closed { ino: f, reads: 1, writes: 0 }] };
+    w.change(|cx| open::close(cx, &close)).unwrap();
+    assert_eq!(errno(w.attr(f)), ESTALE);
+    assert_eq!(w.keys(b'H').len(), 0);
+}
+
+#[test]
 fn a_file_made_without_a_name_gets_one_or_goes_with_its_last_close() {
     let mut w = World::new();
     let dir = w.mkdir(&root(), InodeId::ROOT, "d", 0o2777).unwrap().entry.attr;
