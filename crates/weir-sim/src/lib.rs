@@ -8,6 +8,7 @@
 //! Never shipped.
 #![forbid(unsafe_code)]
 
+mod beside;
 mod cluster;
 mod faults;
 pub mod home;
@@ -18,6 +19,7 @@ pub mod model;
 pub mod past;
 mod seats;
 pub mod shrink;
+mod tiny;
 mod turn;
 /// As the binary joins its roles: the same code.
 #[allow(dead_code)]
@@ -56,7 +58,7 @@ pub struct Options {
     pub clients: usize,
     /// Turn files in use at the same time.
     pub files: usize,
-    /// Of each application (two per client).
+    /// Of each application on turn files (two per client).
     pub operations: u64,
     /// An application rests up to so long between two operations. Longer: more faults meet fewer operations.
     pub pause_ms_max: u64,

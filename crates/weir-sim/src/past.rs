@@ -1,11 +1,13 @@
 //! Snapshots, taken and removed at random times while files are used and faults come.
 //!
 //! Oracle: a snapshot shows of each turn file exactly what the model had when it was taken; what was in doubt then is decided by
-//! the first look, and stays. Of shared files, which others write all the while, it shows the same at every look. Names that come
+//! the first look, and stays. Of shared files, which others write all the while, it shows the same at every look; of small ones what
+//! a look could have shown that lasted as long as the taking, and the same from then on. Names that come
 //! and go afterwards change nothing. In the end, when all is removed, all space must be given back.
 use crate::cluster::Cluster;
 use crate::model::FileModel;
 use crate::seats::Seats;
+use crate::tiny::PastTiny;
 use crate::workload::{Workload, root_cred};
 use std::{
     collections::BTreeMap,
@@ -13,13 +15,15 @@ use std::{
     time::Duration,
 };
 use weir_client::Client;
-use weir_env::sim::World;
+use weir_env::{Rng, sim::World};
 use weir_proto::{Error, ErrorKind, InodeId, VolumeId};
 
 /// Snapshots at the same time.
 const HELD_MAX: usize = 3;
 /// Between two things that are done to snapshots, at most.
 const PAUSE_MAX: Duration = Duration::from_secs(4);
+/// A snapshot is taken so long after work on a small file began, at most.
+const AMID_MAX: Duration = Duration::from_millis(8);
 const READ_BYTES: usize = 2 << 20;
 
 /// What is done to snapshots, in the table of what has met.
@@ -44,6 +48,7 @@ struct Taken {
     turn_files: Vec<PastFile>,
     /// What the first look showed, by name.
     shared: BTreeMap<String, Vec<u8>>,
+    tiny: Vec<PastTiny>,
 }
 
 /// All that are there.
@@ -68,10 +73,11 @@ impl Past {
         let rng = self.world.rng("snapshots");
         let mut client = None;
         while !self.work.is_done() {
-            self.world.sleep(Duration::from_nanos(rng.below(PAUSE_MAX.as_nanos() as u64))).await;
+            let is_amid = self.rest(&rng).await;
             let (held, what) = (self.held().len(), rng.below(3));
             let which = rng.below(held.max(1) as u64) as usize;
             let operation = match what {
+                _ if is_amid && held < HELD_MAX => TAKE,
                 0 if held > 0 => REMOVE,
                 1 if held > 0 => LOOK,
                 _ if held < HELD_MAX => TAKE,
@@ -84,7 +90,7 @@ impl Past {
                     none => none.insert(self.cluster.client("keeps snapshots").await?),
                 };
                 match operation {
-                    TAKE => self.take(client, under_way.op).await,
+                    TAKE => self.take(client, under_way.op, is_amid).await,
                     LOOK => self.look(client, which).await,
                     _ => self.remove(client, which).await,
                 }
@@ -100,9 +106,26 @@ impl Past {
         }
     }
 
-    async fn take(&self, client: &Client, op: u64) -> Result<(), Error> {
-        // While nobody uses turn files, what is in them is known.
-        let slots = self.work.all_slots().await;
+    /// Whether work on a small file is under way that began meanwhile.
+    async fn rest(&self, rng: &Rng) -> bool {
+        let pause = self.world.sleep(Duration::from_nanos(rng.below(PAUSE_MAX.as_nanos() as u64)));
+        if rng.below(2) == 0 {
+            pause.await;
+            return false;
+        }
+        tokio::select! {
+            biased;
+            () = self.work.tiny.bout() => {}
+            () = pause => return false,
+        }
+        self.world.sleep(Duration::from_nanos(rng.below(AMID_MAX.as_nanos() as u64))).await;
+        true
+    }
+
+    async fn take(&self, client: &Client, op: u64, is_amid: bool) -> Result<(), Error> {
+        // While nobody uses turn files, what is in them is known; to wait for that takes time.
+        let slots = if is_amid { Vec::new() } else { self.work.all_slots().await };
+        let tiny = self.work.tiny.before_snapshot();
         let name = format!("s{op}");
         self.work.log(op, format_args!("snapshot {name}"));
         let taken = client.take_snapshot(&root_cred(), VolumeId::ROOT, &name).await?;
@@ -116,7 +139,9 @@ impl Past {
                 model: file.model.clone(),
             })
             .collect();
-        self.held().push(Taken { number: taken.number, name, turn_files, shared: BTreeMap::new() });
+        let tiny = self.work.tiny.after_snapshot(tiny);
+        let shared = BTreeMap::new();
+        self.held().push(Taken { number: taken.number, name, turn_files, shared, tiny });
         Ok(())
     }
 
@@ -144,6 +169,10 @@ impl Past {
                 file.model.settle(Seats::nobody(), &got, None).unwrap_or_else(|e| panic!("{what}: {e}"));
             }
             file.model.check(0, got.len() + 1, &got).unwrap_or_else(|e| panic!("{what}: {e}"));
+        }
+        for past in &mut taken.tiny {
+            let Some(got) = self.read(client, taken.number, past.ino()).await? else { continue };
+            self.work.tiny.check_past(past, got, format_args!("in snapshot {}, {when}", taken.name));
         }
         for (name, ino) in self.work.shared_files() {
             let what = format!("{when}: {name} ({ino:?}) in snapshot {}", taken.name);

@@ -111,6 +111,10 @@ impl Seats {
     pub fn is_full(&self) -> bool {
         self.world.now() < self.state().full_until
     }
+    /// Errors for want of space may have come after that.
+    pub fn was_full_since(&self, at: Instant) -> bool {
+        at < self.state().full_until
+    }
     /// It is silent now, or dead.
     pub fn is_cut(&self, me: usize) -> bool {
         self.state().seats[me].excused_until == Instant(u64::MAX)

@@ -1,8 +1,8 @@
 //! What applications do in the simulation, and the check of every answer.
 //!
-//! Two kinds of files. *Turn* files are used by every client, one operation at a time (an application-level lock), so
+//! Three kinds of files. *Turn* files are used by every client, one operation at a time (an application-level lock), so
 //! the model is exact: whatever a client is told must be what the last operation of any client left. *Shared* files are
-//! written by all clients at the same moment, each in its own records.
+//! written by all clients at the same moment, each in its own records. Small files: see [`crate::tiny`].
 //! What a client that died or was cut off left behind is in doubt until somebody looks: see the model.
 //! An error that nothing excuses breaks a promise.
 
@@ -11,6 +11,7 @@ use crate::locks::Counters;
 use crate::marks::Marks;
 use crate::model::{FileModel, What, Who, bytes_of};
 use crate::seats::Seats;
+use crate::tiny::TinyFiles;
 use crate::turn::Turn;
 use bytes::Bytes;
 use std::{
@@ -27,9 +28,10 @@ use weir_env::{Instant, Rng, sim::World};
 use weir_proto::meta::{Cred, Usage};
 use weir_proto::{Error, InodeId};
 
-/// Applications of one client: two on turn files, one on shared files, two that count under locks.
-const APPS: usize = 5;
+/// Applications of one client: two on turn files, one on shared files, two on small files, two that count under locks.
+const APPS: usize = 7;
 const ON_SHARED_FILES: usize = 2;
+const ON_TINY_FILES: std::ops::Range<usize> = 3..5;
 /// What an operation may take: its patience, and a little for the work after the last wait.
 const OPERATION_MAX: Duration = Duration::from_secs(35);
 /// What the wait for movers that die may add to it.
@@ -52,6 +54,7 @@ pub struct Workload {
     pub dirs: Vec<InodeId>,
     slots: Vec<tokio::sync::Mutex<Slot>>,
     shared: Vec<SharedFile>,
+    pub tiny: TinyFiles,
     counters: Option<Counters>,
     /// Operations not begun, of each client's applications.
     left: Vec<[AtomicU64; APPS]>,
@@ -156,7 +159,8 @@ impl Workload {
         let counters =
             if options.locks { Some(Counters::prepare(world, client, seats).await?) } else { None };
         let counts = if options.locks { options.operations / 2 + 1 } else { 0 };
-        let each = [options.operations, options.operations, options.operations / 10 + 1, counts, counts];
+        let all = options.operations;
+        let each = [all, all, all / 10 + 1, all / 2 + 1, all / 2 + 1, counts, counts];
         Ok(Workload {
             world: world.clone(),
             seats: seats.clone(),
@@ -165,6 +169,7 @@ impl Workload {
             dirs,
             slots: (0..options.files).map(|_| Default::default()).collect(),
             shared,
+            tiny: TinyFiles::new(world, seats, options.clients * ON_TINY_FILES.len()),
             counters,
             left: (0..options.clients).map(|_| each.map(AtomicU64::new)).collect(),
             pause_us_max: options.pause_ms_max * 1000,
@@ -174,7 +179,7 @@ impl Workload {
 
     /// Applications of each client in this run.
     pub fn apps(&self) -> usize {
-        if self.counters.is_some() { APPS } else { ON_SHARED_FILES + 1 }
+        if self.counters.is_some() { APPS } else { ON_TINY_FILES.end }
     }
     pub fn operations(&self) -> u64 {
         self.found().operations
@@ -253,6 +258,10 @@ impl Workload {
         while self.left[me][app].load(Relaxed) > 0 {
             if app < ON_SHARED_FILES {
                 self.use_turn_file(&client, me, app, &rng).await;
+            } else if ON_TINY_FILES.contains(&app) {
+                let process = me * ON_TINY_FILES.len() + app - ON_TINY_FILES.start;
+                self.tiny.step(&self, &client, me, process, &rng).await;
+                self.take_one(me, app);
             } else if let Some(counters) = self.counters.as_ref().filter(|_| app > ON_SHARED_FILES) {
                 self.rest(&rng).await;
                 counters.step(&self, &client, me, &rng).await;
@@ -266,7 +275,7 @@ impl Workload {
         }
     }
 
-    async fn rest(&self, rng: &Rng) {
+    pub async fn rest(&self, rng: &Rng) {
         self.world.sleep(Duration::from_micros(rng.below(rng.below(self.pause_us_max) + 1))).await;
     }
 
@@ -407,6 +416,7 @@ impl Workload {
         if let Some(counters) = &self.counters {
             counters.verify(client, when).await?;
         }
+        self.tiny.verify(self, client, when).await?;
         self.verify_names(client, when).await?;
         // With a home bytes still come back that somebody wanted: what is used changes while it is added up.
         let looks = if self.home.is_some() { USAGE_LOOKS } else { 1 };
@@ -433,6 +443,7 @@ impl Workload {
         let mut expected: BTreeSet<(usize, String)> = (1..DIRS).map(|n| (0, format!("d{n}"))).collect();
         expected.extend(self.shared.iter().map(|f| (0, f.name.clone())));
         expected.extend(self.counters.iter().flat_map(Counters::all).map(|c| (0, c.name.clone())));
+        expected.extend(self.tiny.names().await);
         for slot in &self.slots {
             if let Some(file) = &slot.lock().await.file {
                 expected.insert((file.dir, file.name.clone()));
