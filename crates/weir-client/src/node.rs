@@ -311,6 +311,14 @@ impl State {
         self.forgotten = false;
     }
 
+    /// What was written straight through made the file longer, though the right to write alone came meanwhile and others wrote under it.
+    pub fn grew_to(&mut self, entry: &Entry) {
+        let is_known = self.is_of_version(entry);
+        if let Some(local) = self.local.as_mut().filter(|_| is_known) {
+            local.size = local.size.max(entry.attr.size);
+        }
+    }
+
     /// Whether a reply is of the file as it is known here. Replies may overtake each other.
     pub fn is_of_version(&self, entry: &Entry) -> bool {
         self.attr.as_ref().is_some_and(|attr| attr.data_version == entry.attr.data_version)

@@ -558,6 +558,7 @@ impl Inner {
         drop(committing);
         self.apply(&entry, stamp);
         let mut st = node.lock();
+        st.grew_to(&entry);
         match besides {
             Besides::LeftInode => st.inline = Inline::No,
             Besides::EndOfTurn => st.turn = false,

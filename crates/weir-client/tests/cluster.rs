@@ -1000,8 +1000,6 @@ fn a_restart_of_the_leader_takes_no_append_away() {
     });
 }
 
-/// A file that was cut has old bytes past its end. Two clients that let it grow again must not take each other's new
-/// bytes for old ones.
 #[test]
 fn a_file_is_as_long_as_it_was_made_beside_a_write_of_the_same_client() {
     for seed in 60..72 {
@@ -1028,6 +1026,40 @@ fn a_file_is_as_long_as_it_was_made_beside_a_write_of_the_same_client() {
     }
 }
 
+#[test]
+fn a_file_is_as_long_as_was_written_straight_through_though_the_right_to_write_alone_came_meanwhile() {
+    for seed in 80..92 {
+        Lab::new(seed).run(6, |lab| async move {
+            let (a, b) = (lab.client("a").await, lab.client("b").await);
+            let h = create(&a, "f").await;
+            write(&a, h, 0, &[7; 100]).await;
+            let clock = lab.world().clock();
+            for round in 1..20 {
+                let hb = open(&b, "f", OpenMode::BOTH).await;
+                write(&b, hb, 50, b"b").await;
+                let size = 1 + round as usize * 5000;
+                let grows = write(&a, h, size - 1, b"x");
+                let others_end = async {
+                    clock.sleep(Duration::from_micros(round * 50)).await;
+                    close(&b, hb).await;
+                };
+                let writes = async {
+                    for _ in 0..6 {
+                        clock.sleep(Duration::from_micros(seed * 3 + round * 7)).await;
+                        write(&a, h, 0, b"0123456789").await;
+                    }
+                };
+                tokio::join!(grows, others_end, writes);
+                let found = read(&a, h, 0, 200_000).await;
+                assert_eq!(found.len(), size, "seed {seed}, round {round}");
+                assert_eq!(found[size - 1], b'x', "seed {seed}, round {round}");
+            }
+        });
+    }
+}
+
+/// A file that was cut has old bytes past its end. Two clients that let it grow again must not take each other's new
+/// bytes for old ones.
 #[test]
 fn two_clients_grow_a_file_that_was_cut() {
     Lab::new(43).run(6, |lab| async move {
