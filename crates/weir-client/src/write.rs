@@ -35,6 +35,12 @@ const TIME_COMMIT_PERIOD: Duration = Duration::from_secs(1);
 /// Lease changes while a write prepares: more is livelock.
 pub const TRIES_MAX: u32 = 16;
 
+/// How often an operation was fenced by others, and how long it may go on.
+struct Fences {
+    met: u32,
+    deadline: Instant,
+}
+
 /// How a write may go on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Way {
@@ -252,8 +258,20 @@ impl Inner {
         }
     }
 
-    /// Gets what a write needs: the lease, the bytes that are at home, the inline bytes, a clean tail.
+    /// Gets what a write needs: the lease, the bytes that are at home, the inline bytes, a clean tail. Whoever gets the right to write
+    /// meanwhile fences what is done for that; then the file is looked at again.
     pub async fn prepare_write(&self, node: &Arc<Node>, offset: Option<u64>, len: usize) -> Result<Way> {
+        let mut fences = self.fences();
+        loop {
+            let under = node.lock().token_epoch;
+            match self.prepare_write_once(node, offset, len).await {
+                Err(e) => self.go_on_after(node, e, under, &mut fences).await?,
+                way => return way,
+            }
+        }
+    }
+
+    async fn prepare_write_once(&self, node: &Arc<Node>, offset: Option<u64>, len: usize) -> Result<Way> {
         self.wait_for_recall(node).await;
         let from = offset.unwrap_or(u64::MAX); // the end of the file is never evicted while it is written
         self.wait_for_own_eviction(node, from, from.saturating_add(len as u64)).await;
@@ -317,32 +335,35 @@ impl Inner {
     /// Writes to targets and, where the file grows, commits its size. Whoever cuts the file at the same time fences this
     /// write; then it looks at the file again.
     async fn write_through(&self, node: &Arc<Node>, offset: u64, data: &Bytes) -> Result<usize> {
-        let deadline = self.deadline();
-        let mut tries = 0;
+        let mut fences = self.fences();
         loop {
             let under = node.lock().token_epoch;
             match self.write_through_once(node, offset, data).await {
                 Ok(Some(written)) => return Ok(written),
-                Ok(None) if self.data.left(deadline).is_zero() => {
+                Ok(None) if self.data.left(fences.deadline).is_zero() => {
                     return Err(Error::deadline(format!(
                         "write file {}: leases on it come and go, and with each what its inode holds",
                         node.ino
                     )));
                 }
                 Ok(None) => {}
-                Err(e) if e.kind == ErrorKind::Stale && !self.data.left(deadline).is_zero() => {
-                    tries = (tries + 1).min(FENCED_TRIES_MAX);
-                    self.go_on_after_fence(node, under, tries).await?;
-                }
-                Err(e) => return Err(e),
+                Err(e) => self.go_on_after(node, e, under, &mut fences).await?,
             }
         }
     }
 
-    /// What was sent under `refused` was fenced, the `tries`th time: pauses, and asks for what may be sent.
-    async fn go_on_after_fence(&self, node: &Node, refused: u32, tries: u32) -> Result<()> {
+    fn fences(&self) -> Fences {
+        Fences { met: 0, deadline: self.deadline() }
+    }
+
+    /// What was sent under `refused` ended with `e`. If it was fenced: pauses, and asks for what may be sent.
+    async fn go_on_after(&self, node: &Node, e: Error, refused: u32, fences: &mut Fences) -> Result<()> {
+        if e.kind != ErrorKind::Stale || self.data.left(fences.deadline).is_zero() {
+            return Err(e);
+        }
+        fences.met = (fences.met + 1).min(FENCED_TRIES_MAX);
         // Of several that cut at once, each fences the others: chance lets one be first.
-        let pause = self.env.rng.below(FENCED_PAUSE_MS << tries);
+        let pause = self.env.rng.below(FENCED_PAUSE_MS << fences.met);
         self.env.clock.sleep(Duration::from_millis(pause)).await;
         // Or a snapshot holds what was written to: the right to write brings another object.
         self.acquire(node, LeaseKind::Write).await?;
@@ -606,10 +627,18 @@ impl Inner {
             return Err(Error::name(NameRule::FileTooBig, format!("size {size} is larger than any file")));
         }
         let _grows = node.growing.lock().await;
-        if self.prepare_write(node, Some(size), 0).await? == Way::Through {
-            return self.set_size_in_turn(cred, node, set, size).await;
+        let mut fences = self.fences();
+        loop {
+            let under = node.lock().token_epoch;
+            let set = match self.prepare_write(node, Some(size), 0).await? {
+                Way::Through => self.set_size_in_turn(cred, node, set, size).await,
+                Way::Buffer => self.set_size_now(cred, node, set, size, true).await,
+            };
+            match set {
+                Err(e) => self.go_on_after(node, e, under, &mut fences).await?,
+                stat => return stat,
+            }
         }
-        self.set_size_now(cred, node, set, size, true).await
     }
 
     /// In this client's turn, or under its Write lease (`exclusive`).
@@ -751,17 +780,16 @@ impl Inner {
 
     /// Zeroes bytes below the size. Whoever cuts the file or reads it in a snapshot at the same time fences this, as a write.
     async fn zero_range(&self, node: &Arc<Node>, offset: u64, end: u64, way: Way) -> Result<()> {
-        let mut tries = 0;
+        let mut fences = self.fences();
         loop {
             let (under, size) = {
                 let st = node.lock();
                 (st.token_epoch, st.size())
             };
             match self.zero_range_once(node, offset, end.min(size), way).await {
-                Err(e) if e.kind == ErrorKind::Stale && tries < FENCED_TRIES_MAX => tries += 1,
-                outcome => return outcome,
+                Err(e) => self.go_on_after(node, e, under, &mut fences).await?,
+                done => return done,
             }
-            self.go_on_after_fence(node, under, tries).await?;
         }
     }
 

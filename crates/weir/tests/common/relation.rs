@@ -83,7 +83,7 @@ impl Bench {
             |tree: &std::io::Result<_>| matches!(tree, Err(e) if e.kind() == std::io::ErrorKind::NotFound);
         tries.find(|tree| !gone(tree)).expect("it keeps still for once").unwrap()
     }
-    fn try_tree(root: &Path) -> std::io::Result<BTreeMap<PathBuf, String>> {
+    pub fn try_tree(root: &Path) -> std::io::Result<BTreeMap<PathBuf, String>> {
         let (mut tree, mut queue) = (BTreeMap::new(), vec![root.to_path_buf()]);
         while let Some(dir) = queue.pop() {
             for entry in fs::read_dir(&dir)? {
