@@ -108,7 +108,7 @@ impl Inner {
     async fn truncate_opened(&self, cred: &Cred, opened: &Opened) -> Result<()> {
         let set = crate::api::SetAttrs { size: Some(0), ..Default::default() };
         let file = self.handle(opened.handle)?;
-        self.set_size(cred, &file.node, &set, 0).await.map(|_| ())
+        self.set_size(cred, &file.node, Some(&file), &set, 0).await.map(|_| ())
     }
 
     pub async fn open(&self, cred: &Cred, ino: InodeId, open: OpenMode) -> Result<Opened> {
@@ -239,20 +239,13 @@ impl Inner {
         first_error.and(closed)
     }
 
-    /// Whether a handle may be used to set a size.
-    pub fn is_writable(&self, handle: Option<Handle>, ino: InodeId) -> Result<bool> {
-        match handle {
-            None => Ok(false),
-            Some(handle) => {
-                let file = self.handle(handle)?;
-                if file.node.ino != ino {
-                    return Err(Error::invalid(format!(
-                        "file handle {} is of another file than {ino}",
-                        handle.0
-                    )));
-                }
-                Ok(file.mode.write)
-            }
+    /// The open file of a handle, if one is given for that inode.
+    pub fn open_file_of(&self, handle: Option<Handle>, ino: InodeId) -> Result<Option<Arc<OpenFile>>> {
+        let Some(handle) = handle else { return Ok(None) };
+        let file = self.handle(handle)?;
+        if file.node.ino != ino {
+            return Err(Error::invalid(format!("file handle {} is of another file than {ino}", handle.0)));
         }
+        Ok(Some(file))
     }
 }

@@ -248,10 +248,8 @@ impl Inner {
     pub fn handle(&self, handle: Handle) -> Result<Arc<OpenFile>> {
         let file = self.open_file(handle);
         let file = file.ok_or_else(|| Error::stale(format!("file handle {} is closed", handle.0)))?;
-        match file.broken.get() {
-            Some(e) => Err(e.clone()),
-            None => Ok(file),
-        }
+        file.works()?;
+        Ok(file)
     }
     /// The same also if it does nothing any more.
     pub fn open_file(&self, handle: Handle) -> Option<Arc<OpenFile>> {
@@ -306,6 +304,10 @@ pub fn layout_of(st: &State, ino: InodeId) -> Result<Layout> {
 }
 
 impl OpenFile {
+    /// Whatever waits asks again before it writes: a lock may have been lost meanwhile that this was to be written under.
+    pub fn works(&self) -> Result<()> {
+        self.broken.get().map_or(Ok(()), |e| Err(e.clone()))
+    }
     /// A write-back error that no `fsync` nor `close` of this handle has reported yet. It stays one: what a write says
     /// may be lost, for the kernel makes a short one of a long write whose later part fails.
     pub fn new_error(&self, st: &State) -> Result<()> {

@@ -158,8 +158,8 @@ impl Client {
         handle: Option<Handle>,
         set: SetAttrs,
     ) -> Result<Stat> {
-        let writable = self.inner.is_writable(handle, ino)?;
-        self.inner.setattr(cred, ino, writable, set).await
+        let through = self.inner.open_file_of(handle, ino)?;
+        self.inner.setattr(cred, ino, through.as_deref(), set).await
     }
     pub async fn readlink(&self, ino: InodeId) -> Result<Bytes> {
         self.inner.readlink(ino).await

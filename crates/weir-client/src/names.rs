@@ -3,7 +3,7 @@
 //! Invariant: a name is remembered only under its directory's lease, and only if no own change of names in that directory
 //! crossed the question.
 use crate::api::{NewMode, SetAttrs, Space, Stat};
-use crate::inner::Inner;
+use crate::inner::{Inner, OpenFile};
 use crate::known_names::Outcome;
 use crate::node::Node;
 use crate::plan::Occasion;
@@ -99,14 +99,21 @@ impl Inner {
         Some(Stat { attr: Attr { nlink: 0, size, ..stat.attr }, leased: false })
     }
 
-    pub async fn setattr(&self, cred: &Cred, ino: InodeId, writable: bool, set: SetAttrs) -> Result<Stat> {
+    pub async fn setattr(
+        &self,
+        cred: &Cred,
+        ino: InodeId,
+        through: Option<&OpenFile>,
+        set: SetAttrs,
+    ) -> Result<Stat> {
         let node = self.node(ino);
         if let Some(size) = set.size {
             // Through an open file the right was checked at open.
             let only_size = set.mode.is_none() && set.uid.is_none() && set.gid.is_none();
             let root = Cred { uid: 0, gid: 0, groups: vec![0] };
+            let writable = through.is_some_and(|file| file.mode.write);
             let cred = if writable && only_size { &root } else { cred };
-            return self.set_size(cred, &node, &set, size).await;
+            return self.set_size(cred, &node, through, &set, size).await;
         }
         if set.atime.is_some() {
             self.tell_access_of(&node).await; // a read of before must not overtake it

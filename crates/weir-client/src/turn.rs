@@ -7,7 +7,7 @@
 //! would lie over it.
 //! Lock order: `growing`, then the turn, then `flushing`.
 use crate::api::{SetAttrs, Stat};
-use crate::inner::Inner;
+use crate::inner::{Inner, OpenFile};
 use crate::node::{Inline, Node};
 use crate::plan::Occasion;
 use crate::write::{Besides, TRIES_MAX, Way, end_of};
@@ -18,13 +18,14 @@ use weir_proto::{Error, ErrorKind, Result};
 
 impl Inner {
     /// One step of an append: at the end of the file as it is when the bytes are taken. How many bytes, as in a write.
-    pub async fn append_step(&self, node: &Arc<Node>, data: &Bytes) -> Result<usize> {
+    pub async fn append_step(&self, file: &OpenFile, data: &Bytes) -> Result<usize> {
+        let node = &file.node;
         let _grows = node.growing.lock().await;
         let deadline = self.deadline();
         let mut last = None;
         for _ in 0..TRIES_MAX {
             if self.prepare_write(node, None, data.len()).await? == Way::Through {
-                match self.append_in_turn(node, data).await {
+                match self.append_in_turn(file, data).await {
                     // The turn was lost with a connection: nothing of this became part of the file.
                     Err(e) if e.kind == ErrorKind::Stale && !self.data.left(deadline).is_zero() => {
                         last = Some(e)
@@ -34,7 +35,7 @@ impl Inner {
                 continue;
             }
             let fits = self.fit(node, None, data).await?;
-            if self.buffer_all(node, None, &fits, deadline).await? {
+            if self.buffer_all(file, None, &fits, deadline).await? {
                 return Ok(fits.len());
             }
         }
@@ -45,14 +46,15 @@ impl Inner {
         )))
     }
 
-    async fn append_in_turn(&self, node: &Arc<Node>, data: &Bytes) -> Result<usize> {
-        let held = self.take_turn(node).await?;
-        let done = self.append_now(node, held, data).await;
-        self.turn_over(node, done).await
+    async fn append_in_turn(&self, file: &OpenFile, data: &Bytes) -> Result<usize> {
+        let held = self.take_turn(&file.node).await?;
+        let done = self.append_now(file, held, data).await;
+        self.turn_over(&file.node, done).await
     }
 
     /// `held`: the bytes in the inode.
-    async fn append_now(&self, node: &Arc<Node>, held: Option<Bytes>, data: &Bytes) -> Result<usize> {
+    async fn append_now(&self, file: &OpenFile, held: Option<Bytes>, data: &Bytes) -> Result<usize> {
+        let node = &file.node;
         self.clean_old_tail(node).await?;
         self.leave_inode_now(node, held).await?;
         let offset = node.lock().committed_size();
@@ -62,6 +64,7 @@ impl Inner {
         loop {
             let own = self.copy_up(node, offset, end).await?;
             let sends = self.may_send_through(node).await?;
+            file.works()?;
             let under = self.send_through(node, sends, own, offset, &data).await?;
             // The place is taken with the first commit, and the turn over.
             if !self.commit_sent(node, (offset, end), under, besides).await? {

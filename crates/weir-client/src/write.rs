@@ -6,7 +6,7 @@ use crate::api::{Allocate, Handle, SetAttrs, Stat};
 use crate::data::Overlay;
 use crate::dirty::{NoMemory, StripeBuf};
 use crate::gather::join_all;
-use crate::inner::{Inner, layout_of};
+use crate::inner::{Inner, OpenFile, layout_of};
 use crate::lease::{LoosePages, ThroughSend};
 use crate::node::{Inline, Node, State};
 use crate::plan::Occasion;
@@ -193,8 +193,8 @@ impl Inner {
         while done < data.len() {
             let step = data.slice(done..data.len().min(done + STEP_BYTES));
             let written = match offset {
-                Some(offset) => self.write_step(&file.node, offset + done as u64, &step).await,
-                None => self.append_step(&file.node, &step).await,
+                Some(offset) => self.write_step(&file, offset + done as u64, &step).await,
+                None => self.append_step(&file, &step).await,
             };
             match written {
                 Ok(n) => done += n,
@@ -215,31 +215,34 @@ impl Inner {
     }
 
     /// One step of a write at a place: how many bytes, fewer where a volume's limit is met.
-    async fn write_step(&self, node: &Arc<Node>, offset: u64, data: &Bytes) -> Result<usize> {
+    async fn write_step(&self, file: &OpenFile, offset: u64, data: &Bytes) -> Result<usize> {
+        let node = &file.node;
         let deadline = self.deadline();
         for _ in 0..TRIES_MAX {
             if self.prepare_write(node, Some(offset), data.len()).await? == Way::Through {
                 break;
             }
             let fits = self.fit(node, Some(offset), data).await?;
-            if self.buffer_all(node, Some(offset), &fits, deadline).await? {
+            if self.buffer_all(file, Some(offset), &fits, deadline).await? {
                 return Ok(fits.len());
             }
         }
         // Also where leases come and go too fast to buffer: what is written through is right, too.
-        self.write_through(node, offset, data).await
+        self.write_through(file, offset, data).await
     }
 
     /// Takes all bytes as soon as there is memory. False: the lease went, or the room for them.
     pub async fn buffer_all(
         &self,
-        node: &Arc<Node>,
+        file: &OpenFile,
         at: Option<u64>,
         data: &Bytes,
         deadline: Instant,
     ) -> Result<bool> {
+        let node = &file.node;
         loop {
             let freed = self.budget.freed();
+            file.works()?;
             let taken = self.take(node, &mut node.lock(), at, data)?;
             match taken {
                 Taken::All => return Ok(true),
@@ -334,11 +337,12 @@ impl Inner {
 
     /// Writes to targets and, where the file grows, commits its size. Whoever cuts the file at the same time fences this
     /// write; then it looks at the file again.
-    async fn write_through(&self, node: &Arc<Node>, offset: u64, data: &Bytes) -> Result<usize> {
+    async fn write_through(&self, file: &OpenFile, offset: u64, data: &Bytes) -> Result<usize> {
+        let node = &file.node;
         let mut fences = self.fences();
         loop {
             let under = node.lock().token_epoch;
-            match self.write_through_once(node, offset, data).await {
+            match self.write_through_once(file, offset, data).await {
                 Ok(Some(written)) => return Ok(written),
                 Ok(None) if self.data.left(fences.deadline).is_zero() => {
                     return Err(Error::deadline(format!(
@@ -380,7 +384,8 @@ impl Inner {
     }
 
     /// How many bytes. `None`: the inode holds bytes that must go first, or may, or the file left its object; look at it again.
-    async fn write_through_once(&self, node: &Arc<Node>, offset: u64, data: &Bytes) -> Result<Option<usize>> {
+    async fn write_through_once(&self, file: &OpenFile, offset: u64, data: &Bytes) -> Result<Option<usize>> {
+        let node = &file.node;
         let end = end_of(offset, data.len())?;
         let _under_way = self.begin_through(node, offset, end).await;
         // Bytes on their way into the inode arrive there first; none follow while this is counted.
@@ -403,6 +408,7 @@ impl Inner {
         let end = offset + data.len() as u64;
         let own = self.copy_up(node, offset, end).await?;
         let sends = self.may_send_through(node).await?;
+        file.works()?;
         if node.lock().inline != Inline::No {
             return Ok(None);
         }
@@ -621,8 +627,15 @@ impl Inner {
         join_all(calls).await.into_iter().collect()
     }
 
-    /// Sets the size: everything else about the file is saved first.
-    pub async fn set_size(&self, cred: &Cred, node: &Arc<Node>, set: &SetAttrs, size: u64) -> Result<Stat> {
+    /// Sets the size: everything else about the file is saved first. `through`: the open file that this is done through, if any.
+    pub async fn set_size(
+        &self,
+        cred: &Cred,
+        node: &Arc<Node>,
+        through: Option<&OpenFile>,
+        set: &SetAttrs,
+        size: u64,
+    ) -> Result<Stat> {
         if size > FILE_BYTES_MAX {
             return Err(Error::name(NameRule::FileTooBig, format!("size {size} is larger than any file")));
         }
@@ -630,7 +643,9 @@ impl Inner {
         let mut fences = self.fences();
         loop {
             let under = node.lock().token_epoch;
-            let set = match self.prepare_write(node, Some(size), 0).await? {
+            let way = self.prepare_write(node, Some(size), 0).await?;
+            through.map_or(Ok(()), OpenFile::works)?;
+            let set = match way {
                 Way::Through => self.set_size_in_turn(cred, node, set, size).await,
                 Way::Buffer => self.set_size_now(cred, node, set, size, true).await,
             };
@@ -741,20 +756,23 @@ impl Inner {
         }
         let size = node.lock().size();
         if what != Allocate::PunchHole && end > size {
-            self.extend(node, end).await?;
+            self.extend(&file, end).await?;
         }
         if what != Allocate::Extend {
-            self.zero_range(node, offset, end, way).await?;
+            self.zero_range(&file, offset, end, way).await?;
         }
         Ok(())
     }
 
     /// Afterwards the file is `end` bytes long, or longer: what others write past that meanwhile stays.
-    async fn extend(&self, node: &Arc<Node>, end: u64) -> Result<()> {
+    async fn extend(&self, file: &OpenFile, end: u64) -> Result<()> {
+        let node = &file.node;
         let _grows = node.growing.lock().await;
         let deadline = self.deadline();
         for _ in 0..TRIES_MAX {
-            if self.prepare_write(node, Some(end), 0).await? == Way::Through {
+            let way = self.prepare_write(node, Some(end), 0).await?;
+            file.works()?;
+            if way == Way::Through {
                 match self.extend_in_turn(node, end).await {
                     Err(e) if e.kind == ErrorKind::Stale && !self.data.left(deadline).is_zero() => continue,
                     done => return done,
@@ -779,21 +797,23 @@ impl Inner {
     }
 
     /// Zeroes bytes below the size. Whoever cuts the file or reads it in a snapshot at the same time fences this, as a write.
-    async fn zero_range(&self, node: &Arc<Node>, offset: u64, end: u64, way: Way) -> Result<()> {
+    async fn zero_range(&self, file: &OpenFile, offset: u64, end: u64, way: Way) -> Result<()> {
+        let node = &file.node;
         let mut fences = self.fences();
         loop {
             let (under, size) = {
                 let st = node.lock();
                 (st.token_epoch, st.size())
             };
-            match self.zero_range_once(node, offset, end.min(size), way).await {
+            match self.zero_range_once(file, offset, end.min(size), way).await {
                 Err(e) => self.go_on_after(node, e, under, &mut fences).await?,
                 done => return done,
             }
         }
     }
 
-    async fn zero_range_once(&self, node: &Arc<Node>, offset: u64, end: u64, way: Way) -> Result<()> {
+    async fn zero_range_once(&self, file: &OpenFile, offset: u64, end: u64, way: Way) -> Result<()> {
+        let node = &file.node;
         if offset >= end {
             return Ok(());
         }
@@ -813,7 +833,7 @@ impl Inner {
         if self.stays_inline(node) {
             drop(_one);
             let zeros = Bytes::from(vec![0; (end - offset) as usize]);
-            return match self.write_step(node, offset, &zeros).await? {
+            return match self.write_step(file, offset, &zeros).await? {
                 n if n < zeros.len() => {
                     Err(Error::over_quota(format!("zero file {}: its volume is full", node.ino)))
                 }
@@ -822,6 +842,7 @@ impl Inner {
         }
         let own = self.copy_up(node, offset, end).await?;
         let sends = self.may_send_through(node).await?;
+        file.works()?;
         let to = {
             let mut st = node.lock();
             if st.inline != Inline::No {
