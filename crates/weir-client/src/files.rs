@@ -115,11 +115,15 @@ impl Inner {
         let node = self.node(ino);
         let stamp = self.stamp();
         let _grows = if open.truncate { Some(node.growing.lock().await) } else { None };
-        if open.truncate {
-            // What was written before the cut is cut: it need not be sent, but what is under way must end first.
-            let _one = node.flushing.lock().await;
-            self.flush_locked(&node, Occasion::Growing, false).await?;
-        }
+        let _one = match open.truncate {
+            true => {
+                // What was written before the cut is cut, but what is under way must end first, and no more is told until it is done.
+                let one = node.flushing.lock().await;
+                self.flush_locked(&node, Occasion::Growing, false).await?;
+                Some(one)
+            }
+            false => None,
+        };
         let sent_end = node.lock().sent_end;
         let ask = |session| Open {
             session,

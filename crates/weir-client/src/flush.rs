@@ -485,7 +485,25 @@ impl Inner {
         deadline: Instant,
     ) -> Result<Entry> {
         let still = || check_tenure(node, tenure);
-        self.session.change_while(deadline, still, |op| Commit { op, ..commit.clone() }).await
+        let mut commit = commit.clone();
+        loop {
+            match self.session.change_while(deadline, still, |op| Commit { op, ..commit.clone() }).await {
+                // This client asked for a newer token epoch meanwhile, and the leader has given it: the right to write is the same.
+                Err(e) if e.kind == ErrorKind::Stale && !self.data.left(deadline).is_zero() => {
+                    let before = std::mem::replace(&mut commit.token_epoch, self.newest_token(node).await?);
+                    still()?;
+                    if commit.token_epoch <= before {
+                        return Err(e);
+                    }
+                }
+                outcome => return outcome,
+            }
+        }
+    }
+
+    async fn newest_token(&self, node: &Arc<Node>) -> Result<u32> {
+        self.refresh(node).await?;
+        Ok(node.lock().token_epoch)
     }
 
     pub fn commit_request(

@@ -1027,6 +1027,41 @@ fn a_file_is_as_long_as_it_was_made_beside_a_write_of_the_same_client() {
 }
 
 #[test]
+fn who_cleans_behind_a_cut_while_another_opens_and_cuts_the_file_goes_on() {
+    for seed in 120..132 {
+        Lab::new(seed).run(6, |lab| async move {
+            let (a, b) = (lab.client("a").await, lab.client("b").await);
+            let clock = lab.world().clock();
+            for round in 0..20 {
+                let name = format!("f{round}");
+                let h = create(&a, &name).await;
+                write(&a, h, 0, &[7; 5000]).await;
+                a.fsync(h).await.unwrap();
+                let ino = a.lookup(&root(), ROOT, name.as_bytes()).await.unwrap().unwrap().attr.ino;
+                let cut = |size: u64| SetAttrs { size: Some(size), ..SetAttrs::default() };
+                a.setattr(&root(), ino, Some(h), cut(100)).await.unwrap();
+                let grows = write(&a, h, 3000, b"grown");
+                let others = async {
+                    clock.sleep(Duration::from_micros(seed + round * 60)).await;
+                    let hb = open(&b, &name, OpenMode::BOTH).await;
+                    b.setattr(&root(), ino, Some(hb), cut(50)).await.unwrap();
+                    write(&b, hb, 4000, b"grown, too").await;
+                    close(&b, hb).await;
+                };
+                tokio::join!(grows, others);
+                let found = read(&a, h, 0, 5000).await;
+                assert_eq!(
+                    (found.len(), &found[4000..]),
+                    (4010, &b"grown, too"[..]),
+                    "seed {seed}, round {round}"
+                );
+                assert!(found[100..3000].iter().all(|b| *b == 0), "seed {seed}, round {round}");
+            }
+        });
+    }
+}
+
+#[test]
 fn a_file_is_as_long_as_was_written_straight_through_though_the_right_to_write_alone_came_meanwhile() {
     for seed in 80..92 {
         Lab::new(seed).run(6, |lab| async move {

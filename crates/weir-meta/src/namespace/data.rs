@@ -69,11 +69,10 @@ fn check(rules: &Rules<'_>, r: &Commit, inode: &Inode) -> Result<()> {
             r.ino, r.token_epoch, inode.token_epoch
         )));
     }
-    let alone = rules.leases.held(rules.session, r.ino) == LeaseKind::Write;
     // Where the file left a snapshot since, what was past its size of then lies in the old object, under none of its bytes.
     let may_be_past = r.size > inode.size || r.size > 0 && inode.layers.is_some();
-    if !alone && (may_be_past || r.drop_inline) && cuts(r.token_epoch) < cuts(inode.token_epoch) {
-        // Somebody may have cut since what this writer put past the size.
+    if (may_be_past || r.drop_inline) && cuts(r.token_epoch) < cuts(inode.token_epoch) {
+        // Somebody may have cut since what this writer put past the size; it itself, too, if it got the right to write alone since.
         return Err(Error::stale(format!(
             "inode {}: grown under token epoch {}, it is at {} now: look at the file and write again",
             r.ino, r.token_epoch, inode.token_epoch

@@ -487,17 +487,22 @@ fn a_clean_empty_file_leaves_no_garbage() {
     assert!(w.keys(b'G').is_empty() && w.keys(b'I').is_empty());
 }
 
-/// What was on its way when a file was cut lies past a size that is no more.
+/// What was on its way when a file was cut lies past a size that is no more, also if who wrote it got the right to write alone since.
 #[test]
 fn who_wrote_before_a_cut_does_not_grow_the_file_after_it() {
-    let mut w = World::new();
-    let f = w.create(&root(), InodeId::ROOT, "f", 0o644).unwrap().entry.attr.ino;
-    w.leases.open(ME, f, false, true);
-    let before = w.token_epoch(f);
-    w.commit_under(before, f, 968, false).unwrap();
-    w.set(&root(), f, |s| s.size = Some(0)).unwrap();
-    assert_eq!(errno(w.commit_under(before, f, 968, false)), ESTALE);
-    assert_eq!(w.attr(f).unwrap().size, 0);
+    for alone in [false, true] {
+        let mut w = World::new();
+        let f = w.create(&root(), InodeId::ROOT, "f", 0o644).unwrap().entry.attr.ino;
+        w.leases.open(ME, f, false, true);
+        let before = w.token_epoch(f);
+        w.commit_under(before, f, 968, false).unwrap();
+        if alone {
+            w.leases.grant_write(ME, f);
+        }
+        w.set(&root(), f, |s| s.size = Some(0)).unwrap();
+        assert_eq!(errno(w.commit_under(before, f, 968, false)), ESTALE);
+        assert_eq!(w.attr(f).unwrap().size, 0);
+    }
 }
 
 #[test]
