@@ -490,7 +490,17 @@ impl Inner {
         let layout = layout_of(&node.lock(), node.ino)?;
         // A token epoch of its own: nothing older past the size that came with it counts any more, whoever wrote it.
         let entry = self.ask_lease(node, LeaseKind::Write, true).await?;
-        let tenure = node.lock().tenure;
+        let (tenure, is_alone) = {
+            let st = node.lock();
+            (st.tenure, st.lease == LeaseKind::Write || st.turn)
+        };
+        if !is_alone {
+            // What others write past the size from now on is not old.
+            return Err(Error::stale(format!(
+                "file {}: others write it, too, now: what is old goes in a turn",
+                node.ino
+            )));
+        }
         let (size, end, token_epoch) = (entry.attr.size, entry.lease.data_end, entry.lease.token_epoch);
         if end > size {
             let past = first_stripe_past(size, layout.stripe_bytes());

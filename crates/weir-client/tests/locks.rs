@@ -142,27 +142,29 @@ fn a_client_cut_off_loses_its_locks_and_learns_it() {
 
 #[test]
 fn what_waits_to_be_written_under_a_lock_is_not_written_when_that_is_lost() {
-    Lab::new(512).run(6, |lab| async move {
-        let (a, b) = (lab.client("a").await, lab.client("b").await);
-        let ha = make(&a, "f").await;
-        let hb = make(&b, "f").await;
-        write(&b, hb, "first").await.unwrap();
-        b.fsync(hb).await.unwrap();
-        assert_eq!(wait(&a, ha, 1).await.unwrap(), Locked::Granted);
-        assert_eq!(read(&a, ha).await.unwrap(), "first");
-        // It asks the leader, which does not hear it until the lock is another's.
-        lab.world().partition("a", "meta");
-        let waits = write(&a, ha, "stale");
-        let others = async {
-            assert_eq!(wait(&b, hb, 1).await.unwrap(), Locked::Granted);
-            write(&b, hb, "newer").await.unwrap();
+    for delay in 0..24 {
+        Lab::new(540).run(6, |lab| async move {
+            let (a, b) = (lab.client("a").await, lab.client("b").await);
+            let (ha, hb) = (make(&a, "f").await, make(&b, "f").await);
+            write(&b, hb, "first").await.unwrap();
             b.fsync(hb).await.unwrap();
-            lab.world().heal("a", "meta");
-        };
-        let (waited, ()) = tokio::join!(waits, others);
-        assert_eq!(waited.unwrap_err().kind, ErrorKind::Io);
-        assert_eq!(read(&b, hb).await.unwrap(), "newer");
-    });
+            assert_eq!(wait(&a, ha, 1).await.unwrap(), Locked::Granted);
+            assert_eq!(read(&a, ha).await.unwrap(), "first");
+            // It asks the leader, which does not hear it until the lock is another's.
+            let waits = write(&a, ha, "stale");
+            let others = async {
+                lab.world().clock().sleep(Duration::from_micros(delay * 60)).await;
+                lab.world().partition("a", "meta");
+                assert_eq!(wait(&b, hb, 1).await.unwrap(), Locked::Granted);
+                write(&b, hb, "newer").await.unwrap();
+                b.fsync(hb).await.unwrap();
+                lab.world().heal("a", "meta");
+            };
+            let (waited, ()) = tokio::join!(waits, others);
+            assert!(waited.as_ref().map_or_else(|e| e.kind == ErrorKind::Io, |_| delay > 0), "{waited:?}");
+            assert_eq!(read(&b, hb).await.unwrap(), "newer", "cut off after {delay} steps");
+        });
+    }
 }
 
 #[test]
