@@ -352,7 +352,9 @@ impl Inner {
         // In one step: nobody sees this size with other bytes.
         let mut st = node.lock();
         st.apply(&fresh.entry, stamp);
-        if !st.is_dirty() && st.is_of_version(&fresh.entry) {
+        // What is dirty goes over what the inode holds, and must know of it.
+        let wants = !st.is_dirty() || st.inline == Inline::Unknown;
+        if wants && st.is_of_version(&fresh.entry) {
             st.inline = fresh.data.map_or(Inline::No, Inline::Yes);
         }
         Ok(())

@@ -183,7 +183,7 @@ impl Inner {
         };
         let mut st = node.lock();
         st.apply(&taken.entry, stamp);
-        if !st.is_dirty() {
+        if !st.is_dirty() || st.inline == Inline::Unknown {
             st.inline = taken.data.clone().map_or(Inline::No, Inline::Yes);
         }
         Ok(taken.data)

@@ -197,6 +197,12 @@ impl FileModel {
         self.pending.iter().any(|p| p.is_doubtful(&cuts))
     }
 
+    /// Whether one of `who` may have put bytes past the end that nobody knows of.
+    pub fn is_left_past_end(&self, who: impl Fn(Who) -> bool) -> bool {
+        let past = |p: &Pending| matches!(p.what, What::Write { offset, len } if offset + len > p.len_before);
+        self.pending.iter().any(|p| !p.done && past(p) && who(p.who))
+    }
+
     pub fn is_pending(&self) -> bool {
         !self.pending.is_empty()
     }

@@ -15,6 +15,9 @@ use weir_proto::{Error, ErrorKind};
 /// How long after a cut errors may still come: an operation's patience, twice.
 const EXCUSED: Duration = Duration::from_secs(60);
 
+/// After this the session of a client that died has ended: two lease terms, see `Settings`.
+const LEAVES: Duration = Duration::from_secs(10);
+
 pub fn client_name(me: usize) -> String {
     format!("c{me}")
 }
@@ -39,11 +42,12 @@ struct Seat {
     cuts: u64,
     /// Of the last cut, until it ends: for ever.
     excused_until: Instant,
+    died: Instant,
 }
 
 impl Seats {
     pub fn new(world: &World, clients: usize) -> Seats {
-        let seat = Seat { client: None, life: 0, cuts: 0, excused_until: Instant(0) };
+        let seat = Seat { client: None, life: 0, cuts: 0, excused_until: Instant(0), died: Instant(0) };
         let state = State { seats: vec![seat; clients], full_until: Instant(0), own_evictions: 0 };
         Seats { world: world.clone(), state: Mutex::new(state) }
     }
@@ -79,11 +83,18 @@ impl Seats {
         let client = {
             let seat = &mut self.state().seats[me];
             seat.life += 1;
+            seat.died = self.world.now();
             seat.client.take()
         };
         if let Some(client) = client {
             self.state().own_evictions += client.status().own_evictions;
         } // and it is dropped outside of the lock
+    }
+    /// It died, and its session may not have ended: what it had on its way past the end of a file is part of it as soon as somebody
+    /// makes the file longer.
+    pub fn is_leaving(&self, who: Who) -> bool {
+        let seat = &self.state().seats[who.client];
+        seat.life != who.life && self.world.now() < seat.died + LEAVES
     }
     /// How often parts of files were evicted by who was writing them.
     pub fn own_evictions(&self) -> u64 {

@@ -214,7 +214,7 @@ impl TinyFiles {
     pub fn check_past(&self, past: &mut PastTiny, got: Vec<u8>, what: impl Display) {
         let what = format!("{} ({:?}) {what}", past.file.title, past.file.ino);
         match &past.shown {
-            Some(shown) => assert!(*shown == got, "{what}: it is not what it was at the first look"),
+            Some(shown) => assert_same(shown, &got, &what),
             None => {
                 self.check(&past.file, past.from, past.to, &got).unwrap_or_else(|e| panic!("{what}: {e}"));
                 past.shown = Some(got);
@@ -239,10 +239,23 @@ impl TinyFiles {
             self.check(file, now, now, &got).unwrap_or_else(|e| panic!("{what}: {e}"));
             let mut settled = file.settled.lock().unwrap_or_else(PoisonError::into_inner);
             let first = settled.get_or_insert_with(|| got.clone());
-            assert!(*first == got, "{what}: it is not what it was at the first look");
+            assert_same(first, &got, &what);
         }
         Ok(())
     }
+}
+
+fn assert_same(first: &[u8], got: &[u8], what: &str) {
+    let parted = first.iter().zip(got).position(|(a, b)| a != b).unwrap_or(first.len().min(got.len()));
+    let tail = |bytes: &[u8]| bytes.iter().skip(parted).take(12).copied().collect::<Vec<_>>();
+    assert!(
+        first == got,
+        "{what}: {} bytes, and {} at the first look; at {parted} {:?}, and {:?} then",
+        got.len(),
+        first.len(),
+        tail(got),
+        tail(first)
+    );
 }
 
 type Told<T> = Result<T, (&'static str, Error)>;

@@ -151,10 +151,15 @@ impl Cx<'_> {
         let Some(mut now) = find_inode(self.read(), ino)?.filter(|now| now.object(ino) == object) else {
             return Ok(());
         };
-        if now.token_epoch < fence {
-            now.token_epoch = fence;
-            self.put_inode(ino, &now);
+        if now.token_epoch >= fence {
+            return Ok(());
         }
+        // Who has it open for writing would learn of that token epoch, and write under it to what is a snapshot's.
+        if self.rules.leases.is_open_for_writing(ino) && self.leave_snapshots(ino, &mut now)? {
+            return Ok(());
+        }
+        now.token_epoch = fence;
+        self.put_inode(ino, &now);
         Ok(())
     }
 

@@ -539,6 +539,31 @@ fn a_file_that_was_empty_when_a_snapshot_was_taken_changes_its_object_before_it_
     assert_eq!(object(m.w.change(|cx| open::acquire(cx, &ask)).unwrap()), told);
 }
 
+/// Seed 80425: the fence of who reads it in the snapshot came with a token epoch that passes it, and what was on its way went into the
+/// snapshot.
+#[test]
+fn a_file_that_is_read_in_a_snapshot_while_it_is_open_for_writing_is_written_elsewhere() {
+    for is_open in [true, false] {
+        let mut m = Model::new();
+        let ino = m.w.create(&root(), InodeId::ROOT, "f", 0o644).unwrap().entry.attr.ino;
+        m.w.leases.open(ME, ino, false, true);
+        let ask = AcquireLease { session: ME, ino, kind: LeaseKind::Write, renew: false };
+        m.w.change(|cx| open::acquire(cx, &ask)).unwrap();
+        let commit = Commit { clean: false, ..a_commit(ino, STRIPE) };
+        m.w.change(|cx| data::commit(cx, &commit)).unwrap();
+        if !is_open {
+            m.w.leases.close(ME, ino, 0, 1);
+        }
+        m.take();
+        let (snapshot, cred) = (*m.taken.keys().next().unwrap(), root());
+        let r = PastOpen { session: ME, cred, snapshot, ino };
+        let then = m.w.change(|cx| past::open(cx, &r)).unwrap();
+        let now = m.w.view(|v| open::read_inline(v, ino)).unwrap().entry;
+        assert_eq!(now.attr.layers.is_some(), is_open, "it has left the snapshot's object");
+        assert!(now.lease.token_epoch >= then.fence && then.fence > 0);
+    }
+}
+
 /// Seed 69052: it keeps its object, for nothing of it is there; what comes to be there later is not the snapshot's.
 #[test]
 fn a_snapshot_of_a_file_that_is_one_hole_shows_nothing_of_what_is_written_later() {
