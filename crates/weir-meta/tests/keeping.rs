@@ -4,7 +4,6 @@ mod common;
 use common::*;
 use std::collections::BTreeMap;
 use std::time::Duration;
-use weir_env::sim::{SimConfig, World};
 use weir_meta::Level;
 use weir_proto::meta::{FileKind, LeaseKind, ReadDir};
 use weir_proto::snapshot::{Snapshot, SnapshotDelete, SnapshotList, SnapshotTake};
@@ -13,11 +12,6 @@ use weir_proto::volume::{
     VolumeGet,
 };
 use weir_proto::{InodeId, VolumeId};
-
-fn simulate<T>(seed: u64, work: impl AsyncFnOnce(World) -> T) -> T {
-    let world = World::new(seed, SimConfig::default());
-    world.run(work(world.clone()))
-}
 
 impl Client {
     async fn keep(&self, keeping: Keeping) -> Volume {

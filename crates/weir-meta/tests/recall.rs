@@ -3,7 +3,7 @@ mod common;
 
 use common::*;
 use std::time::Duration;
-use weir_env::sim::{SimConfig, World};
+use weir_env::sim::World;
 use weir_proto::meta::*;
 use weir_proto::recall::*;
 use weir_proto::relation::{Direction, HomeIds, RelationAdd};
@@ -14,11 +14,6 @@ use weir_proto::{ErrorKind, InodeId, NameRule, Result, VolumeId};
 /// Of the layout that files get here.
 const STRIPE: u64 = 4 << 20;
 const MIB: u64 = 1 << 20;
-
-fn simulate<T>(seed: u64, work: impl AsyncFnOnce(World) -> T) -> T {
-    let world = World::new(seed, SimConfig::default());
-    world.run(work(world.clone()))
-}
 
 /// A file of `size` bytes, closed, that home has all of.
 async fn file_at_home(node: &Node, client: &Client, name: &str, size: u64) -> InodeId {

@@ -7,15 +7,8 @@ mod relations;
 
 use common::*;
 use std::time::Duration;
-use weir_env::sim::{SimConfig, World};
 use weir_proto::meta::*;
 use weir_proto::{ErrorKind, NameRule, Request};
-
-fn simulate<T>(seed: u64, work: impl AsyncFnOnce(World) -> T) -> (T, u64) {
-    let world = World::new(seed, SimConfig::default());
-    let done = world.run(work(world.clone()));
-    (done, world.trace_hash())
-}
 
 #[test]
 fn a_change_is_seen_by_others_at_once_and_their_caches_are_recalled() {
@@ -588,7 +581,7 @@ fn the_same_seed_gives_the_same_run() {
             }
             world.kill("a");
             world.sleep(Duration::from_secs(10)).await;
-            node.meta.counts()
+            (node.meta.counts(), world.trace_hash())
         })
     };
     assert_eq!(run(42), run(42));

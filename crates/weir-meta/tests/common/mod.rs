@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use weir_env::sim::World;
+use weir_env::sim::{SimConfig, World};
 use weir_env::{Addr, BoxFuture, Env};
 use weir_kv::engine::{Engine, EngineConfig};
 use weir_meta::{LayoutPolicy, Meta, MetaConfig, Purge, StripeCut};
@@ -68,6 +68,12 @@ thread_local! {
     pub static SPACE: std::cell::Cell<Option<weir_meta::Level>> = const { std::cell::Cell::new(None) };
     /// Processes that this test's machine knows to be gone.
     pub static GONE: std::cell::RefCell<Vec<String>> = const { std::cell::RefCell::new(Vec::new()) };
+}
+
+/// What the work ends with, done in a world made from the seed.
+pub fn simulate<T>(seed: u64, work: impl AsyncFnOnce(World) -> T) -> T {
+    let world = World::new(seed, SimConfig::default());
+    world.run(work(world.clone()))
 }
 
 /// What the client with this name says of its process.

@@ -2,10 +2,9 @@
 use crate::common::*;
 use bytes::Bytes;
 use std::time::Duration;
-use weir_env::sim::{SimConfig, World};
-use weir_proto::VolumeId;
 use weir_proto::meta::*;
 use weir_proto::relation::*;
+use weir_proto::{InodeId, VolumeId};
 
 /// Of the root volume; what is at home may be evicted.
 pub fn relation_to(op: Op, url: &str) -> RelationAdd {
@@ -33,52 +32,51 @@ pub fn written(op: Op, made: &Entry, size: u64) -> Commit {
     }
 }
 
+/// A new file of so many bytes, still open.
+async fn write_new(user: &Client, name: &str, size: u64) -> InodeId {
+    let made = user.create(ROOT, name).await.unwrap().entry;
+    user.call(&written(user.op(), &made, size)).await.unwrap();
+    made.attr.ino
+}
+
 /// Whoever wrote a file has closed it, and the leader does not know: the client died before it told, or the leader after it was
 /// told. Home gets the file's end all the same.
 #[test]
 fn what_nobody_writes_any_more_is_complete_also_if_its_close_was_lost() {
     for with_leader in [false, true] {
-        let world = World::new(13, SimConfig::default());
-        world.run({
-            let world = world.clone();
-            async move {
-                let meta = start(&world).await;
-                let (mut user, mover) =
-                    (Client::start(&world, "user").await, Client::start(&world, "mover").await);
-                let add = relation_to(user.op(), "file:///home");
-                let relation = user.call(&add).await.unwrap().id;
-                let made = user.create(ROOT, "f").await.unwrap().entry;
-                let ino = made.attr.ino;
-                let commit = written(user.op(), &made, 10);
-                user.call(&commit).await.unwrap();
-                if with_leader {
-                    user.close(ino, true).await.unwrap();
-                    drop(meta);
-                    world.power_cut("meta");
-                    let started = start(&world).await;
-                    user.reconnect("user").await;
-                    user.resume(vec![]).await.unwrap();
-                    std::mem::forget(started);
-                } else {
-                    user.call(&SessionClose { session: user.session }).await.unwrap();
-                    std::mem::forget(meta);
-                }
-                drop(mover);
-                let mover = Client::start(&world, "another mover").await;
-                let deadline = mover.env.clock.now() + PATIENCE;
-                let (mut leader, mut finish) = (0, None);
-                while finish.is_none() {
-                    assert!(mover.env.clock.now() < deadline, "with the leader: {with_leader}");
-                    for work in take(&mover, &mut leader).await {
-                        assert_eq!(work.orphans, [], "nothing of it was lost");
-                        finish = work.extents.iter().find_map(|e| e.finish.clone());
-                        let wrote = work.extents.iter().map(|e| wrote(e, done())).collect();
-                        tell(&mover, relation, &work.names, wrote).await;
-                    }
-                }
-                let finish = finish.unwrap();
-                assert_eq!((finish.size, finish.attrs.mtime), (10, Time { nanos: 7 }));
+        simulate(13, async |world| {
+            let meta = start(&world).await;
+            let (mut user, mover) =
+                (Client::start(&world, "user").await, Client::start(&world, "mover").await);
+            let relation = user.call(&relation_to(user.op(), "file:///home")).await.unwrap().id;
+            let ino = write_new(&user, "f", 10).await;
+            if with_leader {
+                user.close(ino, true).await.unwrap();
+                drop(meta);
+                world.power_cut("meta");
+                let started = start(&world).await;
+                user.reconnect("user").await;
+                user.resume(vec![]).await.unwrap();
+                std::mem::forget(started);
+            } else {
+                user.call(&SessionClose { session: user.session }).await.unwrap();
+                std::mem::forget(meta);
             }
+            drop(mover);
+            let mover = Client::start(&world, "another mover").await;
+            let deadline = mover.env.clock.now() + PATIENCE;
+            let (mut leader, mut finish) = (0, None);
+            while finish.is_none() {
+                assert!(mover.env.clock.now() < deadline, "with the leader: {with_leader}");
+                for work in take(&mover, &mut leader).await {
+                    assert_eq!(work.orphans, [], "nothing of it was lost");
+                    finish = work.extents.iter().find_map(|e| e.finish.clone());
+                    let wrote = work.extents.iter().map(|e| wrote(e, done())).collect();
+                    tell(&mover, relation, &work.names, wrote).await;
+                }
+            }
+            let finish = finish.unwrap();
+            assert_eq!((finish.size, finish.attrs.mtime), (10, Time { nanos: 7 }));
         });
     }
 }
@@ -88,58 +86,53 @@ fn what_nobody_writes_any_more_is_complete_also_if_its_close_was_lost() {
 #[test]
 fn what_was_never_written_is_complete_too() {
     for is_opened in [false, true] {
-        let world = World::new(16, SimConfig::default());
-        world.run({
-            let world = world.clone();
-            async move {
-                let _meta = start(&world).await;
-                let (user, mover) =
-                    (Client::start(&world, "user").await, Client::start(&world, "mover").await);
-                let relation = user.call(&relation_to(user.op(), "file:///home")).await.unwrap().id;
-                let ino = match is_opened {
-                    true => user.create(ROOT, "f").await.unwrap().entry.attr.ino,
-                    false => {
-                        let (op, cred, name, kind) = (user.op(), root(), b("f"), FileKind::Regular);
-                        let (mode, umask, rdev) = (0o644, 0, 0);
-                        let made = Mknod { op, cred, parent: ROOT, name, kind, mode, umask, rdev };
-                        user.call(&made).await.unwrap().entry.attr.ino
-                    }
-                };
-                user.call(&SessionClose { session: user.session }).await.unwrap();
-                let (mut leader, mut recovered, mut another) = (0, Vec::new(), None);
-                let deadline = mover.env.clock.now() + PATIENCE;
-                let is_settled = async |relation| {
-                    let find = WhereAtHome { session: mover.session, ino, relation: Some(relation) };
-                    mover.call(&find).await.is_ok_and(|place| !place.unsettled)
-                };
-                loop {
-                    assert!(mover.env.clock.now() < deadline, "opened: {is_opened}");
-                    match another {
-                        // What home has is seen again for another one, and not shipped again.
-                        None if is_settled(relation).await => {
-                            let add = relation_to(mover.op(), "file:///another");
-                            another = Some(mover.call(&add).await.unwrap().id);
-                        }
-                        Some(another) if is_settled(another).await => break,
-                        _ => {}
-                    }
-                    for work in take(&mover, &mut leader).await {
-                        let is_again = another.is_some() && work.relation == relation;
-                        assert!(!is_again || work.extents.is_empty(), "{:?}", work.extents);
-                        for ino in &work.orphans {
-                            let entry = mover.open(*ino, false, true).await.unwrap().entry;
-                            assert!(entry.lease.recover);
-                            let (op, token_epoch) = (mover.op(), entry.lease.token_epoch);
-                            mover.call(&Recovered { op, ino: *ino, token_epoch }).await.unwrap();
-                            mover.close(*ino, true).await.unwrap();
-                            recovered.push(*ino);
-                        }
-                        let wrote = work.extents.iter().map(|e| wrote(e, done())).collect();
-                        tell(&mover, work.relation, &work.names, wrote).await;
-                    }
+        simulate(16, async |world| {
+            let _meta = start(&world).await;
+            let (user, mover) = (Client::start(&world, "user").await, Client::start(&world, "mover").await);
+            let relation = user.call(&relation_to(user.op(), "file:///home")).await.unwrap().id;
+            let ino = match is_opened {
+                true => user.create(ROOT, "f").await.unwrap().entry.attr.ino,
+                false => {
+                    let (op, cred, name, kind) = (user.op(), root(), b("f"), FileKind::Regular);
+                    let (mode, umask, rdev) = (0o644, 0, 0);
+                    let made = Mknod { op, cred, parent: ROOT, name, kind, mode, umask, rdev };
+                    user.call(&made).await.unwrap().entry.attr.ino
                 }
-                assert_eq!(recovered, if is_opened { vec![ino] } else { vec![] });
+            };
+            user.call(&SessionClose { session: user.session }).await.unwrap();
+            let (mut leader, mut recovered, mut another) = (0, Vec::new(), None);
+            let deadline = mover.env.clock.now() + PATIENCE;
+            let is_settled = async |relation| {
+                let find = WhereAtHome { session: mover.session, ino, relation: Some(relation) };
+                mover.call(&find).await.is_ok_and(|place| !place.unsettled)
+            };
+            loop {
+                assert!(mover.env.clock.now() < deadline, "opened: {is_opened}");
+                match another {
+                    // What home has is seen again for another one, and not shipped again.
+                    None if is_settled(relation).await => {
+                        let add = relation_to(mover.op(), "file:///another");
+                        another = Some(mover.call(&add).await.unwrap().id);
+                    }
+                    Some(another) if is_settled(another).await => break,
+                    _ => {}
+                }
+                for work in take(&mover, &mut leader).await {
+                    let is_again = another.is_some() && work.relation == relation;
+                    assert!(!is_again || work.extents.is_empty(), "{:?}", work.extents);
+                    for ino in &work.orphans {
+                        let entry = mover.open(*ino, false, true).await.unwrap().entry;
+                        assert!(entry.lease.recover);
+                        let (op, token_epoch) = (mover.op(), entry.lease.token_epoch);
+                        mover.call(&Recovered { op, ino: *ino, token_epoch }).await.unwrap();
+                        mover.close(*ino, true).await.unwrap();
+                        recovered.push(*ino);
+                    }
+                    let wrote = work.extents.iter().map(|e| wrote(e, done())).collect();
+                    tell(&mover, work.relation, &work.names, wrote).await;
+                }
             }
+            assert_eq!(recovered, if is_opened { vec![ino] } else { vec![] });
         });
     }
 }
@@ -147,96 +140,80 @@ fn what_was_never_written_is_complete_too() {
 /// A mover writes the end of a file though home did not take a range before it: the range goes once more, and the end after it.
 #[test]
 fn the_end_of_a_file_goes_home_after_all_that_comes_before_it() {
-    let world = World::new(14, SimConfig::default());
-    world.run({
-        let world = world.clone();
-        async move {
-            let _meta = start(&world).await;
-            let (user, mover) = (Client::start(&world, "user").await, Client::start(&world, "mover").await);
-            let add = |op| relation_to(op, "file:///data");
-            let relation = user.call(&add(user.op())).await.unwrap().id;
-            let made = user.create(ROOT, "f").await.unwrap().entry;
-            let ino = made.attr.ino;
-            let commit = written(user.op(), &made, 30);
-            user.call(&commit).await.unwrap();
-            user.close(ino, true).await.unwrap();
-            // What is asked, and what becomes of it: the first range never arrives the first time.
-            let (mut failed, mut written, mut order) = (false, false, Vec::new());
-            let (mut leader, deadline) = (0, user.env.clock.now() + PATIENCE);
-            while !(written && order.last() == Some(&"end")) {
-                assert!(user.env.clock.now() < deadline, "{order:?}");
-                for work in take(&mover, &mut leader).await {
-                    let mut extents = Vec::new();
-                    for e in &work.extents {
-                        let fails = e.finish.is_none() && !failed;
-                        failed |= fails;
-                        written |= e.finish.is_none() && !fails;
-                        order.push(if e.finish.is_some() { "end" } else { "range" });
-                        let outcome = match fails {
-                            true => Outcome::Later { why: "home hangs".into() },
-                            false => done(),
-                        };
-                        extents.push(wrote(e, outcome));
-                    }
-                    tell(&mover, relation, &work.names, extents).await;
+    simulate(14, async |world| {
+        let _meta = start(&world).await;
+        let (user, mover) = (Client::start(&world, "user").await, Client::start(&world, "mover").await);
+        let relation = user.call(&relation_to(user.op(), "file:///data")).await.unwrap().id;
+        let ino = write_new(&user, "f", 30).await;
+        user.close(ino, true).await.unwrap();
+        // What is asked, and what becomes of it: the first range never arrives the first time.
+        let (mut failed, mut written, mut order) = (false, false, Vec::new());
+        let (mut leader, deadline) = (0, user.env.clock.now() + PATIENCE);
+        while !(written && order.last() == Some(&"end")) {
+            assert!(user.env.clock.now() < deadline, "{order:?}");
+            for work in take(&mover, &mut leader).await {
+                let mut extents = Vec::new();
+                for e in &work.extents {
+                    let fails = e.finish.is_none() && !failed;
+                    failed |= fails;
+                    written |= e.finish.is_none() && !fails;
+                    order.push(if e.finish.is_some() { "end" } else { "range" });
+                    let outcome = match fails {
+                        true => Outcome::Later { why: "home hangs".into() },
+                        false => done(),
+                    };
+                    extents.push(wrote(e, outcome));
                 }
+                tell(&mover, relation, &work.names, extents).await;
             }
-            assert_eq!(order, ["range", "end", "range", "end"]);
         }
+        assert_eq!(order, ["range", "end", "range", "end"]);
     });
 }
 
 /// A file is cut while a mover writes its end: what was cut off is not waited for.
 #[test]
 fn what_is_cut_off_while_the_end_is_on_its_way_is_not_waited_for() {
-    let world = World::new(15, SimConfig::default());
-    world.run({
-        let world = world.clone();
-        async move {
-            let _meta = start(&world).await;
-            let (user, mover) = (Client::start(&world, "user").await, Client::start(&world, "mover").await);
-            let add = relation_to(user.op(), "file:///home");
-            let relation = user.call(&add).await.unwrap().id;
-            let made = user.create(ROOT, "f").await.unwrap().entry;
-            let ino = made.attr.ino;
-            let commit = written(user.op(), &made, 30);
-            user.call(&commit).await.unwrap();
-            let info = || async {
-                let list = RelationList { session: user.session, volume: None };
-                user.call(&list).await.unwrap().relations.remove(0)
-            };
-            let (mut leader, deadline) = (0, user.env.clock.now() + PATIENCE);
-            let (mut closed, mut cut) = (false, false);
-            while !cut || info().await.state != (RelationState::Synced {}) {
-                assert!(user.env.clock.now() < deadline, "{:?}", info().await);
-                for work in take(&mover, &mut leader).await {
-                    if !cut && work.extents.iter().any(|e| e.finish.is_some()) {
-                        let (op, size) = (user.op(), Some(4));
-                        let shorter = SetAttr {
-                            op,
-                            cred: root(),
-                            ino,
-                            mode: None,
-                            uid: None,
-                            gid: None,
-                            size,
-                            atime: None,
-                            mtime: None,
-                        };
-                        user.call(&shorter).await.unwrap();
-                        while info().await.backlog_names == 0 {
-                            assert!(user.env.clock.now() < deadline, "{:?}", info().await);
-                            user.env.clock.sleep(Duration::from_millis(10)).await;
-                        }
-                        cut = true;
+    simulate(15, async |world| {
+        let _meta = start(&world).await;
+        let (user, mover) = (Client::start(&world, "user").await, Client::start(&world, "mover").await);
+        let relation = user.call(&relation_to(user.op(), "file:///home")).await.unwrap().id;
+        let ino = write_new(&user, "f", 30).await;
+        let info = || async {
+            let list = RelationList { session: user.session, volume: None };
+            user.call(&list).await.unwrap().relations.remove(0)
+        };
+        let (mut leader, deadline) = (0, user.env.clock.now() + PATIENCE);
+        let (mut closed, mut cut) = (false, false);
+        while !cut || info().await.state != (RelationState::Synced {}) {
+            assert!(user.env.clock.now() < deadline, "{:?}", info().await);
+            for work in take(&mover, &mut leader).await {
+                if !cut && work.extents.iter().any(|e| e.finish.is_some()) {
+                    let (op, size) = (user.op(), Some(4));
+                    let shorter = SetAttr {
+                        op,
+                        cred: root(),
+                        ino,
+                        mode: None,
+                        uid: None,
+                        gid: None,
+                        size,
+                        atime: None,
+                        mtime: None,
+                    };
+                    user.call(&shorter).await.unwrap();
+                    while info().await.backlog_names == 0 {
+                        assert!(user.env.clock.now() < deadline, "{:?}", info().await);
+                        user.env.clock.sleep(Duration::from_millis(10)).await;
                     }
-                    let wrote = work.extents.iter().map(|e| wrote(e, done())).collect();
-                    tell(&mover, relation, &work.names, wrote).await;
+                    cut = true;
                 }
-                if !closed && info().await.shipped_bytes == 30 {
-                    user.close(ino, true).await.unwrap();
-                    closed = true;
-                }
+                let wrote = work.extents.iter().map(|e| wrote(e, done())).collect();
+                tell(&mover, relation, &work.names, wrote).await;
+            }
+            if !closed && info().await.shipped_bytes == 30 {
+                user.close(ino, true).await.unwrap();
+                closed = true;
             }
         }
     });
@@ -246,41 +223,36 @@ fn what_is_cut_off_while_the_end_is_on_its_way_is_not_waited_for() {
 /// asked to move what is not as it was left, or the times go to a path that is another's.
 #[test]
 fn a_directory_whose_times_are_being_set_is_renamed_after_that() {
-    let world = World::new(15, SimConfig::default());
-    world.run({
-        let world = world.clone();
-        async move {
-            let _meta = start(&world).await;
-            let (user, mover) = (Client::start(&world, "user").await, Client::start(&world, "mover").await);
-            let add = |op| relation_to(op, "file:///data");
-            let relation = user.call(&add(user.op())).await.unwrap().id;
-            let dir = user.mkdir(ROOT, "d").await.unwrap().entry.attr.ino;
-            user.mkdir(dir, "below").await.unwrap();
-            let mut leader = 0;
-            let (mut times, mut renames) = (Vec::new(), 0);
-            let deadline = user.env.clock.now() + PATIENCE;
-            while renames == 0 {
-                assert!(user.env.clock.now() < deadline, "it is never renamed");
-                let work = take(&mover, &mut leader).await;
-                let given: Vec<NameWork> = work.into_iter().flat_map(|w| w.names).collect();
-                let is_nothing_new = given.is_empty();
-                let (new_times, others): (Vec<_>, Vec<_>) = given
-                    .into_iter()
-                    .partition(|n| n.ino == dir && matches!(n.action, NameAction::Attributes { .. }));
-                if !new_times.is_empty() {
-                    // They stay untold while the directory is renamed.
-                    times = new_times;
-                    let (op, cred, mode) = (user.op(), root(), RenameMode::Replace);
-                    let (name, new_name) = (Bytes::from_static(b"d"), Bytes::from_static(b"e"));
-                    let rename = Rename { op, cred, parent: ROOT, name, new_parent: ROOT, new_name, mode };
-                    user.call(&rename).await.unwrap();
-                } else if is_nothing_new && !times.is_empty() {
-                    tell(&mover, relation, &std::mem::take(&mut times), vec![]).await;
-                }
-                renames += others.iter().filter(|n| matches!(n.action, NameAction::Rename { .. })).count();
-                assert!(renames == 0 || times.is_empty(), "renamed while its times are being set");
-                tell(&mover, relation, &others, vec![]).await;
+    simulate(15, async |world| {
+        let _meta = start(&world).await;
+        let (user, mover) = (Client::start(&world, "user").await, Client::start(&world, "mover").await);
+        let relation = user.call(&relation_to(user.op(), "file:///data")).await.unwrap().id;
+        let dir = user.mkdir(ROOT, "d").await.unwrap().entry.attr.ino;
+        user.mkdir(dir, "below").await.unwrap();
+        let mut leader = 0;
+        let (mut times, mut renames) = (Vec::new(), 0);
+        let deadline = user.env.clock.now() + PATIENCE;
+        while renames == 0 {
+            assert!(user.env.clock.now() < deadline, "it is never renamed");
+            let work = take(&mover, &mut leader).await;
+            let given: Vec<NameWork> = work.into_iter().flat_map(|w| w.names).collect();
+            let is_nothing_new = given.is_empty();
+            let (new_times, others): (Vec<_>, Vec<_>) = given
+                .into_iter()
+                .partition(|n| n.ino == dir && matches!(n.action, NameAction::Attributes { .. }));
+            if !new_times.is_empty() {
+                // They stay untold while the directory is renamed.
+                times = new_times;
+                let (op, cred, mode) = (user.op(), root(), RenameMode::Replace);
+                let (name, new_name) = (Bytes::from_static(b"d"), Bytes::from_static(b"e"));
+                let rename = Rename { op, cred, parent: ROOT, name, new_parent: ROOT, new_name, mode };
+                user.call(&rename).await.unwrap();
+            } else if is_nothing_new && !times.is_empty() {
+                tell(&mover, relation, &std::mem::take(&mut times), vec![]).await;
             }
+            renames += others.iter().filter(|n| matches!(n.action, NameAction::Rename { .. })).count();
+            assert!(renames == 0 || times.is_empty(), "renamed while its times are being set");
+            tell(&mover, relation, &others, vec![]).await;
         }
     });
 }

@@ -6,8 +6,7 @@ use crate::common::*;
 use crate::relation_ends::relation_to;
 use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex};
-use weir_env::sim::{SimConfig, World};
+use weir_env::sim::World;
 use weir_proto::meta::*;
 use weir_proto::relation::*;
 use weir_proto::volume::VolumeGet;
@@ -587,40 +586,33 @@ fn set_attr(op: Op, ino: InodeId) -> SetAttr {
 /// `before`: so much is done before the relation is made. Tells how many actions home saw, and how many files movers recovered.
 fn play(seed: u64, in_pieces: bool, before: usize, steps: usize) -> (u64, u64) {
     println!("seed {seed}");
-    let world = World::new(seed, SimConfig::default());
-    let actions = Arc::new(Mutex::new((0, 0)));
-    let counted = actions.clone();
-    world.run({
-        let world = world.clone();
-        async move {
-            let _meta = start(&world).await;
-            let (mut bench, mut mover) = Bench::start(&world, in_pieces).await;
-            for _ in 0..before {
-                bench.use_volume(&world).await;
-            }
-            bench.add_relation().await;
-            let dice = world.node("dice");
-            for _ in 0..steps {
-                bench.use_volume(&world).await;
-                while dice.rng.below(3) == 0 {
-                    bench.ship(&mut mover, &world, false).await;
-                }
-            }
-            // Names follow also while files are being written.
-            for _ in 0..20 {
-                bench.ship_all(&mut mover, &world).await;
-                dice.clock.sleep(std::time::Duration::from_millis(10)).await;
-            }
-            let r = RelationList { session: bench.client.session, volume: None };
-            let names = bench.client.call(&r).await.unwrap().relations.remove(0).backlog_names;
-            assert_eq!(names, 0, "names wait for files that are being written");
-            bench.close_all().await;
-            bench.ship_to_the_end(&mut mover, &world).await;
-            bench.assert_same().await;
-            *counted.lock().unwrap() = (bench.home.actions, bench.recovered);
+    simulate(seed, async |world| {
+        let _meta = start(&world).await;
+        let (mut bench, mut mover) = Bench::start(&world, in_pieces).await;
+        for _ in 0..before {
+            bench.use_volume(&world).await;
         }
-    });
-    *actions.lock().unwrap()
+        bench.add_relation().await;
+        let dice = world.node("dice");
+        for _ in 0..steps {
+            bench.use_volume(&world).await;
+            while dice.rng.below(3) == 0 {
+                bench.ship(&mut mover, &world, false).await;
+            }
+        }
+        // Names follow also while files are being written.
+        for _ in 0..20 {
+            bench.ship_all(&mut mover, &world).await;
+            dice.clock.sleep(std::time::Duration::from_millis(10)).await;
+        }
+        let r = RelationList { session: bench.client.session, volume: None };
+        let names = bench.client.call(&r).await.unwrap().relations.remove(0).backlog_names;
+        assert_eq!(names, 0, "names wait for files that are being written");
+        bench.close_all().await;
+        bench.ship_to_the_end(&mut mover, &world).await;
+        bench.assert_same().await;
+        (bench.home.actions, bench.recovered)
+    })
 }
 
 fn home_ends_right(seeds: std::ops::Range<u64>, in_pieces: bool) {
@@ -680,98 +672,83 @@ fn home_ends_as_the_volume_is_long() {
 
 #[test]
 fn changes_are_numbered_and_kept_until_every_follower_has_them() {
-    let world = World::new(7, SimConfig::default());
-    world.run({
-        let world = world.clone();
-        async move {
-            let _meta = start(&world).await;
-            let client = Client::start(&world, "user").await;
-            let (volume, cursor) = (VolumeId::ROOT, "analysis".to_owned());
-            let get = VolumeGet { session: client.session, name: "root".into() };
-            assert_eq!(client.call(&get).await.unwrap().id, volume);
-            client.mkdir(ROOT, "unheard").await.unwrap();
-            let ack = |op, upto| AckChanges { op, cred: root(), volume, cursor: cursor.clone(), upto };
-            client.call(&ack(client.op(), 0)).await.unwrap();
-            client.mkdir(ROOT, "heard").await.unwrap();
-            let read = |cursor: Option<String>, after| ReadChanges {
-                session: client.session,
-                cred: root(),
-                volume,
-                cursor,
-                after,
-                limit: 10,
-                wait_ms: 1000,
-            };
-            for _ in 0..2 {
-                let changes = client.call(&read(Some(cursor.clone()), 0)).await.unwrap();
-                let numbers: BTreeSet<u64> = changes.changes.iter().map(|c| c.change.number).collect();
-                assert_eq!(numbers, [1].into(), "the same until it is acknowledged");
-            }
-            client.call(&ack(client.op(), 1)).await.unwrap();
-            assert_eq!(client.call(&read(Some(cursor.clone()), 0)).await.unwrap().changes, []);
-            client.mkdir(ROOT, "again").await.unwrap();
-            let changes = client.call(&read(Some(cursor.clone()), 0)).await.unwrap().changes;
-            assert!(matches!(&changes[0].change.what, What::Made { name, .. } if name == "again"));
-            assert_eq!(changes[0].path, Some(b("again")));
+    simulate(7, async |world| {
+        let _meta = start(&world).await;
+        let client = Client::start(&world, "user").await;
+        let (volume, cursor) = (VolumeId::ROOT, "analysis".to_owned());
+        let get = VolumeGet { session: client.session, name: "root".into() };
+        assert_eq!(client.call(&get).await.unwrap().id, volume);
+        client.mkdir(ROOT, "unheard").await.unwrap();
+        let ack = |op, upto| AckChanges { op, cred: root(), volume, cursor: cursor.clone(), upto };
+        client.call(&ack(client.op(), 0)).await.unwrap();
+        client.mkdir(ROOT, "heard").await.unwrap();
+        let read = |cursor: Option<String>, after| ReadChanges {
+            session: client.session,
+            cred: root(),
+            volume,
+            cursor,
+            after,
+            limit: 10,
+            wait_ms: 1000,
+        };
+        for _ in 0..2 {
+            let changes = client.call(&read(Some(cursor.clone()), 0)).await.unwrap();
+            let numbers: BTreeSet<u64> = changes.changes.iter().map(|c| c.change.number).collect();
+            assert_eq!(numbers, [1].into(), "the same until it is acknowledged");
         }
+        client.call(&ack(client.op(), 1)).await.unwrap();
+        assert_eq!(client.call(&read(Some(cursor.clone()), 0)).await.unwrap().changes, []);
+        client.mkdir(ROOT, "again").await.unwrap();
+        let changes = client.call(&read(Some(cursor.clone()), 0)).await.unwrap().changes;
+        assert!(matches!(&changes[0].change.what, What::Made { name, .. } if name == "again"));
+        assert_eq!(changes[0].path, Some(b("again")));
     });
 }
 
 /// A change tells an inode; whoever follows wants to open a file.
 #[test]
 fn changes_tell_where_the_file_is_now() {
-    let world = World::new(9, SimConfig::default());
-    world.run({
-        let world = world.clone();
-        async move {
-            let _meta = start(&world).await;
-            let client = Client::start(&world, "user").await;
-            let cursor = "analysis".to_owned();
-            let ack =
-                |op| AckChanges { op, cred: root(), volume: VolumeId::ROOT, cursor: cursor.clone(), upto: 0 };
-            client.call(&ack(client.op())).await.unwrap();
-            let run = client.mkdir(ROOT, "run").await.unwrap().entry.attr.ino;
-            let scan = client.mkdir(run, "scan").await.unwrap().entry.attr.ino;
-            let file = client.create(scan, "frame.tmp").await.unwrap().entry.attr.ino;
-            let gone = client.create(scan, "gone").await.unwrap().entry.attr.ino;
-            for (parent, from, to) in [(scan, "frame.tmp", "frame.h5"), (ROOT, "run", "run1")] {
-                let (name, new_name, mode) = (b(from), b(to), RenameMode::Replace);
-                let r = Rename {
-                    op: client.op(),
-                    cred: root(),
-                    parent,
-                    name,
-                    new_parent: parent,
-                    new_name,
-                    mode,
-                };
-                client.call(&r).await.unwrap();
-            }
-            client.unlink(scan, "gone").await.unwrap();
-            let r = ReadChanges {
-                session: client.session,
-                cred: root(),
-                volume: VolumeId::ROOT,
-                cursor: Some(cursor),
-                after: 0,
-                limit: 100,
-                wait_ms: 1000,
-            };
-            let changes = client.call(&r).await.unwrap().changes;
-            let told = |ino: InodeId, change: &What| match change {
-                What::Made { ino: i, .. } | What::Renamed { ino: i, .. } | What::Removed { ino: i, .. } => {
-                    *i == ino
-                }
-                _ => false,
-            };
-            let paths = |ino| {
-                let of: Vec<_> = changes.iter().filter(|c| told(ino, &c.change.what)).collect();
-                of.iter().map(|c| c.path.clone()).collect::<Vec<_>>()
-            };
-            assert_eq!(paths(file), vec![Some(b("run1/scan/frame.h5")); 2]);
-            assert_eq!(paths(run), vec![Some(b("run1")); 2]);
-            assert_eq!(paths(gone), [None, Some(b("run1/scan/gone"))], "where it was");
+    simulate(9, async |world| {
+        let _meta = start(&world).await;
+        let client = Client::start(&world, "user").await;
+        let cursor = "analysis".to_owned();
+        let ack =
+            |op| AckChanges { op, cred: root(), volume: VolumeId::ROOT, cursor: cursor.clone(), upto: 0 };
+        client.call(&ack(client.op())).await.unwrap();
+        let run = client.mkdir(ROOT, "run").await.unwrap().entry.attr.ino;
+        let scan = client.mkdir(run, "scan").await.unwrap().entry.attr.ino;
+        let file = client.create(scan, "frame.tmp").await.unwrap().entry.attr.ino;
+        let gone = client.create(scan, "gone").await.unwrap().entry.attr.ino;
+        for (parent, from, to) in [(scan, "frame.tmp", "frame.h5"), (ROOT, "run", "run1")] {
+            let (name, new_name, mode) = (b(from), b(to), RenameMode::Replace);
+            let r =
+                Rename { op: client.op(), cred: root(), parent, name, new_parent: parent, new_name, mode };
+            client.call(&r).await.unwrap();
         }
+        client.unlink(scan, "gone").await.unwrap();
+        let r = ReadChanges {
+            session: client.session,
+            cred: root(),
+            volume: VolumeId::ROOT,
+            cursor: Some(cursor),
+            after: 0,
+            limit: 100,
+            wait_ms: 1000,
+        };
+        let changes = client.call(&r).await.unwrap().changes;
+        let told = |ino: InodeId, change: &What| match change {
+            What::Made { ino: i, .. } | What::Renamed { ino: i, .. } | What::Removed { ino: i, .. } => {
+                *i == ino
+            }
+            _ => false,
+        };
+        let paths = |ino| {
+            let of: Vec<_> = changes.iter().filter(|c| told(ino, &c.change.what)).collect();
+            of.iter().map(|c| c.path.clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(paths(file), vec![Some(b("run1/scan/frame.h5")); 2]);
+        assert_eq!(paths(run), vec![Some(b("run1")); 2]);
+        assert_eq!(paths(gone), [None, Some(b("run1/scan/gone"))], "where it was");
     });
 }
 
@@ -785,204 +762,195 @@ fn entry(name: &str, kind: FileKind, size: u64, id: &str) -> HomeEntry {
 
 #[test]
 fn names_of_an_adopted_home_come_when_they_are_wanted() {
-    let world = World::new(11, SimConfig::default());
-    world.run({
-        let world = world.clone();
-        async move {
-            let _meta = start(&world).await;
-            let (user, mover) = (Client::start(&world, "user").await, Client::start(&world, "mover").await);
-            let add = |op, adopt| RelationAdd { adopt, ..relation_to(op, "file:///data") };
-            let relation = user.call(&add(user.op(), true)).await.unwrap().id;
-            let (told, waits) = tokio::sync::oneshot::channel();
-            let early = Client::start(&world, "early").await;
-            world.node("early").tasks.spawn("look", async move {
-                told.send(early.lookup(ROOT, "a").await).unwrap();
-            });
-            let take = TakeWork {
-                session: mover.session,
-                leader: 0,
-                bytes: 64,
-                items: 8,
-                wait_ms: 1000,
-                limited_by: String::new(),
-            };
-            let work = mover.call(&take).await.unwrap().relations.remove(0);
-            assert_eq!(work.listings, [ListWork { dir: ROOT, path: Bytes::new(), again: false }]);
-            let tell = |dir, entries: &[HomeEntry], end| TellListing {
-                op: mover.op(),
-                relation,
-                dir,
-                entries: entries.to_vec(),
-                end,
-            };
-            let done = |dir, outcome| WorkDone {
-                session: mover.session,
-                relation,
-                names: vec![],
-                extents: vec![],
-                orphans: vec![],
-                listings: vec![ListDone { dir, outcome }],
-            };
-            let first = [
-                entry("a", FileKind::Directory, 0, ""),
-                entry("f", FileKind::Regular, 10, "same"),
-                entry("e", FileKind::Directory, 0, ""),
-            ];
-            for _ in 0..2 {
-                mover.call(&tell(ROOT, &first, false)).await.unwrap();
-            }
-            mover.call(&tell(ROOT, &[entry("g", FileKind::Regular, 10, "same")], true)).await.unwrap();
-            mover.call(&tell(ROOT, &[entry("late", FileKind::Regular, 1, "")], true)).await.unwrap();
-            let ok = Outcome::Done { stamp: Bytes::new() };
-            mover.call(&done(ROOT, ok.clone())).await.unwrap();
-            let a = waits.await.unwrap().unwrap().entry.unwrap().attr;
-            let mtime = Time { nanos: 1_500_000_000_000_000_123 };
-            assert_eq!((a.kind, a.mode, a.uid, a.gid, a.mtime), (FileKind::Directory, 0o751, 5, 6, mtime));
-            let names: Vec<String> = list(&user, ROOT).await.iter().map(|e| text(&e.name)).collect();
-            assert_eq!(names, ["a", "f", "e", "g"], "in pieces, told twice, and nothing after the end");
-            let f = user.lookup(ROOT, "f").await.unwrap().entry.unwrap().attr;
-            assert_eq!((f.size, f.evicted, f.nlink, f.mtime), (10, 10, 2, mtime));
-            assert_eq!(user.lookup(ROOT, "g").await.unwrap().entry.unwrap().attr.ino, f.ino);
-            let get = GetUsage { session: user.session, dir: ROOT };
-            let usage = user.call(&get).await.unwrap();
-            assert_eq!((usage.bytes, usage.files, usage.directories), (0, 1, 2));
-
-            // One that cannot be read: whoever wants it is told, the other one comes.
-            let work = mover.call(&take).await.unwrap().relations.remove(0);
-            let paths: Vec<String> = work.listings.iter().map(|l| text(&l.path)).collect();
-            assert_eq!(paths, ["a", "e"]);
-            let gone = Outcome::Diverged { why: "it is a file by now".into() };
-            mover.call(&done(a.ino, gone)).await.unwrap();
-            let refused = user.lookup(a.ino, "x").await.unwrap_err();
-            assert!(refused.context.contains("it is a file by now"), "{refused}");
-            assert_eq!(refused.kind, weir_proto::ErrorKind::Io);
-            let e = work.listings[1].dir;
-            let missing = user.create(e, "made");
-            let comes = async {
-                mover.call(&tell(e, &[], true)).await.unwrap();
-                mover.call(&done(e, ok.clone())).await.unwrap();
-            };
-            assert!(tokio::join!(missing, comes).0.unwrap().created);
-            let busy = RelationDo { op: user.op(), cred: root(), relation, verb: RelationVerb::Remove };
-            let busy = user.call(&busy).await.unwrap_err();
-            assert!(busy.context.contains("not all names"), "{busy}");
-
-            // What is done here goes there, to what was there.
-            user.unlink(ROOT, "f").await.unwrap();
-            let mut seen = Vec::new();
-            while seen.len() < 2 {
-                let work = mover.call(&take).await.unwrap().relations.remove(0);
-                seen.extend(work.names.into_iter().map(|n| n.action));
-            }
-            let removed = seen.iter().any(|action| match action {
-                NameAction::Remove { path, expect, .. } => path == "f" && expect.stamp == "stamp of f",
-                _ => false,
-            });
-            assert!(removed, "{seen:?}");
+    simulate(11, async |world| {
+        let _meta = start(&world).await;
+        let (user, mover) = (Client::start(&world, "user").await, Client::start(&world, "mover").await);
+        let add = |op, adopt| RelationAdd { adopt, ..relation_to(op, "file:///data") };
+        let relation = user.call(&add(user.op(), true)).await.unwrap().id;
+        let (told, waits) = tokio::sync::oneshot::channel();
+        let early = Client::start(&world, "early").await;
+        world.node("early").tasks.spawn("look", async move {
+            told.send(early.lookup(ROOT, "a").await).unwrap();
+        });
+        let take = TakeWork {
+            session: mover.session,
+            leader: 0,
+            bytes: 64,
+            items: 8,
+            wait_ms: 1000,
+            limited_by: String::new(),
+        };
+        let work = mover.call(&take).await.unwrap().relations.remove(0);
+        assert_eq!(work.listings, [ListWork { dir: ROOT, path: Bytes::new(), again: false }]);
+        let tell = |dir, entries: &[HomeEntry], end| TellListing {
+            op: mover.op(),
+            relation,
+            dir,
+            entries: entries.to_vec(),
+            end,
+        };
+        let done = |dir, outcome| WorkDone {
+            session: mover.session,
+            relation,
+            names: vec![],
+            extents: vec![],
+            orphans: vec![],
+            listings: vec![ListDone { dir, outcome }],
+        };
+        let first = [
+            entry("a", FileKind::Directory, 0, ""),
+            entry("f", FileKind::Regular, 10, "same"),
+            entry("e", FileKind::Directory, 0, ""),
+        ];
+        for _ in 0..2 {
+            mover.call(&tell(ROOT, &first, false)).await.unwrap();
         }
+        mover.call(&tell(ROOT, &[entry("g", FileKind::Regular, 10, "same")], true)).await.unwrap();
+        mover.call(&tell(ROOT, &[entry("late", FileKind::Regular, 1, "")], true)).await.unwrap();
+        let ok = Outcome::Done { stamp: Bytes::new() };
+        mover.call(&done(ROOT, ok.clone())).await.unwrap();
+        let a = waits.await.unwrap().unwrap().entry.unwrap().attr;
+        let mtime = Time { nanos: 1_500_000_000_000_000_123 };
+        assert_eq!((a.kind, a.mode, a.uid, a.gid, a.mtime), (FileKind::Directory, 0o751, 5, 6, mtime));
+        let names: Vec<String> = list(&user, ROOT).await.iter().map(|e| text(&e.name)).collect();
+        assert_eq!(names, ["a", "f", "e", "g"], "in pieces, told twice, and nothing after the end");
+        let f = user.lookup(ROOT, "f").await.unwrap().entry.unwrap().attr;
+        assert_eq!((f.size, f.evicted, f.nlink, f.mtime), (10, 10, 2, mtime));
+        assert_eq!(user.lookup(ROOT, "g").await.unwrap().entry.unwrap().attr.ino, f.ino);
+        let get = GetUsage { session: user.session, dir: ROOT };
+        let usage = user.call(&get).await.unwrap();
+        assert_eq!((usage.bytes, usage.files, usage.directories), (0, 1, 2));
+
+        // One that cannot be read: whoever wants it is told, the other one comes.
+        let work = mover.call(&take).await.unwrap().relations.remove(0);
+        let paths: Vec<String> = work.listings.iter().map(|l| text(&l.path)).collect();
+        assert_eq!(paths, ["a", "e"]);
+        let gone = Outcome::Diverged { why: "it is a file by now".into() };
+        mover.call(&done(a.ino, gone)).await.unwrap();
+        let refused = user.lookup(a.ino, "x").await.unwrap_err();
+        assert!(refused.context.contains("it is a file by now"), "{refused}");
+        assert_eq!(refused.kind, weir_proto::ErrorKind::Io);
+        let e = work.listings[1].dir;
+        let missing = user.create(e, "made");
+        let comes = async {
+            mover.call(&tell(e, &[], true)).await.unwrap();
+            mover.call(&done(e, ok.clone())).await.unwrap();
+        };
+        assert!(tokio::join!(missing, comes).0.unwrap().created);
+        let busy = RelationDo { op: user.op(), cred: root(), relation, verb: RelationVerb::Remove };
+        let busy = user.call(&busy).await.unwrap_err();
+        assert!(busy.context.contains("not all names"), "{busy}");
+
+        // What is done here goes there, to what was there.
+        user.unlink(ROOT, "f").await.unwrap();
+        let mut seen = Vec::new();
+        while seen.len() < 2 {
+            let work = mover.call(&take).await.unwrap().relations.remove(0);
+            seen.extend(work.names.into_iter().map(|n| n.action));
+        }
+        let removed = seen.iter().any(|action| match action {
+            NameAction::Remove { path, expect, .. } => path == "f" && expect.stamp == "stamp of f",
+            _ => false,
+        });
+        assert!(removed, "{seen:?}");
     });
 }
 
 #[test]
 fn a_volume_that_pulls_is_as_home_is_told_and_nobody_changes_it() {
-    let world = World::new(14, SimConfig::default());
-    world.run({
-        let world = world.clone();
-        async move {
-            let _meta = start(&world).await;
-            let (user, mover) = (Client::start(&world, "user").await, Client::start(&world, "mover").await);
-            let direction = Direction::Pull;
-            let add = |op, evict| RelationAdd { direction, evict, ..relation_to(op, "file:///data") };
-            assert!(user.call(&add(user.op(), true)).await.unwrap_err().context.contains("leave that out"));
-            let relation = user.call(&add(user.op(), false)).await.unwrap().id;
-            let other = user.call(&relation_to(user.op(), "file:///other")).await.unwrap_err();
-            assert!(other.context.contains("follows a home"), "{other}");
-            let entries = [
-                entry("d", FileKind::Directory, 0, ""),
-                entry("f", FileKind::Regular, 10, "same"),
-                entry("g", FileKind::Regular, 10, "same"),
-            ];
-            let entries = entries.map(|e| match e.kind {
-                FileKind::Regular => HomeEntry { stamp: b("first"), ..e },
-                _ => e,
-            });
-            let (op, all) = (mover.op(), entries.to_vec());
-            mover.call(&TellListing { op, relation, dir: ROOT, entries: all, end: true }).await.unwrap();
-            let d = user.lookup(ROOT, "d").await.unwrap().entry.unwrap().attr.ino;
-            let below = vec![entry("deep", FileKind::Directory, 0, ""), entry("x", FileKind::Regular, 5, "")];
-            mover
-                .call(&TellListing { op: mover.op(), relation, dir: d, entries: below, end: true })
-                .await
-                .unwrap();
-            let f = user.lookup(ROOT, "f").await.unwrap().entry.unwrap().attr;
-            assert_eq!((f.size, f.evicted, f.nlink), (10, 10, 2));
+    simulate(14, async |world| {
+        let _meta = start(&world).await;
+        let (user, mover) = (Client::start(&world, "user").await, Client::start(&world, "mover").await);
+        let direction = Direction::Pull;
+        let add = |op, evict| RelationAdd { direction, evict, ..relation_to(op, "file:///data") };
+        assert!(user.call(&add(user.op(), true)).await.unwrap_err().context.contains("leave that out"));
+        let relation = user.call(&add(user.op(), false)).await.unwrap().id;
+        let other = user.call(&relation_to(user.op(), "file:///other")).await.unwrap_err();
+        assert!(other.context.contains("follows a home"), "{other}");
+        let entries = [
+            entry("d", FileKind::Directory, 0, ""),
+            entry("f", FileKind::Regular, 10, "same"),
+            entry("g", FileKind::Regular, 10, "same"),
+        ];
+        let entries = entries.map(|e| match e.kind {
+            FileKind::Regular => HomeEntry { stamp: b("first"), ..e },
+            _ => e,
+        });
+        let (op, all) = (mover.op(), entries.to_vec());
+        mover.call(&TellListing { op, relation, dir: ROOT, entries: all, end: true }).await.unwrap();
+        let d = user.lookup(ROOT, "d").await.unwrap().entry.unwrap().attr.ino;
+        let below = vec![entry("deep", FileKind::Directory, 0, ""), entry("x", FileKind::Regular, 5, "")];
+        mover
+            .call(&TellListing { op: mover.op(), relation, dir: d, entries: below, end: true })
+            .await
+            .unwrap();
+        let f = user.lookup(ROOT, "f").await.unwrap().entry.unwrap().attr;
+        assert_eq!((f.size, f.evicted, f.nlink), (10, 10, 2));
 
-            let read_only = weir_proto::ErrorKind::Name(weir_proto::NameRule::ReadOnly);
-            assert_eq!(user.create(ROOT, "new").await.unwrap_err().kind, read_only);
-            assert_eq!(user.create(d, "new").await.unwrap_err().kind, read_only);
-            assert_eq!(user.mkdir(ROOT, "new").await.unwrap_err().kind, read_only);
-            assert_eq!(user.unlink(ROOT, "f").await.unwrap_err().kind, read_only);
+        let read_only = weir_proto::ErrorKind::Name(weir_proto::NameRule::ReadOnly);
+        assert_eq!(user.create(ROOT, "new").await.unwrap_err().kind, read_only);
+        assert_eq!(user.create(d, "new").await.unwrap_err().kind, read_only);
+        assert_eq!(user.mkdir(ROOT, "new").await.unwrap_err().kind, read_only);
+        assert_eq!(user.unlink(ROOT, "f").await.unwrap_err().kind, read_only);
 
-            let tell = |after: &str, entries: &[HomeEntry], upto: Option<&str>| TellAgain {
-                op: mover.op(),
-                relation,
-                dir: ROOT,
-                after: b(after),
-                entries: entries.to_vec(),
-                upto: upto.map(b),
-            };
-            // The same again, also in parts: nothing changes.
-            mover.call(&tell("", &entries, None)).await.unwrap();
-            mover.call(&tell("", &entries[..1], Some("d"))).await.unwrap();
-            mover.call(&tell("d", &entries[1..], None)).await.unwrap();
-            let names =
-                || async { list(&user, ROOT).await.iter().map(|e| text(&e.name)).collect::<Vec<_>>() };
-            assert_eq!(names().await, ["d", "f", "g"]);
-            assert_eq!(user.lookup(ROOT, "f").await.unwrap().entry.unwrap().attr.ino, f.ino);
-            // Outside of the range nothing is gone; out of order nothing is believed.
-            mover.call(&tell("f", &entries[2..], Some("g"))).await.unwrap();
-            assert_eq!(names().await, ["d", "f", "g"]);
-            let turned = [entries[2].clone(), entries[1].clone()];
-            assert!(mover.call(&tell("", &turned, None)).await.unwrap_err().context.contains("out of order"));
-            let empty = mover.call(&tell("", &[], None)).await.unwrap_err();
-            assert!(empty.context.contains("not mounted"), "{empty}");
+        let tell = |after: &str, entries: &[HomeEntry], upto: Option<&str>| TellAgain {
+            op: mover.op(),
+            relation,
+            dir: ROOT,
+            after: b(after),
+            entries: entries.to_vec(),
+            upto: upto.map(b),
+        };
+        // The same again, also in parts: nothing changes.
+        mover.call(&tell("", &entries, None)).await.unwrap();
+        mover.call(&tell("", &entries[..1], Some("d"))).await.unwrap();
+        mover.call(&tell("d", &entries[1..], None)).await.unwrap();
+        let names = || async { list(&user, ROOT).await.iter().map(|e| text(&e.name)).collect::<Vec<_>>() };
+        assert_eq!(names().await, ["d", "f", "g"]);
+        assert_eq!(user.lookup(ROOT, "f").await.unwrap().entry.unwrap().attr.ino, f.ino);
+        // Outside of the range nothing is gone; out of order nothing is believed.
+        mover.call(&tell("f", &entries[2..], Some("g"))).await.unwrap();
+        assert_eq!(names().await, ["d", "f", "g"]);
+        let turned = [entries[2].clone(), entries[1].clone()];
+        assert!(mover.call(&tell("", &turned, None)).await.unwrap_err().context.contains("out of order"));
+        let empty = mover.call(&tell("", &[], None)).await.unwrap_err();
+        assert!(empty.context.contains("not mounted"), "{empty}");
 
-            // It changed there: another file under both names, all of it evicted. Attributes alone: the same one.
-            let newer = entries.clone().map(|e| match e.kind {
-                FileKind::Regular => HomeEntry { stamp: b("second"), size: 20, ..e },
-                _ => HomeEntry { attrs: HomeAttrs { mode: 0o700, ..e.attrs }, ..e },
-            });
-            mover.call(&tell("", &newer, None)).await.unwrap();
-            let again = user.lookup(ROOT, "f").await.unwrap().entry.unwrap().attr;
-            assert_ne!(again.ino, f.ino);
-            assert_eq!((again.size, again.evicted, again.nlink), (20, 20, 2));
-            assert_eq!(user.lookup(ROOT, "g").await.unwrap().entry.unwrap().attr.ino, again.ino);
-            let dir = user.lookup(ROOT, "d").await.unwrap().entry.unwrap().attr;
-            assert_eq!((dir.ino, dir.mode), (d, 0o700));
-            let session = mover.session;
-            let place = mover.call(&WhereAtHome { session, ino: again.ino, relation: None }).await.unwrap();
-            assert_eq!((place.expect.stamp, place.direction), (b("second"), Direction::Pull));
-            let old = mover.call(&WhereAtHome { session, ino: f.ino, relation: None }).await;
-            assert!(old.is_err(), "what the old file was is found nowhere");
+        // It changed there: another file under both names, all of it evicted. Attributes alone: the same one.
+        let newer = entries.clone().map(|e| match e.kind {
+            FileKind::Regular => HomeEntry { stamp: b("second"), size: 20, ..e },
+            _ => HomeEntry { attrs: HomeAttrs { mode: 0o700, ..e.attrs }, ..e },
+        });
+        mover.call(&tell("", &newer, None)).await.unwrap();
+        let again = user.lookup(ROOT, "f").await.unwrap().entry.unwrap().attr;
+        assert_ne!(again.ino, f.ino);
+        assert_eq!((again.size, again.evicted, again.nlink), (20, 20, 2));
+        assert_eq!(user.lookup(ROOT, "g").await.unwrap().entry.unwrap().attr.ino, again.ino);
+        let dir = user.lookup(ROOT, "d").await.unwrap().entry.unwrap().attr;
+        assert_eq!((dir.ino, dir.mode), (d, 0o700));
+        let session = mover.session;
+        let place = mover.call(&WhereAtHome { session, ino: again.ino, relation: None }).await.unwrap();
+        assert_eq!((place.expect.stamp, place.direction), (b("second"), Direction::Pull));
+        let old = mover.call(&WhereAtHome { session, ino: f.ino, relation: None }).await;
+        assert!(old.is_err(), "what the old file was is found nowhere");
 
-            // A directory is gone with all that was in it; a file has its place.
-            let last = [entry("d", FileKind::Regular, 3, ""), newer[2].clone()];
-            mover.call(&tell("", &last, None)).await.unwrap();
-            assert_eq!(names().await.len(), 2);
-            let usage = GetUsage { session: user.session, dir: ROOT };
-            let deadline = user.env.clock.now() + PATIENCE;
-            loop {
-                let now = user.call(&usage).await.unwrap();
-                if (now.bytes, now.files, now.directories) == (0, 2, 0) {
-                    break;
-                }
-                assert!(user.env.clock.now() < deadline, "{now:?}");
-                user.env.clock.sleep(std::time::Duration::from_millis(10)).await;
+        // A directory is gone with all that was in it; a file has its place.
+        let last = [entry("d", FileKind::Regular, 3, ""), newer[2].clone()];
+        mover.call(&tell("", &last, None)).await.unwrap();
+        assert_eq!(names().await.len(), 2);
+        let usage = GetUsage { session: user.session, dir: ROOT };
+        let deadline = user.env.clock.now() + PATIENCE;
+        loop {
+            let now = user.call(&usage).await.unwrap();
+            if (now.bytes, now.files, now.directories) == (0, 2, 0) {
+                break;
             }
-            let all = RelationList { session: user.session, volume: None };
-            let info = user.call(&all).await.unwrap().relations.remove(0);
-            assert_eq!((info.shipped_names, info.backlog_names, info.backlog_bytes), (0, 0, 0));
+            assert!(user.env.clock.now() < deadline, "{now:?}");
+            user.env.clock.sleep(std::time::Duration::from_millis(10)).await;
         }
+        let all = RelationList { session: user.session, volume: None };
+        let info = user.call(&all).await.unwrap().relations.remove(0);
+        assert_eq!((info.shipped_names, info.backlog_names, info.backlog_bytes), (0, 0, 0));
     });
 }
 
@@ -990,94 +958,83 @@ fn a_volume_that_pulls_is_as_home_is_told_and_nobody_changes_it() {
 /// that changes home.
 #[test]
 fn directories_of_a_volume_that_pulls_are_read_again() {
-    let world = World::new(15, SimConfig::default());
-    world.run({
-        let world = world.clone();
-        async move {
-            let _meta = start(&world).await;
-            let (user, mover) = (Client::start(&world, "user").await, Client::start(&world, "mover").await);
-            let direction = Direction::Pull;
-            let add = RelationAdd { direction, evict: false, ..relation_to(user.op(), "file:///data") };
-            let relation = user.call(&add).await.unwrap().id;
-            let take = |wait_ms| TakeWork {
-                session: mover.session,
-                leader: 0,
-                bytes: 64,
-                items: 8,
-                wait_ms,
-                limited_by: String::new(),
-            };
-            let first = mover.call(&take(1000)).await.unwrap().relations.remove(0);
-            assert_eq!(first.listings, [ListWork { dir: ROOT, path: Bytes::new(), again: false }]);
-            assert_eq!(first.direction, Direction::Pull);
-            let entries = vec![entry("f", FileKind::Regular, 10, "")];
-            let tell =
-                TellListing { op: mover.op(), relation, dir: ROOT, entries: entries.clone(), end: true };
-            mover.call(&tell).await.unwrap();
-            let done = || WorkDone {
-                session: mover.session,
-                relation,
-                names: vec![],
-                extents: vec![],
-                orphans: vec![],
-                listings: vec![ListDone { dir: ROOT, outcome: Outcome::Done { stamp: Bytes::new() } }],
-            };
-            mover.call(&done()).await.unwrap();
-            assert_eq!(list(&user, ROOT).await.len(), 1);
-            assert_eq!(mover.call(&take(1000)).await.unwrap().relations, [], "it was read a moment ago");
-            user.env.clock.sleep(std::time::Duration::from_secs(5)).await;
-            assert_eq!(mover.call(&take(1000)).await.unwrap().relations, [], "nobody looks");
-            assert_eq!(list(&user, ROOT).await.len(), 1);
-            let again = ListWork { dir: ROOT, path: Bytes::new(), again: true };
-            let work = mover.call(&take(1000)).await.unwrap().relations.remove(0);
-            assert_eq!(work.listings, std::slice::from_ref(&again));
-            let (op, after, upto) = (mover.op(), Bytes::new(), None);
-            mover.call(&TellAgain { op, relation, dir: ROOT, after, entries, upto }).await.unwrap();
-            mover.call(&done()).await.unwrap();
-            // Nobody looks for a minute.
-            let began = user.env.clock.now();
-            let work = loop {
-                if let Some(work) = mover.call(&take(5000)).await.unwrap().relations.pop() {
-                    break work;
-                }
-                assert!(
-                    user.env.clock.now().since(began) < 2 * PATIENCE.max(std::time::Duration::from_secs(60))
-                );
-            };
-            assert_eq!(work.listings, [again]);
-            assert!(work.names.is_empty() && work.extents.is_empty());
-        }
+    simulate(15, async |world| {
+        let _meta = start(&world).await;
+        let (user, mover) = (Client::start(&world, "user").await, Client::start(&world, "mover").await);
+        let direction = Direction::Pull;
+        let add = RelationAdd { direction, evict: false, ..relation_to(user.op(), "file:///data") };
+        let relation = user.call(&add).await.unwrap().id;
+        let take = |wait_ms| TakeWork {
+            session: mover.session,
+            leader: 0,
+            bytes: 64,
+            items: 8,
+            wait_ms,
+            limited_by: String::new(),
+        };
+        let first = mover.call(&take(1000)).await.unwrap().relations.remove(0);
+        assert_eq!(first.listings, [ListWork { dir: ROOT, path: Bytes::new(), again: false }]);
+        assert_eq!(first.direction, Direction::Pull);
+        let entries = vec![entry("f", FileKind::Regular, 10, "")];
+        let tell = TellListing { op: mover.op(), relation, dir: ROOT, entries: entries.clone(), end: true };
+        mover.call(&tell).await.unwrap();
+        let done = || WorkDone {
+            session: mover.session,
+            relation,
+            names: vec![],
+            extents: vec![],
+            orphans: vec![],
+            listings: vec![ListDone { dir: ROOT, outcome: Outcome::Done { stamp: Bytes::new() } }],
+        };
+        mover.call(&done()).await.unwrap();
+        assert_eq!(list(&user, ROOT).await.len(), 1);
+        assert_eq!(mover.call(&take(1000)).await.unwrap().relations, [], "it was read a moment ago");
+        user.env.clock.sleep(std::time::Duration::from_secs(5)).await;
+        assert_eq!(mover.call(&take(1000)).await.unwrap().relations, [], "nobody looks");
+        assert_eq!(list(&user, ROOT).await.len(), 1);
+        let again = ListWork { dir: ROOT, path: Bytes::new(), again: true };
+        let work = mover.call(&take(1000)).await.unwrap().relations.remove(0);
+        assert_eq!(work.listings, std::slice::from_ref(&again));
+        let (op, after, upto) = (mover.op(), Bytes::new(), None);
+        mover.call(&TellAgain { op, relation, dir: ROOT, after, entries, upto }).await.unwrap();
+        mover.call(&done()).await.unwrap();
+        // Nobody looks for a minute.
+        let began = user.env.clock.now();
+        let work = loop {
+            if let Some(work) = mover.call(&take(5000)).await.unwrap().relations.pop() {
+                break work;
+            }
+            assert!(user.env.clock.now().since(began) < 2 * PATIENCE.max(std::time::Duration::from_secs(60)));
+        };
+        assert_eq!(work.listings, [again]);
+        assert!(work.names.is_empty() && work.extents.is_empty());
     });
 }
 
 #[test]
 fn a_relation_is_removed_step_by_step_to_its_end() {
-    let world = World::new(12, SimConfig::default());
-    world.run({
-        let world = world.clone();
-        async move {
-            let meta = start(&world).await;
-            let user = Client::start(&world, "user").await;
-            let add = |op| relation_to(op, "file:///data");
-            let relation = user.call(&add(user.op())).await.unwrap().id;
-            // More than one step.
-            for n in 0..3000 {
-                user.mkdir(ROOT, &format!("d{n}")).await.unwrap();
-            }
-            let change = |op| RelationDo { op, cred: root(), relation, verb: RelationVerb::Remove };
-            user.call(&change(user.op())).await.unwrap();
-            let all = RelationList { session: user.session, volume: None };
-            assert_eq!(user.call(&all).await.unwrap().relations, []);
-            assert!(user.call(&change(user.op())).await.is_err(), "it is none any more");
-            // The same home again is another relation, whatever is left of the first one.
-            let again = user.call(&add(user.op())).await.unwrap().id;
-            assert_ne!(again, relation);
-            let deadline = user.env.clock.now() + PATIENCE;
-            while meta.meta.relation_records(relation) > 0 {
-                assert!(user.env.clock.now() < deadline, "{} records", meta.meta.relation_records(relation));
-                user.env.clock.sleep(std::time::Duration::from_millis(10)).await;
-            }
-            assert!(meta.meta.relation_records(again) > 0);
+    simulate(12, async |world| {
+        let meta = start(&world).await;
+        let user = Client::start(&world, "user").await;
+        let add = |op| relation_to(op, "file:///data");
+        let relation = user.call(&add(user.op())).await.unwrap().id;
+        // More than one step.
+        for n in 0..3000 {
+            user.mkdir(ROOT, &format!("d{n}")).await.unwrap();
         }
+        let change = |op| RelationDo { op, cred: root(), relation, verb: RelationVerb::Remove };
+        user.call(&change(user.op())).await.unwrap();
+        let all = RelationList { session: user.session, volume: None };
+        assert_eq!(user.call(&all).await.unwrap().relations, []);
+        assert!(user.call(&change(user.op())).await.is_err(), "it is none any more");
+        // The same home again is another relation, whatever is left of the first one.
+        let again = user.call(&add(user.op())).await.unwrap().id;
+        assert_ne!(again, relation);
+        let deadline = user.env.clock.now() + PATIENCE;
+        while meta.meta.relation_records(relation) > 0 {
+            assert!(user.env.clock.now() < deadline, "{} records", meta.meta.relation_records(relation));
+            user.env.clock.sleep(std::time::Duration::from_millis(10)).await;
+        }
+        assert!(meta.meta.relation_records(again) > 0);
     });
 }

@@ -80,8 +80,7 @@ impl Bench {
 
 /// Plays a history from a volume that is at home.
 fn history(names: &[&str], then: impl AsyncFnOnce(Bench, Client, World)) {
-    let world = World::new(17, SimConfig::default());
-    world.run(async {
+    simulate(17, async |world| {
         let _meta = start(&world).await;
         let (bench, mover) = at_home(&world, names).await;
         then(bench, mover, world.clone()).await;
