@@ -11,17 +11,13 @@ use common::relation::{Bench, PATIENCE};
 use common::s3::S3;
 use common::{can_mount, pattern, text, wait_until, weir};
 use std::fs::{self, File};
-use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
-use std::path::Path;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 
-/// What was there before anybody thought of Weir.
-fn fill(home: &Path) {
-    fs::create_dir_all(home.join("a/b/c")).unwrap();
-    fs::write(home.join("a/frames"), pattern(1, 9 << 20)).unwrap();
-    fs::write(home.join("a/b/small"), b"small").unwrap();
+/// Many files, and attributes and times that nothing gets by itself.
+fn fill(bench: &Bench) {
+    bench.fill_home();
+    let home = &bench.home;
     fs::write(home.join("a/b/empty"), b"").unwrap();
-    fs::hard_link(home.join("a/b/small"), home.join("second name")).unwrap();
-    symlink("b/small", home.join("a/link")).unwrap();
     let many = home.join("many");
     fs::create_dir(&many).unwrap();
     for n in 0..1500 {
@@ -36,8 +32,7 @@ fn fill(home: &Path) {
 }
 
 fn adopt(bench: &Bench) {
-    let url = format!("file://{}", bench.home.display());
-    bench.tell(&["volume", "create", "data", "--from", &url, "--evict"]);
+    bench.tell(&["volume", "create", "data", "--from", &bench.url(), "--evict"]);
 }
 
 fn shipped(bench: &Bench) -> u64 {
@@ -50,7 +45,7 @@ fn a_volume_made_from_a_directory_shows_and_reads_what_is_there() {
         return;
     }
     let bench = Bench::without_volume();
-    fill(&bench.home);
+    fill(&bench);
     let before = Bench::tree(&bench.home);
     adopt(&bench);
     // At once: a directory deep down, before anybody has looked at those above.
@@ -98,7 +93,7 @@ fn what_was_changed_at_home_before_it_was_read_is_said() {
         return;
     }
     let bench = Bench::without_volume();
-    fill(&bench.home);
+    fill(&bench);
     adopt(&bench);
     bench.wait_state("synced");
     let frames = File::options().write(true).open(bench.home.join("a/frames")).unwrap();

@@ -7,7 +7,10 @@
 )]
 mod common;
 
-use common::{Cluster, can_mount, pattern, refused_volume as refused, text, volume, wait_until, weir};
+use common::{
+    Cluster, can_mount, copy, find, pattern, refused_volume as refused, same_contents, text, volume,
+    wait_until, weir,
+};
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write;
@@ -32,18 +35,8 @@ fn fill(top: &Path) {
 }
 /// Contents, and names with modes, owners, times and links.
 fn same(a: &Path, b: &Path) {
-    let output = Command::new("diff").args(["-r", "--no-dereference"]).args([a, b]).output().unwrap();
-    assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
-    let facts = |top: &Path| {
-        let list = Command::new("find")
-            .current_dir(top)
-            .args([".", "-printf", "%P %m %U %G %T@ %l %n %y\\n"])
-            .output()
-            .unwrap();
-        let mut lines: Vec<String> = text(&list.stdout).lines().map(str::to_owned).collect();
-        lines.sort();
-        lines
-    };
+    same_contents(a, b);
+    let facts = |top| find(top, &["-printf", "%P %m %U %G %T@ %l %n %y\\n"]);
     assert_eq!(facts(a), facts(b));
 }
 /// Paths and checksums of contents.
@@ -73,19 +66,18 @@ fn a_clone_is_the_volume_of_then_and_each_side_changes_for_itself() {
     if !can_mount() {
         return;
     }
-    let cluster = Cluster::start(1);
-    let (mount, outside) = (cluster.mount(), tempfile::tempdir().unwrap());
-    volume(&cluster, &["create", "data"]);
-    let top = mount.join("data");
+    let (cluster, top) = Cluster::with_volume();
+    let mount = cluster.mount();
     fill(&top);
-    let copy = outside.path().join("copy");
-    assert!(Command::new("cp").arg("-a").args([&top, &copy]).status().unwrap().success());
+    let outside = tempfile::tempdir().unwrap();
+    let before = outside.path().join("copy");
+    copy(&top, &before);
     volume(&cluster, &["snapshot", "data", "s"]);
     fs::write(top.join("small"), b"changed since").unwrap();
     fs::remove_file(top.join("d/e/other")).unwrap();
     volume(&cluster, &["clone", "data@s", "/clone", "--bytes", "1GB"]);
     let clone = mount.join("clone");
-    same(&copy, &clone);
+    same(&before, &clone);
     let mut colour = [0; 16];
     let n = rustix::fs::getxattr(clone.join("small"), "user.colour", &mut colour).unwrap();
     assert_eq!(&colour[..n], b"red");
@@ -94,7 +86,7 @@ fn a_clone_is_the_volume_of_then_and_each_side_changes_for_itself() {
         fs::metadata(top.join("d/large")).unwrap().ino()
     );
     // Each side alone, in files that both share.
-    let (before, of_copy) = (sums(&top), sums(&copy));
+    let (of_top, of_copy) = (sums(&top), sums(&before));
     let large = fs::OpenOptions::new().write(true).open(clone.join("d/large")).unwrap();
     large.write_all_at(b"in the clone", 5 * MIB as u64 + 3).unwrap();
     large.sync_all().unwrap();
@@ -102,7 +94,7 @@ fn a_clone_is_the_volume_of_then_and_each_side_changes_for_itself() {
     fs::write(clone.join("new"), pattern(9, 2 * MIB)).unwrap();
     fs::remove_file(clone.join("d/sparse")).unwrap();
     assert_eq!(fs::read(clone.join("d/e/other")).unwrap(), pattern(2, 3 * MIB)[..1_234_567]);
-    assert_eq!(sums(&top), before);
+    assert_eq!(sums(&top), of_top);
     assert_eq!(sums(&top.join(".snapshots/s")), of_copy);
     let of_clone = sums(&clone);
     let large = fs::OpenOptions::new().write(true).open(top.join("d/large")).unwrap();
@@ -122,20 +114,13 @@ fn a_clone_outlives_its_source_and_space_comes_back_when_nobody_shows_it() {
     if !can_mount() {
         return;
     }
-    let cluster = Cluster::start(1);
+    let (cluster, top) = Cluster::with_volume();
     let mount = cluster.mount();
-    let used = || {
-        let status = cluster.status();
-        let targets = status["targets"].as_array().unwrap();
-        // Not every target has told yet how full it is.
-        targets.iter().map(|t| t["used_bytes"].as_u64()).sum::<Option<u64>>()
-    };
-    volume(&cluster, &["create", "data"]);
     for n in 0..4u8 {
-        fs::write(mount.join(format!("data/{n}")), pattern(n.into(), 8 * MIB)).unwrap();
+        fs::write(top.join(n.to_string()), pattern(n.into(), 8 * MIB)).unwrap();
     }
     // One is being written: what was written before is in the clone.
-    let mut open = fs::File::create(mount.join("data/open")).unwrap();
+    let mut open = fs::File::create(top.join("open")).unwrap();
     open.write_all(b"before").unwrap();
     volume(&cluster, &["clone", "data", "/clone"]);
     open.write_all(b" and after").unwrap();
@@ -147,13 +132,15 @@ fn a_clone_outlives_its_source_and_space_comes_back_when_nobody_shows_it() {
     assert_eq!(fs::read(clone.join("open")).unwrap(), b"before");
     let shared = volume(&cluster, &["show", "clone"]);
     assert_eq!(shared["used_bytes"].as_u64(), Some(32 * MIB as u64 + 6), "usage counts what is shown");
-    wait_until("the files are on targets", PATIENCE, || used().is_some_and(|used| used >= 32 * MIB as u64));
-    assert!(used().unwrap() < 2 * 32 * MIB as u64, "and not twice: {:?}", used());
+    wait_until("the files are on targets", PATIENCE, || {
+        cluster.used_bytes().is_some_and(|used| used >= 32 * MIB as u64)
+    });
+    assert!(cluster.used_bytes().unwrap() < 2 * 32 * MIB as u64, "and not twice: {:?}", cluster.used_bytes());
     fs::write(clone.join("0"), b"small now").unwrap();
     volume(&cluster, &["clone", "clone", "/again"]);
     volume(&cluster, &["delete", "data", "--force"]);
     wait_until("what only the source had goes", PATIENCE, || {
-        used().is_some_and(|used| used < 3 * 8 * MIB as u64 * 3 / 2 + 2 * MIB as u64)
+        cluster.used_bytes().is_some_and(|used| used < 3 * 8 * MIB as u64 * 3 / 2 + 2 * MIB as u64)
     });
     for n in 1..4u8 {
         assert_eq!(fs::read(clone.join(n.to_string())).unwrap(), pattern(n.into(), 8 * MIB));
@@ -166,7 +153,9 @@ fn a_clone_outlives_its_source_and_space_comes_back_when_nobody_shows_it() {
     }
     assert_eq!(fs::read(again.join("0")).unwrap(), b"small now");
     volume(&cluster, &["delete", "again", "--force"]);
-    wait_until("all space is back", PATIENCE, || used().is_some_and(|used| used < 2 * MIB as u64));
+    wait_until("all space is back", PATIENCE, || {
+        cluster.used_bytes().is_some_and(|used| used < 2 * MIB as u64)
+    });
 }
 
 #[test]
@@ -174,13 +163,12 @@ fn a_clone_of_many_files_is_there_at_once_and_whole_after_any_restart() {
     if !can_mount() {
         return;
     }
-    let cluster = Cluster::start(1);
+    let (cluster, top) = Cluster::with_volume();
     let mount = cluster.mount();
-    volume(&cluster, &["create", "data"]);
     for d in 0..40 {
-        fs::create_dir_all(mount.join(format!("data/{d}/sub"))).unwrap();
+        fs::create_dir_all(top.join(format!("{d}/sub"))).unwrap();
         for n in 0..100 {
-            fs::write(mount.join(format!("data/{d}/{n}")), format!("{d} {n}")).unwrap();
+            fs::write(top.join(format!("{d}/{n}")), format!("{d} {n}")).unwrap();
         }
     }
     volume(&cluster, &["snapshot", "data", "s"]);
@@ -196,7 +184,7 @@ fn a_clone_of_many_files_is_there_at_once_and_whole_after_any_restart() {
     }
     fs::write(mount.join("clone/3/5"), b"changed").unwrap();
     wait_until("the clone is whole", PATIENCE, || is_whole(&cluster, "clone"));
-    let (mut here, there) = (sums(&mount.join("clone")), sums(&mount.join("data")));
+    let (mut here, there) = (sums(&mount.join("clone")), sums(&top));
     assert_eq!(here.len(), 4000);
     assert_ne!(here["./3/5"], there["./3/5"]);
     here.insert("./3/5".into(), there["./3/5"].clone());

@@ -6,6 +6,7 @@
 )]
 mod common;
 
+use common::relation::{Bench, PATIENCE};
 use common::{Cluster, can_mount, ends, pattern, text, wait_until, weir};
 use serde_json::Value;
 use std::fs;
@@ -15,7 +16,6 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-const PATIENCE: Duration = Duration::from_secs(120);
 /// Far below what a recall may take.
 const AT_ONCE: Duration = Duration::from_secs(20);
 
@@ -42,23 +42,15 @@ fn who_waits_for_bytes_at_home_can_be_killed_and_pinned_files_stay() {
     if !can_mount() {
         return;
     }
-    let cluster = Cluster::with(1, &["--movers", "1"]);
-    let at = tempfile::tempdir().unwrap();
-    let dir = cluster.dir().to_str().unwrap().to_owned();
-    let tell = |args: &[&str]| {
-        let output = weir(&[args, &["--dir", &dir]].concat());
-        assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
-        text(&output.stdout)
-    };
+    let bench = Bench::without_volume();
+    let cluster = &bench.cluster;
     let loose = cluster.mount().join("loose");
     fs::write(&loose, pattern(1, 6 << 20)).unwrap();
     let why = refused("evict", &loose);
     assert!(why.contains("relation") && why.contains("hint:"), "{why}");
-    tell(&["volume", "create", "data"]);
-    let home = at.path().join("home");
-    fs::create_dir(&home).unwrap();
-    tell(&["relation", "add", "data", &format!("file://{}", home.display()), "--evict"]);
-    let path = cluster.mount().join("data/frames");
+    bench.tell(&["volume", "create", "data"]);
+    bench.relate();
+    let path = bench.data.join("frames");
     let bytes = pattern(2, 12 << 20);
     fs::write(&path, &bytes).unwrap();
     wait_until("the file to be at home", PATIENCE, || state(&path)["evictable"] == true);
@@ -125,16 +117,10 @@ fn a_file_larger_than_its_volume_fits() {
     const PART: usize = 1 << 20;
     let cluster = Cluster::with(1, &[]);
     let at = tempfile::tempdir().unwrap();
-    let dir = cluster.dir().to_str().unwrap().to_owned();
-    let tell = |args: &[&str]| {
-        let output = weir(&[args, &["--dir", &dir]].concat());
-        assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
-        text(&output.stdout)
-    };
     let home = at.path().join("home");
     fs::create_dir(&home).unwrap();
-    tell(&["volume", "create", "small", "--bytes", &LIMIT.to_string()]);
-    tell(&["relation", "add", "small", &format!("file://{}", home.display()), "--evict"]);
+    cluster.tell(&["volume", "create", "small", "--bytes", &LIMIT.to_string()]);
+    cluster.tell(&["relation", "add", "small", &format!("file://{}", home.display()), "--evict"]);
     let path = cluster.mount().join("small/large");
     let mut file = fs::File::create(&path).unwrap();
     for n in 0..SIZE / PART {

@@ -8,7 +8,7 @@
 mod common;
 
 use common::locker::Locker;
-use common::{Cluster, can_mount, ends, has, shell, wait_until};
+use common::{Cluster, can_mount, ends, errno, has, shell, wait_until};
 use std::fs;
 use std::io::Read;
 use std::process::{Command, Stdio};
@@ -19,10 +19,6 @@ const TERM: Duration = Duration::from_secs(10);
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The kernel's kind of a FUSE mount.
 const FUSE_SUPER_MAGIC: i64 = 0x6573_5546;
-
-fn errno<T: std::fmt::Debug>(result: std::io::Result<T>) -> i32 {
-    result.unwrap_err().raw_os_error().unwrap()
-}
 
 #[test]
 fn a_stopped_mount_loses_its_rights_and_says_so() {

@@ -8,20 +8,16 @@ mod common;
 
 use common::relation::{Bench, PATIENCE};
 use common::s3::S3;
-use common::{can_mount, pattern, text, wait_until};
+use common::{can_mount, errno, pattern, text, wait_until};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
-fn fill(home: &Path) {
-    fs::create_dir_all(home.join("a/b/c")).unwrap();
-    fs::write(home.join("a/frames"), pattern(1, 9 << 20)).unwrap();
-    fs::write(home.join("a/b/small"), b"small").unwrap();
-    fs::write(home.join("a/b/c/deep"), b"deep").unwrap();
-    fs::write(home.join("gone"), b"gone soon").unwrap();
-    fs::hard_link(home.join("a/b/small"), home.join("second name")).unwrap();
-    symlink("b/small", home.join("a/link")).unwrap();
+fn fill(bench: &Bench) {
+    bench.fill_home();
+    fs::write(bench.home.join("a/b/c/deep"), b"deep").unwrap();
+    fs::write(bench.home.join("gone"), b"gone soon").unwrap();
 }
 
 /// Everything at home with all that a write would change, and what nobody's look does.
@@ -43,19 +39,15 @@ fn follow(bench: &Bench, url: &str) {
     assert!(told.contains("data follows "), "{told}");
 }
 
-fn errno<T: std::fmt::Debug>(result: std::io::Result<T>) -> i32 {
-    result.unwrap_err().raw_os_error().unwrap()
-}
-
 #[test]
 fn a_volume_that_follows_a_directory_shows_what_changes_there_and_changes_nothing() {
     if !can_mount() {
         return;
     }
     let bench = Bench::without_volume();
-    fill(&bench.home);
+    fill(&bench);
     let before = inodes(&bench.home);
-    follow(&bench, &format!("file://{}", bench.home.display()));
+    follow(&bench, &bench.url());
     let data = &bench.data;
     assert_eq!(fs::metadata(data.join("a/frames")).unwrap().len(), 9 << 20);
     // A second name of a file counts when its directory was looked at.
@@ -123,7 +115,7 @@ fn who_has_a_file_open_that_changes_at_home_reads_the_old_bytes_or_an_error() {
     // Larger than one recall.
     let (old, new) = (pattern(1, 72 << 20), pattern(2, 72 << 20));
     fs::write(bench.home.join("f"), &old).unwrap();
-    follow(&bench, &format!("file://{}", bench.home.display()));
+    follow(&bench, &bench.url());
     let f = bench.data.join("f");
     let opened = File::open(&f).unwrap();
     let mut bytes = vec![0; 4096];
@@ -148,8 +140,8 @@ fn a_home_that_is_empty_all_at_once_is_not_believed() {
         return;
     }
     let bench = Bench::without_volume();
-    fill(&bench.home);
-    follow(&bench, &format!("file://{}", bench.home.display()));
+    fill(&bench);
+    follow(&bench, &bench.url());
     bench.wait_state("following");
     let known = Bench::tree(&bench.data);
     let away = bench.home.with_file_name("away");

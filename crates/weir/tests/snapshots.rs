@@ -7,7 +7,10 @@
 )]
 mod common;
 
-use common::{Cluster, can_mount, errno, pattern, refused_volume as refused, text, volume, wait_until, weir};
+use common::{
+    Cluster, can_mount, copy, errno, find, pattern, refused_volume as refused, same_contents, text, volume,
+    wait_until, weir,
+};
 use serde_json::Value;
 use std::fs;
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -21,18 +24,8 @@ const PATIENCE: Duration = Duration::from_secs(90);
 
 /// Names, contents, modes, owners, times and links.
 fn same(a: &Path, b: &Path) {
-    let output = Command::new("diff").args(["-r", "--no-dereference"]).args([a, b]).output().unwrap();
-    assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
-    let facts = |top: &Path| {
-        let list = Command::new("find")
-            .current_dir(top)
-            .args([".", "-not", "-type", "d", "-printf", "%P %m %U %G %s %T@ %l %n\\n"])
-            .output()
-            .unwrap();
-        let mut lines: Vec<String> = text(&list.stdout).lines().map(str::to_owned).collect();
-        lines.sort();
-        lines
-    };
+    same_contents(a, b);
+    let facts = |top| find(top, &["-not", "-type", "d", "-printf", "%P %m %U %G %s %T@ %l %n\\n"]);
     assert_eq!(facts(a), facts(b));
 }
 
@@ -69,28 +62,28 @@ fn a_snapshot_shows_the_volume_as_it_was() {
     if !can_mount() {
         return;
     }
-    let cluster = Cluster::start(1);
-    let (mount, outside) = (cluster.mount(), tempfile::tempdir().unwrap());
-    volume(&cluster, &["create", "data"]);
-    let top = mount.join("data");
+    let (cluster, top) = Cluster::with_volume();
+    let mount = cluster.mount();
     fill(&top);
-    let copy = outside.path().join("copy");
-    assert!(Command::new("cp").arg("-a").args([&top, &copy]).status().unwrap().success());
+    let outside = tempfile::tempdir().unwrap();
+    let before = outside.path().join("copy");
+    copy(&top, &before);
     let mut open =
         fs::OpenOptions::new().write(true).create(true).truncate(true).open(top.join("open")).unwrap();
     open.write_all(b"before").unwrap();
     volume(&cluster, &["snapshot", "data", "monday"]);
     open.write_all(b" and after").unwrap();
-    fs::write(copy.join("open"), b"before").unwrap();
+    fs::write(before.join("open"), b"before").unwrap();
     let then = top.join(".snapshots/monday");
     let of = |path: &Path| fs::symlink_metadata(path.join("open")).unwrap();
     let time = rustix::fs::Timespec { tv_sec: of(&then).mtime(), tv_nsec: of(&then).mtime_nsec() };
     let times = rustix::fs::Timestamps { last_access: time, last_modification: time };
-    rustix::fs::utimensat(rustix::fs::CWD, copy.join("open"), &times, rustix::fs::AtFlags::empty()).unwrap();
-    fs::set_permissions(copy.join("open"), of(&then).permissions()).unwrap();
-    same(&copy, &then);
+    rustix::fs::utimensat(rustix::fs::CWD, before.join("open"), &times, rustix::fs::AtFlags::empty())
+        .unwrap();
+    fs::set_permissions(before.join("open"), of(&then).permissions()).unwrap();
+    same(&before, &then);
     change(&top);
-    same(&copy, &then);
+    same(&before, &then);
     // Seen by listing the snapshots, but not by listing the volume.
     assert!(!fs::read_dir(&top).unwrap().any(|e| e.unwrap().file_name() == ".snapshots"));
     let names: Vec<_> =
@@ -121,7 +114,7 @@ fn a_snapshot_shows_the_volume_as_it_was() {
     // It stays when everything starts again.
     cluster.kill_all();
     cluster.up();
-    same(&copy, &then);
+    same(&before, &then);
 }
 
 #[test]
@@ -129,13 +122,11 @@ fn a_user_puts_back_what_was_in_a_snapshot() {
     if !can_mount() {
         return;
     }
-    let cluster = Cluster::start(1);
-    let (mount, outside) = (cluster.mount(), tempfile::tempdir().unwrap());
-    volume(&cluster, &["create", "data"]);
-    let top = mount.join("data");
+    let (cluster, top) = Cluster::with_volume();
     fill(&top);
-    let copy = outside.path().join("copy");
-    assert!(Command::new("cp").arg("-a").args([&top, &copy]).status().unwrap().success());
+    let outside = tempfile::tempdir().unwrap();
+    let before = outside.path().join("copy");
+    copy(&top, &before);
     volume(&cluster, &["snapshot", "data", "s"]);
     change(&top);
     fs::rename(top.join("moved"), top.join("d/e")).unwrap();
@@ -150,8 +141,7 @@ fn a_user_puts_back_what_was_in_a_snapshot() {
     restore("d/e/gone");
     assert_eq!(fs::read(top.join("d/e/gone")).unwrap(), pattern(3, 200_000));
     restore("d");
-    let output = Command::new("diff").args(["-r", "--no-dereference"]).args([&copy, &top]).output().unwrap();
-    assert!(output.status.success(), "{}", text(&output.stdout));
+    same_contents(&before, &top);
     let output = weir(&["volume", "restore", top.join("d").to_str().unwrap(), "--from", "never"]);
     assert!(!output.status.success() && text(&output.stderr).contains("never"));
 }
@@ -161,16 +151,7 @@ fn a_snapshot_that_is_removed_gives_its_space_back() {
     if !can_mount() {
         return;
     }
-    let cluster = Cluster::start(1);
-    let mount = cluster.mount();
-    volume(&cluster, &["create", "data"]);
-    let top = mount.join("data");
-    let used = || {
-        let status = cluster.status();
-        let targets = status["targets"].as_array().unwrap();
-        // Not every target has told yet how full it is.
-        targets.iter().map(|t| t["used_bytes"].as_u64()).sum::<Option<u64>>()
-    };
+    let (cluster, top) = Cluster::with_volume();
     for n in 0..4u8 {
         fs::write(top.join(n.to_string()), pattern(n.into(), 8 * MIB)).unwrap();
     }
@@ -178,18 +159,22 @@ fn a_snapshot_that_is_removed_gives_its_space_back() {
     let output = weir(&["volume", "snapshots", "data", "--dir", cluster.dir().to_str().unwrap()]);
     assert!(text(&output.stdout).contains("UTC"), "{}", text(&output.stdout));
     let full = 32 * MIB as u64;
-    wait_until("the files are on targets", PATIENCE, || used().is_some_and(|used| used >= full));
+    wait_until("the files are on targets", PATIENCE, || {
+        cluster.used_bytes().is_some_and(|used| used >= full)
+    });
     fs::remove_file(top.join("0")).unwrap();
     fs::OpenOptions::new().write(true).truncate(true).open(top.join("1")).unwrap();
     fs::write(top.join("2"), pattern(99, 8 * MIB)).unwrap();
     assert_eq!(fs::read(top.join(".snapshots/s/0")).unwrap(), pattern(0, 8 * MIB));
-    wait_until("both are on targets", PATIENCE, || used().is_some_and(|used| used >= full + 8 * MIB as u64));
+    wait_until("both are on targets", PATIENCE, || {
+        cluster.used_bytes().is_some_and(|used| used >= full + 8 * MIB as u64)
+    });
     volume(&cluster, &["snapshot", "data", "s", "--delete"]);
     assert_eq!(volume(&cluster, &["snapshots", "data"]), Value::Array(Vec::new()));
     assert!(fs::metadata(top.join(".snapshots/s")).is_err());
     // Two files are left; redundancy doubles them at most.
     wait_until("the space is back", PATIENCE, || {
-        used().is_some_and(|used| used < 2 * 2 * 8 * MIB as u64 + MIB as u64)
+        cluster.used_bytes().is_some_and(|used| used < 2 * 2 * 8 * MIB as u64 + MIB as u64)
     });
     assert_eq!(fs::read(top.join("2")).unwrap(), pattern(99, 8 * MIB));
     assert_eq!(fs::read(top.join("3")).unwrap(), pattern(3, 8 * MIB));
@@ -201,9 +186,7 @@ fn a_schedule_takes_snapshots_that_users_restore_from() {
     if !can_mount() {
         return;
     }
-    let cluster = Cluster::start(1);
-    volume(&cluster, &["create", "data"]);
-    let top = cluster.mount().join("data");
+    let (cluster, top) = Cluster::with_volume();
     fill(&top);
     let set = volume(&cluster, &["policy", "data", "--snapshots", "1m", "--keep", "24h,7d"]);
     assert_eq!(

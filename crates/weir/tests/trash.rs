@@ -6,7 +6,8 @@
 )]
 mod common;
 
-use common::{Cluster, can_mount, pattern, text, volume, wait_until, weir};
+use common::relation::Bench;
+use common::{Cluster, can_mount, copy, pattern, same_contents, text, volume, wait_until, weir};
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
@@ -28,12 +29,9 @@ fn names(dir: &Path) -> Vec<String> {
     names.sort();
     names
 }
-fn run(program: &str, args: &[&Path]) {
-    let output = Command::new(program).args(args).output().unwrap();
-    assert!(output.status.success(), "{program} {args:?}: {}", text(&output.stderr));
-}
 fn rm_rf(path: &Path) {
-    run("rm", &[Path::new("-rf"), path]);
+    let output = Command::new("rm").arg("-rf").arg(path).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
 }
 fn in_trash(cluster: &Cluster) -> u64 {
     volume(cluster, &["show", "data"])["trash_files"].as_u64().unwrap()
@@ -44,18 +42,16 @@ fn what_was_removed_by_mistake_is_put_back() {
     if !can_mount() {
         return;
     }
-    let cluster = Cluster::start(1);
-    let (mount, outside) = (cluster.mount(), tempfile::tempdir().unwrap());
-    volume(&cluster, &["create", "data"]);
+    let (cluster, top) = Cluster::with_volume();
     volume(&cluster, &["policy", "data", "--trash", "7d"]);
-    let top = mount.join("data");
     fs::create_dir_all(top.join("d/e/empty")).unwrap();
     fs::write(top.join("d/large"), pattern(1, 9 * MIB + 777)).unwrap();
     fs::write(top.join("d/e/small"), b"small").unwrap();
     symlink("../large", top.join("d/e/symbolic")).unwrap();
     fs::set_permissions(top.join("d/e"), fs::Permissions::from_mode(0o711)).unwrap();
-    let copy = outside.path().join("d");
-    run("cp", &[Path::new("-a"), &top.join("d"), &copy]);
+    let outside = tempfile::tempdir().unwrap();
+    let before = outside.path().join("d");
+    copy(&top.join("d"), &before);
     assert_eq!(names(&top), ["d"], "no listing shows the trash");
     let mut open = fs::File::open(top.join("d/large")).unwrap();
     rm_rf(&top.join("d"));
@@ -66,7 +62,7 @@ fn what_was_removed_by_mistake_is_put_back() {
     assert_eq!(bytes, pattern(1, 9 * MIB + 777));
     // It is there as it was, and counts.
     let there = part(&top).join("d");
-    run("diff", &[Path::new("-r"), Path::new("--no-dereference"), &copy, &there]);
+    same_contents(&before, &there);
     assert_eq!(fs::metadata(there.join("e")).unwrap().mode() & 0o7777, 0o711);
     assert!(there.join("e/empty").is_dir());
     let shown = volume(&cluster, &["show", "data"]);
@@ -74,7 +70,7 @@ fn what_was_removed_by_mistake_is_put_back() {
     assert!(shown["trash_bytes"].as_u64().unwrap() >= 9 * MIB as u64, "{shown}");
     // Moved back by hand; and a second time, by command, after everything began anew.
     fs::rename(&there, top.join("d")).unwrap();
-    run("diff", &[Path::new("-r"), Path::new("--no-dereference"), &copy, &top.join("d")]);
+    same_contents(&before, &top.join("d"));
     rm_rf(&top.join("d"));
     cluster.kill_all();
     cluster.up();
@@ -133,16 +129,8 @@ fn what_is_over_goes_and_gives_its_space_back() {
     if !can_mount() {
         return;
     }
-    let cluster = Cluster::start(1);
-    volume(&cluster, &["create", "data"]);
+    let (cluster, top) = Cluster::with_volume();
     volume(&cluster, &["policy", "data", "--trash", "7d"]);
-    let top = cluster.mount().join("data");
-    let used = || {
-        let status = cluster.status();
-        let targets = status["targets"].as_array().unwrap();
-        // Not every target has told yet how full it is.
-        targets.iter().map(|t| t["used_bytes"].as_u64()).sum::<Option<u64>>()
-    };
     for n in 0..200 {
         fs::create_dir(top.join(n.to_string())).unwrap();
         fs::write(top.join(format!("{n}/f")), pattern(n, 300_000)).unwrap();
@@ -151,14 +139,18 @@ fn what_is_over_goes_and_gives_its_space_back() {
         rm_rf(&top.join(n.to_string()));
     }
     assert_eq!(in_trash(&cluster), 200);
-    wait_until("it is on targets", PATIENCE, || used().is_some_and(|used| used >= 200 * 300_000));
+    wait_until("it is on targets", PATIENCE, || {
+        cluster.used_bytes().is_some_and(|used| used >= 200 * 300_000)
+    });
     // Of so short a time that all of it is over; killed in the midst of it.
     volume(&cluster, &["policy", "data", "--trash", "none"]);
     wait_until("some of it goes", PATIENCE, || in_trash(&cluster) < 200);
     cluster.kill_all();
     cluster.up();
     wait_until("all of it goes", PATIENCE, || in_trash(&cluster) == 0);
-    wait_until("the space is back", PATIENCE, || used().is_some_and(|used| used < 2 * MIB as u64));
+    wait_until("the space is back", PATIENCE, || {
+        cluster.used_bytes().is_some_and(|used| used < 2 * MIB as u64)
+    });
     let shown = volume(&cluster, &["show", "data"]);
     assert_eq!((shown["files"].as_u64(), shown["used_bytes"].as_u64()), (Some(0), Some(0)), "{shown}");
     assert_eq!(names(&top.join(".trash")), Vec::<String>::new());
@@ -170,25 +162,17 @@ fn what_is_at_home_only_comes_back_from_the_trash() {
     if !can_mount() {
         return;
     }
-    let cluster = Cluster::with(1, &["--movers", "1"]);
-    let at = tempfile::tempdir().unwrap();
-    let home = at.path().join("home");
-    fs::create_dir(&home).unwrap();
-    volume(&cluster, &["create", "data"]);
-    volume(&cluster, &["policy", "data", "--trash", "7d"]);
-    let url = format!("file://{}", home.display());
-    let output =
-        weir(&["relation", "add", "data", &url, "--evict", "--dir", cluster.dir().to_str().unwrap()]);
-    assert!(output.status.success(), "{}", text(&output.stderr));
-    let top = cluster.mount().join("data");
+    let bench = Bench::start();
+    bench.tell(&["volume", "policy", "data", "--trash", "7d"]);
+    bench.relate();
+    let (top, home) = (&bench.data, &bench.home);
     fs::create_dir(top.join("d")).unwrap();
     let path = top.join("d/frames");
     fs::write(&path, pattern(3, 6 * MIB)).unwrap();
-    let file = |verb: &str| weir(&["file", verb, path.to_str().unwrap(), "--json"]);
-    wait_until("the file is evicted", PATIENCE, || file("evict").status.success());
+    bench.evict(&path);
     rm_rf(&top.join("d"));
-    let there = part(&top).join("d/frames");
-    let day = part(&top).file_name().unwrap().to_owned();
+    let there = part(top).join("d/frames");
+    let day = part(top).file_name().unwrap().to_owned();
     let at_home = home.join(".trash").join(day).join("d/frames");
     wait_until("home has it in the trash", PATIENCE, || at_home.exists() && !home.join("d").exists());
     assert_eq!(fs::read(&at_home).unwrap(), pattern(3, 6 * MIB));

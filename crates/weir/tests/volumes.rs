@@ -7,7 +7,7 @@
 )]
 mod common;
 
-use common::{Cluster, can_mount, pattern, shell, text, wait_until, weir};
+use common::{Cluster, can_mount, errno, pattern, shell, text, volume, wait_until, weir};
 use serde_json::Value;
 use std::fs;
 use std::io::{Read, Write};
@@ -24,22 +24,9 @@ use weir_proto::volume::{Policy, Quota};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-fn errno<T: std::fmt::Debug>(result: std::io::Result<T>) -> i32 {
-    result.unwrap_err().raw_os_error().unwrap()
-}
-
-/// `weir volume …` that must succeed, as JSON.
-fn volume(cluster: &Cluster, args: &[&str]) -> Value {
-    let dir = cluster.dir();
-    let output = weir(&[&["volume"], args, &["--dir", dir.to_str().unwrap(), "--json"]].concat());
-    assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
-    serde_json::from_slice(&output.stdout).unwrap()
-}
-
-/// One that must fail: exit code and what was said.
+/// `weir volume …` that must fail: exit code and what was said.
 fn refused(cluster: &Cluster, args: &[&str]) -> (i32, String) {
-    let dir = cluster.dir();
-    let output = weir(&[&["volume"], args, &["--dir", dir.to_str().unwrap()]].concat());
+    let output = cluster.try_tell(&[&["volume"], args].concat());
     assert!(!output.status.success(), "{args:?}: {}", text(&output.stdout));
     (output.status.code().unwrap(), text(&output.stderr))
 }

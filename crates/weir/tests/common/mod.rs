@@ -171,6 +171,14 @@ impl Cluster {
         Cluster::with(mounts, &[])
     }
 
+    /// One with a volume `data`, and where that is.
+    pub fn with_volume() -> (Cluster, PathBuf) {
+        let cluster = Cluster::start(1);
+        volume(&cluster, &["create", "data"]);
+        let top = cluster.mount().join("data");
+        (cluster, top)
+    }
+
     pub fn with(mounts: usize, options: &[&str]) -> Cluster {
         Cluster::at(None, mounts, options)
     }
@@ -224,6 +232,23 @@ impl Cluster {
         let output = weir(&["status", "--dir", self.dir().to_str().unwrap(), "--json"]);
         assert!(output.status.success(), "{}", text(&output.stderr));
         serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    /// What a command says that knows the cluster by `--dir`.
+    pub fn tell(&self, args: &[&str]) -> String {
+        let output = self.try_tell(args);
+        assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
+        text(&output.stdout)
+    }
+
+    pub fn try_tell(&self, args: &[&str]) -> Output {
+        weir(&[args, &["--dir", self.dir.to_str().unwrap()]].concat())
+    }
+
+    /// Of all targets; none while one has not told yet how full it is.
+    pub fn used_bytes(&self) -> Option<u64> {
+        let status = self.status();
+        status["targets"].as_array().unwrap().iter().map(|t| t["used_bytes"].as_u64()).sum()
     }
 
     /// The last lines of every log, for a failing test.
@@ -343,17 +368,34 @@ pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
+/// A copy of a tree, with all its attributes.
+pub fn copy(from: &Path, to: &Path) {
+    let output = Command::new("cp").arg("-a").args([from, to]).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+}
+
+/// Two trees have the same names and contents.
+pub fn same_contents(a: &Path, b: &Path) {
+    let output = Command::new("diff").args(["-r", "--no-dereference"]).args([a, b]).output().unwrap();
+    assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+}
+
+/// What `find` prints of everything in a tree, sorted.
+pub fn find(top: &Path, args: &[&str]) -> Vec<String> {
+    let output = Command::new("find").current_dir(top).arg(".").args(args).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let mut lines: Vec<String> = text(&output.stdout).lines().map(str::to_owned).collect();
+    lines.sort();
+    lines
+}
+
 /// What `weir volume …` says.
 pub fn volume(cluster: &Cluster, args: &[&str]) -> serde_json::Value {
-    let dir = cluster.dir();
-    let output = weir(&[&["volume"], args, &["--dir", dir.to_str().unwrap(), "--json"]].concat());
-    assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
-    serde_json::from_slice(&output.stdout).unwrap()
+    serde_json::from_str(&cluster.tell(&[&["volume"], args, &["--json"]].concat())).unwrap()
 }
 /// What it says when it refuses.
 pub fn refused_volume(cluster: &Cluster, args: &[&str]) -> String {
-    let dir = cluster.dir();
-    let output = weir(&[&["volume"], args, &["--dir", dir.to_str().unwrap()]].concat());
+    let output = cluster.try_tell(&[&["volume"], args].concat());
     assert!(!output.status.success(), "{args:?}: {}", text(&output.stdout));
     text(&output.stderr)
 }

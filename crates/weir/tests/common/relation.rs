@@ -1,9 +1,9 @@
 //! A volume with a home, for tests of relations.
-use super::{Cluster, text, wait_until, weir};
+use super::{Cluster, pattern, text, wait_until, weir};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -32,8 +32,21 @@ impl Bench {
         let data = cluster.mount().join("data");
         Bench { cluster, _home: at, home, data }
     }
+    /// Of the home, where that is a directory.
+    pub fn url(&self) -> String {
+        format!("file://{}", self.home.display())
+    }
+    /// A home as it was before anybody thought of Weir: a file of many pieces, one with two names, a link.
+    pub fn fill_home(&self) {
+        let home = &self.home;
+        fs::create_dir_all(home.join("a/b/c")).unwrap();
+        fs::write(home.join("a/frames"), pattern(1, 9 << 20)).unwrap();
+        fs::write(home.join("a/b/small"), b"small").unwrap();
+        fs::hard_link(home.join("a/b/small"), home.join("second name")).unwrap();
+        symlink("b/small", home.join("a/link")).unwrap();
+    }
     pub fn relate(&self) {
-        self.relate_to(&format!("file://{}", self.home.display()));
+        self.relate_to(&self.url());
     }
     pub fn relate_to(&self, url: &str) {
         self.tell(&["relation", "add", "data", url, "--evict"]);
@@ -53,13 +66,10 @@ impl Bench {
         value[0]["offline"].as_u64().unwrap()
     }
     pub fn try_tell(&self, args: &[&str]) -> std::process::Output {
-        let dir = self.cluster.dir();
-        weir(&[args, &["--dir", dir.to_str().unwrap()]].concat())
+        self.cluster.try_tell(args)
     }
     pub fn tell(&self, args: &[&str]) -> String {
-        let output = self.try_tell(args);
-        assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
-        text(&output.stdout)
+        self.cluster.tell(args)
     }
     pub fn relation(&self) -> Value {
         let shown = self.tell(&["relation", "show", "r1", "--json"]);
