@@ -2,51 +2,21 @@
 //! originals are written by several clients at once, each for itself.
 mod lab;
 
-use bytes::Bytes;
-use lab::{CELL, Lab, STRIPE, pattern, root};
+use lab::files::{create, differs, read, write};
+use lab::{CELL, Lab, STRIPE, new_volume, pattern, quota, root};
 use std::collections::BTreeMap;
 use std::time::Duration;
-use weir_client::{Client, Handle, NewVolume, OpenMode, SetAttrs};
-use weir_proto::volume::{Policy, Quota, Volume};
+use weir_client::{Client, Handle, OpenMode, SetAttrs};
+use weir_proto::volume::Volume;
 use weir_proto::{InodeId, VolumeId};
 
-const RW: OpenMode = OpenMode { read: true, write: true, append: false, truncate: false };
-
-async fn create(c: &Client, name: &str) -> (InodeId, Handle) {
-    let opened = c.create(&root(), InodeId::ROOT, name.as_bytes(), 0o644, true, RW).await.unwrap();
-    (opened.stat.attr.ino, opened.handle)
-}
 async fn open(c: &Client, dir: InodeId, name: &str) -> Handle {
     let ino = c.lookup(&root(), dir, name.as_bytes()).await.unwrap().unwrap().attr.ino;
-    c.open(&root(), ino, RW).await.unwrap().handle
-}
-async fn write(c: &Client, h: Handle, at: usize, data: &[u8]) {
-    let mut done = 0;
-    while done < data.len() {
-        done += c.write(h, (at + done) as u64, Bytes::copy_from_slice(&data[done..])).await.unwrap();
-    }
-}
-async fn read(c: &Client, h: Handle, len: usize) -> Vec<u8> {
-    c.read(h, 0, len).await.unwrap().concat()
-}
-fn differs(a: &[u8], b: &[u8]) -> Option<usize> {
-    if a.len() != b.len() {
-        return Some(a.len().min(b.len()));
-    }
-    a.iter().zip(b).position(|(a, b)| a != b)
+    c.open(&root(), ino, OpenMode::BOTH).await.unwrap().handle
 }
 async fn clone(c: &Client, source: VolumeId, name: &str) -> Volume {
     let taken = c.take_snapshot(&root(), source, &format!("of-{name}")).await.unwrap();
-    let new = NewVolume {
-        name: name.to_owned(),
-        path: Bytes::from(format!("/{name}")),
-        owner: 0,
-        group: 0,
-        mode: 0o755,
-        admins: Vec::new(),
-        quota: Quota { bytes_hard: 0, bytes_soft: 0, inodes_hard: 0, inodes_soft: 0, grace_s: 60 },
-        policy: Policy { scheme: None, pool: None },
-    };
+    let new = new_volume(name, quota(0, 0));
     c.clone_volume(&root(), source, &taken.name, true, &new).await.unwrap()
 }
 

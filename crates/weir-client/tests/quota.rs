@@ -3,28 +3,15 @@ mod lab;
 
 use bytes::Bytes;
 use lab::*;
-use weir_client::{Client, Handle, NewVolume, OpenMode, SetAttrs, VolumeEdit};
-use weir_proto::volume::{Policy, Quota, Volume};
+use weir_client::{Client, Handle, OpenMode, SetAttrs, VolumeEdit};
+use weir_proto::volume::{Quota, Volume};
 use weir_proto::{ErrorKind, InodeId, MIB, Result};
 
 const LIMIT: u64 = 10 * MIB;
 const STEP: usize = 300_000;
 
-fn quota(bytes: u64, inodes: u64) -> Quota {
-    Quota { bytes_hard: bytes, bytes_soft: 0, inodes_hard: inodes, inodes_soft: 0, grace_s: 60 }
-}
 async fn volume(c: &Client, name: &str, quota: Quota) -> Volume {
-    let new = NewVolume {
-        name: name.into(),
-        path: Bytes::from(format!("/{name}")),
-        owner: 0,
-        group: 0,
-        mode: 0o755,
-        admins: vec![],
-        quota,
-        policy: Policy { scheme: None, pool: None },
-    };
-    c.create_volume(&root(), &new).await.unwrap()
+    c.create_volume(&root(), &new_volume(name, quota)).await.unwrap()
 }
 async fn create(c: &Client, dir: InodeId, name: &str) -> Handle {
     c.create(&root(), dir, name.as_bytes(), 0o644, false, OpenMode::BOTH).await.unwrap().handle

@@ -3,29 +3,16 @@
 mod lab;
 
 use bytes::Bytes;
+use lab::files::{create, differs, read, write};
 use lab::{CELL, Lab, STRIPE, pattern, root};
 use std::time::Duration;
 use weir_client::{Allocate, Client, Handle, OpenMode, SetAttrs};
 use weir_proto::{InodeId, VolumeId};
 
-const RW: OpenMode = OpenMode { read: true, write: true, append: false, truncate: false };
 const V: VolumeId = VolumeId::ROOT;
 
-async fn create(c: &Client, name: &str) -> (InodeId, Handle) {
-    let opened = c.create(&root(), InodeId::ROOT, name.as_bytes(), 0o644, true, RW).await.unwrap();
-    (opened.stat.attr.ino, opened.handle)
-}
 async fn open(c: &Client, ino: InodeId) -> Handle {
-    c.open(&root(), ino, RW).await.unwrap().handle
-}
-async fn write(c: &Client, h: Handle, at: usize, data: &[u8]) {
-    let mut done = 0;
-    while done < data.len() {
-        done += c.write(h, (at + done) as u64, Bytes::copy_from_slice(&data[done..])).await.unwrap();
-    }
-}
-async fn read(c: &Client, h: Handle, len: usize) -> Vec<u8> {
-    c.read(h, 0, len).await.unwrap().concat()
+    c.open(&root(), ino, OpenMode::BOTH).await.unwrap().handle
 }
 async fn then(c: &Client, snapshot: u32, name: &str) -> Vec<u8> {
     let attr = c.past_lookup(&root(), snapshot, InodeId::ROOT, name.as_bytes()).await.unwrap().unwrap();
@@ -34,12 +21,6 @@ async fn then(c: &Client, snapshot: u32, name: &str) -> Vec<u8> {
 }
 async fn snap(c: &Client, name: &str) -> u32 {
     c.take_snapshot(&root(), V, name).await.unwrap().number
-}
-fn differs(a: &[u8], b: &[u8]) -> Option<usize> {
-    if a.len() != b.len() {
-        return Some(a.len().min(b.len()));
-    }
-    a.iter().zip(b).position(|(a, b)| a != b)
 }
 
 #[test]

@@ -14,12 +14,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
-use weir_client::{BackupEdit, Client, NewVolume, OpenMode};
+use weir_client::{BackupEdit, Client, OpenMode};
 use weir_home::backup::{Job, Made, Progress, TreeName, list};
 use weir_home::{Attrs, Expect, Home, HomePath, IdMap, LaneLimits, Make, WeirHome, WeirHomeConfig};
 use weir_proto::backup::{Backup, BackupOutcome, Keep};
 use weir_proto::meta::{FileKind, Time};
-use weir_proto::volume::{Policy, Quota, Volume};
+use weir_proto::volume::Volume;
 use weir_proto::{ErrorKind, InodeId, NameRule, Result, VolumeId};
 
 const URL: &str = "weir://lab:7000/backups";
@@ -37,18 +37,7 @@ struct Desk {
 }
 
 async fn make_volume(client: &Client) -> Volume {
-    let quota = Quota { bytes_hard: 0, bytes_soft: 0, inodes_hard: 0, inodes_soft: 0, grace_s: 60 };
-    let new = NewVolume {
-        name: "data".into(),
-        path: Bytes::from_static(b"/data"),
-        owner: 0,
-        group: 0,
-        mode: 0o755,
-        admins: vec![],
-        quota,
-        policy: Policy { scheme: None, pool: None },
-    };
-    client.create_volume(&root(), &new).await.unwrap()
+    client.create_volume(&root(), &lab::new_volume("data", lab::quota(0, 0))).await.unwrap()
 }
 
 impl Desk {

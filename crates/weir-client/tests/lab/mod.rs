@@ -1,11 +1,13 @@
 //! A whole cluster in the simulated world: coordinator, metadata, storage nodes and clients, each a node of its own.
 #![allow(dead_code)]
+pub mod files;
+
 use bytes::Bytes;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
-use weir_client::{Client, ClientConfig, KernelCache, NoKernel};
+use weir_client::{Client, ClientConfig, KernelCache, NewVolume, NoKernel};
 use weir_coord::{Cluster, CoordConfig, Coordinator, Membership, Observer, no_reports};
 use weir_env::sim::{SimConfig, World};
 use weir_env::{Addr, BoxFuture, Env};
@@ -15,6 +17,7 @@ use weir_proto::coord::TargetOffer;
 use weir_proto::data::DropFile;
 use weir_proto::map::{ClusterMap, Group, MemberState, Role};
 use weir_proto::meta::Cred;
+use weir_proto::volume::{Policy, Quota};
 use weir_proto::{DiskUuid, Error, FileId, InodeId, PgId, Request, Result, TargetId};
 use weir_rpc::{Call, Connection, Defer, Handled, Identity, Server, Service, serve};
 use weir_store::alloc::Geometry;
@@ -28,6 +31,25 @@ pub const STRIPE: usize = 4 * CELL;
 
 pub fn root() -> Cred {
     Cred { uid: 0, gid: 0, groups: vec![0] }
+}
+
+/// The superuser's, in the root directory.
+pub fn new_volume(name: &str, quota: Quota) -> NewVolume {
+    NewVolume {
+        name: name.into(),
+        path: Bytes::from(format!("/{name}")),
+        owner: 0,
+        group: 0,
+        mode: 0o755,
+        admins: vec![],
+        quota,
+        policy: Policy { scheme: None, pool: None },
+    }
+}
+
+/// Limits of bytes and of files; 0: none.
+pub fn quota(bytes: u64, inodes: u64) -> Quota {
+    Quota { bytes_hard: bytes, bytes_soft: 0, inodes_hard: inodes, inodes_soft: 0, grace_s: 60 }
 }
 
 /// Bytes that differ everywhere and tell where they come from.
