@@ -26,10 +26,10 @@ pub enum Command {
     Down(Down),
     /// Tell how a cluster is: nodes, targets, placement groups, missing redundancy, damage
     Status(Status),
-    /// Look at one file of a mounted file system
+    /// Look at files of a mounted file system; evict them, bring them back, pin them
     #[command(subcommand)]
     File(FileCommand),
-    /// Tell the coordinator about a target
+    /// Have a target used again after its disk failed
     #[command(subcommand)]
     Target(TargetCommand),
     /// Subtrees with an owner, limits and a policy of their own
@@ -105,7 +105,7 @@ pub struct Down {
     /// The directory that `weir up` was given
     #[arg(long, value_hint = ValueHint::DirPath)]
     pub dir: PathBuf,
-    /// The cluster is in memory: remove all of it. (One that is in memory is removed without this, too)
+    /// Refuse a cluster that is on the disk; one in memory is removed, with all that is in it, in any case
     #[arg(long)]
     pub memory: bool,
     /// Print JSON
@@ -275,7 +275,7 @@ pub struct MetaRole {
     /// Directory of the namespace
     #[arg(long, value_hint = ValueHint::DirPath)]
     pub dir: Option<PathBuf>,
-    /// The namespace to lead
+    /// The namespace to lead [default: root]
     #[arg(long)]
     pub namespace: Option<String>,
 }
@@ -299,7 +299,7 @@ pub struct MoverRole {
     /// The cluster of this directory (of `weir up`), instead of --config or --coordinator
     #[arg(long, value_hint = ValueHint::DirPath)]
     pub dir: Option<PathBuf>,
-    /// The namespace to work for
+    /// The namespace to work for [default: root]
     #[arg(long)]
     pub namespace: Option<String>,
 }
@@ -314,7 +314,7 @@ pub struct MountRole {
     /// The cluster of this directory (of `weir up`), instead of --config or --coordinator
     #[arg(long, value_hint = ValueHint::DirPath)]
     pub dir: Option<PathBuf>,
-    /// The namespace to show
+    /// The namespace to show [default: root]
     #[arg(long)]
     pub namespace: Option<String>,
     /// Memory for data on its way and cached, in MiB

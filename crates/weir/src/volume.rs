@@ -55,7 +55,7 @@ pub enum VolumeCommand {
     Snapshots(snapshots::List),
     /// Make a volume from a snapshot, at once however large it is: data is shared until it is changed on either side
     Clone(clone::Clone),
-    /// Put a file or a directory back as it was in a snapshot or a backup
+    /// Put a file or a directory back: from a snapshot, a backup or the trash
     Restore(restore::Restore),
     /// Copy the volume, as a snapshot shows it, into a directory of its date; what has not changed takes no room there
     Backup(backup::Make),
@@ -88,16 +88,16 @@ pub struct Limits {
     /// Most bytes that its files may take, like 10GB or 10GiB; none: no limit
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub bytes: Option<u64>,
-    /// Bytes above which it may stay for the grace period
+    /// Bytes above which it may stay for the grace period; none: no limit
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub soft_bytes: Option<u64>,
     /// Most files and directories; none: no limit
     #[arg(long, value_name = "COUNT", value_parser = parse_count)]
     pub inodes: Option<u64>,
-    /// Files and directories above which it may stay for the grace period
+    /// Files and directories above which it may stay for the grace period; none: no limit
     #[arg(long, value_name = "COUNT", value_parser = parse_count)]
     pub soft_inodes: Option<u64>,
-    /// How long it may be above a soft limit, like 7d, 12h, 30m or 60s [default: 7d]
+    /// How long it may be above a soft limit, like 7d, 12h, 30m or 60s; 7d for a new volume
     #[arg(long, value_name = "TIME", value_parser = parse_seconds)]
     pub grace: Option<u32>,
 }
@@ -191,8 +191,8 @@ pub struct SetPolicy {
     /// Take a snapshot every so often, like 1h or 1d, if anything has changed; none: no more, and those that are there stay
     #[arg(long, value_name = "TIME", value_parser = parse_interval)]
     pub snapshots: Option<u32>,
-    /// Which of these are kept: the newest of each of so many hours, days, weeks and months; others are kept until somebody
-    /// removes them [default: 24h,7d,4w]
+    /// Which of these are kept: the newest of each of so many hours, days, weeks and months; 24h,7d,4w if that was never set.
+    /// Snapshots that somebody took stay until somebody removes them
     #[arg(long, value_name = "COUNTS", value_parser = parse_keep)]
     pub keep: Option<KeepSnapshots>,
     /// What is removed goes under .trash of the volume's directory and stays there so long, like 7d; it counts as what it is, and
