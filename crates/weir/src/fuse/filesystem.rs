@@ -86,6 +86,17 @@ impl Mounted {
         });
     }
 
+    /// What it takes to change a name; none in a snapshot, where nobody changes anything.
+    fn naming(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+    ) -> Option<(Client, Cred, InodeId, Vec<u8>)> {
+        let parent = (!is_past(parent)).then(|| tr::from_kernel_ino(parent))?;
+        Some((self.client.clone(), self.cred(request), parent, name.as_bytes().to_vec()))
+    }
+
     fn waits_for_home(&self, request: &Request) -> FromHome {
         FromHome::new(&self.client, &self.lock_waits, request)
     }
@@ -304,15 +315,14 @@ impl Filesystem for Mounted {
         rdev: u32,
         reply: ReplyEntry,
     ) {
-        if is_past(parent) {
+        let Some((client, cred, parent, name)) = self.naming(request, parent, name) else {
             return reply.error(Errno::EROFS);
-        }
+        };
         let Some(kind) = tr::node_kind(mode) else { return reply.error(Errno::EINVAL) };
-        let (client, cred, name) = (self.client.clone(), self.cred(request), name.to_owned());
-        let (parent, mode) = (tr::from_kernel_ino(parent), tr::new_mode(mode, umask));
-        self.answer(async move {
-            reply_entry(reply, client.mknod(&cred, parent, name.as_bytes(), mode, kind, rdev).await)
-        });
+        let mode = tr::new_mode(mode, umask);
+        self.answer(
+            async move { reply_entry(reply, client.mknod(&cred, parent, &name, mode, kind, rdev).await) },
+        );
     }
 
     fn mkdir(
@@ -324,43 +334,35 @@ impl Filesystem for Mounted {
         umask: u32,
         reply: ReplyEntry,
     ) {
-        if is_past(parent) {
+        let Some((client, cred, parent, name)) = self.naming(request, parent, name) else {
             return reply.error(Errno::EROFS);
-        }
-        let (client, cred, name) = (self.client.clone(), self.cred(request), name.to_owned());
-        let (parent, mode) = (tr::from_kernel_ino(parent), tr::new_mode(mode, umask));
-        self.answer(
-            async move { reply_entry(reply, client.mkdir(&cred, parent, name.as_bytes(), mode).await) },
-        );
+        };
+        let mode = tr::new_mode(mode, umask);
+        self.answer(async move { reply_entry(reply, client.mkdir(&cred, parent, &name, mode).await) });
     }
 
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        if is_past(parent) {
+        let Some((client, cred, parent, name)) = self.naming(request, parent, name) else {
             return reply.error(Errno::EROFS);
-        }
-        let (client, cred, name) = (self.client.clone(), self.cred(request), name.to_owned());
-        let parent = tr::from_kernel_ino(parent);
-        self.answer(async move { reply_empty(reply, client.unlink(&cred, parent, name.as_bytes()).await) });
+        };
+        self.answer(async move { reply_empty(reply, client.unlink(&cred, parent, &name).await) });
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        if is_past(parent) {
+        let Some((client, cred, parent, name)) = self.naming(request, parent, name) else {
             return reply.error(Errno::EROFS);
-        }
-        let (client, cred, name) = (self.client.clone(), self.cred(request), name.to_owned());
-        let parent = tr::from_kernel_ino(parent);
-        self.answer(async move { reply_empty(reply, client.rmdir(&cred, parent, name.as_bytes()).await) });
+        };
+        self.answer(async move { reply_empty(reply, client.rmdir(&cred, parent, &name).await) });
     }
 
     fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
-        if is_past(parent) {
+        let Some((client, cred, parent, name)) = self.naming(request, parent, name) else {
             return reply.error(Errno::EROFS);
-        }
-        let (client, cred, name) = (self.client.clone(), self.cred(request), name.to_owned());
-        let (parent, target) = (tr::from_kernel_ino(parent), target.to_owned());
+        };
+        let target = target.to_owned();
         self.answer(async move {
             let target = target.as_os_str().as_bytes();
-            reply_entry(reply, client.symlink(&cred, parent, name.as_bytes(), target).await);
+            reply_entry(reply, client.symlink(&cred, parent, &name, target).await);
         });
     }
 
@@ -433,15 +435,13 @@ impl Filesystem for Mounted {
         flags: i32,
         reply: ReplyCreate,
     ) {
-        if is_past(parent) {
+        let Some((client, cred, parent, name)) = self.naming(request, parent, name) else {
             return reply.error(Errno::EROFS);
-        }
-        let (client, cred, name) = (self.client.clone(), self.cred(request), name.to_owned());
-        let (parent, mode, exclusive) =
-            (tr::from_kernel_ino(parent), tr::new_mode(mode, umask), flags & libc::O_EXCL != 0);
+        };
+        let (mode, exclusive) = (tr::new_mode(mode, umask), flags & libc::O_EXCL != 0);
         let (open, appends) = tr::open_mode(flags);
         self.answer(async move {
-            let created = client.create(&cred, parent, name.as_bytes(), mode, exclusive, open).await;
+            let created = client.create(&cred, parent, &name, mode, exclusive, open).await;
             reply_created(&client, reply, created, open, appends);
         });
     }
