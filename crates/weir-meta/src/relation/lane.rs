@@ -91,6 +91,8 @@ pub struct Offer {
     pub extents: Vec<ExtentWork>,
     /// Changes with which nothing is to be done at home.
     pub void_names: Vec<u64>,
+    /// Those of them that are changes of size.
+    pub void_cuts: Vec<(InodeId, u64)>,
     pub void_directories: Vec<InodeId>,
     pub void_yields: Vec<InodeId>,
     /// Files that go out of the way from now on.
@@ -261,6 +263,9 @@ impl Lane {
                 match tree::step(look.read, look.relation, look.record, &what, tried)? {
                     None => {
                         offer.void_names.push(number);
+                        if let What::Resized { ino, .. } = what {
+                            offer.void_cuts.push((ino, number));
+                        }
                         continue;
                     }
                     Some(step) => {

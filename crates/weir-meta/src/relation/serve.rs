@@ -648,8 +648,8 @@ impl Leader {
             }
             Ok(())
         })?;
-        for number in &offer.void_names {
-            lane.forget_cut(*number);
+        for (ino, number) in &offer.void_cuts {
+            lane.forget_cut(*ino, *number);
         }
         Ok(noted)
     }
@@ -724,8 +724,10 @@ impl Leader {
             if own && let Some(out) = lane.names_out.remove(&done.number) {
                 lane.touch_named(&out.step.effect);
                 answered |= note(lane, now, &done.outcome, || lane::describe(&out.step.action));
-                if matches!(done.outcome, Outcome::Done { .. }) && out.step.last {
-                    lane.forget_cut(done.number);
+                if matches!(done.outcome, Outcome::Done { .. })
+                    && let tree::Effect::Cut { ino, .. } = out.step.effect
+                {
+                    lane.forget_cut(ino, done.number);
                 }
             }
         }
@@ -865,11 +867,13 @@ impl Lane {
         });
         files
     }
-    pub(super) fn forget_cut(&mut self, number: u64) {
-        self.cuts.retain(|_, numbers| {
+    pub(super) fn forget_cut(&mut self, ino: InodeId, number: u64) {
+        if let Some(numbers) = self.cuts.get_mut(&ino) {
             numbers.remove(&number);
-            !numbers.is_empty()
-        });
+            if numbers.is_empty() {
+                self.cuts.remove(&ino);
+            }
+        }
     }
 }
 
