@@ -154,9 +154,15 @@ impl Cx<'_> {
         if now.token_epoch >= fence {
             return Ok(());
         }
-        // Who has it open for writing would learn of that token epoch, and write under it to what is a snapshot's.
-        if self.rules.leases.is_open_for_writing(ino) && self.leave_snapshots(ino, &mut now)? {
-            return Ok(());
+        if self.rules.leases.is_open_for_writing(ino) {
+            // Who writes it would learn of that token epoch, and write under it to what is a snapshot's. So it gets another object, which
+            // whoever has a lease must hear of.
+            self.need(ino, Need::Change);
+            self.rules.leases.own_conflict(self.rules.session, ino, self.conflicts);
+            self.clear()?;
+            if self.leave_snapshots(ino, &mut now)? {
+                return Ok(());
+            }
         }
         now.token_epoch = fence;
         self.put_inode(ino, &now);
