@@ -92,8 +92,14 @@ impl Data {
                     let now = self.view(&s)?;
                     let lost_until = self.lost_until(&now);
                     let until = if has_behind(&now) { lost_until.max(repaired_by) } else { lost_until };
-                    let left = self.left(until).min(self.left(s.deadline));
-                    if now.group().current_count() == s.layout.scheme.width() || left.is_zero() {
+                    let are_all_current = now.group().current_count() == s.layout.scheme.width();
+                    let left = match are_all_current {
+                        // Who was silent is down, or not, as soon as the coordinator says so; it may be down itself.
+                        true if e.kind == ErrorKind::Unavailable => self.left(s.deadline),
+                        true => Duration::ZERO,
+                        false => self.left(until).min(self.left(s.deadline)),
+                    };
+                    if left.is_zero() {
                         return Err(e);
                     }
                     self.wait_newer(now.map_version(), LOSS_PAUSE.min(left)).await;
@@ -248,10 +254,10 @@ impl Data {
         let view = self.view(s)?;
         let scheme = s.layout.scheme;
         let k = usize::from(scheme.data);
-        let mut bad = BTreeSet::from([range.index]);
+        let mut bad = Bad { known: BTreeSet::from([range.index]), silent: is_unreachable(why) };
         loop {
             let Some(anchor) = (k..scheme.width()).find(|i| usable(&view, *i, &bad)) else {
-                return Err(self.lost(s, &view, why));
+                return Err(self.lost(s, &view, why, &bad));
             };
             let first = self.read_base_or_merged(s, &view, anchor, range, ReadView::Base, Version(0)).await;
             let (head, payload) = match first {
@@ -259,7 +265,7 @@ impl Data {
                 Err(e) if e.kind == ErrorKind::Stale => return self.moved(&view, e).await,
                 Err(e) => {
                     self.note_failure(s, &view, anchor, &e).await;
-                    bad.insert(anchor);
+                    bad.insert(anchor, &e);
                     continue;
                 }
             };
@@ -282,7 +288,7 @@ impl Data {
                 Err(e) if e.kind == ErrorKind::Stale => return self.moved(&view, e).await,
                 Err(e) => {
                     self.note_failure(s, &view, anchor, &e).await;
-                    bad.insert(anchor);
+                    bad.insert(anchor, &e);
                     continue;
                 }
             }
@@ -318,7 +324,7 @@ impl Data {
         range: CellRange,
         first: (usize, Bytes),
         version: Version,
-        bad: &mut BTreeSet<usize>,
+        bad: &mut Bad,
         why: &Error,
     ) -> Result<Option<Vec<(usize, Bytes)>>> {
         let scheme = s.layout.scheme;
@@ -341,7 +347,7 @@ impl Data {
             match calls.next().await {
                 None if have.len() == k => return Ok(Some(have)),
                 None if gone => return Ok(None),
-                None => return Err(self.lost(s, view, why)),
+                None => return Err(self.lost(s, view, why, bad)),
                 Some((i, Ok((reply, payload)))) if reply.known && reply.version == version => {
                     have.push((i, payload));
                 }
@@ -349,15 +355,15 @@ impl Data {
                 Some((_, Err(e))) if matches!(e.kind, ErrorKind::Stale | ErrorKind::NotFound) => gone = true,
                 Some((i, Err(e))) => {
                     self.note_failure(s, view, i, &e).await;
-                    bad.insert(i);
+                    bad.insert(i, &e);
                 }
             }
         }
     }
 
-    /// Fewer than k fragments can be had: the error that names the stripe. They are lost if nobody is down who may come back
+    /// Fewer than k fragments can be had: the error that names the stripe. They are lost if nobody is down or silent who may come back
     /// with one: movers set a file aside for good that is damaged.
-    fn lost(&self, s: &StripeRef, view: &GroupView, why: &Error) -> Error {
+    fn lost(&self, s: &StripeRef, view: &GroupView, why: &Error, bad: &Bad) -> Error {
         let members = view.group().members.iter().enumerate();
         let down: Vec<String> = members
             .filter(|(i, _)| view.state(*i) != MemberState::Current)
@@ -369,7 +375,8 @@ impl Data {
             s.layout.scheme.width(),
             if down.is_empty() { "none".into() } else { down.join(", ") }
         );
-        let may_return = (0..s.layout.scheme.width()).any(|i| view.state(i) == MemberState::Down);
+        let is_down = |i| view.state(i) == MemberState::Down;
+        let may_return = bad.silent || (0..s.layout.scheme.width()).any(is_down);
         if may_return { Error::unavailable(what) } else { Error::damaged(what) }
     }
 
@@ -445,8 +452,22 @@ fn has_behind(view: &GroupView) -> bool {
     view.group().members.iter().any(|m| m.state == MemberState::Behind)
 }
 
-fn usable(view: &GroupView, index: usize, bad: &BTreeSet<usize>) -> bool {
-    view.state(index) == MemberState::Current && !bad.contains(&index)
+/// Members that have given nothing.
+struct Bad {
+    known: BTreeSet<usize>,
+    /// One of them gave no answer, so it may yet.
+    silent: bool,
+}
+
+impl Bad {
+    fn insert(&mut self, index: usize, e: &Error) {
+        self.known.insert(index);
+        self.silent |= is_unreachable(e);
+    }
+}
+
+fn usable(view: &GroupView, index: usize, bad: &Bad) -> bool {
+    view.state(index) == MemberState::Current && !bad.known.contains(&index)
 }
 
 fn short_overlay(s: &StripeRef, extent: &OverlayExtent) -> Error {
