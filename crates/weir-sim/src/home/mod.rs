@@ -270,7 +270,10 @@ impl Home {
         let evicted = loop {
             match client.evict(&root_cred(), ino, 0, u64::MAX).await {
                 Ok(evicted) => break evicted,
-                Err(e) if may_not_yet(&e) && self.world.now() < deadline => {}
+                // Who died with it open may be found dead only now; then somebody has to look at it once more.
+                Err(e) if may_not_yet(&e) && self.world.now() < deadline => {
+                    workload::read_whole(client, ino).await?;
+                }
                 Err(e) => return Err(e),
             }
             self.world.sleep(LOOK_EVERY).await;
