@@ -24,9 +24,10 @@ pub fn commit(cx: &mut Cx<'_>, r: &Commit) -> Result<Entry> {
     inode.mtime = r.mtime;
     inode.ctime = cx.rules.after(inode.ctime);
     inode.data_version += 1;
-    // Only who writes alone, or cleaned in its turn, knows that nothing is left further on.
+    // Only who writes alone, or cleaned in its turn, knows that nothing is left further on. Below the size there may be what the inode's
+    // bytes hide: a dead writer had begun to take them to targets.
     let alone = r.turn || alone;
-    let known = if alone { 0 } else { inode.data_end };
+    let known = if alone { inode.data_end.min(inode.size) } else { inode.data_end };
     inode.data_end = known.max(if has_inline { r.data_end } else { r.data_end.max(inode.size) });
     let others_write = cx.rules.leases.written_by_others(cx.rules.session, r.ino);
     if r.clean && !others_write && !cx.rules.must_recover(r.ino, &inode) {

@@ -505,6 +505,38 @@ fn who_wrote_before_a_cut_does_not_grow_the_file_after_it() {
     }
 }
 
+/// Seed 93019: its cells stayed when it was removed; and bytes of them would have come back when it was cut and grew again.
+#[test]
+fn what_is_on_targets_below_bytes_in_the_inode_is_not_forgotten() {
+    let mut w = World::new();
+    let f = w.create(&root(), InodeId::ROOT, "f", 0o644).unwrap().entry.attr.ino;
+    w.leases.open(ME, f, false, true);
+    w.leases.grant_write(ME, f);
+    w.commit(f, 101, false).unwrap();
+    let commit = Commit {
+        op: op(),
+        ino: f,
+        token_epoch: w.token_epoch(f),
+        size: 519,
+        mtime: Time { nanos: 5 },
+        allocated: 519,
+        inline: Some(Bytes::from(vec![7; 519])),
+        drop_inline: false,
+        clean: true,
+        close_writes: 0,
+        data_end: 0,
+        turn: false,
+        changed: Vec::new(),
+    };
+    let entry = w.change(|cx| data::commit(cx, &commit)).unwrap();
+    assert_eq!(entry.lease.data_end, 101);
+    let entry = w.set(&root(), f, |s| s.size = Some(0)).unwrap();
+    assert_eq!(entry.lease.data_end, 101, "who lets it grow cleans first");
+    w.leases.close(ME, f, 0, 1);
+    w.unlink(&root(), InodeId::ROOT, "f").unwrap();
+    assert_eq!(w.keys(b'G').len(), 1);
+}
+
 #[test]
 fn inline_data_follows_the_size() {
     let mut w = World::new();
