@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, Weak};
 use std::time::Duration;
+use weir_env::Instant;
 use weir_proto::lock::LockFree;
 use weir_proto::meta::{
     AcquireLease, Cred, Entry, LeaseKind, Open, ReadInline, Recall, Recovered, ReleaseLease,
@@ -362,32 +363,48 @@ impl Inner {
 
     /// Finishes what a dead writer left: fences it, decides prepared stripes, cuts what was never committed.
     pub async fn recover(&self, node: &Arc<Node>) -> Result<()> {
-        let _one = node.flushing.lock().await;
-        for _ in 1..RECOVERIES_MAX {
+        let (mut crossed, deadline) = (0, self.deadline());
+        loop {
+            self.wait_to_recover(node, deadline).await?;
+            let _one = node.flushing.lock().await;
+            if !node.lock().recover {
+                return Ok(());
+            }
+            // Others of this client may have given the right back meanwhile.
+            if self.acquire(node, LeaseKind::Write).await? != LeaseKind::Write {
+                continue;
+            }
             match self.recover_locked(node).await {
                 // Another open of this client took the right to write anew meanwhile: once more, under its epoch.
-                Err(e) if e.kind == ErrorKind::Stale => tracing::debug!("file {}: {e}", node.ino),
+                Err(e) if e.kind == ErrorKind::Stale && crossed < RECOVERIES_MAX => {
+                    crossed += 1;
+                    tracing::debug!("file {}: {e}", node.ino);
+                }
                 done => return done,
             }
         }
-        self.recover_locked(node).await
     }
 
-    async fn recover_locked(&self, node: &Arc<Node>) -> Result<()> {
-        if !node.lock().recover {
-            return Ok(());
-        }
-        // Somebody else may be about to recover it, and holds the right until then.
-        let deadline = self.deadline();
-        while self.acquire(node, LeaseKind::Write).await? != LeaseKind::Write && node.lock().recover {
-            if self.data.left(deadline).is_zero() {
+    /// Until this client may recover the file, or another one has. Without the lock on flushes: who has its turn at the file needs that
+    /// to end it, and until then nobody gets the right.
+    async fn wait_to_recover(&self, node: &Node, deadline: Instant) -> Result<()> {
+        while node.lock().recover {
+            let granted = self.acquire(node, LeaseKind::Write).await?;
+            if node.lock().recover && self.data.left(deadline).is_zero() {
                 return Err(Error::deadline(format!(
                     "file {}: its last writer died, and its recovery by another client does not end",
                     node.ino
                 )));
             }
+            if granted == LeaseKind::Write {
+                return Ok(());
+            }
             self.env.clock.sleep(RECOVERY_LOOK).await;
         }
+        Ok(())
+    }
+
+    async fn recover_locked(&self, node: &Arc<Node>) -> Result<()> {
         let (layout, object, size, token_epoch, recover) = {
             let st = node.lock();
             let layout = layout_of(&st, node.ino);
