@@ -820,6 +820,10 @@ impl Inner {
         if node.lock().inline == Inline::Unknown {
             self.refresh(node).await?;
         }
+        // Zeros written into the inode could make the file longer, if somebody cuts it now; zeros on targets do not.
+        if node.lock().inline != Inline::No {
+            self.leave_inode_in_turn(node).await?;
+        }
         let _one = loop {
             self.bring_back(node, offset, end).await?;
             let one = node.flushing.lock().await;
@@ -829,17 +833,7 @@ impl Inner {
                 break one;
             }
         };
-        self.flush_locked(node, Occasion::Growing, way == Way::Buffer && !self.stays_inline(node)).await?;
-        if self.stays_inline(node) {
-            drop(_one);
-            let zeros = Bytes::from(vec![0; (end - offset) as usize]);
-            return match self.write_step(file, offset, &zeros).await? {
-                n if n < zeros.len() => {
-                    Err(Error::over_quota(format!("zero file {}: its volume is full", node.ino)))
-                }
-                _ => Ok(()),
-            };
-        }
+        self.flush_locked(node, Occasion::Growing, way == Way::Buffer).await?;
         let own = self.copy_up(node, offset, end).await?;
         let sends = self.may_send_through(node).await?;
         file.works()?;
@@ -875,10 +869,6 @@ impl Inner {
         self.note_dirty(node.ino);
         self.cache().remove(node.ino, offset, end);
         zeroed
-    }
-
-    fn stays_inline(&self, node: &Node) -> bool {
-        matches!(&node.lock().inline, Inline::Yes(_))
     }
 }
 

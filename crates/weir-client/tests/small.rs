@@ -5,7 +5,7 @@ mod lab;
 use bytes::Bytes;
 use lab::*;
 use std::time::Duration;
-use weir_client::{Allocate, Client, Handle, OpenMode};
+use weir_client::{Allocate, Client, Handle, OpenMode, SetAttrs};
 use weir_proto::InodeId;
 
 const FILES: usize = 40;
@@ -133,6 +133,36 @@ fn who_extends_a_file_does_not_cut_what_is_written_past_it_meanwhile() {
                 let mut expected = pattern(1, 0, n);
                 expected.resize(at, 0);
                 expected.extend(pattern(2, at, PIECE));
+                assert_eq!(content(&b, ino).await, expected, "seed {seed}, file {n}");
+            }
+        });
+    }
+}
+
+#[test]
+fn a_hole_that_is_punched_while_another_cuts_a_small_file_does_not_make_it_longer() {
+    for seed in 80..104 {
+        Lab::new(seed).run(6, |lab| async move {
+            let (a, b, rng) = (lab.client("a").await, lab.client("b").await, lab.world().rng("pauses"));
+            for n in 0..FILES {
+                let old = pattern(1, 0, 10 * PIECE);
+                let ino = create(&a, &format!("f{n}"), &old).await;
+                let (at, length) = (3 * PIECE, PIECE + n);
+                let zero = async {
+                    let h = open(&a, ino, OpenMode::BOTH).await;
+                    lab.world().clock().sleep(Duration::from_micros(rng.below(600))).await;
+                    a.fallocate(h, Allocate::PunchHole, at as u64, old.len() as u64).await.unwrap();
+                    close(&a, h).await;
+                };
+                let cut = async {
+                    lab.world().clock().sleep(Duration::from_micros(rng.below(1200))).await;
+                    let set = SetAttrs { size: Some(length as u64), ..SetAttrs::default() };
+                    b.setattr(&root(), ino, None, set).await.unwrap();
+                };
+                tokio::join!(zero, cut);
+                let mut expected = old;
+                expected[at..].fill(0);
+                expected.truncate(length);
                 assert_eq!(content(&b, ino).await, expected, "seed {seed}, file {n}");
             }
         });
