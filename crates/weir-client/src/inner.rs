@@ -360,7 +360,13 @@ impl Holder for Inner {
     fn expired(&self) {
         self.rooms.expired();
         self.lose_all_locks();
+        let stamp = self.stamp_naming();
         for node in self.all_nodes() {
+            {
+                let mut st = node.lock();
+                st.stamp_naming(stamp);
+                st.turn = false;
+            }
             self.lose_lease(&node, "the session expired");
         }
         self.tell_kernel_all_gone();

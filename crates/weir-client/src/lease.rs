@@ -534,6 +534,7 @@ impl Inner {
                 st.tail_clean |= same;
                 return Ok(same);
             }
+            st.sent_end = st.sent_end.min(size); // what was sent past it before is cleaned, too
         }
         if entry.lease.recover {
             return Ok(true); // another writer died: whoever recovers the file says it

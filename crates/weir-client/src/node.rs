@@ -381,6 +381,11 @@ impl State {
         self.through = false;
     }
 
+    /// Whether the answer to a request sent at `stamp` may be of before what is held was named to the leader.
+    pub fn is_named_since(&self, stamp: u64) -> bool {
+        self.named_stamp > stamp
+    }
+
     /// The leader did not grant Write to a request sent at `stamp`: it knows now that this client may write through. Unless it
     /// took that back since.
     pub fn note_through(&mut self, stamp: u64) {

@@ -65,7 +65,7 @@ impl Inner {
             let own = self.copy_up(node, offset, end).await?;
             let sends = self.may_send_through(node).await?;
             file.works()?;
-            let under = self.send_through(node, sends, own, offset, &data).await?;
+            let under = self.send_through(node, sends, own, offset, &data, true).await?;
             // The place is taken with the first commit, and the turn over.
             if !self.commit_sent(node, (offset, end), under, besides).await? {
                 return Ok(data.len());
@@ -117,7 +117,7 @@ impl Inner {
             if node.lock().lease == LeaseKind::Write {
                 return Err(Error::stale(format!("file {}: nobody else has it open any more", node.ino)));
             }
-            self.send_through(node, sends, own, 0, &bytes).await
+            self.send_through(node, sends, own, 0, &bytes, true).await
         };
         let done = match sent {
             Ok(under) => self.commit_sent(node, (0, 0), under, Besides::LeftInode).await.map(drop),
@@ -173,20 +173,29 @@ impl Inner {
 
     /// Waits for the turn; the file is then known as it is, with the bytes that its inode holds.
     async fn take_turn(&self, node: &Node) -> Result<Option<Bytes>> {
-        let (stamp, ino) = (self.stamp(), node.ino);
-        let taken = self.session.ask(self.deadline(), |session| TakeTurn { session, ino }).await;
-        // Only now: who named it in a resume without having it could have it beside another.
-        node.lock().turn = true;
-        let taken = match taken {
-            Ok(taken) => taken,
-            Err(e) => return self.turn_over(node, Err(e)).await,
-        };
-        let mut st = node.lock();
-        st.apply(&taken.entry, stamp);
-        if !st.is_dirty() || st.inline == Inline::Unknown {
-            st.inline = taken.data.clone().map_or(Inline::No, Inline::Yes);
+        let ino = node.ino;
+        loop {
+            let stamp = self.stamp();
+            let taken = self.session.ask(self.deadline(), |session| TakeTurn { session, ino }).await;
+            {
+                // Only now: who named it in a resume without having it could have it beside another.
+                let mut st = node.lock();
+                if taken.is_ok() && st.is_named_since(stamp) {
+                    continue; // it was not named: it may be another's turn since
+                }
+                st.turn = true;
+            }
+            let taken = match taken {
+                Ok(taken) => taken,
+                Err(e) => return self.turn_over(node, Err(e)).await,
+            };
+            let mut st = node.lock();
+            st.apply(&taken.entry, stamp);
+            if !st.is_dirty() || st.inline == Inline::Unknown {
+                st.inline = taken.data.clone().map_or(Inline::No, Inline::Yes);
+            }
+            return Ok(taken.data);
         }
-        Ok(taken.data)
     }
 
     /// The end of a turn; one that no commit has ended is given back.

@@ -412,7 +412,7 @@ impl Inner {
         if node.lock().inline != Inline::No {
             return Ok(None);
         }
-        let under = self.send_through(node, sends, own, offset, &data).await?;
+        let under = self.send_through(node, sends, own, offset, &data, false).await?;
         let size = node.lock().committed_size();
         let now = self.env.clock.now();
         let told = {
@@ -458,10 +458,25 @@ impl Inner {
         own: InodeId,
         offset: u64,
         data: &Bytes,
+        in_turn: bool,
     ) -> Result<u32> {
-        let sent = self.send_through_now(node, own, offset, data).await;
-        drop(sends);
         let end = offset + data.len() as u64;
+        let to = {
+            let st = node.lock();
+            if in_turn && !st.turn {
+                return Err(Error::stale(format!("file {}: the turn ended with the session", node.ino)));
+            }
+            if st.object(node.ino) != own {
+                return Err(Error::stale(format!("file {}: a snapshot was taken meanwhile", node.ino)));
+            }
+            // Somebody may be cleaning there now, under the token epoch that came since.
+            if st.has_old_tail() && end > st.committed_size() {
+                return Err(Error::stale(format!("file {}: old bytes may be past its end", node.ino)));
+            }
+            Aim::of(&st, node.ino)?
+        };
+        let sent = self.overlay_range(to, offset, Some(data.clone()), data.len() as u64).await;
+        drop(sends);
         {
             // However it ended, some of it may be there.
             let mut st = node.lock();
@@ -469,10 +484,12 @@ impl Inner {
             st.changed.add(offset, end);
             self.cache().remove(node.ino, offset, end);
         }
-        if sent.is_err() {
+        if let Err(e) = sent {
             self.tell_left_behind(node, end).await;
+            return Err(e);
         }
-        sent
+        self.counters.written_bytes.fetch_add(data.len() as u64, Relaxed);
+        Ok(to.token_epoch)
     }
 
     /// A write failed, but parts of it may lie on targets, up to `end`. If that is past the size, or the inode holds what counts there,
@@ -496,25 +513,6 @@ impl Inner {
                 tracing::warn!("file {}: the leader was not told of what a failed write left: {e}", node.ino)
             }
         }
-    }
-
-    async fn send_through_now(
-        &self,
-        node: &Arc<Node>,
-        own: InodeId,
-        offset: u64,
-        data: &Bytes,
-    ) -> Result<u32> {
-        let to = {
-            let st = node.lock();
-            if st.object(node.ino) != own {
-                return Err(Error::stale(format!("file {}: a snapshot was taken meanwhile", node.ino)));
-            }
-            Aim::of(&st, node.ino)?
-        };
-        self.overlay_range(to, offset, Some(data.clone()), data.len() as u64).await?;
-        self.counters.written_bytes.fetch_add(data.len() as u64, Relaxed);
-        Ok(to.token_epoch)
     }
 
     /// Tells the leader of bytes that were written straight through, under the token epoch `under`: a newer one that came since is of a

@@ -186,17 +186,22 @@ impl Cx<'_> {
 
 pub fn recovered(cx: &mut Cx<'_>, r: &meta::Recovered) -> Result<Entry> {
     let mut inode = load_file(cx.read(), r.ino)?;
-    if inode.writer != cx.rules.session || inode.token_epoch != r.token_epoch {
+    if cuts(inode.token_epoch) != cuts(r.token_epoch) {
         return Err(Error::stale(format!(
             "inode {} was taken over with token epoch {}, not {}: ask for its lease again",
             r.ino, inode.token_epoch, r.token_epoch
         )));
     }
+    // Whoever says this has cut what was past the size. Who was given a token epoch since has not written there: it was told that old
+    // bytes are there, which are cleaned alone or in a turn.
+    inode.data_end = inode.size;
+    if inode.writer != cx.rules.session {
+        cx.put_inode(r.ino, &inode); // whose death may leave something to recover
+        return Ok(cx.rules.entry(r.ino, &inode));
+    }
     inode.recover = false;
     let shared = cx.rules.leases.written_by_others(r.op.session, r.ino);
     inode.shared_at = shared.then_some(cx.rules.deaths);
-    // Whoever says this has cut what was past the size; since then nobody else had the right to write.
-    inode.data_end = inode.size;
     cx.put_inode(r.ino, &inode);
     // Whoever has recovered it goes on writing.
     cx.leave_snapshots(r.ino, &mut inode)?;
