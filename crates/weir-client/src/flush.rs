@@ -50,9 +50,8 @@ impl Inner {
         occasion: Occasion,
     ) -> Result<u64> {
         let layout = layout_of(st, node.ino)?;
-        if stripe == 0 {
-            self.leave_inode(st, node.ino)?;
-        }
+        // Bytes in an inode are all there is of the file.
+        self.leave_inode(st, node.ino)?;
         let buf = st.dirty.remove(&stripe).unwrap_or_default();
         let start = layout.stripe_start(stripe);
         let how = plan::send_as(&StripeFacts {

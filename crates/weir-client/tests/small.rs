@@ -168,3 +168,21 @@ fn a_hole_that_is_punched_while_another_cuts_a_small_file_does_not_make_it_longe
         });
     }
 }
+
+#[test]
+fn a_small_file_that_is_written_far_past_its_end_shows_that() {
+    Lab::new(140).run(6, |lab| async move {
+        let a = lab.client("a").await;
+        let ino = create(&a, "f", &pattern(1, 0, PIECE)).await;
+        let h = open(&a, ino, OpenMode::BOTH).await;
+        // A whole stripe goes to targets at once, while the bytes in the inode stay there for now.
+        a.write(h, STRIPE as u64, pattern(2, STRIPE, STRIPE).into()).await.unwrap();
+        lab.world().clock().sleep(Duration::from_millis(100)).await;
+        let mut expected = pattern(1, 0, PIECE);
+        expected.resize(STRIPE, 0);
+        expected.extend(pattern(2, STRIPE, STRIPE));
+        assert!(content(&a, ino).await == expected, "other bytes");
+        close(&a, h).await;
+        assert!(content(&lab.client("b").await, ino).await == expected, "other bytes for another client");
+    });
+}
