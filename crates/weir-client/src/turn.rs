@@ -65,7 +65,8 @@ impl Inner {
             let own = self.copy_up(node, offset, end).await?;
             let sends = self.may_send_through(node).await?;
             file.works()?;
-            let under = self.send_through(node, sends, own, offset, &data, true).await?;
+            let under =
+                self.send_through(node, sends, own, offset, &data, besides == Besides::EndOfTurn).await?;
             // The place is taken with the first commit, and the turn over.
             if !self.commit_sent(node, (offset, end), under, besides).await? {
                 return Ok(data.len());
