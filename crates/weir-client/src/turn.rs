@@ -55,6 +55,10 @@ impl Inner {
     /// `held`: the bytes in the inode.
     async fn append_now(&self, file: &OpenFile, held: Option<Bytes>, data: &Bytes) -> Result<usize> {
         let node = &file.node;
+        if node.lock().lease == LeaseKind::Write {
+            // It came before the turn; what was written under it meanwhile may not be committed yet.
+            return Err(Error::stale(format!("file {}: nobody else has it open any more", node.ino)));
+        }
         self.clean_old_tail(node).await?;
         self.leave_inode_now(node, held).await?;
         let offset = node.lock().committed_size();

@@ -186,3 +186,42 @@ fn a_small_file_that_is_written_far_past_its_end_shows_that() {
         assert!(content(&lab.client("b").await, ino).await == expected, "other bytes for another client");
     });
 }
+
+#[test]
+fn what_is_appended_in_a_turn_and_at_once_when_others_close_the_file_is_all_there() {
+    for seed in 150..162 {
+        Lab::new(seed).run(6, |lab| async move {
+            let (a, b, rng) = (lab.client("a").await, lab.client("b").await, lab.world().rng("pauses"));
+            let mode = OpenMode { append: true, ..OpenMode::BOTH };
+            for n in 0..FILES {
+                let ino = create(&a, &format!("f{n}"), &pattern(1, 0, 5000)).await;
+                let (at_a, at_b) = (open(&a, ino, mode).await, open(&b, ino, mode).await);
+                let closes = async {
+                    lab.world().clock().sleep(Duration::from_micros(rng.below(1000))).await;
+                    close(&b, at_b).await;
+                };
+                let append = async |piece: u64| {
+                    lab.world().clock().sleep(Duration::from_micros(rng.below(1000))).await;
+                    let data = pattern(piece, 0, PIECE);
+                    match a.try_append(at_a, &data) {
+                        Some(done) => done.unwrap(),
+                        None => a.append(at_a, data.into()).await.unwrap(),
+                    };
+                };
+                // Others of this client get the right to write alone while an append waits for its turn.
+                let at_w = open(&a, ino, OpenMode::BOTH).await;
+                let write = async || {
+                    lab.world().clock().sleep(Duration::from_micros(rng.below(1000))).await;
+                    a.write(at_w, 100, pattern(1, 100, PIECE).into()).await.unwrap();
+                };
+                let writes = async { tokio::join!(write(), write(), write(), write(), write(), write()) };
+                tokio::join!(closes, writes, append(2), append(3), append(4), append(5), append(6), append(7));
+                close(&a, at_w).await;
+                let got = content(&b, ino).await.split_off(5000);
+                let count = |seed| got.chunks(PIECE).filter(|c| **c == pattern(seed, 0, PIECE)).count();
+                assert!((2..8).all(|piece| count(piece) == 1), "seed {seed}, file {n}: {got:?}");
+                close(&a, at_a).await;
+            }
+        });
+    }
+}
