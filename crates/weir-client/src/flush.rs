@@ -420,7 +420,7 @@ impl Inner {
     /// Commits a small file with its bytes in the inode. False: it does not fit there.
     async fn commit_inline(&self, node: &Arc<Node>) -> Result<bool> {
         let deadline = self.deadline();
-        let (commit, content, local, tenure) = {
+        let (commit, content, local, tenure, sends) = {
             let mut st = node.lock();
             let Some(local) = st.local else { return Ok(false) };
             let exclusive = st.lease == LeaseKind::Write;
@@ -439,13 +439,16 @@ impl Inner {
             let changed = st.changed.take_below(local.size);
             let commit = self.commit_request(&st, node.ino, local.size, true, Some(content.clone()));
             let commit = Commit { changed, ..commit };
-            (commit, content, local, st.tenure)
+            // Whoever sends from now on says so first.
+            st.declared_clean = true;
+            (commit, content, local, st.tenure, st.send_count)
         };
         let stamp = self.stamp();
         let limited = node.lock().limited;
         let committing = self.rooms.committing(limited).await;
         let entry = self.commit_in(node, tenure, &commit, deadline).await.inspect_err(|e| {
             let mut st = node.lock();
+            st.declared_clean = false;
             st.changed.put_back(&commit.changed);
             if st.tenure == tenure {
                 st.fail(e.clone().doing(format!("commit file {}", node.ino)));
@@ -464,9 +467,9 @@ impl Inner {
             st.dirty.clear();
             st.dirty_since = None;
         }
-        st.declared_clean = true;
-        st.inline = Inline::Yes(content);
-        st.drop_inline = false;
+        // What was sent to targets since is newer than what the inode holds now.
+        st.drop_inline = st.send_count != sends;
+        st.inline = if st.drop_inline { Inline::No } else { Inline::Yes(content) };
         st.apply(&entry, stamp);
         self.settle_room(&mut st);
         if !st.is_dirty() {

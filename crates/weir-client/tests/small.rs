@@ -225,3 +225,28 @@ fn what_is_appended_in_a_turn_and_at_once_when_others_close_the_file_is_all_ther
         });
     }
 }
+
+#[test]
+fn what_is_sent_while_the_inode_takes_up_a_small_file_is_newer() {
+    Lab::new(170).run(6, |lab| async move {
+        let (a, b) = (lab.client("a").await, lab.client("b").await);
+        lab.world().slow_link("a", "meta", Duration::from_millis(20));
+        let made = a.create(&root(), InodeId::ROOT, b"f", 0o644, true, OpenMode::BOTH).await.unwrap();
+        a.write(made.handle, 0, pattern(1, 0, 1000).into()).await.unwrap();
+        let sends = async {
+            lab.world().clock().sleep(Duration::from_millis(5)).await;
+            a.write(made.handle, 0, pattern(2, 0, STRIPE).into()).await.unwrap();
+        };
+        let (synced, ()) = tokio::join!(a.fsync(made.handle), sends);
+        synced.unwrap();
+        let mut expected = pattern(2, 0, STRIPE);
+        let read = a.read(made.handle, 0, 2 * STRIPE).await.unwrap().concat();
+        assert!(read == expected, "other bytes before they were all synced");
+        a.write(made.handle, STRIPE as u64, pattern(3, 0, PIECE).into()).await.unwrap();
+        expected.extend(pattern(3, 0, PIECE));
+        close(&a, made.handle).await;
+        for c in [&a, &b] {
+            assert!(content(c, made.stat.attr.ino).await == expected, "other bytes");
+        }
+    });
+}
