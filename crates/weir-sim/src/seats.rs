@@ -54,7 +54,9 @@ impl Seats {
 
     pub fn who(&self, me: usize) -> Who {
         let seat = &self.state().seats[me];
-        Who { client: me, life: seat.life, cuts: seat.cuts }
+        // What it changes while it is cut off may be lost, as what it changed before.
+        let is_cut = seat.excused_until == Instant(u64::MAX);
+        Who { client: me, life: seat.life, cuts: seat.cuts - u64::from(is_cut) }
     }
     /// Nobody's: for readers that change nothing.
     pub fn nobody() -> Who {
