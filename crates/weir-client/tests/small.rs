@@ -215,7 +215,16 @@ fn what_is_appended_in_a_turn_and_at_once_when_others_close_the_file_is_all_ther
                     a.write(at_w, 100, pattern(1, 100, PIECE).into()).await.unwrap();
                 };
                 let writes = async { tokio::join!(write(), write(), write(), write(), write(), write()) };
-                tokio::join!(closes, writes, append(2), append(3), append(4), append(5), append(6), append(7));
+                tokio::join!(
+                    closes,
+                    writes,
+                    append(2),
+                    append(3),
+                    append(4),
+                    append(5),
+                    append(6),
+                    append(7)
+                );
                 close(&a, at_w).await;
                 let got = content(&b, ino).await.split_off(5000);
                 let count = |seed| got.chunks(PIECE).filter(|c| **c == pattern(seed, 0, PIECE)).count();

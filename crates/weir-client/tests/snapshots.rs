@@ -419,3 +419,53 @@ fn a_write_that_a_snapshot_overtakes_is_not_lost_though_another_client_writes_fu
         });
     }
 }
+
+#[test]
+fn what_is_under_way_to_a_file_without_a_name_when_a_snapshot_is_taken_is_not_lost() {
+    for seed in 150..162 {
+        Lab::new(seed).run(6, |lab| async move {
+            let (a, b, rng) = (lab.client("a").await, lab.client("b").await, lab.world().rng("pauses"));
+            for n in 0..10 {
+                let name = format!("f{n}");
+                let (ino, h) = create(&a, &name).await;
+                a.unlink(&root(), InodeId::ROOT, name.as_bytes()).await.unwrap();
+                let mut expected = Vec::new();
+                let clock = lab.world().clock();
+                let pause = async || clock.sleep(Duration::from_micros(rng.below(1000))).await;
+                let writes = async {
+                    for piece in 0..6 {
+                        let bytes = pattern(piece, expected.len(), 5000);
+                        write(&a, h, expected.len(), &bytes).await;
+                        expected.extend(bytes);
+                        pause().await;
+                        a.fsync(h).await.unwrap();
+                    }
+                };
+                let snapshot = async {
+                    pause().await;
+                    snap(&b, &name).await;
+                };
+                // To open it again is to leave the snapshot.
+                let opens = async {
+                    for _ in 0..4 {
+                        pause().await;
+                        a.release(open(&a, ino).await).await.unwrap();
+                    }
+                };
+                tokio::join!(writes, snapshot, opens);
+                let at_b = open(&b, ino).await;
+                let got = read(&b, at_b, expected.len() + 1).await;
+                assert_eq!(
+                    differs(&got, &expected),
+                    None,
+                    "seed {seed}, file {n}: {} of {}, {:?}",
+                    got.len(),
+                    expected.len(),
+                    &got[4990..got.len().min(5010)]
+                );
+                b.release(at_b).await.unwrap();
+                a.release(h).await.unwrap();
+            }
+        });
+    }
+}

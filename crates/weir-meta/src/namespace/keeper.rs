@@ -203,7 +203,10 @@ impl<'a> Keeper<'a> {
             Some((volume, number)) if self.is_born_after(volume, number, owner)? => {
                 Keep::Born { number, volume }
             }
-            Some((volume, number)) => Keep::For { number, volume },
+            Some((volume, number)) => match self.shown_last(volume, number, owner, old.as_deref())? {
+                Some(number) => Keep::For { number, volume },
+                None => Keep::Nothing,
+            },
         };
         // Of what has no record yet the volume is not known before it gets one.
         if old.is_some() || new.is_some() {
@@ -243,6 +246,30 @@ impl<'a> Keeper<'a> {
             }
         }
         Ok(false)
+    }
+
+    /// The newest snapshot that shows it and stays. One that was taken when a file had no name any more does not: its writer was not asked to save
+    /// anything, and goes on writing to the object that it has.
+    fn shown_last(
+        &self,
+        volume: VolumeId,
+        newest: u32,
+        owner: Owner,
+        record: Option<&[u8]>,
+    ) -> Result<Option<u32>> {
+        let (Owner::File(ino), Some(record)) = (owner, record) else { return Ok(Some(newest)) };
+        if Inode::from_value(record, || format!("inode {ino}"))?.nlink > 0 {
+            return Ok(Some(newest));
+        }
+        let all = self.snapshots.get(&volume).map_or(&[][..], |all| all);
+        for (n, last) in all.iter().enumerate().rev() {
+            if let Some(value) = self.txn.get(&keys::kept(last.number, &owner.key()))? {
+                // What is kept for one that is being removed goes to the one before.
+                let stays = all[..=n].iter().rev().find(|s| !s.deleting);
+                return Ok(stays.filter(|_| value != [ABSENT]).map(|s| s.number));
+            }
+        }
+        Ok(None)
     }
 
     /// What was made after the snapshot and goes again leaves nothing behind.
