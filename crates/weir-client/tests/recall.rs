@@ -470,6 +470,23 @@ fn the_front_of_a_file_that_is_written_goes_and_comes_back() {
 }
 
 /// Everything that a program does to a file while its front goes, at the same time: no byte is lost, none is zero.
+/// Of a removed file home hears no change: what it has of it may be older.
+#[test]
+fn a_removed_file_that_is_still_open_is_not_evicted() {
+    Lab::new(85).run(6, |lab| async move {
+        let (a, home, data) = (lab.client("a").await, Home::default(), pattern(1, 0, STRIPE));
+        let ino = file_at_home(&home, &a, "f", &data).await;
+        let h = a.open(&root(), ino, OpenMode::BOTH).await.unwrap().handle;
+        a.unlink(&root(), ROOT, b"f").await.unwrap();
+        a.write(h, 10, Bytes::from_static(b"newer than home")).await.unwrap();
+        a.fsync(h).await.unwrap();
+        let e = a.evict(&root(), ino, 0, u64::MAX).await.unwrap_err();
+        assert_eq!(e.kind, ErrorKind::Name(NameRule::Busy), "{e}");
+        assert!(e.to_string().contains("it is removed"), "{e}");
+        a.release(h).await.unwrap();
+    });
+}
+
 #[test]
 fn a_writer_and_the_eviction_of_its_file_never_lose_a_byte() {
     for seed in 0..16 {
