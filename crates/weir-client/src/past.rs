@@ -14,7 +14,7 @@ use weir_proto::snapshot::{
     Layer, PastAttr, PastGetXattr, PastList, PastListXattr, PastListing, PastLookup, PastOpen, PastOpened,
     Snapshot, SnapshotDelete, SnapshotList, SnapshotTake,
 };
-use weir_proto::{Error, InodeId, Result, VolumeId};
+use weir_proto::{Error, ErrorKind, InodeId, Result, VolumeId};
 
 /// Recoveries of a file that one open of its past waits for.
 const RECOVERIES_MAX: usize = 4;
@@ -132,9 +132,16 @@ impl Inner {
             if recover {
                 // A dead writer's last stripes are decided once, for the file and for what is kept of it.
                 let node = self.node(ino);
-                // Under a lease of before the death nothing is seen of it.
-                self.refresh(&node).await?;
-                self.prepare_read(&node).await?;
+                let looked = async {
+                    // Under a lease of before the death nothing is seen of it.
+                    self.refresh(&node).await?;
+                    self.prepare_read(&node).await
+                };
+                match looked.await {
+                    // It is removed since, and went with its last writer.
+                    Err(e) if e.kind == ErrorKind::Stale => {}
+                    looked => looked?,
+                }
                 continue;
             }
             if attr.evicted > 0 {
