@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod beside;
+pub mod clones;
 mod cluster;
 mod faults;
 pub mod home;
@@ -27,6 +28,7 @@ mod turn;
 mod wiring;
 mod workload;
 
+use clones::Clones;
 use cluster::Cluster;
 use faults::Faults;
 use home::Home;
@@ -70,6 +72,8 @@ pub struct Options {
     pub home: bool,
     /// Snapshots are taken, looked at and removed.
     pub snapshots: bool,
+    /// The volume is cloned, and clones are changed and deleted.
+    pub clones: bool,
     /// Processes of every client count under locks.
     pub locks: bool,
     /// Keep the trace as text.
@@ -91,6 +95,7 @@ impl Default for Options {
             mute: BTreeSet::new(),
             home: false,
             snapshots: false,
+            clones: false,
             locks: false,
             log: false,
         }
@@ -218,6 +223,15 @@ async fn play(world: World, options: Options, chosen: Arc<AtomicU64>) -> Result<
             let _ = tell_left.send(()); // the run ended with a panic
         });
     }
+    let clones = Arc::new(Clones::new(&world, &cluster, &work));
+    let (tell_ended, ended) = tokio::sync::oneshot::channel();
+    if options.clones {
+        let clones = clones.clone();
+        world.node(cluster::HARNESS).tasks.spawn("clones", async move {
+            clones.disturb().await;
+            let _ = tell_ended.send(()); // the run ended with a panic
+        });
+    }
     match &home {
         Some(home) => {
             let mark = |name, begins| work.marks.home_fault(name, begins, work.seats.own_evictions());
@@ -234,8 +248,11 @@ async fn play(world: World, options: Options, chosen: Arc<AtomicU64>) -> Result<
     if options.snapshots {
         left.await.map_err(|_| Error::unavailable("the snapshots ended early"))?;
     }
+    if options.clones {
+        ended.await.map_err(|_| Error::unavailable("the clones ended early"))?;
+    }
     leave(&world, &work, &options).await?;
-    verify_from_all_sides(&world, &cluster, &work, &past, &options, &faults.spent()).await?;
+    verify_from_all_sides(&world, &cluster, &work, (&past, &clones), &options, &faults.spent()).await?;
     let simulated = Duration::from_nanos(world.now().0);
     let (operations, excused) = (work.operations(), work.excused());
     let evictions = home.map_or(0, |home| home.evictions.load(Ordering::Relaxed));
@@ -311,7 +328,7 @@ async fn verify_from_all_sides(
     world: &World,
     cluster: &Cluster,
     work: &Workload,
-    past: &Past,
+    beside: (&Past, &Clones),
     options: &Options,
     spent: &BTreeSet<String>,
 ) -> Result<(), Error> {
@@ -320,7 +337,7 @@ async fn verify_from_all_sides(
         home.lift_limit(&client).await?;
         client.shutdown().await?;
     }
-    verify(cluster, work, past, "after everything healed").await?;
+    verify(cluster, work, beside, "after everything healed").await?;
     if let Some(home) = &work.home {
         let reader = cluster.client("looks at home").await?;
         home.verify(&reader).await.map_err(|e| e.doing("home, after everything healed"))?;
@@ -331,7 +348,7 @@ async fn verify_from_all_sides(
     cluster.restart_all();
     let whole = cluster.wait_whole(Duration::from_secs(180)).await;
     whole.map_err(|e| e.doing("wait after a power cut of everything"))?;
-    verify(cluster, work, past, "after a power cut of everything").await?;
+    verify(cluster, work, beside, "after a power cut of everything").await?;
     let rng = world.rng("losses at the end");
     let mut left: Vec<String> =
         (0..options.storage_nodes).map(cluster::storage_name).filter(|n| !spent.contains(n)).collect();
@@ -341,13 +358,16 @@ async fn verify_from_all_sides(
         world.kill(&victim);
         killed.push(victim);
     }
-    verify(cluster, work, past, "with targets lost").await?;
+    verify(cluster, work, beside, "with targets lost").await?;
     killed.iter().for_each(|name| cluster.start(name));
     let whole = cluster.wait_whole(Duration::from_secs(180)).await;
     whole.map_err(|e| e.doing("wait after the losses at the end"))?;
     let cleaner = cluster.client("cleaner").await?;
     work.remove_all(&cleaner).await?;
+    let (past, clones) = beside;
     past.verify(&cleaner, "after all was removed").await?;
+    clones.verify(&cleaner, "after all was removed").await?;
+    clones.remove_all(&cleaner).await?;
     past.remove_all(&cleaner).await?;
     if let Some(home) = &work.home {
         home.verify_empty(&cleaner).await.map_err(|e| e.doing("home, after all was removed"))?;
@@ -356,8 +376,15 @@ async fn verify_from_all_sides(
     cluster.wait_empty(EMPTY_PATIENCE).await.map_err(|e| e.doing("wait for the space of deleted files"))
 }
 
-async fn verify(cluster: &Cluster, work: &Workload, past: &Past, when: &str) -> Result<(), Error> {
+async fn verify(
+    cluster: &Cluster,
+    work: &Workload,
+    (past, clones): (&Past, &Clones),
+    when: &str,
+) -> Result<(), Error> {
     let reader = cluster.client("reader").await.map_err(|e| e.doing(when))?;
+    // Before usage is added up: what is not listed yet is in nothing's usage.
+    clones.verify(&reader, when).await?;
     work.verify(&reader, when).await.map_err(|e| e.doing(when))?;
     past.verify(&reader, when).await?;
     reader.shutdown().await.map_err(|e| e.doing(when))

@@ -18,7 +18,7 @@ use weir_sim::{FaultKind, Options, run, shrink::shrink};
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 const USAGE: &str = "usage: weir-sim [--seed N] [--runs N] [--jobs N] [--operations N] [--pause-ms N] [--faults none|NAME,NAME…] [--mute N,N…] \
-                     [--home yes|no] [--snapshots yes|no] [--locks yes|no] [--shrink yes|no] [--marks yes|no] [--log FILE] [--trace FILTER]";
+                     [--home yes|no] [--snapshots yes|no] [--clones yes|no] [--locks yes|no] [--shrink yes|no] [--marks yes|no] [--log FILE] [--trace FILTER]";
 
 struct Args {
     seed: u64,
@@ -171,6 +171,7 @@ impl Args {
             mute: self.options.mute.clone(),
             home: self.options.home,
             snapshots: self.options.snapshots,
+            clones: self.options.clones,
             locks: self.options.locks,
             log: self.options.log,
             ..Options::mixed(seed)
@@ -216,6 +217,7 @@ fn parse(mut words: impl Iterator<Item = String>) -> Result<Args, String> {
             "--jobs" => args.jobs = number(&value)?.clamp(1, 64),
             "--home" => args.options.home = choice()?,
             "--snapshots" => args.options.snapshots = choice()?,
+            "--clones" => args.options.clones = choice()?,
             "--locks" => args.options.locks = choice()?,
             "--mute" => args.options.mute = value.split(',').map(number).collect::<Result<_, _>>()?,
             "--shrink" => args.shrinks = choice()?,

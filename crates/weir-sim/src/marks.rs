@@ -99,7 +99,12 @@ pub fn never_met(met: &Met, kinds: &[FaultKind]) -> Vec<(&'static str, &'static 
 /// A line for each kind of fault, a column for each kind of operation.
 pub fn table(met: &Met, kinds: &[FaultKind]) -> String {
     let operations = || {
-        let others = [&crate::tiny::OPERATIONS[..], &crate::past::OPERATIONS, &crate::locks::OPERATIONS];
+        let others = [
+            &crate::tiny::OPERATIONS[..],
+            &crate::past::OPERATIONS,
+            &crate::clones::OPERATIONS,
+            &crate::locks::OPERATIONS,
+        ];
         OPERATIONS.into_iter().chain(others.concat())
     };
     let line = |cells: String, name: &str| format!("{name:28}{cells}");

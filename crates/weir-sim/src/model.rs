@@ -117,6 +117,14 @@ struct Change {
 
 /// Changes, and what becomes of them.
 impl FileModel {
+    /// A file with these bytes, which are there for good.
+    pub fn of(bytes: Vec<u8>) -> FileModel {
+        FileModel { bytes, ..FileModel::default() }
+    }
+    /// The same bytes where they are there for good, whatever becomes of who wrote them.
+    pub fn settled(&self) -> FileModel {
+        FileModel { pending: Vec::new(), durable: Vec::new(), ..self.clone() }
+    }
     pub fn len(&self) -> u64 {
         self.bytes.len() as u64
     }

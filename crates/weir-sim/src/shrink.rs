@@ -25,6 +25,9 @@ pub fn command(seed: u64, options: &Options) -> String {
     if options.snapshots {
         words.push("--snapshots yes".into());
     }
+    if options.clones {
+        words.push("--clones yes".into());
+    }
     if options.locks {
         words.push("--locks yes".into());
     }

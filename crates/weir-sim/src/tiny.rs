@@ -108,6 +108,7 @@ impl TinyFile {
 /// What a snapshot must show of a small file: what a look would have shown that lasted as long as the taking.
 pub struct PastTiny {
     file: Arc<TinyFile>,
+    name: (usize, String),
     from: Moment,
     to: Moment,
     shown: Option<Vec<u8>>,
@@ -116,6 +117,10 @@ pub struct PastTiny {
 impl PastTiny {
     pub fn ino(&self) -> InodeId {
         self.file.ino
+    }
+    /// Its directory's number, and its name.
+    pub fn name(&self) -> &(usize, String) {
+        &self.name
     }
 }
 
@@ -199,10 +204,13 @@ impl TinyFiles {
 
     /// Before a snapshot is taken: what may be in it, as it is from now on.
     pub fn before_snapshot(&self) -> Vec<PastTiny> {
-        let is_there = |place: &tokio::sync::Mutex<Place>| place.try_lock().ok()?.file.clone();
-        let files: Vec<Arc<TinyFile>> = self.places.iter().filter_map(is_there).collect();
+        let is_there = |place: &tokio::sync::Mutex<Place>| {
+            let place = place.try_lock().ok()?;
+            Some((place.file.clone()?, place.name.clone()))
+        };
+        let files: Vec<_> = self.places.iter().filter_map(is_there).collect();
         let from = self.moment();
-        files.into_iter().map(|file| PastTiny { file, from, to: from, shown: None }).collect()
+        files.into_iter().map(|(file, name)| PastTiny { file, name, from, to: from, shown: None }).collect()
     }
     /// What is certainly in it.
     pub fn after_snapshot(&self, mut files: Vec<PastTiny>) -> Vec<PastTiny> {

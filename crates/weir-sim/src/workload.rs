@@ -25,7 +25,7 @@ use std::{
 };
 use weir_client::{Client, Handle, OpenMode};
 use weir_env::{Instant, Rng, sim::World};
-use weir_proto::meta::{Cred, Usage};
+use weir_proto::meta::{Cred, FileKind, Usage};
 use weir_proto::{Error, InodeId};
 
 /// Applications of one client: two on turn files, one on shared files, two on small files, two that count under locks.
@@ -56,10 +56,13 @@ pub struct Workload {
     shared: Vec<SharedFile>,
     pub tiny: TinyFiles,
     counters: Option<Counters>,
+    has_clones: bool,
     /// Operations not begun, of each client's applications.
     left: Vec<[AtomicU64; APPS]>,
     pause_us_max: u64,
     found: Mutex<Found>,
+    /// Topmost directories of the clones of the volume, by their names in its own.
+    clones: Mutex<BTreeMap<String, InodeId>>,
 }
 
 #[derive(Default)]
@@ -171,9 +174,11 @@ impl Workload {
             shared,
             tiny: TinyFiles::new(world, seats, options.clients * ON_TINY_FILES.len()),
             counters,
+            has_clones: options.clones,
             left: (0..options.clients).map(|_| each.map(AtomicU64::new)).collect(),
             pause_us_max: options.pause_ms_max * 1000,
             found: Mutex::default(),
+            clones: Mutex::default(),
         })
     }
 
@@ -197,6 +202,10 @@ impl Workload {
 
     pub fn found(&self) -> MutexGuard<'_, Found> {
         self.found.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn clones(&self) -> MutexGuard<'_, BTreeMap<String, InodeId>> {
+        self.clones.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub fn begin(&self, me: usize, operation: &'static str) -> UnderWay<'_> {
@@ -418,8 +427,8 @@ impl Workload {
         }
         self.tiny.verify(self, client, when).await?;
         self.verify_names(client, when).await?;
-        // With a home bytes still come back that somebody wanted: what is used changes while it is added up.
-        let looks = if self.home.is_some() { USAGE_LOOKS } else { 1 };
+        // With a home bytes still come back that somebody wanted, and deleted clones go: what is used changes while it is added up.
+        let looks = if self.home.is_some() || self.has_clones { USAGE_LOOKS } else { 1 };
         for _ in 1..looks {
             if self.usage_differs(client).await?.is_none() {
                 return Ok(());
@@ -444,6 +453,7 @@ impl Workload {
         expected.extend(self.shared.iter().map(|f| (0, f.name.clone())));
         expected.extend(self.counters.iter().flat_map(Counters::all).map(|c| (0, c.name.clone())));
         expected.extend(self.tiny.names().await);
+        expected.extend(self.clones().keys().map(|name| (0, name.clone())));
         for slot in &self.slots {
             if let Some(file) = &slot.lock().await.file {
                 expected.insert((file.dir, file.name.clone()));
@@ -469,7 +479,7 @@ impl Workload {
             for name in names_in(client, *dir).await? {
                 let stat = client.lookup(&root_cred(), *dir, name.as_bytes()).await?;
                 let attr = stat.unwrap_or_else(|| panic!("{name} was just listed")).attr;
-                if !self.dirs.contains(&attr.ino) {
+                if attr.kind != FileKind::Directory {
                     // A file that was given up is read by nobody: it may be away still. What comes back is told to no cache.
                     let evicted = client.residence(attr.ino).await?.evicted;
                     below[n] = (below[n].0 + attr.allocated.saturating_sub(evicted), below[n].1 + 1);
@@ -478,9 +488,17 @@ impl Workload {
             }
         }
         let all = below.iter().fold((0, 0), |sum, dir| (sum.0 + dir.0, sum.1 + dir.1));
+        let clones = self.usage_of_clones(client).await?;
         for (n, dir) in self.dirs.iter().enumerate() {
             let (bytes, files) = if n == 0 { all } else { below[n] };
-            let expected = Usage { bytes, files, directories: if n == 0 { DIRS as u64 - 1 } else { 0 } };
+            let expected = match n {
+                0 => Usage {
+                    bytes: bytes + clones.bytes,
+                    files: files + clones.files,
+                    directories: DIRS as u64 - 1 + clones.directories,
+                },
+                _ => Usage { bytes, files, directories: 0 },
+            };
             let told = client.usage(*dir).await?;
             if told != expected {
                 return Ok(Some(format!(
@@ -496,14 +514,27 @@ impl Workload {
         for dir in &self.dirs {
             for name in names_in(client, *dir).await? {
                 let stat = client.lookup(&root_cred(), *dir, name.as_bytes()).await?;
-                if stat.is_some_and(|stat| !self.dirs.contains(&stat.attr.ino)) {
+                if stat.is_some_and(|stat| stat.attr.kind != FileKind::Directory) {
                     client.unlink(&root_cred(), *dir, name.as_bytes()).await?;
                 }
             }
         }
-        let left = client.usage(InodeId::ROOT).await?;
-        assert_eq!((left.bytes, left.files), (0, 0), "everything was removed");
+        let (left, clones) = (client.usage(InodeId::ROOT).await?, self.usage_of_clones(client).await?);
+        assert_eq!((left.bytes, left.files), (clones.bytes, clones.files), "everything was removed");
         Ok(())
+    }
+
+    /// With their topmost directories.
+    async fn usage_of_clones(&self, client: &Client) -> Result<Usage, Error> {
+        let roots: Vec<InodeId> = self.clones().values().copied().collect();
+        let mut sum = Usage { bytes: 0, files: 0, directories: 0 };
+        for root in roots {
+            let used = client.usage(root).await?;
+            sum.bytes += used.bytes;
+            sum.files += used.files;
+            sum.directories += used.directories + 1;
+        }
+        Ok(sum)
     }
 }
 
