@@ -94,6 +94,16 @@ fn nobody_is_granted_what_another_one_has_locked() {
     }
 }
 
+/// Files of clones and those that they are like are changed beside each other, with any faults.
+#[test]
+fn a_clone_shows_its_snapshot_and_each_side_changes_for_itself() {
+    let options = |seed| Options { clones: true, ..Options::mixed(seed) };
+    let met = keep_every_promise(95_100..95_116, options).met;
+    for operation in weir_sim::clones::OPERATIONS {
+        assert!(met.keys().any(|(_, met)| *met == operation), "no fault met {operation:?}");
+    }
+}
+
 /// Disks that are told to fail do, while somebody uses them.
 #[test]
 fn faults_of_disks_bite() {
