@@ -48,8 +48,11 @@ impl Meta {
             Ok(request) => request,
             Err(e) => return Outcome::refused(e),
         };
-        let working = work(self.leader().clone(), request);
-        Outcome::Waits(Box::pin(async move { working.await.map(|reply| Reply::new(&reply)) }))
+        let leader = self.leader().clone();
+        let working = work(leader.clone(), request);
+        let judged =
+            async move { working.await.map_err(|e| leader.judge(e)).map(|reply| Reply::new(&reply)) };
+        Outcome::Waits(Box::pin(judged))
     }
 
     fn want_recall(&self, r: &WantRecall) -> Result<()> {

@@ -178,7 +178,14 @@ impl Past {
             let what = format!("{when}: {name} ({ino:?}) in snapshot {}", taken.name);
             let Some(got) = self.read(client, taken.number, ino).await? else { continue };
             match taken.shared.get(&name) {
-                Some(first) => assert!(*first == got, "{what}: it is not what it was at the first look"),
+                Some(first) => {
+                    let differs = first.iter().zip(&got).position(|(a, b)| a != b);
+                    let lengths = (first.len(), got.len());
+                    assert!(
+                        *first == got,
+                        "{what}: not what it was at the first look: {lengths:?} bytes, {differs:?}"
+                    );
+                }
                 None => drop(taken.shared.insert(name, got)),
             }
         }

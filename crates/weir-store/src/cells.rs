@@ -476,6 +476,12 @@ pub fn append(
             return Ok(Appended::Duplicate(seq));
         }
         Numbering::Again(_) => {}
+        // All keepers agreed on it meanwhile, and it may have been read: a fence that came after that does not take it back.
+        Numbering::Mirror(seq)
+            if holds(txn, cell, seq, overlay)? && overlay.token_epoch >= void_below(txn, cell)? =>
+        {
+            return Ok(Appended::Duplicate(seq));
+        }
         _ => check_fence(txn, cell.file, overlay.token_epoch)?,
     }
     let mut change = Change::open(txn, scope, cell)?;

@@ -116,6 +116,37 @@ async fn a_fenced_file_is_sealed() {
     assert_eq!(world.call(5, request, &[]).await.unwrap().0.base, Version::new(9, 3));
 }
 
+/// What a keeper has got by agreement may have been read: whoever sends it late, after a fence, hears that it is there.
+#[tokio::test]
+async fn an_overlay_that_is_there_is_not_refused_for_a_fence_of_later() {
+    let world = World::new(EC).await;
+    let bytes = bytes_of(3, 3000);
+    let mirror = |at: usize| MirrorOverlay {
+        place: world.place(at),
+        cell: cell(0, 0),
+        token_epoch: 1,
+        seq: Seq(1),
+        offset: 0,
+        len: 3000,
+        kind: OverlayKind::Data,
+        missing: 0,
+        crc: crc32c(&bytes),
+        layout_scheme: EC,
+        again: false,
+    };
+    let (has, lacks) = (4, 5); // parity
+    world.call(has, mirror(has), &bytes).await.unwrap();
+    for position in [has, lacks] {
+        let (target, file) = (world.place(position).target, cell(0, 0).file);
+        let no_stripe = (u64::MAX - 1, u64::MAX);
+        let (from_stripe, to_stripe) = no_stripe;
+        let request = DropFile { target, file, from_stripe, to_stripe, fence: 9, epochs: vec![] };
+        world.call(position, request, &[]).await.unwrap();
+    }
+    world.call(has, mirror(has), &bytes).await.unwrap();
+    assert_eq!(world.call(lacks, mirror(lacks), &bytes).await.unwrap_err().kind, ErrorKind::Stale);
+}
+
 /// The leader's process ends after each number of calls; all targets that are not lost start again and settle.
 async fn seal_killed_at_any_step(lost: &[u32], leader: usize) {
     for calls in 0..60 {
