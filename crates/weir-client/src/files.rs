@@ -218,7 +218,7 @@ impl Inner {
         if gone {
             self.cache().remove_inode(ino);
             self.forget_dirty(ino);
-            self.remove_node(ino);
+            self.remove_unused_node(&file.node);
         }
         saved
     }

@@ -183,8 +183,14 @@ impl Inner {
     pub fn node_count(&self) -> usize {
         self.nodes.lock().expect("no holder panics").len()
     }
-    pub fn remove_node(&self, ino: InodeId) {
-        self.nodes.lock().expect("no holder panics").remove(&ino);
+    /// Unless somebody else is about to use it: who opens the file now would have another one than who opens it next, and recalls
+    /// find only one.
+    pub fn remove_unused_node(&self, node: &Arc<Node>) {
+        let mut nodes = self.nodes.lock().expect("no holder panics");
+        let (the_callers, the_tables) = (1, 1);
+        if Arc::strong_count(node) <= the_callers + the_tables {
+            nodes.remove(&node.ino);
+        }
     }
 
     pub fn stamp(&self) -> u64 {

@@ -609,10 +609,10 @@ impl Inner {
             // A lookup may have brought it back meanwhile.
             let still_idle = {
                 let st = node.lock();
-                st.forgotten && st.lease == LeaseKind::None && Arc::strong_count(&node) <= 2
+                st.forgotten && st.lease == LeaseKind::None
             };
             if still_idle {
-                self.remove_node(node.ino);
+                self.remove_unused_node(&node);
             }
         }
     }

@@ -259,3 +259,36 @@ fn what_is_sent_while_the_inode_takes_up_a_small_file_is_newer() {
         }
     });
 }
+
+#[test]
+fn a_removed_file_that_is_closed_and_opened_at_once_is_seen_as_others_change_it() {
+    for seed in 180..192 {
+        Lab::new(seed).run(6, |lab| async move {
+            let (a, b, rng) = (lab.client("a").await, lab.client("b").await, lab.world().rng("pauses"));
+            for n in 0..FILES {
+                let name = format!("f{n}");
+                let ino = create(&a, &name, &pattern(1, 0, PIECE)).await;
+                let (at_a, keeps) =
+                    (open(&a, ino, OpenMode::READ).await, open(&b, ino, OpenMode::READ).await);
+                a.unlink(&root(), InodeId::ROOT, name.as_bytes()).await.unwrap();
+                assert_eq!(a.getattr(ino).await.unwrap().attr.nlink, 0);
+                let closes = async {
+                    lab.world().clock().sleep(Duration::from_micros(rng.below(300))).await;
+                    close(&a, at_a).await;
+                };
+                let (again, ()) = tokio::join!(open(&a, ino, OpenMode::READ), closes);
+                assert_eq!(a.read(again, 0, PIECE).await.unwrap().concat(), pattern(1, 0, PIECE));
+                let at_b = open(&b, ino, OpenMode::BOTH).await;
+                let third = open(&a, ino, OpenMode::READ).await;
+                b.write(at_b, 0, pattern(2, 0, PIECE).into()).await.unwrap();
+                for h in [again, third] {
+                    let got = a.read(h, 0, PIECE).await.unwrap().concat();
+                    assert_eq!(got, pattern(2, 0, PIECE), "seed {seed}, file {n}");
+                    close(&a, h).await;
+                }
+                close(&b, at_b).await;
+                close(&b, keeps).await;
+            }
+        });
+    }
+}

@@ -24,7 +24,9 @@ impl Meta {
     ) -> Outcome {
         let meta = self.clone();
         match request {
-            Ok(r) => Outcome::Waits(Box::pin(async move { meta.take_snapshot_now(r, deadline).await })),
+            Ok(r) => Outcome::Waits(Box::pin(async move {
+                meta.take_snapshot_now(r, deadline).await.map_err(|e| meta.leader().judge(e))
+            })),
             Err(e) => Outcome::refused(e),
         }
     }
