@@ -595,18 +595,23 @@ impl Data {
     ) -> Result<Vec<PreparedCell>> {
         let of_file = |g: PgId| g.0 >= layout.first_pg.0 && g.0 - layout.first_pg.0 < layout.pg_count;
         let doing = |e: Error| e.doing(format!("cut file {file} from stripe {from_stripe} on"));
-        let give_up = self.env.clock.now() + LOSS_PATIENCE.min(self.left(deadline));
+        let mut give_up = None;
         let mut pause = RETRY_PAUSE;
         loop {
             let map = self.cluster.map();
             let told = match map.told_of_cuts(of_file) {
                 Ok(told) => told,
-                Err(e) if self.left(give_up).is_zero() => return Err(doing(e)),
-                Err(_) => {
+                Err(e) => {
+                    let patience = || self.env.clock.now() + LOSS_PATIENCE.min(self.left(deadline));
+                    let give_up = *give_up.get_or_insert_with(patience);
+                    if self.left(give_up).is_zero() {
+                        return Err(doing(e));
+                    }
                     self.wait_newer(map.version, self.left(give_up)).await;
                     continue;
                 }
             };
+            give_up = None;
             let e = match self.drop_file_at(told, file, from_stripe, fence, deadline).await {
                 Ok(prepared) => return Ok(prepared),
                 Err(e) => e,

@@ -116,24 +116,29 @@ async fn a_fenced_file_is_sealed() {
     assert_eq!(world.call(5, request, &[]).await.unwrap().0.base, Version::new(9, 3));
 }
 
+/// The first overlay of a cell, as its sequencer sends it to another keeper.
+fn mirror_of(place: Place, cell: CellId, bytes: &[u8]) -> MirrorOverlay {
+    MirrorOverlay {
+        place,
+        cell,
+        token_epoch: 1,
+        seq: Seq(1),
+        offset: 0,
+        len: bytes.len() as u32,
+        kind: OverlayKind::Data,
+        missing: 0,
+        crc: crc32c(bytes),
+        layout_scheme: EC,
+        again: false,
+    }
+}
+
 /// What a keeper has got by agreement may have been read: whoever sends it late, after a fence, hears that it is there.
 #[tokio::test]
 async fn an_overlay_that_is_there_is_not_refused_for_a_fence_of_later() {
     let world = World::new(EC).await;
     let bytes = bytes_of(3, 3000);
-    let mirror = |at: usize| MirrorOverlay {
-        place: world.place(at),
-        cell: cell(0, 0),
-        token_epoch: 1,
-        seq: Seq(1),
-        offset: 0,
-        len: 3000,
-        kind: OverlayKind::Data,
-        missing: 0,
-        crc: crc32c(&bytes),
-        layout_scheme: EC,
-        again: false,
-    };
+    let mirror = |at: usize| mirror_of(world.place(at), cell(0, 0), &bytes);
     let (has, lacks) = (4, 5); // parity
     world.call(has, mirror(has), &bytes).await.unwrap();
     for position in [has, lacks] {
@@ -300,19 +305,8 @@ async fn stripes_of_many_groups_are_repaired_in_turns() {
     world.set_state(target, MemberState::Current); // since a later epoch
     for group in groups {
         let bytes = bytes_of(7, 3000);
-        let request = MirrorOverlay {
-            place: Place { group: PgId(group), ..world.place(4) },
-            cell: cell(u64::from(group), 0),
-            token_epoch: 1,
-            seq: Seq(1),
-            offset: 0,
-            len: 3000,
-            kind: OverlayKind::Data,
-            missing: 0,
-            crc: crc32c(&bytes),
-            layout_scheme: EC,
-            again: false,
-        };
+        let place = Place { group: PgId(group), ..world.place(4) };
+        let request = mirror_of(place, cell(u64::from(group), 0), &bytes);
         world.dispatch(target, request, vec![bytes.into()]).await.unwrap();
     }
     world.set_state(target, MemberState::Down);
