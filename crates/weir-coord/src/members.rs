@@ -149,6 +149,11 @@ impl Members {
         Ok(())
     }
 
+    /// The connection on which a node joined last. Another one: another process, or the same after it was judged down.
+    pub fn joined_on(&self, node: NodeId) -> Option<u64> {
+        self.by_node.get(&node).map(|m| m.connection)
+    }
+
     /// The member that joined as `node` on this connection.
     pub fn member_on(&mut self, node: NodeId, connection: u64) -> Result<&mut Member> {
         self.by_node

@@ -34,17 +34,55 @@ pub type Answer<T> = oneshot::Sender<Result<T>>;
 
 /// Everything that can happen to the owner.
 pub enum Event {
-    Join { join: Join, connection: u64, answer: Answer<Joined> },
-    Heartbeat { heartbeat: Heartbeat, connection: u64, answer: Answer<HeartbeatAck> },
-    Report { report: ReportTarget, answer: Answer<MapReply> },
-    Probed { target: TargetId, doubt: Doubt, outcome: Result<TargetReport> },
-    CaughtUp { said: CaughtUp, answer: Answer<MapReply> },
-    Clear { target: TargetId, answer: Answer<MapReply> },
-    MakeGroups { wanted: MakeGroups, answer: Answer<MapReply> },
-    Leave { node: NodeId, connection: u64, answer: Answer<()> },
-    Lead { lead: LeadNamespace, connection: u64, answer: Answer<LeadReply> },
-    Status { answer: Answer<ClusterStatus> },
-    Disconnected { connection: u64 },
+    Join {
+        join: Join,
+        connection: u64,
+        answer: Answer<Joined>,
+    },
+    Heartbeat {
+        heartbeat: Heartbeat,
+        connection: u64,
+        answer: Answer<HeartbeatAck>,
+    },
+    Report {
+        report: ReportTarget,
+        answer: Answer<MapReply>,
+    },
+    /// What was seen of a target whose node had joined on this connection when the look began.
+    Probed {
+        target: TargetId,
+        doubt: Doubt,
+        joined: Option<u64>,
+        outcome: Result<TargetReport>,
+    },
+    CaughtUp {
+        said: CaughtUp,
+        answer: Answer<MapReply>,
+    },
+    Clear {
+        target: TargetId,
+        answer: Answer<MapReply>,
+    },
+    MakeGroups {
+        wanted: MakeGroups,
+        answer: Answer<MapReply>,
+    },
+    Leave {
+        node: NodeId,
+        connection: u64,
+        answer: Answer<()>,
+    },
+    Lead {
+        lead: LeadNamespace,
+        connection: u64,
+        answer: Answer<LeadReply>,
+    },
+    Status {
+        answer: Answer<ClusterStatus>,
+    },
+    Disconnected {
+        connection: u64,
+    },
 }
 
 /// What is done once the batch's map is durable (or is not).
@@ -168,7 +206,15 @@ impl Owner {
                 }
             }
             Event::Report { report, answer } => self.reported(report, answer, batch),
-            Event::Probed { target, doubt, outcome } => self.probed(target, doubt, outcome, batch, now),
+            Event::Probed { target, doubt, joined, outcome } => {
+                for answer in self.probing.remove(&(target, doubt)).unwrap_or_default() {
+                    batch.after(answer, newest);
+                }
+                // Of a process that is gone it says nothing about the one that is there now.
+                if joined == self.joined_on(target, &batch.draft) {
+                    self.probed(target, doubt, outcome, batch, now);
+                }
+            }
             Event::CaughtUp { said, answer } => {
                 match caught_up(&mut batch.draft, said.target, said.group, said.epoch) {
                     Err(e) => refuse(answer, e),
@@ -265,16 +311,22 @@ impl Owner {
         let running = self.probing.contains_key(&(target, doubt));
         if let (false, Some(events)) = (running, self.self_events.upgrade()) {
             let (env, node, cluster) = (self.env.clone(), map.target_node(target).cloned(), map.cluster);
+            let joined = self.joined_on(target, map);
             let patience = match doubt {
                 Doubt::Unusable => PROBE_PATIENCE,
                 Doubt::Silent | Doubt::Slow => QUICK_PROBE_PATIENCE,
             };
             self.env.tasks.spawn("probe a target", async move {
                 let outcome = probe(env, cluster, node, target, patience).await;
-                let _ = events.send(Event::Probed { target, doubt, outcome }).await; // gone with the coordinator
+                let _ = events.send(Event::Probed { target, doubt, joined, outcome }).await; // gone with the coordinator
             });
         }
         self.probing.entry((target, doubt)).or_default()
+    }
+
+    /// The connection on which the node of a target has joined.
+    fn joined_on(&self, target: TargetId, map: &ClusterMap) -> Option<u64> {
+        self.members.joined_on(map.target(target)?.node)
     }
 
     fn probed(
@@ -285,9 +337,6 @@ impl Owner {
         batch: &mut Batch,
         now: Instant,
     ) {
-        for answer in self.probing.remove(&(target, doubt)).unwrap_or_default() {
-            batch.after(answer, newest);
-        }
         match outcome {
             Ok(report) => {
                 if report.failed {

@@ -248,6 +248,32 @@ fn a_report_is_checked_by_asking_the_target() {
 }
 
 #[test]
+fn what_was_seen_of_a_process_does_not_count_against_the_next_one() {
+    let lab = Lab::new(15);
+    lab.world.run(async {
+        let _c = lab.coordinator().await;
+        let client = lab.client("m1").await;
+        let mut nodes = lab.six().await;
+        let map = client.wait_for(PATIENCE, all_current).await.unwrap();
+        let (group, epoch) = (map.groups[0].id, map.groups[0].epoch);
+        nodes[4].service.hangs.store(true, Ordering::Relaxed);
+        let reported = client.report_target(TargetId(5), group, epoch, "no answer");
+        let (_, back) = tokio::join!(reported, async {
+            lab.world.sleep(Duration::from_millis(300)).await;
+            lab.world.kill("s5");
+            lab.world.sleep(Duration::from_millis(100)).await;
+            lab.storage(5).await.unwrap()
+        });
+        nodes[4] = back;
+        client.wait_for(PATIENCE, target_is(5, TargetState::Up)).await.unwrap();
+        lab.world.sleep(Duration::from_secs(5)).await;
+        let now = client.map();
+        assert!(target_is(5, TargetState::Up)(&now));
+        assert_eq!(now.group(group).unwrap().epoch.0, epoch.0 + 2, "down when it died, up when it came back");
+    });
+}
+
+#[test]
 fn a_namespace_has_one_leader_and_each_lead_a_higher_epoch() {
     let lab = Lab::new(6);
     lab.world.run(async {
