@@ -50,8 +50,9 @@ impl Changed {
     pub fn first(&self) -> Option<u64> {
         self.0.first().map(|(start, _)| *start)
     }
-    pub fn begins_below(&self, size: u64) -> bool {
-        self.0.first().is_some_and(|(start, _)| *start < size)
+    /// How much lies below `size`.
+    pub fn bytes_below(&self, size: u64) -> u64 {
+        self.0.iter().map(|(start, end)| (*end).min(size).saturating_sub(*start)).sum()
     }
 }
 
@@ -71,7 +72,9 @@ mod tests {
             prop_assert!(changed.0.len() <= CHANGED_MAX);
             prop_assert!(changed.0.windows(2).all(|w| w[0].1 < w[1].0));
             let whole = changed.clone();
+            let bytes_below = changed.bytes_below(size);
             let below = changed.take_below(size);
+            prop_assert_eq!(bytes_below, below.iter().map(|r| r.len).sum::<u64>());
             let named = |ranges: &[(u64, u64)], at: u64| ranges.iter().any(|(s, e)| *s <= at && at < *e);
             let below: Vec<(u64, u64)> = below.iter().map(|r| (r.offset, r.offset + r.len)).collect();
             for (at, len) in writes {

@@ -33,6 +33,10 @@ impl StripeBuf {
     pub fn end(&self) -> u32 {
         self.extents.last_key_value().map_or(0, |(at, e)| at + e.len() as u32)
     }
+    /// Whether it is all of a stripe from some byte on, without a gap.
+    pub fn is_whole_rest(&self, stripe_bytes: u32) -> bool {
+        matches!(self.ranges()[..], [(_, end)] if end == stripe_bytes)
+    }
     /// Contiguous ranges in order (touching extents joined).
     pub fn ranges(&self) -> Vec<(u32, u32)> {
         let mut ranges: Vec<(u32, u32)> = Vec::new();

@@ -116,15 +116,16 @@ impl Inner {
                     }
                 }
             }
-            let full =
-                |buf: &crate::dirty::StripeBuf| u64::from(buf.covered_bytes()) == layout.stripe_bytes();
-            if st.dirty.get(&stripe).is_some_and(full)
+            if st.is_complete(&layout, stripe)
                 && let Err(e) = self.start_send(&node, &mut st, stripe, Occasion::Growing)
             {
                 st.fail(e);
             }
         }
         node.changed.notify_waiters();
+        if is_much_untold(&node.lock(), &layout, self.env.clock.now()) {
+            self.tell_durable(&node).await;
+        }
     }
 
     fn forget_cached(&self, node: &Node, layout: Layout, stripe: u64, parts: &[(u32, Bytes)]) {
@@ -626,12 +627,15 @@ impl Inner {
                 Due::Nothing => self.forget_if_saved(&node),
                 Due::Flush => drop(self.flush(&node, Occasion::Growing, false).await),
                 Due::Settle => drop(self.settle_through(&node).await),
-                Due::Commit => {
-                    if let Ok(_one) = node.flushing.try_lock() {
-                        drop(self.commit_now(&node, false, 0, self.deadline()).await);
-                    }
-                }
+                Due::Commit => self.tell_durable(&node).await,
             }
+        }
+    }
+
+    /// Tells the leader what is durable, unless somebody is about to. Errors stay with the inode.
+    async fn tell_durable(&self, node: &Arc<Node>) {
+        if let Ok(_one) = node.flushing.try_lock() {
+            drop(self.commit_now(node, false, 0, self.deadline()).await);
         }
     }
 }
@@ -665,9 +669,20 @@ fn due(st: &State, ino: InodeId, now: Instant) -> Due {
         return Due::Settle;
     }
     let Ok(layout) = layout_of(st, ino) else { return Due::Nothing };
-    let untold = st.changed.begins_below(durable_size(st, &layout));
+    let untold = untold_bytes(st, &layout) > 0;
+    if untold && old(st.committed_at, UNTOLD_MAX) { Due::Commit } else { Due::Nothing }
+}
+
+/// What its only writer could tell of a file now.
+fn untold_bytes(st: &State, layout: &Layout) -> u64 {
     let alone = st.lease == LeaseKind::Write && st.inline == Inline::No && !st.drop_inline;
-    if alone && untold && old(st.committed_at, UNTOLD_MAX) { Due::Commit } else { Due::Nothing }
+    if alone { st.changed.bytes_below(durable_size(st, layout)) } else { 0 }
+}
+
+/// Whether the leader is told at once.
+fn is_much_untold(st: &State, layout: &Layout, now: Instant) -> bool {
+    st.committed_at.is_none_or(|at| now.since(at) >= TOLD_PAUSE)
+        && untold_bytes(st, layout) >= UNTOLD_STRIPES * layout.stripe_bytes()
 }
 
 /// Whether the right to write is still the one of that tenure.
@@ -682,6 +697,10 @@ fn check_tenure(node: &Node, tenure: u64) -> Result<()> {
 const DIRTY_AGE_MAX: std::time::Duration = std::time::Duration::from_secs(5);
 /// Durable bytes that the leader does not know of are told after this long.
 const UNTOLD_MAX: std::time::Duration = std::time::Duration::from_secs(1);
+/// So much of them is told at once: a fast stream then reaches home evenly,
+const UNTOLD_STRIPES: u64 = 4;
+/// but never more often than this, however fast it is.
+const TOLD_PAUSE: std::time::Duration = std::time::Duration::from_millis(100);
 
 /// The whole of a small file: its inline bytes with the dirty ones over them.
 fn inline_content(st: &State, base: &Bytes, size: usize) -> Bytes {

@@ -15,6 +15,7 @@ use std::ops::RangeInclusive;
 use std::sync::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 use weir_env::Instant;
+use weir_proto::map::Layout;
 use weir_proto::meta::{Attr, Entry, Lease, LeaseKind, Time};
 use weir_proto::snapshot::Layer;
 use weir_proto::{Error, ErrorKind, InodeId, VolumeId};
@@ -470,6 +471,14 @@ impl State {
     }
     pub fn is_dirty(&self) -> bool {
         self.local.is_some() || !self.dirty.is_empty() || self.own_sends().next().is_some()
+    }
+    /// Whether what is dirty of a stripe had better go now: all of it, or all that follows what was sent of it before. The
+    /// leader is told of what is on targets without a gap, and a writer that goes on in order adds nothing to this stripe.
+    pub fn is_complete(&self, layout: &Layout, stripe: u64) -> bool {
+        let Some(buf) = self.dirty.get(&stripe) else { return false };
+        let stripe_bytes = layout.stripe_bytes() as u32;
+        buf.covered_bytes() == stripe_bytes
+            || self.touched.contains(&stripe) && buf.is_whole_rest(stripe_bytes)
     }
     /// What is on its way under the present right to write.
     pub fn own_sends(&self) -> impl Iterator<Item = (&u64, &Sending)> {

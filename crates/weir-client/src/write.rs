@@ -158,10 +158,9 @@ impl Inner {
     }
 
     fn send_if_full(&self, node: &Arc<Node>, st: &mut State, layout: &Layout, stripe: u64) -> Result<()> {
-        let wanted = |buf: &StripeBuf| {
-            u64::from(buf.covered_bytes()) == layout.stripe_bytes() || buf.extent_count() > EXTENTS_MAX
-        };
-        if st.dirty.get(&stripe).is_some_and(wanted) && !st.sending.contains_key(&stripe) {
+        let scattered = |buf: &StripeBuf| buf.extent_count() > EXTENTS_MAX;
+        let wanted = st.is_complete(layout, stripe) || st.dirty.get(&stripe).is_some_and(scattered);
+        if wanted && !st.sending.contains_key(&stripe) {
             self.start_send(node, st, stripe, Occasion::Growing)?;
         }
         Ok(())

@@ -51,6 +51,39 @@ fn zeros_that_went_straight_through_are_told_soon() {
     });
 }
 
+/// A stripe of which a part was sent for a sync is never dirty as a whole again.
+#[test]
+fn what_is_written_behind_a_sync_is_told_soon() {
+    Lab::new(4).run(6, |lab| async move {
+        let (a, b, env) = (lab.client("a").await, lab.client("b").await, lab.env("a"));
+        a.acknowledge(&root(), VolumeId::ROOT, CURSOR, 0).await.unwrap();
+        let (ino, h) = create(&a, "f").await;
+        write(&a, h, 0, 2 * STRIPE + CELL).await;
+        a.fsync(h).await.unwrap();
+        let before = last_change(&b).await;
+        write(&a, h, 2 * STRIPE + CELL, STRIPE - CELL + STRIPE).await;
+        env.clock.sleep(SOON).await;
+        assert!(is_told(&b, ino, 4 * STRIPE - 1, before).await);
+    });
+}
+
+/// So home grows evenly, not by a second's worth at a time.
+#[test]
+fn a_fast_stream_is_told_as_it_goes() {
+    Lab::new(5).run(6, |lab| async move {
+        let (a, b, env) = (lab.client("a").await, lab.client("b").await, lab.env("a"));
+        a.acknowledge(&root(), VolumeId::ROOT, CURSOR, 0).await.unwrap();
+        let (ino, h) = create(&a, "f").await;
+        for stripe in 0..60 {
+            write(&a, h, stripe * STRIPE, STRIPE).await;
+            env.clock.sleep(Duration::from_millis(50)).await;
+            if let Some(earlier) = stripe.checked_sub(8) {
+                assert!(is_told(&b, ino, earlier * STRIPE, 0).await, "{earlier} of {stripe}");
+            }
+        }
+    });
+}
+
 /// Who has closed it may not write it any more, so nobody could tell it afterwards.
 #[test]
 fn a_close_waits_for_what_write_back_is_telling() {
