@@ -412,13 +412,15 @@ impl Data {
             return Err(e);
         }
         if let Some((index, e)) = stale {
+            let map_changed = || Ok::<_, Error>(self.view(s)?.group().epoch > epoch);
+            if map_changed()? {
+                return Ok(Round::MapChanged);
+            }
+            if self.knows_no_newer(s, view, index).await {
+                return Err(e); // a fence: this client's right to write has ended, or its token epoch was raised
+            }
             self.wait_newer(view.map_version(), MAP_PATIENCE.min(self.left(s.deadline))).await;
-            return match self.view(s)?.group().epoch > epoch {
-                true => Ok(Round::MapChanged),
-                // A fence: this client's right to write has ended.
-                false if self.knows_no_newer(s, view, index).await => Err(e),
-                false => Ok(Round::Again(e)),
-            };
+            return Ok(if map_changed()? { Round::MapChanged } else { Round::Again(e) });
         }
         Ok(match unreachable {
             None => Round::Done,

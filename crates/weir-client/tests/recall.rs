@@ -653,3 +653,37 @@ fn a_writer_that_is_looked_at_all_the_while_goes_on_and_so_does_its_eviction() {
         });
     }
 }
+
+/// What a writer has on its way while the front of its file goes is fenced with it, and goes again at once.
+#[test]
+fn what_is_on_its_way_while_its_writer_evicts_the_front_is_not_held_up() {
+    Lab::new(160).run(6, |lab| async move {
+        let (a, env) = (lab.client("a").await, lab.env("a"));
+        let opened = a.create(&root(), ROOT, b"f", 0o644, true, OpenMode::BOTH).await.unwrap();
+        let (ino, h) = (opened.stat.attr.ino, opened.handle);
+        let (mut model, mut slowest) = (Vec::new(), Duration::ZERO);
+        for storage in 0..6 {
+            lab.world().slow_link("a", &format!("s{storage}"), Duration::from_millis(20));
+        }
+        for _ in 0..8 {
+            for synced in [true, false] {
+                let bytes = pattern(7, model.len(), 3 * STRIPE);
+                a.write(h, model.len() as u64, Bytes::from(bytes.clone())).await.unwrap();
+                model.extend_from_slice(&bytes);
+                if synced {
+                    a.fsync(h).await.unwrap();
+                }
+            }
+            a.evict(&root(), ino, 0, u64::MAX).await.unwrap();
+            let begun = env.clock.now();
+            a.fsync(h).await.unwrap();
+            slowest = slowest.max(env.clock.now().since(begun));
+        }
+        assert!(slowest < Duration::from_millis(400), "{slowest:?}");
+        let home = Home::default();
+        home.keep(ino, &model);
+        let _mover = home.mover(&lab, "mover").await;
+        a.release(h).await.unwrap();
+        same(&whole(&lab.client("c").await, ino).await, &model, "at another client");
+    });
+}

@@ -32,6 +32,8 @@ const BETWEEN_MS_MAX: u64 = 500;
 const FORGIVEN: Duration = Duration::from_millis(2_500);
 /// A failed write or sync must have failed its target by then.
 const VERDICT_PATIENCE: Duration = Duration::from_secs(20);
+/// A leader whose journal failed has ended by then.
+const JOURNAL_VERDICT: Duration = Duration::from_secs(1);
 /// A leader that starts answers nobody until the clients of before are back, at most for a lease term: see `Settings`.
 const LEADER_GRACE: Duration = Duration::from_millis(5_500);
 /// A leader may die again before it answers, and that twice is within an operation's patience. More often it is more than
@@ -406,6 +408,7 @@ impl Faults {
             WriteErrors | SyncErrors => self.judge_disk(victim).await,
             SyncErrorsMeta => {
                 world.set_disk_faults(victim, DiskFaults::default());
+                world.sleep(JOURNAL_VERDICT).await;
                 self.start(victim); // if its journal failed, it ended
             }
             DiskFull => {

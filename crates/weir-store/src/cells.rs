@@ -94,13 +94,14 @@ pub fn check_fence(read: &dyn Read, file: FileId, token_epoch: u32) -> Result<()
     }
 }
 
-/// Refuses a lower epoch than the group's; remembers a higher one.
+/// Refuses a lower epoch than the group's, which is returned.
+pub fn refuse_lower(read: &dyn Read, group: PgId, epoch: Epoch) -> Result<Epoch> {
+    let known = known_epoch(read, group)?;
+    if epoch < known { Err(lower_epoch(group, epoch, known)) } else { Ok(known) }
+}
+/// The same; remembers a higher one.
 pub fn check_epoch(txn: &mut dyn Txn, group: PgId, epoch: Epoch) -> Result<()> {
-    let known = known_epoch(txn, group)?;
-    if epoch < known {
-        return Err(lower_epoch(group, epoch, known));
-    }
-    if epoch > known {
+    if epoch > refuse_lower(txn, group, epoch)? {
         txn.put(&group_key(group), &GroupEpoch { epoch }.to_value());
     }
     Ok(())

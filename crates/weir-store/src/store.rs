@@ -137,10 +137,7 @@ impl Store {
         }
         let mut admission = Admission::Write;
         let seen = self.kv.read(&mut |r| {
-            let known = cells::known_epoch(r, scope.group)?;
-            if scope.epoch < known {
-                return Err(cells::lower_epoch(scope.group, scope.epoch, known));
-            }
+            cells::refuse_lower(r, scope.group, scope.epoch)?;
             admission = admit(r, scope, write)?;
             Ok(())
         })?;
@@ -368,10 +365,7 @@ impl Store {
         let mut guard = Some(self.slabs.begin_read());
         let mut plan = None;
         self.kv.read(&mut |r| {
-            let known = cells::known_epoch(r, scope.group)?;
-            if scope.epoch < known {
-                return Err(cells::lower_epoch(scope.group, scope.epoch, known));
-            }
+            cells::refuse_lower(r, scope.group, scope.epoch)?;
             plan = Some(Plan::new(
                 r,
                 scope,
@@ -403,6 +397,7 @@ impl Store {
         self.usable()?;
         let mut stat = None;
         self.kv.read(&mut |r| {
+            cells::refuse_lower(r, scope.group, scope.epoch)?;
             stat = Some(lookup::stat_of(r, scope, cell)?);
             Ok(())
         })?;
