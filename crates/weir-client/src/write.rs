@@ -492,24 +492,30 @@ impl Inner {
     }
 
     /// A write failed, but parts of it may lie on targets, up to `end`. If that is past the size, or the inode holds what counts there,
-    /// whoever lets the file grow one day must clean there first.
+    /// whoever lets the file grow one day must clean there first. What is below the size can be read, so home must get it.
     pub async fn tell_left_behind(&self, node: &Arc<Node>, end: u64) {
         let commit = {
-            let st = node.lock();
-            if end <= st.committed_size() && st.inline == Inline::No {
+            let mut st = node.lock();
+            let size = st.committed_size();
+            let changed = st.changed.take_below(size);
+            if changed.is_empty() && end <= size && st.inline == Inline::No {
                 return;
             }
             let data_end = st.on_targets_end().max(end);
-            Commit { data_end, ..self.commit_request(&st, node.ino, 0, false, None) }
+            let request = self.commit_request(&st, node.ino, 0, false, None);
+            Commit { data_end, changed, drop_inline: false, ..request }
         };
         let stamp = self.stamp();
-        let commit = Commit { drop_inline: false, ..commit };
         match self.session.change(self.deadline(), |op| Commit { op, ..commit.clone() }).await {
             Ok(entry) => drop(self.apply(&entry, stamp)),
             // Fenced: who cut the file has dropped it.
-            Err(e) if e.kind == ErrorKind::Stale => {}
+            Err(e) if e.kind == ErrorKind::Stale => node.lock().changed.put_back(&commit.changed),
             Err(e) => {
-                tracing::warn!("file {}: the leader was not told of what a failed write left: {e}", node.ino)
+                tracing::warn!("file {}: the leader was not told of what a failed write left: {e}", node.ino);
+                let mut st = node.lock();
+                st.changed.put_back(&commit.changed);
+                st.through_pending |= st.open_write > 0;
+                self.note_dirty(node.ino);
             }
         }
     }

@@ -3,8 +3,10 @@ mod lab;
 
 use bytes::Bytes;
 use lab::*;
+use std::time::Duration;
 use weir_client::{Client, Handle, OpenMode, SetAttrs};
-use weir_proto::{ErrorKind, InodeId};
+use weir_proto::relation::What;
+use weir_proto::{ErrorKind, InodeId, VolumeId};
 
 /// Enough for nothing but what rides in the index.
 const FULL_BYTES: u64 = 1 << 20;
@@ -160,5 +162,46 @@ fn an_error_that_a_write_has_told_is_told_by_fsync_and_close_too() {
         a.fsync(h).await.unwrap();
         a.flush(h).await.unwrap();
         is_everywhere(&lab, &bytes, "with space again").await;
+    });
+}
+
+/// Home gets what it is told of, and gives that back after an eviction.
+#[test]
+fn what_a_failed_write_left_below_the_size_is_told() {
+    let lab = Lab::new(75);
+    lab.world().set_disk_capacity("s1", FULL_BYTES);
+    lab.run(6, |lab| async move {
+        let (a, b, c) = (lab.client("a").await, lab.client("b").await, lab.client("c").await);
+        a.acknowledge(&root(), VolumeId::ROOT, "test", 0).await.unwrap();
+        let size = 6 * STRIPE;
+        for (name, is_shared) in [("alone", false), ("shared", true)] {
+            let cred = root();
+            let made =
+                a.create(&cred, InodeId::ROOT, name.as_bytes(), 0o644, true, OpenMode::BOTH).await.unwrap();
+            let (ino, h) = (made.stat.attr.ino, made.handle);
+            let set = SetAttrs { size: Some(size as u64), ..SetAttrs::default() };
+            a.setattr(&cred, ino, None, set).await.unwrap();
+            if is_shared {
+                b.open(&cred, ino, OpenMode::BOTH).await.unwrap();
+            }
+            // Not a whole stripe: those are refused as a whole.
+            let wrote = a.write(h, 99, Bytes::from(pattern(1, 99, size - 198))).await;
+            let synced = a.fsync(h).await;
+            assert_eq!(wrote.map(drop).and(synced).unwrap_err().kind, ErrorKind::NoSpace, "{name}");
+            a.release(h).await.unwrap();
+            let of_c = c.open(&cred, ino, OpenMode::READ).await.unwrap().handle;
+            let left = c.read(of_c, 0, size).await.unwrap().concat();
+            let changes = c.changes(&cred, VolumeId::ROOT, None, 0, Duration::ZERO).await.unwrap().changes;
+            let is_told = |byte: u64| {
+                changes.iter().any(|named| {
+                    matches!(named.change.what, What::Data { ino: of, offset, len }
+                        if of == ino && (offset..offset + len).contains(&byte))
+                })
+            };
+            let there: Vec<u64> = (0..size as u64).filter(|at| left[*at as usize] != 0).collect();
+            assert!(!there.is_empty(), "{name}: nothing was left");
+            let untold = there.into_iter().find(|at| !is_told(*at));
+            assert_eq!(untold, None, "{name}");
+        }
     });
 }
