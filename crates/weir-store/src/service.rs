@@ -30,6 +30,8 @@ use weir_rpc::{Call, Handled, Reply, Service};
 const MAP_PATIENCE: Duration = Duration::from_secs(3);
 /// How long one call to a peer may take.
 pub const PEER_PATIENCE: Duration = Duration::from_secs(10);
+/// How long a cut waits here for the end of what it fences.
+const FENCE_PATIENCE: Duration = Duration::from_secs(2);
 /// Stripes with recent overlays that are remembered one by one; beyond that the index is scanned again.
 pub const RECENT_MAX: usize = 65_536;
 /// Cells waiting to be verified because somebody doubts them.
@@ -70,6 +72,8 @@ pub(crate) struct Target {
     pub forgetting: Mutex<Forgetting>,
     /// Overlay logs that may differ from others' copies.
     agreement: Mutex<agree::Agreement>,
+    /// Overlays that were numbered here, or are about to be, and are not known to be everywhere or nowhere yet.
+    under_way: overlays::UnderWay,
     /// Turns for stripes to be repaired, whatever groups they are of.
     pub repairs: Semaphore,
 }
@@ -170,6 +174,7 @@ impl StorageNode {
                 recent: Mutex::new(Recent { incomplete: true, ..Recent::default() }),
                 suspects: Mutex::default(),
                 settled: Mutex::default(),
+                under_way: overlays::UnderWay::default(),
                 cuts_of: Mutex::default(),
                 forgetting: Mutex::default(),
                 agreement: Mutex::default(),
@@ -448,7 +453,8 @@ impl StorageNode {
     fn drop_file(&self, r: DropFile) -> Handled {
         let node = self.shared();
         Handled::Later(Box::pin(async move {
-            let store = node.target(r.target)?.store.clone();
+            let target = node.target(r.target)?;
+            let store = target.store.clone();
             node.check_announced(&r.epochs).await?;
             let worker = store.clone();
             let cut =
@@ -456,6 +462,14 @@ impl StorageNode {
             let (seq, reply) =
                 node.env.tasks.blocking(move || worker.drop_file(r.file, cut, &r.epochs)).await?;
             store.durable(seq).await?;
+            // Who reads after this sees none of them come or go.
+            let ended = target.under_way.ended(r.file, r.fence);
+            if node.env.clock.timeout(FENCE_PATIENCE, ended).await.is_err() {
+                return Err(Error::unavailable(format!(
+                    "cut of file {}: what was written before it under token epochs below {} has not ended yet",
+                    r.file, r.fence
+                )));
+            }
             Ok(Reply::new(&reply))
         }))
     }

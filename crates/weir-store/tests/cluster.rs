@@ -152,6 +152,30 @@ async fn an_overlay_that_is_there_is_not_refused_for_a_fence_of_later() {
     assert_eq!(world.call(lacks, mirror(lacks), &bytes).await.unwrap_err().kind, ErrorKind::Stale);
 }
 
+/// A write that came here before the fence, and to the others after it, is taken back. Nobody who reads behind the fence sees it.
+#[tokio::test]
+async fn a_fence_has_come_when_what_it_took_back_is_gone() {
+    let world = World::new(EC).await;
+    let mut model = Model::new();
+    model.overlay(&world, 0, 0, 100, &bytes_of(1, 5000)).await;
+    let fence = |position: usize| {
+        let (target, file) = (world.place(position).target, cell(0, 0).file);
+        let (from_stripe, to_stripe) = (u64::MAX - 1, u64::MAX);
+        let request = DropFile { target, file, from_stripe, to_stripe, fence: 9, epochs: vec![] };
+        world.dispatch(target, request, vec![])
+    };
+    for keeper in [4, 5] {
+        fence(keeper).await.unwrap();
+    }
+    let (writing, bytes) = (world.clone(), bytes_of(2, 5000));
+    let late = tokio::spawn(async move { writing.overlay(cell(0, 0), 3000, &bytes).await });
+    world.until_logged(0, cell(0, 0), 2).await;
+    fence(0).await.unwrap();
+    world.check(0, &model.0, "behind the fence").await;
+    assert_eq!(late.await.unwrap().unwrap_err().kind, ErrorKind::Stale);
+    world.check(0, &model.0, "later").await;
+}
+
 /// The leader's process ends after each number of calls; all targets that are not lost start again and settle.
 async fn seal_killed_at_any_step(lost: &[u32], leader: usize) {
     for calls in 0..60 {

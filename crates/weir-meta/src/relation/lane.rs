@@ -522,8 +522,10 @@ impl Lane {
         left: &mut u64,
     ) -> Result<bool> {
         let with_another = self.extents_of(ino).any(|(_, out)| out.session != look.session);
+        // Who goes on with it is told where the parts are that were sent, which the leader hears with the last of them.
+        let is_half_told = look.record.rules().pieces && self.extents_of(ino).next().is_some();
         let is_moving = self.named.contains(&ino) || self.yielding.contains(&ino);
-        if with_another || is_moving || self.awaited.contains(&ino) {
+        if with_another || is_half_told || is_moving || self.awaited.contains(&ino) {
             return Ok(false);
         }
         if is_aside(look, ino)? {

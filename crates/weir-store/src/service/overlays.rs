@@ -14,6 +14,12 @@ const RETRY_PAUSE: Duration = Duration::from_millis(20);
 impl StorageNode {
     pub(super) fn write_overlay(&self, r: WriteOverlay, payload: Bytes, deadline: Instant) -> Handled {
         // Numbered in place where that is quick, so that numbers follow the order of arrival.
+        let target = match self.target(r.place.target) {
+            Err(e) => return Handled::Now(Err(e)),
+            Ok(target) => target,
+        };
+        // Before it is numbered: a fence that came first refuses it, one that comes later finds it here.
+        let under_way = target.under_way.begin(r.cell.file, r.token_epoch);
         let begun = match self.admit(r.place) {
             Err(e) => return Handled::Now(Err(e)),
             Ok(Admit::Ready(acting)) if payload.len() <= INLINE_BYTES_MAX as usize => {
@@ -26,6 +32,7 @@ impl StorageNode {
         };
         let node = self.shared();
         Handled::Later(Box::pin(async move {
+            let _under_way = under_way;
             let mut begun = begun;
             loop {
                 let (acting, (seq, committed)) = match begun.take() {
@@ -131,6 +138,10 @@ impl StorageNode {
                 }
             }
             let Some((position, e)) = problem else { continue };
+            if e.kind == ErrorKind::Stale {
+                // A fence that is here by now, too: who refused it for that will never take it.
+                acting.target.store.check_fence(r.cell.file, r.token_epoch)?;
+            }
             if self.env.clock.now() >= deadline {
                 return Err(e.doing(format_args!("mirror an overlay of cell {}", r.cell)));
             }
@@ -376,6 +387,53 @@ fn check_still_held(acting: &Acting, r: &WriteOverlay, seq: Seq) -> Result<()> {
         "overlay {seq} of cell {}: its number went to another one while this target was away, write again",
         r.cell
     )))
+}
+
+/// Overlays between their number and their end, by file and token epoch: how many.
+#[derive(Default)]
+pub(super) struct UnderWay(Arc<(Mutex<BTreeMap<(FileId, u32), usize>>, Notify)>);
+
+/// Counts one until it is dropped.
+struct Counted {
+    all: UnderWay,
+    of: (FileId, u32),
+}
+
+impl UnderWay {
+    fn counts(&self) -> std::sync::MutexGuard<'_, BTreeMap<(FileId, u32), usize>> {
+        self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    fn begin(&self, file: FileId, token_epoch: u32) -> Counted {
+        let of = (file, token_epoch);
+        *self.counts().entry(of).or_default() += 1;
+        Counted { all: UnderWay(self.0.clone()), of }
+    }
+    /// Returns when none of a file is left that is below this token epoch.
+    pub(super) async fn ended(&self, file: FileId, fence: u32) {
+        loop {
+            let ended = self.0.1.notified();
+            tokio::pin!(ended);
+            ended.as_mut().enable();
+            if self.counts().range((file, 0)..(file, fence)).next().is_none() {
+                return;
+            }
+            ended.await;
+        }
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        let mut counts = self.all.counts();
+        let left = counts.get(&self.of).map_or(0, |count| count - 1);
+        if left == 0 {
+            counts.remove(&self.of);
+        } else {
+            counts.insert(self.of, left);
+        }
+        drop(counts);
+        self.all.0.1.notify_waiters();
+    }
 }
 
 /// A write as it is in the log.
