@@ -167,12 +167,13 @@ async fn a_fence_has_come_when_what_it_took_back_is_gone() {
     for keeper in [4, 5] {
         fence(keeper).await.unwrap();
     }
-    let (writing, bytes) = (world.clone(), bytes_of(2, 5000));
-    let late = tokio::spawn(async move { writing.overlay(cell(0, 0), 3000, &bytes).await });
-    world.until_logged(0, cell(0, 0), 2).await;
-    fence(0).await.unwrap();
-    world.check(0, &model.0, "behind the fence").await;
-    assert_eq!(late.await.unwrap().unwrap_err().kind, ErrorKind::Stale);
+    let bytes = bytes_of(2, 5000);
+    let (late, ()) = tokio::join!(world.overlay(cell(0, 0), 3000, &bytes), async {
+        world.until_logged(0, cell(0, 0), 2).await;
+        fence(0).await.unwrap();
+        world.check(0, &model.0, "behind the fence").await;
+    });
+    assert_eq!(late.unwrap_err().kind, ErrorKind::Stale);
     world.check(0, &model.0, "later").await;
 }
 

@@ -389,32 +389,42 @@ fn check_still_held(acting: &Acting, r: &WriteOverlay, seq: Seq) -> Result<()> {
     )))
 }
 
-/// Overlays between their number and their end, by file and token epoch: how many.
+/// Overlays between their number and their end.
 #[derive(Default)]
-pub(super) struct UnderWay(Arc<(Mutex<BTreeMap<(FileId, u32), usize>>, Notify)>);
+pub(super) struct UnderWay(Arc<Counts>);
+
+#[derive(Default)]
+struct Counts {
+    /// By file and token epoch: how many.
+    of: Mutex<BTreeMap<(FileId, u32), usize>>,
+    fewer: Notify,
+}
 
 /// Counts one until it is dropped.
 struct Counted {
-    all: UnderWay,
+    all: Arc<Counts>,
     of: (FileId, u32),
 }
 
-impl UnderWay {
-    fn counts(&self) -> std::sync::MutexGuard<'_, BTreeMap<(FileId, u32), usize>> {
-        self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
+impl Counts {
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<(FileId, u32), usize>> {
+        self.of.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+impl UnderWay {
     fn begin(&self, file: FileId, token_epoch: u32) -> Counted {
         let of = (file, token_epoch);
-        *self.counts().entry(of).or_default() += 1;
-        Counted { all: UnderWay(self.0.clone()), of }
+        *self.0.lock().entry(of).or_default() += 1;
+        Counted { all: self.0.clone(), of }
     }
     /// Returns when none of a file is left that is below this token epoch.
     pub(super) async fn ended(&self, file: FileId, fence: u32) {
         loop {
-            let ended = self.0.1.notified();
+            let ended = self.0.fewer.notified();
             tokio::pin!(ended);
             ended.as_mut().enable();
-            if self.counts().range((file, 0)..(file, fence)).next().is_none() {
+            if self.0.lock().range((file, 0)..(file, fence)).next().is_none() {
                 return;
             }
             ended.await;
@@ -424,7 +434,7 @@ impl UnderWay {
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        let mut counts = self.all.counts();
+        let mut counts = self.all.lock();
         let left = counts.get(&self.of).map_or(0, |count| count - 1);
         if left == 0 {
             counts.remove(&self.of);
@@ -432,7 +442,7 @@ impl Drop for Counted {
             counts.insert(self.of, left);
         }
         drop(counts);
-        self.all.0.1.notify_waiters();
+        self.all.fewer.notify_waiters();
     }
 }
 
