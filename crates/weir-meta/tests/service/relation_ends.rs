@@ -81,6 +81,45 @@ fn what_nobody_writes_any_more_is_complete_also_if_its_close_was_lost() {
     }
 }
 
+/// Where the parts of an upload are is known when the leader was told of them. Who got more of the file before that would begin
+/// another upload, and give the first one up with what is in it.
+#[test]
+fn a_file_that_is_sent_in_pieces_goes_on_when_what_was_sent_is_told() {
+    simulate(17, async |world| {
+        let _meta = start(&world).await;
+        let (user, mover) = (Client::start(&world, "user").await, Client::start(&world, "mover").await);
+        let relation = user.call(&relation_to(user.op(), "s3://home")).await.unwrap().id;
+        let made = user.create(ROOT, "f").await.unwrap().entry;
+        let piece = weir_proto::piece::FIRST_PIECE_BYTES;
+        let grow = async |pieces: u64| {
+            let changed = vec![Range { offset: (pieces - 1) * piece, len: piece }];
+            let commit = Commit { changed, ..written(user.op(), &made, pieces * piece) };
+            user.call(&commit).await.unwrap();
+        };
+        let mut leader = 0;
+        let mut given = async || {
+            let mut extents = Vec::new();
+            for _ in 0..4 {
+                for work in take(&mover, &mut leader).await {
+                    tell(&mover, relation, &work.names, vec![]).await;
+                    extents.extend(work.extents);
+                }
+            }
+            extents
+        };
+        grow(1).await;
+        let first = given().await;
+        assert_eq!(first.iter().map(|e| (e.offset, e.len)).collect::<Vec<_>>(), [(0, piece)]);
+        grow(2).await;
+        user.close(made.attr.ino, true).await.unwrap();
+        assert_eq!(given().await, [], "neither more nor the end of it");
+        tell(&mover, relation, &[], vec![wrote(&first[0], done())]).await;
+        let second = given().await;
+        assert_eq!((second[0].offset, second[0].len), (piece, piece));
+        assert_eq!(second[0].expect.stamp, b("s"), "what was told");
+    });
+}
+
 /// Nobody ever writes to a file: it was made without being opened, or whoever made it died before the first byte. It is complete at
 /// home, and settled, all the same; the second one when a mover has looked at it.
 #[test]
