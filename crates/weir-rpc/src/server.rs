@@ -3,6 +3,7 @@ use crate::hello::{Identity, Peer, welcome};
 use crate::outgoing::Outgoing;
 use crate::{Connection, Service};
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 use weir_env::{Addr, BoxStream, Env, Listener, TaskHandle};
@@ -13,6 +14,10 @@ use weir_proto::{Error, Result};
 const CONNECTIONS_MAX: usize = 8192;
 /// Rest after a failed accept (out of descriptors): it would fail again at once.
 const ACCEPT_REST: Duration = Duration::from_millis(100);
+/// How long an address may be in use: a process that was killed lets go of it a moment after it is gone from the list of
+/// processes, on a busy machine a long one, and who starts the next one does not know.
+const LISTEN_WAIT: Duration = Duration::from_secs(2);
+const LISTEN_RETRY: Duration = Duration::from_millis(50);
 
 /// A node's open doors. Dropping it closes them, and all connections.
 pub struct Server {
@@ -46,9 +51,7 @@ pub async fn serve(
 ) -> Result<Server> {
     let mut listeners = Vec::new();
     for addr in addrs {
-        let listener =
-            env.net.listen(addr).await.map_err(|e| Error::from_io(format_args!("listen on {addr}"), &e))?;
-        listeners.push(listener);
+        listeners.push(listen(env, addr).await?);
     }
     let bound = listeners.iter().map(|l| l.local_addr()).collect();
     let shared = Arc::new(Shared { env: env.clone(), identity, service, open: Mutex::default() });
@@ -57,6 +60,20 @@ pub async fn serve(
         .map(|listener| env.tasks.spawn("rpc accept", accept(shared.clone(), listener)))
         .collect();
     Ok(Server { shared, addrs: bound, accepting })
+}
+
+/// Waits for an address that is in use, but not for long.
+async fn listen(env: &Env, addr: &Addr) -> Result<Box<dyn Listener>> {
+    let until = env.clock.now() + LISTEN_WAIT;
+    loop {
+        match env.net.listen(addr).await {
+            Ok(listener) => return Ok(listener),
+            Err(e) if e.kind() == ErrorKind::AddrInUse && env.clock.now() < until => {
+                env.clock.sleep(LISTEN_RETRY).await
+            }
+            Err(e) => return Err(Error::from_io(format_args!("listen on {addr}"), &e)),
+        }
+    }
 }
 
 impl Server {

@@ -220,6 +220,22 @@ async fn a_service_that_panics_fails_the_call_only() {
     client.call(&Echo { words: String::new() }, vec![], PATIENCE).await.unwrap();
 }
 
+async fn an_address_that_is_about_to_be_free_is_waited_for(env: &Env, addr: &Addr) {
+    let before = env.net.listen(addr).await.unwrap();
+    let bound = before.local_addr();
+    let clock = env.clock.clone();
+    env.tasks.spawn("the process before", async move {
+        clock.sleep(Duration::from_millis(200)).await;
+        drop(before);
+    });
+    let (_server, _, addr) = server(env, &bound).await;
+    assert_eq!(addr, bound);
+    client(env, &addr).await;
+    let who = identity(env, "another one");
+    let error = serve(env, &[bound.clone()], who, Arc::new(NoService)).await.err().unwrap();
+    assert!(error.context.contains(&bound.to_string()), "{error:?}");
+}
+
 macro_rules! contract {
     ($($test:ident),* $(,)?) => {
         mod tcp4 { $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)] async fn $test() {
@@ -256,4 +272,5 @@ contract!(
     clusters_do_not_mix,
     a_channel_comes_back,
     a_wrong_payload_fails_its_call_only,
+    an_address_that_is_about_to_be_free_is_waited_for,
 );
