@@ -14,8 +14,9 @@ use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Child, Command};
 use std::time::{Duration, SystemTime};
+use tempfile::TempDir;
 
 /// Of fsx, over all its runs.
 const FSX_OPERATIONS: u64 = 100_000;
@@ -95,62 +96,116 @@ const FSX: [(u64, &str); 3] = [
     (47_000, "truncate = 0.1\nfdatasync = 0.05\ncopy_file_range = 0.1\nsendfile = 1\nclose_open = 0.1"),
 ];
 
-/// One run of fsx per entry of [`FSX`], `times` as long.
-fn run_fsx(fsx: &Path, mount: &Path, seed: u64, times: u64) {
-    let outside = tempfile::tempdir().unwrap();
-    let runs: Vec<_> = FSX
-        .iter()
-        .enumerate()
-        .map(|(n, (operations, weights))| {
-            let config = outside.path().join(format!("fsx{n}.toml"));
-            let usual = "read = 10\nwrite = 10\nmapread = 10\nmapwrite = 10\ninvalidate = 0.5";
-            fs::write(
-                &config,
-                format!("flen = 1048576\n[opsize]\nmax = 131072\n[weights]\n{usual}\n{weights}\n"),
-            )
-            .unwrap();
-            let mut command = Command::new(fsx);
-            command.arg("-f").arg(&config).arg("-P").arg(outside.path());
-            command
-                .arg("-S")
-                .arg((seed * 100 + n as u64).to_string())
-                .arg("-N")
-                .arg((operations * times).to_string());
-            let output = outside.path().join(format!("fsx{n}.log"));
-            let log = fs::File::create(&output).unwrap();
-            command.arg(mount.join(format!("fsx-{seed}-{n}"))).stdout(log.try_clone().unwrap()).stderr(log);
-            (command.spawn().unwrap(), output)
-        })
-        .collect();
-    for (mut run, log) in runs {
-        let status = run.wait().unwrap();
-        let told = text(&fs::read(log).unwrap());
-        let last: Vec<&str> = told.lines().rev().take(60).collect();
-        assert!(status.success(), "seed {seed}:\n{}", last.into_iter().rev().collect::<Vec<_>>().join("\n"));
+/// What it does to a file that two mounts have in turn: which of them an open goes to changes all the while.
+const FSX_IN_TURN: &str = "truncate = 1\nfsync = 1\npunch_hole = 1\nsendfile = 1\nclose_open = 10";
+const FSX_IN_TURN_OPERATIONS: u64 = 10_000;
+
+/// fsx under way on one file.
+struct Fsx {
+    child: Child,
+    outside: TempDir,
+}
+
+impl Fsx {
+    fn start(file: &Path, seed: u64, operations: u64, weights: &str) -> Fsx {
+        let outside = tempfile::tempdir().unwrap();
+        let config = outside.path().join("fsx.toml");
+        let usual = "read = 10\nwrite = 10\nmapread = 10\nmapwrite = 10\ninvalidate = 0.5";
+        let weights = format!("flen = 1048576\n[opsize]\nmax = 131072\n[weights]\n{usual}\n{weights}\n");
+        fs::write(&config, weights).unwrap();
+        let log = fs::File::create(outside.path().join("log")).unwrap();
+        let mut command = Command::new(tool("fsx").expect("fsx is installed"));
+        command.arg("-f").arg(&config).arg("-P").arg(outside.path()).arg(file);
+        command.args(["-S", &seed.to_string(), "-N", &operations.to_string()]);
+        command.stdout(log.try_clone().unwrap()).stderr(log);
+        Fsx { child: command.spawn().unwrap(), outside }
     }
+
+    /// Ends when fsx has ended, and fails if it found something.
+    fn check(&mut self, seed: u64) {
+        let status = self.child.wait().unwrap();
+        let told = text(&fs::read(self.outside.path().join("log")).unwrap());
+        let lines: Vec<&str> = told.lines().collect();
+        let last = &lines[lines.len().saturating_sub(60)..];
+        assert!(status.success(), "seed {seed}:\n{}", last.join("\n"));
+    }
+}
+
+impl Drop for Fsx {
+    fn drop(&mut self) {
+        let _ = self.child.kill(); // it has ended, unless another one failed
+        let _ = self.child.wait();
+    }
+}
+
+/// One run of fsx per entry of [`FSX`], `times` as long.
+fn run_fsx(mount: &Path, seed: u64, times: u64) {
+    let start = |(n, (operations, weights)): (u64, &(u64, &str))| {
+        let file = mount.join(format!("fsx-{seed}-{n}"));
+        Fsx::start(&file, seed * 100 + n, operations * times, weights)
+    };
+    let mut runs: Vec<Fsx> = (0..).zip(&FSX).map(start).collect();
+    runs.iter_mut().for_each(|run| run.check(seed));
+}
+
+/// fsx on a file whose path leads to one mount and to the other by turns.
+fn run_fsx_in_turn(cluster: &Cluster, seed: u64, operations: u64) {
+    let outside = tempfile::tempdir().unwrap();
+    let (path, next) = (outside.path().join("file"), outside.path().join("next"));
+    let lead_to = |mount: &Path| {
+        std::os::unix::fs::symlink(mount.join(format!("turn-{seed}")), &next).unwrap();
+        fs::rename(&next, &path).unwrap();
+    };
+    lead_to(cluster.mount());
+    let mut fsx = Fsx::start(&path, seed, operations, FSX_IN_TURN);
+    let mut turns = 0;
+    for mount in cluster.mounts.iter().cycle() {
+        if fsx.child.try_wait().unwrap().is_some() {
+            break;
+        }
+        lead_to(mount);
+        turns += 1;
+        std::thread::sleep(Duration::from_millis(3)); // a few operations of fsx
+    }
+    fsx.check(seed);
+    assert!(turns > 100, "{turns} turns only");
 }
 
 #[test]
 fn fsx_finds_nothing() {
-    if !can_mount() {
+    if !can_mount() || tool("fsx").is_none() {
         return;
     }
-    let Some(fsx) = tool("fsx") else { return };
     assert_eq!(FSX.iter().map(|(n, _)| n).sum::<u64>(), FSX_OPERATIONS);
-    let cluster = Cluster::start(1);
-    run_fsx(&fsx, cluster.mount(), 1, 1);
+    run_fsx(Cluster::start(1).mount(), 1, 1);
+}
+
+#[test]
+fn fsx_finds_nothing_in_a_file_that_two_mounts_have_in_turn() {
+    if can_mount() && tool("fsx").is_some() {
+        run_fsx_in_turn(&Cluster::start(2), 1, FSX_IN_TURN_OPERATIONS);
+    }
+}
+
+fn fsx_seeds() -> std::ops::Range<u64> {
+    let seeds: u64 = std::env::var("WEIR_FSX_SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(20);
+    100..100 + seeds
 }
 
 /// `make test-long`: `WEIR_FSX_SEEDS` seeds of a million operations each.
 #[test]
 #[ignore = "takes hours"]
 fn fsx_finds_nothing_in_a_million_operations() {
-    let seeds = std::env::var("WEIR_FSX_SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(20);
-    let fsx = tool("fsx").expect("fsx is installed");
     let cluster = Cluster::start(1);
-    for seed in 100..100 + seeds {
-        run_fsx(&fsx, cluster.mount(), seed, 1_000_000 / FSX_OPERATIONS);
-    }
+    fsx_seeds().for_each(|seed| run_fsx(cluster.mount(), seed, 1_000_000 / FSX_OPERATIONS));
+}
+
+/// `make test-long`: `WEIR_FSX_SEEDS` seeds of 50,000 operations each.
+#[test]
+#[ignore = "takes hours"]
+fn fsx_finds_nothing_in_files_that_two_mounts_have_in_turn_for_long() {
+    let cluster = Cluster::start(2);
+    fsx_seeds().for_each(|seed| run_fsx_in_turn(&cluster, seed, 5 * FSX_IN_TURN_OPERATIONS));
 }
 
 #[test]

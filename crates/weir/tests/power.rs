@@ -257,22 +257,28 @@ fn a_power_cut_of_an_xfs_disk_loses_nothing_that_was_fsynced() {
     power_cuts("xfs");
 }
 
+/// Whether something of what was acknowledged is gone after a power cut, where no sync reaches the disk.
+fn loses_without_syncs(kind: &str) -> bool {
+    let disk = Disk::new(kind);
+    let mut cluster = begin(&disk);
+    assert!(weir(&["down", "--dir", cluster.dir().to_str().unwrap()]).status.success());
+    shell(&format!("sync -f {}", disk.path().display()));
+    cluster.launcher = ["python3", "-c", WITHOUT_SYNC].map(str::to_string).to_vec();
+    cluster.up();
+    let acknowledged = Acknowledged::default();
+    write_and_cut(&disk, &cluster, &acknowledged);
+    cluster.launcher.clear();
+    !cluster.try_up().status.success() || acknowledged.verify(cluster.mount()).is_err()
+}
+
 #[test]
 fn without_syncs_a_power_cut_loses_data() {
     for kind in ["ext4", "xfs"] {
         if !can_mount() || !has(&format!("mkfs.{kind}")) || !has("python3") {
             return;
         }
-        let disk = Disk::new(kind);
-        let mut cluster = begin(&disk);
-        assert!(weir(&["down", "--dir", cluster.dir().to_str().unwrap()]).status.success());
-        shell(&format!("sync -f {}", disk.path().display()));
-        cluster.launcher = ["python3", "-c", WITHOUT_SYNC].map(str::to_string).to_vec();
-        cluster.up();
-        let acknowledged = Acknowledged::default();
-        write_and_cut(&disk, &cluster, &acknowledged);
-        cluster.launcher.clear();
-        let lost = !cluster.try_up().status.success() || acknowledged.verify(cluster.mount()).is_err();
-        assert!(lost, "nothing is missing after a power cut on {kind}, though nothing was synced");
+        // Not each time: on a busy machine the kernel may have written everything by itself.
+        let lost = (0..6).any(|_| loses_without_syncs(kind));
+        assert!(lost, "nothing is missing after power cuts on {kind}, though nothing was synced");
     }
 }
