@@ -21,22 +21,26 @@ test: setup lint ## Format, lints and all tests; none is left out
 	cargo test --locked --workspace --doc
 	cargo test --locked --workspace --tests
 
-# Seeds of the long run; those of `make test` are others.
+# Seeds of the long run; those of `make test` are others. Applications rest so long that a run is ten minutes of simulated time, and
+# meets some 150 faults. A tenth as many runs have a home, snapshots and locks, too.
 SEEDS ?= 10000
-test-long: ## Hours: SEEDS=10000 simulated clusters, fsx 20 × 1 M, 10,000 sequences beside a local file system, sqlite from four mounts, 500 histories of four mounts, 15,000 of a volume and its home, HDF5 followed for ten minutes, power cuts, kills, 10,000 volumes
+SIMULATE = target/release/weir-sim --jobs $$(nproc) --pause-ms 28000 --marks yes
+LONG = cargo test --release --locked -p
+test-long: ## Hours: SEEDS=10000 simulated clusters for ten minutes each, fsx 20 × 1 M, 10,000 sequences beside a local file system, sqlite from four mounts, 500 histories of four mounts, 15,000 of a volume and its home, HDF5 followed for ten minutes, power cuts, kills, 10,000 volumes
 	cargo build --release --locked -p weir-sim
-	target/release/weir-sim --seed 100000 --runs $(SEEDS) --jobs $$(nproc) --marks yes
-	WEIR_DIFFERENTIAL=0..10000 cargo test --locked -p weir --test differential
-	cargo test --locked -p weir --test posix -- --ignored
-	cargo test --locked -p weir --test locks -- --ignored
-	WEIR_POWER_CUTS=100 cargo test --locked -p weir --test power
-	WEIR_KILL_ROUNDS=100 cargo test --locked -p weir --test kill
-	cargo test --locked -p weir --test points -- --ignored --nocapture
-	cargo test --locked -p weir --test coherence -- --ignored --nocapture --test-threads 1
-	cargo test --locked -p weir --test hostile -- --ignored --nocapture
-	cargo test --locked -p weir-store --test images -- --ignored --nocapture
-	cargo test --locked -p weir-meta --test service -- --ignored
-	cargo test --locked -p weir --test volumes -- --ignored --nocapture
+	$(SIMULATE) --seed 100000 --runs $(SEEDS)
+	$(SIMULATE) --seed 200000 --runs $$(($(SEEDS) / 10)) --home yes --snapshots yes --locks yes
+	WEIR_DIFFERENTIAL=0..10000 $(LONG) weir --test differential
+	$(LONG) weir --test posix -- --ignored --test-threads 1
+	$(LONG) weir --test locks -- --ignored
+	WEIR_POWER_CUTS=100 $(LONG) weir --test power
+	WEIR_KILL_ROUNDS=100 $(LONG) weir --test kill
+	$(LONG) weir --test points -- --ignored --nocapture
+	$(LONG) weir --test coherence -- --ignored --nocapture --test-threads 1
+	$(LONG) weir --test hostile -- --ignored --nocapture
+	$(LONG) weir-store --test images -- --ignored --nocapture
+	$(LONG) weir-meta --test service -- --ignored
+	$(LONG) weir --test volumes -- --ignored --nocapture
 
 model: ## Minutes, gigabytes: the stripe protocol searched state by state, in larger configurations than `make test` does
 	cargo test --locked --release -p weir-store --test protocol -- --ignored --nocapture
