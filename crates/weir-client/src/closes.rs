@@ -3,8 +3,8 @@
 //! The leader counts opens to know whom a use by others concerns. As long as a lease is held here it asks anyway, so
 //! what is told before the answer is told in time, and a file's close costs no message of its own.
 //!
-//! Invariants: an end is told once, on the connection on which its open is counted: a resume on another one says what
-//! is open at that moment, and what was noted before it is dropped. Without a lease nothing is put off.
+//! Invariants: an end is told once, on the connection on which its open is counted: a resume, or a new session,
+//! on another one says what is open at that moment, and what was noted before it is dropped. Without a lease nothing is put off.
 use crate::inner::{Inner, OpenFile};
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};

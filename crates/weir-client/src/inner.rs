@@ -376,8 +376,6 @@ impl Holder for Inner {
             self.lose_lease(&node, "the session expired");
         }
         self.tell_kernel_all_gone();
-        let me = self.arc();
-        self.env.tasks.spawn("reopen files", async move { me.reopen_all().await });
     }
 }
 

@@ -15,9 +15,7 @@ use std::sync::{Mutex, Weak};
 use std::time::Duration;
 use weir_env::Instant;
 use weir_proto::lock::LockFree;
-use weir_proto::meta::{
-    AcquireLease, Cred, Entry, LeaseKind, Open, ReadInline, Recall, Recovered, ReleaseLease,
-};
+use weir_proto::meta::{AcquireLease, Cred, Entry, LeaseKind, ReadInline, Recall, Recovered, ReleaseLease};
 use weir_proto::recall::EvictOwn;
 use weir_proto::{Error, ErrorKind, InodeId, PgId, Request, Result, Version};
 use weir_rpc::{Call, Handled, Reply, Service};
@@ -548,38 +546,6 @@ impl Inner {
             Err(e) => return Err(e),
         }
         Ok(true)
-    }
-
-    /// After the session was lost: opens again what is open, so that the leader counts it.
-    pub async fn reopen_all(&self) {
-        let cred = Cred { uid: 0, gid: 0, groups: vec![0] };
-        for node in self.all_nodes() {
-            let (read, write) = {
-                let st = node.lock();
-                (st.open_read, st.open_write)
-            };
-            for (n, read, write) in [(read, true, false), (write, false, true)] {
-                for _ in 0..n {
-                    let (cred, ino) = (cred.clone(), node.ino);
-                    let stamp = self.stamp();
-                    let open =
-                        |session| Open { session, cred: cred.clone(), ino, read, write, truncate: false };
-                    match self.session.ask(self.deadline(), open).await {
-                        Ok(opened) => {
-                            self.apply(&opened.entry, stamp);
-                        }
-                        Err(e) if e.kind == ErrorKind::Stale || e.kind == ErrorKind::NotFound => {
-                            node.lock().fail(e.doing(format!("open file {ino} again")));
-                            break;
-                        }
-                        Err(e) => {
-                            tracing::warn!("file {ino} was not opened again after the session expired: {e}");
-                            break;
-                        }
-                    }
-                }
-            }
-        }
     }
 
     /// The kernel keeps nothing of the inode any more.

@@ -1,8 +1,8 @@
 //! The session at the namespace's metadata leader: opened once, resumed on each new connection, kept alive.
 //!
-//! Invariants: no request goes over a connection on which the session was not taken up with its locks and leases; a change
-//! is sent again with the same (session, slot, seq) until it is answered; leases count only while the leader was heard
-//! within their term.
+//! Invariants: no request goes over a connection on which the session was not taken up with its locks, leases and opens, also
+//! not under a new session: so the leader never takes who has a file open for somebody who has not. A change is sent again with
+//! the same (session, slot, seq) until it is answered; leases count only while the leader was heard within their term.
 //! Knows nothing of inodes but that somebody ([`Holder`]) holds leases on them.
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -38,7 +38,7 @@ pub trait Holder: Send + Sync + 'static {
     fn lost_locks(&self, lost: Vec<HeldLock>);
     /// The session goes on, on a new connection; it waits for no lock there.
     fn taken_up(&self);
-    /// The session is gone and with it every lease, every open and all that was not saved.
+    /// The session is gone and with it every lease and all that was not saved. What is open stays so: the next session is told of it.
     fn expired(&self);
 }
 
@@ -216,14 +216,21 @@ impl Session {
             .await
             .map_err(|e: Error| e.doing("open a session"))?;
         let SessionOpened { session, lease_ms, .. } = opened;
-        if let Some(holder) = self.holder() {
-            holder.begun(connection.id()); // a new session holds nothing; files are opened again under it
+        // It holds nothing, but files may be open. Whoever gets the right to write one before the leader counts it as open is passed
+        // over by what asks all who write.
+        let held = self.holder().map_or_else(Vec::new, |h| h.begun(connection.id()));
+        if !held.is_empty() {
+            self.name_held(connection, session, held, deadline).await.map_err(|e| match e.kind {
+                // It ended before anything was asked under it: the next try opens another one.
+                ErrorKind::Stale => Error::unavailable(e.context).doing("name what is open"),
+                _ => e.doing("name what is open"),
+            })?;
         }
         self.note_heard(begun, lease_ms);
         Ok(session)
     }
 
-    /// Names what is held, in as many messages as it takes.
+    /// Names what is held.
     async fn resume(
         &self,
         connection: &Connection,
@@ -232,7 +239,18 @@ impl Session {
     ) -> Result<SessionResumed> {
         // Locks first: the leases' last message ends the leader's wait for this client.
         self.name_locks(connection, session, deadline).await?;
-        let mut held = self.holder().map_or_else(Vec::new, |h| h.begun(connection.id()));
+        let held = self.holder().map_or_else(Vec::new, |h| h.begun(connection.id()));
+        self.name_held(connection, session, held, deadline).await
+    }
+
+    /// Leases, opens and room, in as many messages as it takes.
+    async fn name_held(
+        &self,
+        connection: &Connection,
+        session: SessionId,
+        mut held: Vec<HeldLease>,
+        deadline: Instant,
+    ) -> Result<SessionResumed> {
         while held.len() > HELD_MAX {
             let part = SessionResume { session, held: held.split_off(held.len() - HELD_MAX), more: true };
             connection.call(&part, vec![], self.left(deadline)).await?;

@@ -672,6 +672,26 @@ fn a_session_that_many_find_gone_is_replaced_once() {
 }
 
 #[test]
+fn a_removed_file_outlives_who_else_has_it_open_also_under_a_new_session() {
+    Lab::new(53).run(6, |lab| async move {
+        let (a, b) = (lab.client("a").await, lab.client("b").await);
+        let bytes = pattern(6, 0, STRIPE + 77);
+        let of_a = create(&a, "f").await;
+        write(&a, of_a, 0, &bytes).await;
+        a.fsync(of_a).await.unwrap();
+        lab.world().partition("a", "meta");
+        lab.world().sleep(Duration::from_secs(6)).await; // more than a lease term
+        let of_b = open(&b, "f", OpenMode::READ).await;
+        b.unlink(&root(), ROOT, b"f").await.unwrap();
+        lab.world().heal("a", "meta");
+        lab.world().sleep(Duration::from_secs(2)).await;
+        close(&b, of_b).await;
+        lab.world().sleep(Duration::from_secs(4)).await; // it would be swept
+        same(&read(&a, of_a, 0, bytes.len()).await, &bytes);
+    });
+}
+
+#[test]
 fn what_a_dead_writer_left_past_the_end_of_a_shared_file_stays_away() {
     Lab::new(34).run(6, |lab| async move {
         let (b, far) = (lab.client("b").await, 300_000);

@@ -10,6 +10,8 @@ use weir_client::{Allocate, Client, Handle, OpenMode, SetAttrs};
 use weir_proto::{InodeId, VolumeId};
 
 const V: VolumeId = VolumeId::ROOT;
+/// Files that a client has open beside the one that is looked at.
+const OPEN_BESIDE: usize = 20;
 
 async fn open(c: &Client, ino: InodeId) -> Handle {
     c.open(&root(), ino, OpenMode::BOTH).await.unwrap().handle
@@ -466,6 +468,46 @@ fn what_is_under_way_to_a_file_without_a_name_when_a_snapshot_is_taken_is_not_lo
                 b.release(at_b).await.unwrap();
                 a.release(h).await.unwrap();
             }
+        });
+    }
+}
+
+/// A snapshot asks those who have a file open to save what they wrote. A session that follows one that expired must not write before the
+/// leader knows what is open, however many files that is and however slow the way.
+#[test]
+fn what_is_written_under_a_new_session_is_in_the_next_snapshot_and_stays() {
+    for far in [false, true] {
+        Lab::new(163).run(6, |lab| async move {
+            let (a, b) = (lab.client("a").await, lab.client("b").await);
+            for n in 0..OPEN_BESIDE {
+                create(&a, &format!("beside{n}")).await;
+            }
+            let (ino, h) = create(&a, "f").await;
+            let mut now = pattern(1, 0, STRIPE + 5000);
+            write(&a, h, 0, &now).await;
+            a.fsync(h).await.unwrap();
+            lab.world().partition("a", "meta");
+            lab.world().sleep(Duration::from_secs(6)).await; // more than a lease term
+            lab.world().slow_link("a", "meta", Duration::from_millis(100));
+            lab.world().heal("a", "meta");
+            // Beside what the file had, or in the gap behind its end; in the stripe that holds it.
+            let at = if far { now.len() + 20_000 } else { STRIPE + 100 };
+            let new = pattern(2, at, 3000);
+            write(&a, h, at, &new).await;
+            now.resize(now.len().max(at + new.len()), 0);
+            now[at..at + new.len()].copy_from_slice(&new);
+            let s = snap(&b, "s").await;
+            let then_was = now.clone();
+            lab.world().sleep(Duration::from_secs(10)).await; // whatever the new session has to tell is told
+            a.fsync(h).await.unwrap();
+            // Whoever writes next copies what is in the snapshot's object.
+            let by_b = open(&b, ino).await;
+            write(&b, by_b, now.len(), b"more").await;
+            now.extend_from_slice(b"more");
+            for (client, h) in [(&a, h), (&b, by_b)] {
+                assert_eq!(differs(&read(client, h, now.len() + 1).await, &now), None, "far: {far}");
+            }
+            assert_eq!(differs(&then(&b, s, "f").await, &then_was), None, "far: {far}");
         });
     }
 }

@@ -408,6 +408,12 @@ impl Meta {
             }
         }
         leader.housekeep(&mut state, r.session, &mut |cx| {
+            // A new session names what an earlier one had open: a nameless file must not go with who else has it open.
+            let leases = cx.rules.leases;
+            let is_kept = |ino: &&InodeId| leases.is_orphan(**ino) && leases.is_open_by(r.session, **ino);
+            for ino in held.keys().filter(is_kept) {
+                cx.txn.put(&keys::held(*ino, r.session), &[]);
+            }
             for ino in session::held_by(&*cx.txn, r.session)? {
                 if !cx.rules.leases.is_open_by(r.session, ino) {
                     namespace::release_orphan(cx, ino, r.session)?;

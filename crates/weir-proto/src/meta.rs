@@ -137,7 +137,7 @@ message!(HeldLease {
 });
 message!(
     /// After a reconnect: takes up the session again and names what the client holds, at most `HELD_MAX` at a time.
-    /// `Stale`: it expired, all is lost.
+    /// `Stale`: it expired, all is lost. Under a new session, before anything else: what is open since before it.
     SessionResume = 101 -> SessionResumed {
         session: SessionId,
         held: Vec<HeldLease>,
