@@ -6,7 +6,7 @@ use crate::cells::get;
 use crate::format::*;
 use crate::lookup::{each, load_geometry};
 use crate::slab::Slabs;
-use crate::store::lock_target;
+use crate::store::wait_for_target;
 use crate::{Geometry, open_index};
 use serde::Serialize;
 use std::path::Path;
@@ -106,7 +106,7 @@ pub async fn inspect(
     if !env.disk.exists(&dir.join("index")) {
         return Err(Error::not_found(format!("{} holds no target: it has no index", dir.display())));
     }
-    let _lock = lock_target(env, dir)?;
+    let _lock = wait_for_target(env, dir).await?;
     let kv = open_index(env, dir).await?;
     let mut inspection = Inspection {
         env,

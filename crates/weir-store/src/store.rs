@@ -18,6 +18,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 use weir_env::{BufferPool, Env, File, OpenMode};
 use weir_kv::{CommitSeq, Read, Scan, SharedKv, Txn};
 use weir_proto::checksum::{block_crcs, crc32c};
@@ -37,6 +38,9 @@ pub(crate) const DROP_BATCH: usize = 256;
 const LIST_MAX: u32 = 4096;
 /// Damaged blocks remembered one by one (so that a block is counted once, and for repair).
 const DAMAGE_REMEMBERED: usize = 65_536;
+/// How long the process before may still have the target, and how often it is looked.
+const LOCK_WAIT: Duration = Duration::from_secs(2);
+const LOCK_RETRY: Duration = Duration::from_millis(20);
 
 mod upkeep;
 
@@ -612,6 +616,20 @@ pub fn lock_target(env: &Env, dir: &Path) -> Result<Arc<dyn File>> {
             Err(Error::exists(format!("the target in {} is in use by another process", dir.display())))
         }
         Err(e) => Err(Error::from_io(&doing, &e)),
+    }
+}
+
+/// The same for who comes when the process before may not quite be gone: a dead one keeps what it had open for a moment, on a busy
+/// machine a long one.
+pub async fn wait_for_target(env: &Env, dir: &Path) -> Result<Arc<dyn File>> {
+    let until = env.clock.now() + LOCK_WAIT;
+    loop {
+        match lock_target(env, dir) {
+            Err(e) if e.kind == ErrorKind::Exists && env.clock.now() < until => {
+                env.clock.sleep(LOCK_RETRY).await
+            }
+            told => return told,
+        }
     }
 }
 
