@@ -232,7 +232,7 @@ async fn an_address_that_is_about_to_be_free_is_waited_for(env: &Env, addr: &Add
     assert_eq!(addr, bound);
     client(env, &addr).await;
     let who = identity(env, "another one");
-    let error = serve(env, &[bound.clone()], who, Arc::new(NoService)).await.err().unwrap();
+    let error = serve(env, std::slice::from_ref(&bound), who, Arc::new(NoService)).await.err().unwrap();
     assert!(error.context.contains(&bound.to_string()), "{error:?}");
 }
 
