@@ -105,7 +105,7 @@ impl Inner {
         };
         let (stamp, ino) = (self.stamp(), node.ino);
         let ask = |op| Evict { op, cred: cred.clone(), ino, from, to, under };
-        let asked = self.session.change(self.deadline(), ask).await;
+        let asked = self.session.change_again(self.deadline(), ask).await;
         match &asked {
             Ok(evicted) => {
                 self.counters.own_evictions.fetch_add(1, Relaxed);

@@ -28,8 +28,6 @@ struct Send {
     how: SendAs,
     token_epoch: u32,
     tenure: u64,
-    /// The leader believes that nothing uncommitted is on targets: correct that first.
-    unmark: bool,
 }
 
 /// What a flush waits for, by stripe.
@@ -72,10 +70,9 @@ impl Inner {
         st.sending.insert(stripe, Sending { id, tenure, parts: parts.clone() });
         st.touched.insert(stripe);
         st.sent_end = st.sent_end.max(end);
-        let unmark = std::mem::take(&mut st.declared_clean);
         let token_epoch = st.token_epoch;
         let (node, object) = (node.clone(), st.object(node.ino));
-        let send = Send { node, object, layout, stripe, parts, how, token_epoch, tenure, unmark };
+        let send = Send { node, object, layout, stripe, parts, how, token_epoch, tenure };
         let me = self.arc();
         self.env.tasks.spawn("send stripe", async move { me.run_send(send).await });
         Ok(id)
@@ -187,10 +184,7 @@ impl Inner {
         };
         let _permit = self.stripes_in_flight.acquire_many(parts).await.expect("never closed");
         let deadline = self.deadline();
-        if send.unmark {
-            // The leader marks the file again whether or not it grants anything.
-            self.acquire(&send.node, LeaseKind::Write).await?;
-        }
+        self.mark(&send.node).await?;
         check_tenure(&send.node, send.tenure)?;
         let s = self.stripe_ref(send.object, send.layout, send.stripe, deadline);
         match send.how {
@@ -421,6 +415,7 @@ impl Inner {
     /// Commits a small file with its bytes in the inode. False: it does not fit there.
     async fn commit_inline(&self, node: &Arc<Node>) -> Result<bool> {
         let deadline = self.deadline();
+        let marking = node.marking.lock().await;
         let (commit, content, local, tenure, sends) = {
             let mut st = node.lock();
             let Some(local) = st.local else { return Ok(false) };
@@ -440,8 +435,7 @@ impl Inner {
             let changed = st.changed.take_below(local.size);
             let commit = self.commit_request(&st, node.ino, local.size, true, Some(content.clone()));
             let commit = Commit { changed, ..commit };
-            // Whoever sends from now on says so first.
-            st.declared_clean = true;
+            st.declared_clean = true; // however it ends
             (commit, content, local, st.tenure, st.send_count)
         };
         let stamp = self.stamp();
@@ -449,12 +443,12 @@ impl Inner {
         let committing = self.rooms.committing(limited).await;
         let entry = self.commit_in(node, tenure, &commit, deadline).await.inspect_err(|e| {
             let mut st = node.lock();
-            st.declared_clean = false;
             st.changed.put_back(&commit.changed);
             if st.tenure == tenure {
                 st.fail(e.clone().doing(format!("commit file {}", node.ino)));
             }
         })?;
+        drop(marking);
         let mut st = node.lock();
         self.note_committed(&mut st, &entry);
         drop(committing);
@@ -538,13 +532,13 @@ impl Inner {
     /// Commits size and time. `flushed`: everything below is durable, or was changed again since. `clean`: nothing
     /// uncommitted is left on targets if nobody writes any more.
     async fn commit_now(&self, node: &Arc<Node>, clean: bool, flushed: u64, deadline: Instant) -> Result<()> {
+        let marking = if clean { Some(node.marking.lock().await) } else { None };
         let (commit, local, tenure) = {
             let mut st = node.lock();
             let layout = layout_of(&st, node.ino).ok();
             let durable = layout.map_or(st.size(), |layout| durable_size(&st, &layout));
-            let clean = clean && st.dirty.is_empty() && st.sending.is_empty();
-            // Whoever sends from now on says so first.
-            st.declared_clean = clean;
+            let clean = clean && st.is_all_sent();
+            st.declared_clean |= clean; // however it ends
             let size = durable.max(flushed).max(st.committed_size());
             let changed = st.changed.take_below(size);
             st.committed_at = Some(self.env.clock.now());
@@ -558,11 +552,11 @@ impl Inner {
             Ok(entry) => entry,
             Err(e) => {
                 let mut st = node.lock();
-                st.declared_clean = false;
                 st.changed.put_back(&commit.changed);
                 return Err(e);
             }
         };
+        drop(marking);
         let mut st = node.lock();
         self.note_committed(&mut st, &entry);
         drop(committing);

@@ -6,7 +6,7 @@
 //! be writing to is cut before it is copied from.
 use crate::inner::{Inner, STRIPE_PARTS};
 use crate::node::{Node, State};
-use crate::read::Fetched;
+use crate::read::{Fetched, zeros};
 use bytes::Bytes;
 use std::collections::BTreeMap;
 use std::sync::PoisonError;
@@ -49,21 +49,29 @@ fn touches(layers: &[Layer], stripe: u64, from: u64, to: u64) -> bool {
     layers.iter().any(|l| l.from < to && up(l.to) > from)
 }
 
-/// `ranges` cut at the borders of layers, with the object that each part is in.
-pub fn by_object(layers: &[Layer], own: InodeId, ranges: &[(u64, u64)]) -> Vec<(InodeId, u64, u64)> {
+/// `ranges` cut at the borders of layers, with the object that each part is in. Layers begin with stripes; one that ends within a
+/// stripe has all of it: the rest is in none, whatever a copy of before a cut has left in the file's own object.
+pub fn by_object(
+    layers: &[Layer],
+    own: InodeId,
+    stripe: u64,
+    ranges: &[(u64, u64)],
+) -> Vec<(Option<InodeId>, u64, u64)> {
+    let up = |at: u64| at.checked_next_multiple_of(stripe).unwrap_or(u64::MAX);
     let mut parts = Vec::new();
     for (from, to) in ranges {
         let mut at = *from;
-        for layer in layers.iter().filter(|l| l.from < *to && l.to > *from) {
-            if at < layer.from {
-                parts.push((own, at, layer.from));
+        for layer in layers.iter().filter(|l| l.from < *to && up(l.to) > *from) {
+            let whole = up(layer.to);
+            for (object, end) in [(Some(own), layer.from), (Some(layer.object), layer.to), (None, whole)] {
+                if at < end.min(*to) {
+                    parts.push((object, at, end.min(*to)));
+                    at = end.min(*to);
+                }
             }
-            let (a, b) = (at.max(layer.from), layer.to.min(*to));
-            parts.push((layer.object, a, b));
-            at = b;
         }
         if at < *to {
-            parts.push((own, at, *to));
+            parts.push((Some(own), at, *to));
         }
     }
     parts
@@ -175,7 +183,7 @@ impl Inner {
             self.copy_layer(&layout, layer, object, version).await?;
             let (from, to, stamp) = (layer.from, layer.to, self.stamp());
             let copied = |op| LayerCopied { op, ino, from, to, token_epoch };
-            let entry = self.session.change(self.deadline(), copied).await?;
+            let entry = self.session.change_again(self.deadline(), copied).await?;
             let mut st = node.lock();
             let known = st.layers.take();
             st.apply(&entry, stamp);
@@ -250,7 +258,12 @@ impl Inner {
             self.fence_once(layer.object, &layout, layer.fence).await?;
         }
         let mut all = Fetched { parts: Vec::new(), holes: false };
-        for (object, from, to) in by_object(layers, own, ranges) {
+        for (object, from, to) in by_object(layers, own, layout.stripe_bytes(), ranges) {
+            let Some(object) = object else {
+                all.holes = true;
+                all.parts.extend(zeros(from, to));
+                continue;
+            };
             let fetched = self.fetch_from(object, layout, &[(from, to)], deadline).await?;
             all.holes |= fetched.holes;
             // What lies beside it is in another object.
@@ -294,13 +307,12 @@ mod tests {
     #[test]
     fn each_part_comes_from_where_it_is() {
         let layers = [layer(0, 100, 1), layer(200, 250, 2)];
-        let parts = by_object(&layers, OWN, &[(50, 300)]);
-        let expected = [(InodeId(1), 50, 100), (OWN, 100, 200), (InodeId(2), 200, 250), (OWN, 250, 300)];
-        assert_eq!(parts, expected);
-        assert_eq!(
-            by_object(&layers, OWN, &[(120, 130), (210, 220)]),
-            [(OWN, 120, 130), (InodeId(2), 210, 220)]
-        );
+        let parts = |ranges| by_object(&layers, OWN, 100, ranges);
+        let (own, one, two) = (Some(OWN), Some(InodeId(1)), Some(InodeId(2)));
+        let expected = [(one, 50, 100), (own, 100, 200), (two, 200, 250), (None, 250, 300), (own, 300, 310)];
+        assert_eq!(parts(&[(50, 310)]), expected);
+        assert_eq!(parts(&[(120, 130), (210, 220)]), [(own, 120, 130), (two, 210, 220)]);
+        assert_eq!(parts(&[(260, 270), (290, 301)]), [(None, 260, 270), (None, 290, 300), (own, 300, 301)]);
     }
 
     #[test]

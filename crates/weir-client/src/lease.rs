@@ -254,8 +254,27 @@ impl Inner {
                     node.ino
                 )));
             }
-            self.acquire(node, LeaseKind::Write).await?;
+            if node.lock().declared_clean {
+                self.mark(node).await?;
+            } else {
+                self.acquire(node, LeaseKind::Write).await?;
+            }
         }
+    }
+
+    /// Returns when the leader knows that something uncommitted may be on targets from now on. Of all that is sent at once the
+    /// first asks, and nothing goes before the answer.
+    pub async fn mark(&self, node: &Node) -> Result<()> {
+        if !node.lock().declared_clean {
+            return Ok(());
+        }
+        let _one = node.marking.lock().await;
+        if node.lock().declared_clean {
+            // The leader marks the file whether or not it grants anything.
+            self.acquire(node, LeaseKind::Write).await?;
+            node.lock().declared_clean = false;
+        }
+        Ok(())
     }
 
     /// Asks for a lease for bytes that the kernel will keep as pages, of a file that was opened under a lease and is shared now.
@@ -430,7 +449,7 @@ impl Inner {
         }
         let stamp = self.stamp();
         let ino = node.ino;
-        let entry = self.session.change(self.deadline(), |op| Recovered { op, ino, token_epoch }).await?;
+        let entry = self.session.change_again(self.deadline(), |op| Recovered { op, ino, token_epoch }).await?;
         tracing::info!("file {ino}: recovered after its writer's death, {size} bytes");
         self.apply(&entry, stamp);
         let mut st = node.lock();
@@ -539,7 +558,7 @@ impl Inner {
         }
         // Others write this file, too: they need not do the same.
         let (stamp, ino) = (self.stamp(), node.ino);
-        match self.session.change(self.deadline(), |op| Recovered { op, ino, token_epoch }).await {
+        match self.session.change_again(self.deadline(), |op| Recovered { op, ino, token_epoch }).await {
             Ok(entry) => drop(self.apply(&entry, stamp)),
             // Somebody else has cut it since, and says it.
             Err(e) if e.kind == ErrorKind::Stale => {}

@@ -60,6 +60,8 @@ pub struct Node {
     pub flushing: tokio::sync::Mutex<()>,
     /// One append, truncation or cleaning of an old tail at a time; taken before `flushing`.
     pub growing: tokio::sync::Mutex<()>,
+    /// One word to the leader at a time about whether something uncommitted may be on targets; taken after `flushing`.
+    pub marking: tokio::sync::Mutex<()>,
 }
 
 pub struct State {
@@ -98,7 +100,8 @@ pub struct State {
     pub sent_end: u64,
     /// Nothing is on targets past the committed size but what this client sent.
     pub tail_clean: bool,
-    /// The leader was told that nothing uncommitted is on targets: say otherwise before sending more.
+    /// The leader was told, or may have been, that nothing uncommitted is on targets. Nothing is sent before it has answered
+    /// that it knows better: if this client dies, what it sent past the size would be looked for by nobody.
     pub declared_clean: bool,
     /// Inline bytes were turned into dirty ones: the next commit drops them.
     pub drop_inline: bool,
@@ -202,6 +205,7 @@ impl Node {
             changed: Notify::new(),
             flushing: tokio::sync::Mutex::new(()),
             growing: tokio::sync::Mutex::new(()),
+            marking: tokio::sync::Mutex::new(()),
         }
     }
     /// Held for moments, never across a wait.
@@ -393,7 +397,7 @@ impl State {
         self.through |= self.open_write > 0 && self.recall_stamp <= stamp && self.named_stamp <= stamp;
     }
     pub fn may_send(&self) -> bool {
-        self.through || self.lease == LeaseKind::Write
+        (self.through || self.lease == LeaseKind::Write) && !self.declared_clean
     }
     /// Counts a send. What it is counted by.
     pub fn begin_send(&mut self) -> u64 {
@@ -479,6 +483,10 @@ impl State {
         let stripe_bytes = layout.stripe_bytes() as u32;
         buf.covered_bytes() == stripe_bytes
             || self.touched.contains(&stripe) && buf.is_whole_rest(stripe_bytes)
+    }
+    /// Whether nothing is on its way to targets, nor about to be.
+    pub fn is_all_sent(&self) -> bool {
+        self.dirty.is_empty() && self.sending.is_empty() && self.through_sends.is_empty()
     }
     /// What is on its way under the present right to write.
     pub fn own_sends(&self) -> impl Iterator<Item = (&u64, &Sending)> {

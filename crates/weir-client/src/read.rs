@@ -109,12 +109,7 @@ impl Assembly {
     }
     fn fill_zeros(&mut self) {
         for (a, b) in std::mem::take(&mut self.missing) {
-            let mut at = a;
-            for part in zeros(b - a) {
-                let n = part.len() as u64;
-                self.have.insert(at, part);
-                at += n;
-            }
+            self.have.extend(zeros(a, b));
         }
     }
     fn into_parts(self) -> Vec<Bytes> {
@@ -123,15 +118,12 @@ impl Assembly {
     }
 }
 
-/// `len` zeros in parts.
-fn zeros(len: u64) -> Vec<Bytes> {
-    let whole = len / ZEROS.len() as u64;
-    let rest = (len % ZEROS.len() as u64) as usize;
-    let mut parts = vec![Bytes::from_static(&ZEROS); whole as usize];
-    if rest > 0 {
-        parts.push(Bytes::from_static(&ZEROS[..rest]));
-    }
-    parts
+/// Zeros from `from` to `to`, in parts.
+pub fn zeros(from: u64, to: u64) -> impl Iterator<Item = (u64, Bytes)> {
+    let step = ZEROS.len();
+    (from..to)
+        .step_by(step)
+        .map(move |at| (at, Bytes::from_static(&ZEROS[..step.min((to - at) as usize)])))
 }
 
 impl Inner {
@@ -478,15 +470,9 @@ impl Inner {
                 let at = layout.stripe_start(*stripe)
                     + cell.index as u64 * u64::from(cell_bytes)
                     + u64::from(cell.start);
-                let lacking = u64::from(cell.len) - bytes.len() as u64;
-                let zeros_at = at + bytes.len() as u64;
+                let lacking = zeros(at + bytes.len() as u64, at + u64::from(cell.len));
                 parts.push((at, bytes));
-                let mut zero_at = zeros_at;
-                for part in zeros(lacking) {
-                    let n = part.len() as u64;
-                    parts.push((zero_at, part));
-                    zero_at += n;
-                }
+                parts.extend(lacking);
             }
         }
         Ok(Fetched { parts, holes })

@@ -255,7 +255,7 @@ impl Inner {
     pub async fn filled(&self, recall: Recall, learned: Option<Learned>) -> Result<()> {
         let RecallWork { ino, from, to, token_epoch, .. } = recall.work;
         let filled = |op| Filled { op, ino, from, to, token_epoch, learned: learned.clone() };
-        self.session.change(self.deadline(), filled).await
+        self.session.change_again(self.deadline(), filled).await
     }
 
     pub async fn recall_failed(&self, recall: Recall, error: &str, retry: bool) -> Result<()> {

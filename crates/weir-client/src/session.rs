@@ -360,9 +360,19 @@ impl Session {
         known
     }
 
-    /// Makes a change happen once: the same (session, slot, seq) until it is answered.
+    /// Makes a change happen once: the same (session, slot, seq) until it is answered. `Io`: the session expired before that, and
+    /// nobody knows whether it happened.
     pub async fn change<R: Request>(&self, deadline: Instant, make: impl Fn(Op) -> R) -> Result<R::Reply> {
         self.change_counted(deadline, make).await.map(|(reply, _)| reply)
+    }
+
+    /// The same for a change that may happen twice: `Stale` if the session expired before the answer.
+    pub async fn change_again<R: Request>(
+        &self,
+        deadline: Instant,
+        make: impl Fn(Op) -> R,
+    ) -> Result<R::Reply> {
+        self.change_while(deadline, || Ok(()), make).await
     }
 
     /// The same; tells also how often it was sent. The answer to the first try tells what is so now.
@@ -371,23 +381,25 @@ impl Session {
         deadline: Instant,
         make: impl Fn(Op) -> R,
     ) -> Result<(R::Reply, u32)> {
-        self.try_change(deadline, || Ok(()), make).await
+        self.try_change(deadline, Error::io, || Ok(()), make).await
     }
 
-    /// The same as long as `still` lets it: asked before each try, when the session is taken up and what was lost with it is
-    /// known.
+    /// A change that may happen twice, as long as `still` lets it: asked before each try, when the session is taken up and what was
+    /// lost with it is known.
     pub async fn change_while<R: Request>(
         &self,
         deadline: Instant,
         still: impl Fn() -> Result<()>,
         make: impl Fn(Op) -> R,
     ) -> Result<R::Reply> {
-        self.try_change(deadline, still, make).await.map(|(reply, _)| reply)
+        self.try_change(deadline, Error::stale, still, make).await.map(|(reply, _)| reply)
     }
 
+    /// `unknown`: the error if nobody can tell any more whether it happened.
     async fn try_change<R: Request>(
         &self,
         deadline: Instant,
+        unknown: fn(String) -> Error,
         still: impl Fn() -> Result<()>,
         make: impl Fn(Op) -> R,
     ) -> Result<(R::Reply, u32)> {
@@ -400,9 +412,8 @@ impl Session {
             let result = match self.ready(deadline).await {
                 Ok((connection, session)) => {
                     if sent.is_some_and(|s| s != session) {
-                        // Sent under a session that is gone: whether it happened cannot be asked any more.
-                        let e = format!("{}: the session expired before the answer came", R::NAME);
-                        return Err(Error::stale(e));
+                        let e = "the session expired before the answer came: it may have happened or not";
+                        return Err(unknown(format!("{}: {e}", R::NAME)));
                     }
                     still()?;
                     let op = taken.op(session, sent.is_none());

@@ -68,7 +68,7 @@ impl Client {
         end: bool,
     ) -> Result<()> {
         let tell = |op| TellListing { op, relation, dir, entries: entries.clone(), end };
-        self.inner.session.change(self.inner.deadline(), tell).await
+        self.inner.session.change_again(self.inner.deadline(), tell).await
     }
     /// What is in a directory at home now, of a range of names; see `TellAgain`.
     pub async fn tell_again(
@@ -83,7 +83,7 @@ impl Client {
             let (after, entries, upto) = (after.clone(), entries.clone(), upto.clone());
             TellAgain { op, relation, dir, after, entries, upto }
         };
-        self.inner.session.change(self.inner.deadline(), tell).await
+        self.inner.session.change_again(self.inner.deadline(), tell).await
     }
     /// Finishes what a writer left that died, if one did: then the file is complete.
     pub async fn recover_file(&self, ino: InodeId) -> Result<()> {
@@ -112,7 +112,8 @@ impl Client {
         let (ino, end) = (work.ino, offset + len);
         let gone = |what| Error::stale(format!("file {ino}: bytes {offset} to {end} {what}"));
         let layout = work.layout.ok_or_else(|| gone("are not on targets"))?;
-        let (own, layers) = self.where_bytes_are(work, offset).await?;
+        let stripe_start = layout.stripe_start(layout.stripe_of(offset));
+        let (own, layers) = self.where_bytes_are(work, stripe_start).await?;
         let deadline = self.inner.deadline();
         let fetched = self.inner.fetch_layered(&layers, own, layout, &[(offset, end)], deadline).await?;
         if fetched.holes {
@@ -122,7 +123,7 @@ impl Client {
             if away.ranges.iter().any(|range| range.from < end && offset < range.to) {
                 return Err(gone("are evicted"));
             }
-            if self.inner.list_layers(0, ino, offset, true).await? != (own, layers) {
+            if self.inner.list_layers(0, ino, stripe_start, true).await? != (own, layers) {
                 return Err(gone("have moved"));
             }
         }

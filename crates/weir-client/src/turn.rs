@@ -16,11 +16,19 @@ use std::sync::Arc;
 use weir_proto::meta::{Cred, EndTurn, LeaseKind, TakeTurn};
 use weir_proto::{Error, ErrorKind, Result};
 
+/// The place in a file that an append got.
+struct Place {
+    offset: u64,
+    len: usize,
+    /// False: the bytes were sent to where the file was before; write them like others.
+    is_filled: bool,
+}
+
 impl Inner {
     /// One step of an append: at the end of the file as it is when the bytes are taken. How many bytes, as in a write.
     pub async fn append_step(&self, file: &OpenFile, data: &Bytes) -> Result<usize> {
         let node = &file.node;
-        let _grows = node.growing.lock().await;
+        let growing = node.growing.lock().await;
         let deadline = self.deadline();
         let mut last = None;
         for _ in 0..TRIES_MAX {
@@ -30,7 +38,11 @@ impl Inner {
                     Err(e) if e.kind == ErrorKind::Stale && !self.data.left(deadline).is_zero() => {
                         last = Some(e)
                     }
-                    done => return done,
+                    Err(e) => return Err(e),
+                    Ok(place) => {
+                        drop(growing);
+                        return self.fill_place(file, place, data).await;
+                    }
                 }
                 continue;
             }
@@ -46,14 +58,23 @@ impl Inner {
         )))
     }
 
-    async fn append_in_turn(&self, file: &OpenFile, data: &Bytes) -> Result<usize> {
+    /// How many bytes.
+    async fn fill_place(&self, file: &OpenFile, place: Place, data: &Bytes) -> Result<usize> {
+        let mut done = if place.is_filled { place.len } else { 0 };
+        while done < place.len {
+            done += self.write_step(file, place.offset + done as u64, &data.slice(done..place.len)).await?;
+        }
+        Ok(place.len)
+    }
+
+    async fn append_in_turn(&self, file: &OpenFile, data: &Bytes) -> Result<Place> {
         let held = self.take_turn(&file.node).await?;
         let done = self.append_now(file, held, data).await;
         self.turn_over(&file.node, done).await
     }
 
     /// `held`: the bytes in the inode.
-    async fn append_now(&self, file: &OpenFile, held: Option<Bytes>, data: &Bytes) -> Result<usize> {
+    async fn append_now(&self, file: &OpenFile, held: Option<Bytes>, data: &Bytes) -> Result<Place> {
         let node = &file.node;
         if node.lock().lease == LeaseKind::Write {
             // It came before the turn; what was written under it meanwhile may not be committed yet.
@@ -64,19 +85,13 @@ impl Inner {
         let offset = node.lock().committed_size();
         let (data, _room) = self.fit_through(node, offset, data).await?;
         let end = end_of(offset, data.len())?;
-        let mut besides = Besides::EndOfTurn;
-        loop {
-            let own = self.copy_up(node, offset, end).await?;
-            let sends = self.may_send_through(node).await?;
-            file.works()?;
-            let under =
-                self.send_through(node, sends, own, offset, &data, besides == Besides::EndOfTurn).await?;
-            // The place is taken with the first commit, and the turn over.
-            if !self.commit_sent(node, (offset, end), under, besides).await? {
-                return Ok(data.len());
-            }
-            besides = Besides::Nothing;
-        }
+        let own = self.copy_up(node, offset, end).await?;
+        let sends = self.may_send_through(node).await?;
+        file.works()?;
+        let under = self.send_through(node, sends, own, offset, &data, true).await?;
+        // The place is taken with this, and the turn over.
+        let is_elsewhere = self.commit_sent(node, (offset, end), under, Besides::Appended).await?;
+        Ok(Place { offset, len: data.len(), is_filled: !is_elsewhere })
     }
 
     /// The file gets at least as long as that.

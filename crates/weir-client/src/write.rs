@@ -78,6 +78,14 @@ pub enum Besides {
     /// The inode holds no bytes any more.
     LeftInode,
     EndOfTurn,
+    /// The same, with an append's place: once.
+    Appended,
+}
+
+impl Besides {
+    pub fn ends_turn(self) -> bool {
+        matches!(self, Besides::EndOfTurn | Besides::Appended)
+    }
 }
 
 impl Inner {
@@ -214,7 +222,7 @@ impl Inner {
     }
 
     /// One step of a write at a place: how many bytes, fewer where a volume's limit is met.
-    async fn write_step(&self, file: &OpenFile, offset: u64, data: &Bytes) -> Result<usize> {
+    pub async fn write_step(&self, file: &OpenFile, offset: u64, data: &Bytes) -> Result<usize> {
         let node = &file.node;
         let deadline = self.deadline();
         for _ in 0..TRIES_MAX {
@@ -506,7 +514,7 @@ impl Inner {
             Commit { data_end, changed, drop_inline: false, ..request }
         };
         let stamp = self.stamp();
-        match self.session.change(self.deadline(), |op| Commit { op, ..commit.clone() }).await {
+        match self.session.change_again(self.deadline(), |op| Commit { op, ..commit.clone() }).await {
             Ok(entry) => drop(self.apply(&entry, stamp)),
             // Fenced: who cut the file has dropped it.
             Err(e) if e.kind == ErrorKind::Stale => node.lock().changed.put_back(&commit.changed),
@@ -568,14 +576,19 @@ impl Inner {
                 clean: false,
                 close_writes: 0,
                 data_end: st.on_targets_end().max(end),
-                turn: besides == Besides::EndOfTurn,
+                turn: besides.ends_turn(),
                 changed,
             }
         };
         let stamp = self.stamp();
         let limited = node.lock().limited;
         let committing = self.rooms.committing(limited).await;
-        let entry = match self.session.change(self.deadline(), |op| Commit { op, ..commit.clone() }).await {
+        let (deadline, make) = (self.deadline(), |op| Commit { op, ..commit.clone() });
+        let told = match besides {
+            Besides::Appended => self.session.change(deadline, make).await,
+            _ => self.session.change_again(deadline, make).await,
+        };
+        let entry = match told {
             Ok(entry) => entry,
             Err(e) => {
                 let mut st = node.lock();
@@ -591,7 +604,7 @@ impl Inner {
         st.grew_to(&entry);
         match besides {
             Besides::LeftInode => st.inline = Inline::No,
-            Besides::EndOfTurn => st.turn = false,
+            Besides::EndOfTurn | Besides::Appended => st.turn = false,
             Besides::Nothing => {}
         }
         Ok(entry.lease.token_epoch)

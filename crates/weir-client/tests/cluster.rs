@@ -723,6 +723,41 @@ fn what_a_dead_writer_left_past_the_end_of_a_shared_file_stays_away() {
     });
 }
 
+/// The leader has heard from a close that nothing is on its way, and hears nothing any more when more is sent, of several stripes
+/// at once; or after a sync that had nothing to send.
+#[test]
+fn what_is_sent_after_a_close_is_looked_for_when_its_writer_dies() {
+    Lab::new(37).run(6, |lab| async move {
+        let (b, far) = (lab.client("b").await, 4 * STRIPE);
+        for (n, grows) in [false, true].into_iter().enumerate() {
+            let (file, dies) = (format!("f{n}"), format!("a{n}"));
+            let a = lab.client(&dies).await;
+            let h = create(&a, &file).await;
+            let mut expected = pattern(1, 0, STRIPE - 5000);
+            write(&a, h, 0, &expected).await;
+            a.flush(h).await.unwrap(); // of a copy of the descriptor: it is open still
+            if grows {
+                a.fallocate(h, Allocate::Extend, 0, expected.len() as u64 + 100).await.unwrap();
+                a.fsync(h).await.unwrap();
+                expected.resize(expected.len() + 100, 0);
+            }
+            lab.world().partition(&dies, "meta");
+            write(&a, h, expected.len(), &pattern(2, 0, STRIPE)).await;
+            lab.env(&dies).tasks.spawn("a sync that never ends", async move { drop(a.fsync(h).await) });
+            lab.world().sleep(Duration::from_millis(500)).await;
+            lab.world().kill(&dies);
+            lab.world().sleep(Duration::from_secs(5)).await;
+            same(&content(&b, &file).await, &expected);
+            let h = open(&b, &file, OpenMode::BOTH).await;
+            write(&b, h, far, b"far").await;
+            close(&b, h).await;
+            expected.resize(far, 0);
+            expected.extend(b"far");
+            same(&content(&lab.client(&format!("c{n}")).await, &file).await, &expected);
+        }
+    });
+}
+
 #[test]
 fn a_client_that_cannot_ask_for_the_map_waits_for_it() {
     Lab::new(35).run(6, |lab| async move {
@@ -1017,6 +1052,44 @@ fn a_restart_of_the_leader_takes_no_append_away() {
             task.await.unwrap();
         }
         check_records(&content(&a, "log").await, &counts);
+    });
+}
+
+/// The leader has the append, its answer is lost, and with the session nobody can ask for it again.
+#[test]
+fn an_append_whose_answer_is_lost_with_the_session_is_not_done_twice() {
+    Lab::new(48).run(6, |lab| async move {
+        let (a, b) = (lab.client("a").await, lab.client("b").await);
+        let clock = lab.world().clock();
+        let mut unknown = 0;
+        for round in 25..50 {
+            let name = format!("f{round}");
+            let others = create(&b, &name).await;
+            let append = OpenMode { append: true, ..OpenMode::BOTH };
+            let h = open(&a, &name, append).await;
+            let appends = a.append(h, vec![b'a'; 900].into());
+            let cut_off = async {
+                clock.sleep(Duration::from_micros(round * 40)).await;
+                lab.world().partition("meta", "a");
+                lab.kill_meta();
+                lab.meta().await;
+                clock.sleep(Duration::from_secs(10)).await;
+                lab.world().heal("meta", "a");
+            };
+            let (appended, ()) = tokio::join!(appends, cut_off);
+            let len = content(&b, &name).await.len();
+            match appended {
+                Ok(_) => assert_eq!(len, 900, "round {round}"),
+                Err(e) => {
+                    assert_eq!(e.kind, ErrorKind::Io, "round {round}: {e}");
+                    assert!([0, 900].contains(&len), "round {round}: {len}");
+                    unknown += u32::from(len == 900);
+                }
+            }
+            drop(a.release(h).await);
+            close(&b, others).await;
+        }
+        assert!(unknown > 0, "no answer was lost");
     });
 }
 

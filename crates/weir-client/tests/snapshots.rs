@@ -204,6 +204,34 @@ fn a_writer_that_dies_while_it_copies_leaves_both_as_they_were() {
     }
 }
 
+/// The copy has all of the file of before the cut, and does not count any more.
+#[test]
+fn a_cut_while_another_copies_what_it_writes_leaves_nothing_past_the_end() {
+    let lab = Lab::new(73);
+    lab.run(6, |lab| async move {
+        let (a, b) = (lab.client("a").await, lab.client("b").await);
+        let clock = lab.world().clock();
+        for round in 0..60 {
+            let (ino, by_a) = create(&a, &format!("f{round}")).await;
+            write(&a, by_a, 0, &pattern(7, 0, 9000)).await;
+            a.fsync(by_a).await.unwrap();
+            snap(&b, &format!("s{round}")).await;
+            let by_b = open(&b, ino).await;
+            let size = |size| SetAttrs { size: Some(size), ..SetAttrs::default() };
+            let cut_and_grow = async {
+                clock.sleep(Duration::from_micros(round * 50)).await;
+                b.setattr(&root(), ino, Some(by_b), size(5000)).await.unwrap();
+                b.setattr(&root(), ino, Some(by_b), size(6000)).await.unwrap();
+                read(&b, by_b, 6000).await.split_off(5000)
+            };
+            let (grown, ()) = tokio::join!(cut_and_grow, write(&a, by_a, 100, b"new"));
+            assert_eq!(differs(&grown, &[0; 1000]), None, "round {round}");
+            a.release(by_a).await.unwrap();
+            b.release(by_b).await.unwrap();
+        }
+    });
+}
+
 #[test]
 fn the_leader_may_restart_at_any_time() {
     let lab = Lab::new(75);
