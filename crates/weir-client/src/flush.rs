@@ -4,7 +4,7 @@
 //! committed only after every byte below it is durable; what fails is kept as the inode's error, never dropped silently.
 use crate::data::{Fragment, Overlay, StripeRef, encode};
 use crate::inner::{Inner, STRIPE_PARTS, layout_of};
-use crate::node::{Inline, Node, Sending, State};
+use crate::node::{Declared, Inline, Node, Sending, State};
 use crate::plan::{self, Occasion, SendAs, StripeFacts};
 use crate::points;
 use bytes::Bytes;
@@ -435,21 +435,22 @@ impl Inner {
             let changed = st.changed.take_below(local.size);
             let commit = self.commit_request(&st, node.ino, local.size, true, Some(content.clone()));
             let commit = Commit { changed, ..commit };
-            st.declared_clean = true; // however it ends
+            st.declared = Declared::Telling;
             (commit, content, local, st.tenure, st.send_count)
         };
         let stamp = self.stamp();
         let limited = node.lock().limited;
         let committing = self.rooms.committing(limited).await;
-        let entry = self.commit_in(node, tenure, &commit, deadline).await.inspect_err(|e| {
-            let mut st = node.lock();
+        let told = self.commit_in(node, tenure, &commit, deadline).await;
+        let mut st = node.lock();
+        st.declared = Declared::Clean(self.next_stamp());
+        drop(marking);
+        let entry = told.inspect_err(|e| {
             st.changed.put_back(&commit.changed);
             if st.tenure == tenure {
                 st.fail(e.clone().doing(format!("commit file {}", node.ino)));
             }
         })?;
-        drop(marking);
-        let mut st = node.lock();
         self.note_committed(&mut st, &entry);
         drop(committing);
         if st.tenure != tenure {
@@ -538,7 +539,9 @@ impl Inner {
             let layout = layout_of(&st, node.ino).ok();
             let durable = layout.map_or(st.size(), |layout| durable_size(&st, &layout));
             let clean = clean && st.is_all_sent();
-            st.declared_clean |= clean; // however it ends
+            if clean {
+                st.declared = Declared::Telling;
+            }
             let size = durable.max(flushed).max(st.committed_size());
             let changed = st.changed.take_below(size);
             st.committed_at = Some(self.env.clock.now());
@@ -548,16 +551,13 @@ impl Inner {
         let stamp = self.stamp();
         let limited = node.lock().limited;
         let committing = self.rooms.committing(limited).await;
-        let entry = match self.commit_in(node, tenure, &commit, deadline).await {
-            Ok(entry) => entry,
-            Err(e) => {
-                let mut st = node.lock();
-                st.changed.put_back(&commit.changed);
-                return Err(e);
-            }
-        };
-        drop(marking);
+        let told = self.commit_in(node, tenure, &commit, deadline).await;
         let mut st = node.lock();
+        if commit.clean {
+            st.declared = Declared::Clean(self.next_stamp());
+        }
+        drop(marking);
+        let entry = told.inspect_err(|_| st.changed.put_back(&commit.changed))?;
         self.note_committed(&mut st, &entry);
         drop(committing);
         if st.tenure != tenure {

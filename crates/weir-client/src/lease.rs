@@ -6,7 +6,7 @@
 use crate::api::Forget;
 use crate::data::Overlay;
 use crate::inner::{Inner, layout_of};
-use crate::node::{Dropping, Inline, Node, State};
+use crate::node::{Declared, Dropping, Inline, Node, State};
 use crate::plan::{Occasion, first_stripe_past};
 use crate::points;
 use std::sync::Arc;
@@ -254,10 +254,10 @@ impl Inner {
                     node.ino
                 )));
             }
-            if node.lock().declared_clean {
-                self.mark(node).await?;
-            } else {
+            if node.lock().declared == Declared::Unclean {
                 self.acquire(node, LeaseKind::Write).await?;
+            } else {
+                self.mark(node).await?;
             }
         }
     }
@@ -265,14 +265,12 @@ impl Inner {
     /// Returns when the leader knows that something uncommitted may be on targets from now on. Of all that is sent at once the
     /// first asks, and nothing goes before the answer.
     pub async fn mark(&self, node: &Node) -> Result<()> {
-        if !node.lock().declared_clean {
-            return Ok(());
-        }
-        let _one = node.marking.lock().await;
-        if node.lock().declared_clean {
-            // The leader marks the file whether or not it grants anything.
-            self.acquire(node, LeaseKind::Write).await?;
-            node.lock().declared_clean = false;
+        while node.lock().declared != Declared::Unclean {
+            let _one = node.marking.lock().await;
+            let told = self.next_stamp();
+            if node.lock().declared.is_clean_by_now(told) {
+                self.acquire(node, LeaseKind::Write).await?;
+            }
         }
         Ok(())
     }
@@ -354,6 +352,7 @@ impl Inner {
         self.apply(&entry, stamp);
         if kind == LeaseKind::Write {
             let mut st = node.lock();
+            st.declared.asked_for_write(stamp);
             st.limited = entry.lease.limited;
             if st.lease < LeaseKind::Write {
                 st.note_through(stamp);

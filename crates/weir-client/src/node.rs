@@ -64,6 +64,33 @@ pub struct Node {
     pub marking: tokio::sync::Mutex<()>,
 }
 
+/// What the leader was told of bytes on targets that are not committed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Declared {
+    /// It knows that there may be some.
+    Unclean,
+    /// It is being told that there are none.
+    Telling,
+    /// It was told so, or may have been, before this stamp.
+    Clean(u64),
+}
+
+impl Declared {
+    /// While nobody tells the leader anything, though who did may have given up: whether it may have been told.
+    pub fn is_clean_by_now(&mut self, stamp: u64) -> bool {
+        if *self == Declared::Telling {
+            *self = Declared::Clean(stamp);
+        }
+        *self != Declared::Unclean
+    }
+    /// The leader has answered a request for the Write lease that was sent at `stamp`: granted or not, it expects such bytes now.
+    pub fn asked_for_write(&mut self, stamp: u64) {
+        if matches!(*self, Declared::Clean(told) if told <= stamp) {
+            *self = Declared::Unclean;
+        }
+    }
+}
+
 pub struct State {
     pub lease: LeaseKind,
     /// Grows whenever a Write lease begins or ends: what was sent under an earlier one may be fenced or be lost, and was told
@@ -100,9 +127,9 @@ pub struct State {
     pub sent_end: u64,
     /// Nothing is on targets past the committed size but what this client sent.
     pub tail_clean: bool,
-    /// The leader was told, or may have been, that nothing uncommitted is on targets. Nothing is sent before it has answered
-    /// that it knows better: if this client dies, what it sent past the size would be looked for by nobody.
-    pub declared_clean: bool,
+    /// Whether the leader may believe that nothing uncommitted is on targets. Nothing is sent before it has answered that it knows
+    /// better: if this client dies, what it sent past the size would be looked for by nobody.
+    pub declared: Declared,
     /// Inline bytes were turned into dirty ones: the next commit drops them.
     pub drop_inline: bool,
     /// Those bytes, until then: if they do not get to targets they must not be lost.
@@ -241,7 +268,7 @@ impl State {
             touched: BTreeSet::new(),
             sent_end: 0,
             tail_clean: false,
-            declared_clean: false,
+            declared: Declared::Unclean,
             drop_inline: false,
             leaving: Bytes::new(),
             leaving_unsent: false,
@@ -351,7 +378,8 @@ impl State {
         let raised = granted > self.lease;
         if raised {
             if granted == LeaseKind::Write {
-                self.begin_writing();
+                self.begin_tenure();
+                self.declared.asked_for_write(stamp);
             }
             if self.lease == LeaseKind::None {
                 self.inline = Inline::Unknown;
@@ -361,12 +389,11 @@ impl State {
         raised
     }
 
-    fn begin_writing(&mut self) {
+    fn begin_tenure(&mut self) {
         self.tenure += 1;
         self.touched.clear();
         self.sent_end = 0;
         self.tail_clean = false;
-        self.declared_clean = false;
     }
 
     /// A recall or a release began: replies to requests sent before `stamp` grant at most `keep`.
@@ -397,7 +424,7 @@ impl State {
         self.through |= self.open_write > 0 && self.recall_stamp <= stamp && self.named_stamp <= stamp;
     }
     pub fn may_send(&self) -> bool {
-        (self.through || self.lease == LeaseKind::Write) && !self.declared_clean
+        (self.through || self.lease == LeaseKind::Write) && self.declared == Declared::Unclean
     }
     /// Counts a send. What it is counted by.
     pub fn begin_send(&mut self) -> u64 {
@@ -439,7 +466,7 @@ impl State {
             }
             self.leaving = Bytes::new();
             self.leaving_unsent = false;
-            self.begin_writing();
+            self.begin_tenure();
         }
     }
 

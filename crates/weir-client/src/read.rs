@@ -6,6 +6,7 @@ use crate::api::Handle;
 use crate::fetch::{CellRange, Part};
 use crate::gather::join_all;
 use crate::inner::{Inner, OpenFile, layout_of};
+use crate::layers::by_object;
 use crate::lease::LoosePages;
 use crate::node::{Inline, Node, State};
 use bytes::Bytes;
@@ -17,6 +18,7 @@ use weir_env::{BoxFuture, Instant};
 use weir_proto::data::CHECKSUM_BLOCK;
 use weir_proto::map::Layout;
 use weir_proto::meta::LeaseKind;
+use weir_proto::snapshot::Layer;
 use weir_proto::{Error, InodeId, MIB, Result};
 
 static ZEROS: [u8; 1 << 20] = [0; 1 << 20];
@@ -423,15 +425,31 @@ impl Inner {
         deadline: Instant,
     ) -> Result<Fetched> {
         let from = ranges.first().map_or(0, |(from, _)| *from);
-        let (own, layered) = {
-            let st = node.lock();
-            (st.object(node.ino), st.is_layered(from, u64::MAX))
-        };
-        if !layered {
-            return self.fetch_from(own, layout, ranges, deadline).await;
+        loop {
+            let (own, layered) = {
+                let st = node.lock();
+                (st.object(node.ino), st.is_layered(from, u64::MAX))
+            };
+            if !layered {
+                return self.fetch_from(own, layout, ranges, deadline).await;
+            }
+            let layers = self.layers(node, from).await?;
+            let fetched = self.fetch_layered(&layers, own, layout, ranges, deadline).await?;
+            if !fetched.holes {
+                return Ok(fetched);
+            }
+            // An older object goes when all is copied that is read there: a hole in it may be that.
+            let start = layout.stripe_start(layout.stripe_of(from));
+            let (own_now, layers_now) = self.list_layers(0, node.ino, start, false).await?;
+            let parts = |layers: &[Layer], own| by_object(layers, own, layout.stripe_bytes(), ranges);
+            if parts(&layers, own) == parts(&layers_now, own_now) {
+                return Ok(fetched);
+            }
+            if self.data.left(deadline).is_zero() {
+                return Err(Error::deadline(format!("read file {}: its bytes move without end", node.ino)));
+            }
+            self.refresh(node).await?;
         }
-        let layers = self.layers(node, from).await?;
-        self.fetch_layered(&layers, own, layout, ranges, deadline).await
     }
 
     /// Bytes of one object.

@@ -395,8 +395,9 @@ impl Inner {
         let node = &file.node;
         let end = end_of(offset, data.len())?;
         let _under_way = self.begin_through(node, offset, end).await;
-        // Bytes on their way into the inode arrive there first; none follow while this is counted.
-        drop(node.flushing.lock().await);
+        // What was taken under a lease that came for a moment is older: it goes first, and what is on its way into the inode arrives
+        // there. Nothing follows it there while this is counted.
+        self.flush(node, Occasion::Growing, false).await?;
         // Others may have cut or extended the file since: growing over old bytes must be noticed.
         self.refresh(node).await?;
         // This client may have evicted it since it was looked at.

@@ -235,6 +235,44 @@ fn what_is_appended_in_a_turn_and_at_once_when_others_close_the_file_is_all_ther
     }
 }
 
+/// The right to write alone comes while others of this client are in a turn: what was buffered under it is older than what is
+/// written straight through after that.
+#[test]
+fn writes_one_after_the_other_stay_in_order_when_the_right_to_write_alone_comes_in_between() {
+    for seed in 180..192 {
+        Lab::new(seed).run(6, |lab| async move {
+            let (a, b, rng) = (lab.client("a").await, lab.client("b").await, lab.world().rng("pauses"));
+            lab.world().slow_link("a", "meta", Duration::from_millis(1));
+            let pause = async |us| lab.world().clock().sleep(Duration::from_micros(rng.below(us))).await;
+            for n in 0..FILES {
+                let ino = create(&a, &format!("f{n}"), &pattern(1, 0, 5000)).await;
+                let cut = SetAttrs { size: Some(3000), ..SetAttrs::default() };
+                a.setattr(&root(), ino, None, cut).await.unwrap();
+                let (by_a, by_b) = (open(&a, ino, OpenMode::BOTH).await, open(&b, ino, OpenMode::BOTH).await);
+                let closes = async {
+                    pause(20_000).await;
+                    close(&b, by_b).await;
+                };
+                // Old bytes are past the end: that takes a turn.
+                let grows = async {
+                    pause(20_000).await;
+                    a.write(by_a, 4000, pattern(2, 0, PIECE).into()).await.unwrap();
+                };
+                let writes = async |at: u64| {
+                    for piece in 3..20 {
+                        pause(2000).await;
+                        a.write(by_a, at, pattern(piece, 0, PIECE).into()).await.unwrap();
+                        let got = a.read(by_a, at, PIECE).await.unwrap().concat();
+                        assert!(got == pattern(piece, 0, PIECE), "seed {seed}, file {n}, write {piece}");
+                    }
+                };
+                tokio::join!(closes, grows, writes(100), writes(200), writes(300));
+                close(&a, by_a).await;
+            }
+        });
+    }
+}
+
 #[test]
 fn what_is_sent_while_the_inode_takes_up_a_small_file_is_newer() {
     Lab::new(170).run(6, |lab| async move {

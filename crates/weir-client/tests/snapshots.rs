@@ -232,6 +232,37 @@ fn a_cut_while_another_copies_what_it_writes_leaves_nothing_past_the_end() {
     });
 }
 
+/// With its snapshot gone, an older object goes as soon as all of it is copied, also while somebody reads there.
+#[test]
+fn who_reads_while_another_copies_sees_the_bytes() {
+    let lab = Lab::new(79);
+    lab.run(6, |lab| async move {
+        let (a, b) = (lab.client("a").await, lab.client("b").await);
+        let clock = lab.world().clock();
+        for target in 0..6 {
+            lab.world().slow_link("a", &format!("s{target}"), Duration::from_millis(5));
+            lab.world().slow_link("b", &format!("s{target}"), Duration::from_millis(50));
+        }
+        for round in 0..20 {
+            let (ino, by_a) = create(&a, "f").await;
+            let old = pattern(8, 0, 9000);
+            write(&a, by_a, 0, &old).await;
+            snap(&a, "s").await;
+            let by_b = open(&b, ino).await; // it leaves the snapshot's object with that
+            a.delete_snapshot(&root(), V, "s").await.unwrap();
+            let reads = async {
+                clock.sleep(Duration::from_millis(round)).await;
+                read(&b, by_b, 9000).await
+            };
+            let (got, ()) = tokio::join!(reads, write(&a, by_a, 0, b"new"));
+            assert_eq!(differs(&got[3..], &old[3..]), None, "round {round}");
+            a.release(by_a).await.unwrap();
+            b.release(by_b).await.unwrap();
+            a.unlink(&root(), InodeId::ROOT, b"f").await.unwrap();
+        }
+    });
+}
+
 #[test]
 fn the_leader_may_restart_at_any_time() {
     let lab = Lab::new(75);

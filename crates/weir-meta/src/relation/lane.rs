@@ -562,7 +562,11 @@ impl Lane {
             expect: tree::expected(&twin),
             finish,
         };
-        let evicted = if inode.evicted > 0 { store::evicted_of(look.read, ino)? } else { Vec::new() };
+        let mut evicted = if inode.evicted > 0 { store::evicted_of(look.read, ino)? } else { Vec::new() };
+        // What targets have behind it in its last stripe came with bytes that a cut has overtaken.
+        let stripe = inode.layout.map_or(u64::MAX, |l| l.stripe_bytes());
+        let up = |to: u64| to.checked_next_multiple_of(stripe).unwrap_or(u64::MAX);
+        evicted.iter_mut().for_each(|(_, to)| *to = up(*to));
         let begun = offer.extents.len();
         let (mut all_out, mut held_up, pieces) = (true, false, look.record.rules().pieces);
         // Cuts are done, and bytes are brought back, without anybody touching the file.

@@ -3,6 +3,7 @@ use crate::common::*;
 use bytes::Bytes;
 use std::time::Duration;
 use weir_proto::meta::*;
+use weir_proto::recall::*;
 use weir_proto::relation::*;
 use weir_proto::{InodeId, VolumeId};
 
@@ -293,6 +294,50 @@ fn a_directory_whose_times_are_being_set_is_renamed_after_that() {
             assert!(renames == 0 || times.is_empty(), "renamed while its times are being set");
             tell(&mover, relation, &others, vec![]).await;
         }
+    });
+}
+
+/// A mover may have brought back bytes that a cut overtook: they are on targets, and no part of the file.
+#[test]
+fn what_a_file_grew_by_behind_evicted_bytes_is_sent_when_these_are_back() {
+    simulate(23, async |world| {
+        let meta = start(&world).await;
+        let (user, mover) = (Client::start(&world, "user").await, Client::start(&world, "mover").await);
+        let relation = user.call(&relation_to(user.op(), "file:///home")).await.unwrap().id;
+        let ino = write_new(&user, "f", 10).await;
+        user.close(ino, true).await.unwrap();
+        let mut leader = 0;
+        let mut work = async |recalls: bool| {
+            let mut extents = Vec::new();
+            for _ in 0..4 {
+                for work in take(&mover, &mut leader).await {
+                    tell(&mover, relation, &work.names, work.extents.iter().map(|e| wrote(e, done())).collect())
+                        .await;
+                    extents.extend(work.extents.iter().map(|e| (e.offset, e.len)));
+                }
+                if recalls {
+                    let (session, busy) = (mover.session, vec![]);
+                    let wanted = mover.call(&TakeRecalls { session, max: 8, wait_ms: 200, busy }).await.unwrap();
+                    for RecallWork { ino, from, to, token_epoch, .. } in wanted.recalls {
+                        let op = mover.op();
+                        mover.call(&Filled { op, ino, from, to, token_epoch, learned: None }).await.unwrap();
+                    }
+                }
+            }
+            extents
+        };
+        assert_eq!(work(false).await.first(), Some(&(0, 10)));
+        meta.at_home.lock().unwrap().insert(ino);
+        user.call(&Evict { op: user.op(), cred: root(), ino, from: 0, to: 10, under: 0 }).await.unwrap();
+        for size in [5, 8] {
+            let (op, cred, size) = (user.op(), root(), Some(size));
+            let (mode, uid, gid, atime, mtime) = (None, None, None, None, None);
+            user.call(&SetAttr { op, cred, ino, mode, uid, gid, size, atime, mtime }).await.unwrap();
+        }
+        assert!(!work(false).await.contains(&(5, 3)));
+        assert_eq!(user.getattr(ino).await.unwrap().attr.evicted, 5);
+        assert!(work(true).await.contains(&(5, 3)));
+        assert_eq!(user.getattr(ino).await.unwrap().attr.evicted, 0);
     });
 }
 
