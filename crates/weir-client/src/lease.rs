@@ -448,7 +448,8 @@ impl Inner {
         }
         let stamp = self.stamp();
         let ino = node.ino;
-        let entry = self.session.change_again(self.deadline(), |op| Recovered { op, ino, token_epoch }).await?;
+        let entry =
+            self.session.change_again(self.deadline(), |op| Recovered { op, ino, token_epoch }).await?;
         tracing::info!("file {ino}: recovered after its writer's death, {size} bytes");
         self.apply(&entry, stamp);
         let mut st = node.lock();

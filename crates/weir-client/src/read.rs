@@ -123,9 +123,7 @@ impl Assembly {
 /// Zeros from `from` to `to`, in parts.
 pub fn zeros(from: u64, to: u64) -> impl Iterator<Item = (u64, Bytes)> {
     let step = ZEROS.len();
-    (from..to)
-        .step_by(step)
-        .map(move |at| (at, Bytes::from_static(&ZEROS[..step.min((to - at) as usize)])))
+    (from..to).step_by(step).map(move |at| (at, Bytes::from_static(&ZEROS[..step.min((to - at) as usize)])))
 }
 
 impl Inner {

@@ -311,13 +311,19 @@ fn what_a_file_grew_by_behind_evicted_bytes_is_sent_when_these_are_back() {
             let mut extents = Vec::new();
             for _ in 0..4 {
                 for work in take(&mover, &mut leader).await {
-                    tell(&mover, relation, &work.names, work.extents.iter().map(|e| wrote(e, done())).collect())
-                        .await;
+                    tell(
+                        &mover,
+                        relation,
+                        &work.names,
+                        work.extents.iter().map(|e| wrote(e, done())).collect(),
+                    )
+                    .await;
                     extents.extend(work.extents.iter().map(|e| (e.offset, e.len)));
                 }
                 if recalls {
                     let (session, busy) = (mover.session, vec![]);
-                    let wanted = mover.call(&TakeRecalls { session, max: 8, wait_ms: 200, busy }).await.unwrap();
+                    let wanted =
+                        mover.call(&TakeRecalls { session, max: 8, wait_ms: 200, busy }).await.unwrap();
                     for RecallWork { ino, from, to, token_epoch, .. } in wanted.recalls {
                         let op = mover.op();
                         mover.call(&Filled { op, ino, from, to, token_epoch, learned: None }).await.unwrap();
