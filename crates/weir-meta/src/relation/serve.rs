@@ -328,7 +328,8 @@ fn is_unsettled(
         || !store::pending_of(read, id, ino)?.is_empty()
         || store::pending_finish(read, id, ino)?.is_some();
     let is_file = twin.kind == FileKind::Regular;
-    let open = is_file && (twin.complete.is_none() || twin.writing || store::is_unfinished(read, id, ino)?);
+    let is_written = twin.complete.is_none() || twin.writing || store::is_growing(read, id, ino)?;
+    let open = is_file && (is_written || store::is_unfinished(read, id, ino)?);
     Ok(to_come || open)
 }
 

@@ -297,6 +297,52 @@ fn a_directory_whose_times_are_being_set_is_renamed_after_that() {
     });
 }
 
+/// Its end of then may be told after what was written since has gone home.
+#[test]
+fn a_file_that_is_written_on_is_not_settled() {
+    simulate(29, async |world| {
+        let _meta = start(&world).await;
+        let (user, mover) = (Client::start(&world, "user").await, Client::start(&world, "mover").await);
+        let relation = user.call(&relation_to(user.op(), "file:///home")).await.unwrap().id;
+        let ino = write_new(&user, "f", 10).await;
+        user.close(ino, true).await.unwrap();
+        let settled = async || {
+            let ask = WhereAtHome { session: user.session, ino, relation: Some(relation) };
+            !user.call(&ask).await.unwrap().unsettled
+        };
+        let (mut leader, mut ends) = (0, Vec::new());
+        while ends.is_empty() {
+            for work in take(&mover, &mut leader).await {
+                let (end, rest) = work.extents.iter().partition::<Vec<_>, _>(|e| e.finish.is_some());
+                ends.extend(end.into_iter().cloned());
+                let rest = rest.into_iter().map(|e| wrote(e, done())).collect();
+                tell(&mover, relation, &work.names, rest).await;
+            }
+        }
+        assert!(!settled().await);
+        let opened = user.open(ino, false, true).await.unwrap().entry;
+        user.call(&written(user.op(), &opened, 20)).await.unwrap();
+        let mut rest = Vec::new();
+        while rest.is_empty() {
+            for work in take(&mover, &mut leader).await {
+                rest.extend(work.extents);
+            }
+        }
+        tell(&mover, relation, &[], ends.iter().map(|e| wrote(e, done())).collect()).await;
+        tell(&mover, relation, &[], rest.iter().map(|e| wrote(e, done())).collect()).await;
+        assert!(!settled().await);
+        user.close(ino, true).await.unwrap();
+        let deadline = mover.env.clock.now() + PATIENCE;
+        while !settled().await {
+            assert!(mover.env.clock.now() < deadline);
+            for work in take(&mover, &mut leader).await {
+                let all = work.extents.iter().map(|e| wrote(e, done())).collect();
+                tell(&mover, relation, &work.names, all).await;
+            }
+        }
+    });
+}
+
 /// A mover may have brought back bytes that a cut overtook: they are on targets, and no part of the file.
 #[test]
 fn what_a_file_grew_by_behind_evicted_bytes_is_sent_when_these_are_back() {
