@@ -13,8 +13,9 @@ use redb::{
 use std::fmt;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use weir_env::File;
-use weir_proto::{Error, Result};
+use weir_proto::{Error, ErrorKind, Result};
 
 const ENTRIES: TableDefinition<'static, &[u8], &[u8]> = TableDefinition::new("entries");
 const FOLDED: TableDefinition<'static, &str, u64> = TableDefinition::new("folded");
@@ -35,18 +36,34 @@ pub(crate) struct Folded {
 /// The database, for the one who folds.
 pub(crate) struct Tree {
     database: Database,
+    failures: Arc<Failures>,
+}
+
+/// What the disk said. After any of it redb refuses every call, reads too.
+#[derive(Default)]
+struct Failures {
+    read: AtomicBool,
+    changed: AtomicBool,
+}
+
+impl Failures {
+    /// Whether only a read failed: then the tree on the disk is as it was, and may be opened again.
+    fn only_read(&self) -> bool {
+        self.read.load(Ordering::Acquire) && !self.changed.load(Ordering::Acquire)
+    }
 }
 
 impl Tree {
     pub(crate) fn open(file: Arc<dyn File>, cache_bytes: usize) -> Result<Tree> {
         let doing = "open the state tree";
         let bytes = file.len().map_err(|e| Error::from_io(doing, &e))?;
+        let failures = Arc::<Failures>::default();
         guarded(doing, || {
             let database = Database::builder()
                 .set_cache_size(cache_bytes)
-                .create_with_backend(Backend { file })
+                .create_with_backend(Backend { file, failures: failures.clone() })
                 .map_err(|e| error(doing, e))?;
-            let mut tree = Tree { database };
+            let mut tree = Tree { database, failures };
             if bytes <= VERIFIED_BYTES_MAX {
                 tree.verify(doing)?;
             }
@@ -64,6 +81,11 @@ impl Tree {
             return Err(Error::damaged(format!("{doing}: a page fails its checksum; restore the directory")));
         }
         Ok(())
+    }
+
+    /// A read failed: it is of use again when it is opened again.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.failures.only_read()
     }
 
     /// Writes `deltas`, oldest first, and durably.
@@ -110,7 +132,7 @@ impl Tree {
         guarded(doing, || {
             let txn = self.database.begin_read().map_err(|e| error(doing, e))?;
             match txn.open_table(ENTRIES) {
-                Ok(table) => Ok(Some(Base { table })),
+                Ok(table) => Ok(Some(Base { table, failures: self.failures.clone() })),
                 Err(redb::TableError::TableDoesNotExist(_)) => Ok(None),
                 Err(e) => Err(error(doing, e)),
             }
@@ -138,20 +160,26 @@ fn fold_one(
 /// The tree as one fold left it.
 pub(crate) struct Base {
     table: redb::ReadOnlyTable<&'static [u8], &'static [u8]>,
+    failures: Arc<Failures>,
 }
 
 impl Base {
+    /// See [`Tree::is_lost`].
+    pub(crate) fn is_lost(&self) -> bool {
+        self.failures.only_read()
+    }
+
     pub(crate) fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
         let doing = "read a key of the state tree";
         guarded(doing, || {
-            let value = self.table.get(key).map_err(|e| error(doing, e))?;
+            let value = self.table.get(key).map_err(|e| unread(doing, e))?;
             Ok(value.map(|v| v.value().to_vec()))
         })
     }
 
     pub(crate) fn range(&self, start: &[u8], end: &[u8]) -> Result<Range> {
         let doing = "scan the state tree";
-        guarded(doing, || Ok(Range(self.table.range::<&[u8]>(start..end).map_err(|e| error(doing, e))?)))
+        guarded(doing, || Ok(Range(self.table.range::<&[u8]>(start..end).map_err(|e| unread(doing, e))?)))
     }
 }
 
@@ -161,7 +189,7 @@ impl Iterator for Range {
     type Item = Result<Entry>;
     fn next(&mut self) -> Option<Result<Entry>> {
         let doing = "scan the state tree";
-        let next = guarded(doing, || self.0.next().transpose().map_err(|e| error(doing, e)));
+        let next = guarded(doing, || self.0.next().transpose().map_err(|e| unread(doing, e)));
         next.map(|found| found.map(|(k, v)| Entry(k, v))).transpose()
     }
 }
@@ -189,10 +217,19 @@ fn guarded<T>(doing: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
     })
 }
 
+/// The same of a read, after which the tree is opened again.
+fn unread(doing: &str, e: impl Into<redb::Error>) -> Error {
+    let e = error(doing, e);
+    if e.kind == ErrorKind::Io { Error::unavailable(e.context) } else { e }
+}
+
 /// What a caller can do about redb's error.
 fn error(doing: &str, e: impl Into<redb::Error>) -> Error {
     match e.into() {
         redb::Error::Io(e) => Error::from_io(doing, &e),
+        redb::Error::PreviousIo => {
+            Error::unavailable(format!("{doing}: its disk failed, and it is being opened again"))
+        }
         redb::Error::Corrupted(what) => Error::damaged(format!("{doing}: {what}; restore the directory")),
         e => Error::io(format!("{doing}: {e}")),
     }
@@ -201,6 +238,16 @@ fn error(doing: &str, e: impl Into<redb::Error>) -> Error {
 /// redb's disk. One process opens the directory (the engine holds its lock), so redb's own locks are left out.
 struct Backend {
     file: Arc<dyn File>,
+    failures: Arc<Failures>,
+}
+
+impl Backend {
+    fn change(&self, done: io::Result<()>) -> io::Result<()> {
+        if done.is_err() {
+            self.failures.changed.store(true, Ordering::Release);
+        }
+        done
+    }
 }
 
 impl fmt::Debug for Backend {
@@ -214,20 +261,24 @@ impl StorageBackend for Backend {
         self.file.len()
     }
     fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
-        self.file.read_exact_at(out, offset)
+        let done = self.file.read_exact_at(out, offset);
+        if done.is_err() {
+            self.failures.read.store(true, Ordering::Release);
+        }
+        done
     }
     fn set_len(&self, len: u64) -> io::Result<()> {
         let old = self.file.len()?;
-        if len > old {
+        self.change(if len > old {
             self.file.allocate(old, len - old) // a full disk shows here, before anything is written
         } else {
             self.file.set_len(len)
-        }
+        })
     }
     fn sync_data(&self) -> io::Result<()> {
-        self.file.sync_data()
+        self.change(self.file.sync_data())
     }
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        self.file.write_all_at(data, offset)
+        self.change(self.file.write_all_at(data, offset))
     }
 }

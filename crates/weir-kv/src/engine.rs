@@ -32,6 +32,9 @@ const FOLD_SPARE_BYTES: u64 = 1 << 20;
 /// How long an open waits for the process before to let go of the directory.
 const LOCK_WAIT: Duration = Duration::from_secs(2);
 const LOCK_RETRY: Duration = Duration::from_millis(10);
+/// A tree that cannot be read is opened again for so long; then the store fails.
+const MEND_PATIENCE: Duration = Duration::from_secs(30);
+const MEND_PAUSE: Duration = Duration::from_millis(100);
 
 /// A flush in place may take so long: ten times the sync of an NVMe disk. A disk that takes longer
 const FLUSH_HERE_MAX: Duration = Duration::from_micros(500);
@@ -142,8 +145,9 @@ impl Kv for Engine {
     fn read(&self, body: &mut dyn FnMut(&dyn Read) -> Result<()>) -> Result<CommitSeq> {
         self.core.journal.check()?;
         let state = self.core.state();
-        body(&*state)?;
-        Ok(state.seq)
+        let done = body(&*state);
+        self.core.mend_if_lost(&state);
+        done.map(|()| state.seq)
     }
 
     fn durable(&self) -> CommitSeq {
@@ -215,18 +219,37 @@ async fn flush_always(core: Arc<Core>) {
     }
 }
 
-/// Folds whenever something is sealed, and keeps a segment ready.
+/// Folds whenever something is sealed, keeps a segment ready, and opens the tree again when a read has failed.
 async fn fold_always(core: Arc<Core>) {
+    let mut lost_since = None;
     loop {
         core.wake_folder.notified().await;
         if core.closed.load(Ordering::Acquire) {
             return;
         }
         let worker = core.clone();
+        if let Err(error) = core.env.tasks.blocking(move || worker.mend()).await {
+            let now = core.env.clock.now();
+            if error.kind == ErrorKind::Damaged || now.since(*lost_since.get_or_insert(now)) >= MEND_PATIENCE
+            {
+                core.journal.fail(error);
+                return;
+            }
+            tracing::warn!(%error, "the state tree cannot be read now");
+            core.env.clock.sleep(MEND_PAUSE).await;
+            core.wake_folder.notify_one();
+            continue;
+        }
+        lost_since = None;
+        let worker = core.clone();
         let done = core.env.tasks.blocking(move || worker.prepare_next().and_then(|()| worker.fold()));
         if let Err(error) = done.await {
             // Tried again when the next segment is full; until then nothing is lost or refused.
             tracing::warn!(%error, "the journal cannot be folded now");
+            if core.state().is_lost() {
+                core.env.clock.sleep(MEND_PAUSE).await;
+                core.wake_folder.notify_one();
+            }
         }
     }
 }
@@ -253,7 +276,12 @@ impl Core {
             shelf,
             cache_bytes: config.cache_bytes,
             writer: Mutex::new(found.tail),
-            state: RwLock::new(State { seq: found.last, active: found.active, sealed: deltas, base }),
+            state: RwLock::new(State {
+                seq: found.last,
+                active: found.active,
+                sealed: deltas,
+                base: Ok(base),
+            }),
             sealed: Mutex::new(sealed),
             tree: Mutex::new(Some(tree)),
             tree_file,
@@ -280,8 +308,10 @@ impl Core {
         let (changes, before) = {
             let state = self.state();
             let mut txn = Body::new(&state);
-            body(&mut txn)?;
-            (txn.finish()?, state.seq)
+            let done = body(&mut txn);
+            let done = done.and_then(|()| txn.finish());
+            self.mend_if_lost(&state);
+            (done?, state.seq)
         };
         if changes.is_empty() {
             return Ok(before);
@@ -370,7 +400,7 @@ impl Core {
             let mut state = self.state_mut();
             let old: Vec<_> = state.sealed.drain(..deltas.len()).collect();
             lock(&self.sealed).drain(..segments.len());
-            (std::mem::replace(&mut state.base, base), old)
+            (std::mem::replace(&mut state.base, Ok(base)), old)
         };
         self.env.tasks.pass(points::FOLDED);
         drop((old_base, old_deltas, deltas)); // takes long: readers need not wait for it
@@ -383,28 +413,45 @@ impl Core {
         deltas: &[Arc<Delta>],
         folded: Folded,
     ) -> Result<Option<crate::base::Base>> {
-        let open = tree.as_ref().expect("the tree is open unless the store has failed");
-        match open.fold(deltas, folded).and_then(|()| open.snapshot()) {
-            Err(e) if e.kind == ErrorKind::NoSpace => {
-                // redb refuses every call after an I/O error, reads too: open it again, at its last commit.
-                let mut state = self.state_mut();
-                state.base = None;
-                *tree = None;
-                let reopened = Tree::open(self.tree_file.clone(), self.cache_bytes).and_then(|t| {
-                    state.base = t.snapshot()?;
-                    Ok(t)
-                });
-                match reopened {
-                    Ok(reopened) => *tree = Some(reopened),
-                    Err(failed) => self.journal.fail(failed),
+        let Some(open) = tree.as_ref() else {
+            return Err(Error::unavailable("the state tree is being opened again: its disk failed"));
+        };
+        let done = open.fold(deltas, folded).and_then(|()| open.snapshot());
+        if let Err(e) = &done {
+            if e.kind == ErrorKind::NoSpace {
+                if let Err(failed) = self.reopen(tree) {
+                    self.journal.fail(failed);
                 }
-                Err(e)
-            }
-            Err(e) => {
+            } else if !open.is_lost() {
                 self.journal.fail(e.clone());
-                Err(e)
             }
-            Ok(base) => Ok(base),
+        }
+        done
+    }
+
+    /// After a read that failed. What is written meanwhile is in the journal.
+    fn mend(&self) -> Result<()> {
+        let mut tree = lock(&self.tree);
+        match &*tree {
+            Some(tree) if !tree.is_lost() => Ok(()),
+            _ => self.reopen(&mut tree),
+        }
+    }
+
+    /// redb refuses every call after an I/O error, reads too: opens it again, at its last commit.
+    fn reopen(&self, tree: &mut Option<Tree>) -> Result<()> {
+        let mut state = self.state_mut();
+        state.base = Err(Error::unavailable("the state tree is being opened again: its disk failed"));
+        *tree = None;
+        let opened = Tree::open(self.tree_file.clone(), self.cache_bytes)?;
+        state.base = Ok(opened.snapshot()?);
+        *tree = Some(opened);
+        Ok(())
+    }
+
+    fn mend_if_lost(&self, state: &State) {
+        if state.is_lost() {
+            self.wake_folder.notify_one();
         }
     }
 

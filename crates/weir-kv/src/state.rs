@@ -16,14 +16,20 @@ use weir_proto::{Error, Result};
 /// Keys are cut off here: a directory entry's key is at most ~300 bytes.
 pub(crate) const KEY_BYTES_MAX: usize = 4096;
 
-#[derive(Default)]
 pub(crate) struct State {
     /// The newest transaction in here.
     pub(crate) seq: CommitSeq,
     pub(crate) active: Delta,
     /// Changes that are on their way into `base`; oldest first.
     pub(crate) sealed: Vec<Arc<Delta>>,
-    pub(crate) base: Option<Base>,
+    /// An error: it cannot be read now.
+    pub(crate) base: Result<Option<Base>>,
+}
+
+impl Default for State {
+    fn default() -> State {
+        State { seq: CommitSeq(0), active: Delta::default(), sealed: Vec::new(), base: Ok(None) }
+    }
 }
 
 impl State {
@@ -31,7 +37,7 @@ impl State {
     pub(crate) fn apply(&mut self, seq: CommitSeq, changes: Delta) {
         assert!(seq.0 == self.seq.0 + 1, "transactions are applied in order");
         self.seq = seq;
-        let bottom = self.sealed.is_empty() && self.base.is_none();
+        let bottom = self.sealed.is_empty() && matches!(self.base, Ok(None));
         for (key, change) in changes.changes {
             if bottom && change == Change::Delete {
                 self.active.changes.remove(&key);
@@ -39,6 +45,11 @@ impl State {
                 self.active.push(key, change).expect("the transaction resolved its mixtures");
             }
         }
+    }
+
+    /// Whether the folded tree is to be opened again.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.base.as_ref().map_or(true, |base| base.as_ref().is_some_and(Base::is_lost))
     }
 
     fn view<'a>(&'a self, own: Option<&'a Delta>) -> View<'a> {
@@ -76,7 +87,7 @@ impl<'a> View<'a> {
             }
             pending.push(change);
         }
-        let base = match &self.state.base {
+        let base = match self.state.base.as_ref().map_err(Error::clone)? {
             Some(base) => base.get(key)?,
             None => None,
         };
@@ -90,7 +101,7 @@ impl<'a> View<'a> {
         let bounds = (Bound::Included(start), Bound::Excluded(end));
         let mut levels: Vec<Level<'_>> =
             self.levels().map(|level| level.changes.range::<[u8], _>(bounds).peekable()).collect();
-        let mut base = match &self.state.base {
+        let mut base = match self.state.base.as_ref().map_err(Error::clone)? {
             Some(base) => Some(base.range(start, end)?),
             None => None,
         };

@@ -214,6 +214,87 @@ fn a_full_disk_refuses_and_recovers() {
     }
 }
 
+/// Reads fail for a while, in a fold too: nothing is lost or half, and all is readable when the disk is.
+#[test]
+fn a_disk_that_fails_reads_for_a_while_is_read_again() {
+    let mut failed = 0;
+    for seed in 0..20 {
+        let world = World::new(seed, SimConfig::default());
+        let w = world.clone();
+        failed += world.run(async move {
+            let env = w.node("a");
+            let engine = open(&env).await;
+            let put = |n: u32| tx(&*engine, |t| t.put(&n.to_be_bytes(), &[n as u8; 3000]));
+            for n in 0..1500 {
+                engine.wait_durable(put(n)).await.unwrap();
+            }
+            engine.checkpoint().await.unwrap();
+            let fails = DiskFaults { read_errors_per_million: 200_000, ..DiskFaults::default() };
+            w.set_disk_faults("a", fails);
+            let (mut failed, mut newest) = (0, 1500u32);
+            for n in 0..300u32 {
+                let mut found = None;
+                let read = engine.read(&mut |r| {
+                    found = r.get(&(n * 5).to_be_bytes())?;
+                    Ok(())
+                });
+                match read {
+                    Ok(_) => assert!(found.is_some_and(|v| v == [(n * 5) as u8; 3000]), "seed {seed}: {n}"),
+                    Err(e) => {
+                        assert_eq!(e.kind, ErrorKind::Unavailable, "seed {seed}: {e}");
+                        failed += 1;
+                    }
+                }
+                let written = engine.transact(&mut |t| {
+                    t.put(&newest.to_be_bytes(), &[newest as u8; 3000]);
+                    Ok(())
+                });
+                newest += u32::from(written.is_ok());
+                env.clock.sleep(Duration::from_millis(10)).await;
+            }
+            w.set_disk_faults("a", DiskFaults::default());
+            let deadline = env.clock.now() + Duration::from_secs(10);
+            while engine.read(&mut |r| r.get(b"k").map(drop)).is_err() {
+                assert!(env.clock.now() < deadline, "seed {seed}: it is not read again");
+                env.clock.sleep(Duration::from_millis(10)).await;
+            }
+            let (_, all) = dump(&*engine);
+            let is_whole = |n: u32| all.get(&n.to_be_bytes()[..]).is_some_and(|v| *v == [n as u8; 3000]);
+            assert!(all.len() == newest as usize && (0..newest).all(is_whole), "seed {seed}");
+            failed
+        });
+    }
+    assert!(failed > 100, "the faults were met ({failed})");
+}
+
+/// Reads fail for ever: the store ends.
+#[test]
+fn a_disk_that_does_not_read_any_more_ends_the_store() {
+    let world = World::new(1, SimConfig::default());
+    let w = world.clone();
+    world.run(async move {
+        let env = w.node("a");
+        let engine = open(&env).await;
+        for n in 0..1500u32 {
+            engine.wait_durable(tx(&*engine, |t| t.put(&n.to_be_bytes(), &[1; 3000]))).await.unwrap();
+        }
+        engine.checkpoint().await.unwrap();
+        w.set_disk_faults("a", DiskFaults { read_errors_per_million: 1_000_000, ..DiskFaults::default() });
+        let deadline = env.clock.now() + Duration::from_secs(120);
+        let ended = || {
+            let put = engine.transact(&mut |t| {
+                t.put(b"k", b"v");
+                Ok(())
+            });
+            put.is_err()
+        };
+        while engine.read(&mut |r| r.get(&7u32.to_be_bytes()).map(drop)).is_ok() || !ended() {
+            assert!(env.clock.now() < deadline, "it goes on without its disk");
+            env.clock.sleep(Duration::from_millis(100)).await;
+        }
+    });
+}
+
 /// Writes and syncs fail: the store stops, says so to everybody, and what was promised is there afterwards.
 #[test]
 fn a_failed_disk_ends_the_store_and_loses_nothing_promised() {
