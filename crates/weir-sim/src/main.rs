@@ -9,7 +9,8 @@
     clippy::disallowed_methods,
     reason = "the command writes its trace and takes its time on the real machine"
 )]
-use std::{fs::File, io::Write, process::ExitCode, time::Duration};
+use clap::{ArgAction::Set, Parser, builder::BoolishValueParser};
+use std::{fs::File, io::Write, process::ExitCode, str::FromStr, time::Duration};
 use weir_sim::marks::{Met, table};
 use weir_sim::{FaultKind, Options, run, shrink::shrink};
 
@@ -17,23 +18,71 @@ use weir_sim::{FaultKind, Options, run, shrink::shrink};
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-const USAGE: &str = "usage: weir-sim [--seed N] [--runs N] [--jobs N] [--operations N] [--pause-ms N] [--faults none|NAME,NAME…] [--mute N,N…] \
-                     [--home yes|no] [--snapshots yes|no] [--clones yes|no] [--locks yes|no] [--shrink yes|no] [--marks yes|no] [--log FILE] [--trace FILTER]";
-
+/// Runs clusters of the real code in a simulated world, each under a seed, while things break: repeats a run, or tries many. A
+/// run that breaks a promise is made smaller, and the command that repeats it is printed.
+#[derive(clap::Parser)]
+#[command(name = "weir-sim", version)]
 struct Args {
+    /// The first seed
+    #[arg(long, default_value_t = 0)]
     seed: u64,
+    /// How many seeds
+    #[arg(long, default_value_t = 1)]
     runs: u64,
-    /// Seeds that run at the same time.
+    /// How many of them at the same time
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=64))]
     jobs: u64,
-    /// `None`: the default.
+    /// Operations of each application
+    #[arg(long)]
     operations: Option<u64>,
-    pause_ms_max: Option<u64>,
-    /// `None`: a mix for each seed.
-    faults: Option<Vec<FaultKind>>,
-    options: Options,
-    shrinks: bool,
+    /// Applications rest up to so long between two operations: longer, and more faults meet fewer operations
+    #[arg(long, value_name = "MS")]
+    pause_ms: Option<u64>,
+    /// Kinds of faults, the first of which comes first, or `none`; without this each seed has a mix and a pace of its own
+    #[arg(long, value_name = "NAME,NAME…")]
+    faults: Option<Kinds>,
+    /// Faults that are left out, by their number in the run
+    #[arg(long, value_name = "N,N…", value_delimiter = ',')]
+    mute: Vec<u64>,
+    /// Files are evicted and come back from a home, by movers that die
+    #[arg(long, value_name = "yes|no", default_value = "no", value_parser = BoolishValueParser::new(), hide_possible_values = true, action = Set)]
+    home: bool,
+    /// Snapshots are taken, looked at and removed
+    #[arg(long, value_name = "yes|no", default_value = "no", value_parser = BoolishValueParser::new(), hide_possible_values = true, action = Set)]
+    snapshots: bool,
+    /// The volume is cloned, and clones are changed and deleted
+    #[arg(long, value_name = "yes|no", default_value = "no", value_parser = BoolishValueParser::new(), hide_possible_values = true, action = Set)]
+    clones: bool,
+    /// Processes of every client count under locks
+    #[arg(long, value_name = "yes|no", default_value = "no", value_parser = BoolishValueParser::new(), hide_possible_values = true, action = Set)]
+    locks: bool,
+    /// The first run that breaks a promise is made smaller
+    #[arg(long, value_name = "yes|no", default_value = "yes", value_parser = BoolishValueParser::new(), hide_possible_values = true, action = Set)]
+    shrink: bool,
+    /// Prints how often each kind of fault met each kind of message
+    #[arg(long, value_name = "yes|no", default_value = "no", value_parser = BoolishValueParser::new(), hide_possible_values = true, action = Set)]
     marks: bool,
+    /// Writes all that happened to this file
+    #[arg(long, value_name = "FILE")]
     log: Option<String>,
+    /// Prints what the servers and clients log, as `RUST_LOG` would filter it
+    #[arg(long, value_name = "FILTER")]
+    trace: Option<String>,
+}
+
+#[derive(Clone)]
+struct Kinds(Vec<FaultKind>);
+
+impl FromStr for Kinds {
+    type Err = String;
+    fn from_str(names: &str) -> Result<Kinds, String> {
+        if names == "none" {
+            return Ok(Kinds(Vec::new()));
+        }
+        let known = || FaultKind::ALL.map(FaultKind::name).join(", ");
+        let kind = |name| FaultKind::by_name(name).ok_or_else(|| format!("{name} is no fault: {}", known()));
+        names.split(',').map(kind).collect::<Result<_, _>>().map(Kinds)
+    }
 }
 
 #[derive(Default)]
@@ -48,13 +97,10 @@ struct Sums {
 }
 
 fn main() -> ExitCode {
-    let args = match parse(std::env::args().skip(1)) {
-        Ok(args) => args,
-        Err(e) => {
-            eprintln!("error: {e}\n{USAGE}");
-            return ExitCode::from(2);
-        }
-    };
+    let args = Args::parse();
+    if let Some(filter) = &args.trace {
+        start_log(filter);
+    }
     // What broke is told with its seed.
     std::panic::set_hook(Box::new(|_| {}));
     let begun = std::time::Instant::now();
@@ -141,7 +187,7 @@ fn try_one(seed: u64, args: &Args, sums: &mut Sums) {
         Err(broken) => {
             sums.broken += 1;
             println!("seed {seed} BROKEN: {broken}");
-            if args.shrinks && sums.broken == 1 {
+            if args.shrink && sums.broken == 1 {
                 println!("made smaller: {}", shrink(broken.clone()));
             }
             if let Some(path) = &args.log {
@@ -167,75 +213,21 @@ fn write_log(path: &str, lines: &[String]) {
 
 impl Args {
     fn options_of(&self, seed: u64) -> Options {
-        let mixed = Options {
-            mute: self.options.mute.clone(),
-            home: self.options.home,
-            snapshots: self.options.snapshots,
-            clones: self.options.clones,
-            locks: self.options.locks,
-            log: self.options.log,
-            ..Options::mixed(seed)
+        let base = match &self.faults {
+            None => Options::mixed(seed),
+            Some(Kinds(faults)) => Options { faults: faults.clone(), ..Options::default() },
         };
-        let mut options = match &self.faults {
-            None => mixed,
-            Some(faults) => Options { faults: faults.clone(), ..self.options.clone() },
+        let mut options = Options {
+            mute: self.mute.iter().copied().collect(),
+            home: self.home,
+            snapshots: self.snapshots,
+            clones: self.clones,
+            locks: self.locks,
+            log: self.log.is_some(),
+            ..base
         };
         options.operations = self.operations.unwrap_or(options.operations);
-        options.pause_ms_max = self.pause_ms_max.unwrap_or(options.pause_ms_max);
+        options.pause_ms_max = self.pause_ms.unwrap_or(options.pause_ms_max);
         options
     }
-}
-
-fn parse(mut words: impl Iterator<Item = String>) -> Result<Args, String> {
-    let options = Options::default();
-    let (operations, pause_ms_max, log) = (None, None, None);
-    let mut args = Args {
-        seed: 0,
-        runs: 1,
-        jobs: 1,
-        operations,
-        pause_ms_max,
-        faults: None,
-        options,
-        shrinks: true,
-        marks: false,
-        log,
-    };
-    while let Some(word) = words.next() {
-        let value = words.next().ok_or_else(|| format!("{word} wants a value"))?;
-        let number = |text: &str| text.parse::<u64>().map_err(|e| format!("{word} {text}: {e}"));
-        let choice = || match value.as_str() {
-            "yes" => Ok(true),
-            "no" => Ok(false),
-            _ => Err(format!("{word} {value}: yes or no?")),
-        };
-        match word.as_str() {
-            "--seed" => args.seed = number(&value)?,
-            "--runs" => args.runs = number(&value)?,
-            "--operations" => args.operations = Some(number(&value)?),
-            "--pause-ms" => args.pause_ms_max = Some(number(&value)?),
-            "--jobs" => args.jobs = number(&value)?.clamp(1, 64),
-            "--home" => args.options.home = choice()?,
-            "--snapshots" => args.options.snapshots = choice()?,
-            "--clones" => args.options.clones = choice()?,
-            "--locks" => args.options.locks = choice()?,
-            "--mute" => args.options.mute = value.split(',').map(number).collect::<Result<_, _>>()?,
-            "--shrink" => args.shrinks = choice()?,
-            "--marks" => args.marks = choice()?,
-            "--log" => (args.options.log, args.log) = (true, Some(value)),
-            "--trace" => start_log(&value),
-            "--faults" => args.faults = Some(faults(&value)?),
-            _ => return Err(format!("{word} is not known")),
-        }
-    }
-    Ok(args)
-}
-
-fn faults(names: &str) -> Result<Vec<FaultKind>, String> {
-    if names == "none" {
-        return Ok(Vec::new());
-    }
-    let known = || FaultKind::ALL.map(FaultKind::name).join(", ");
-    let kind = |name| FaultKind::by_name(name).ok_or_else(|| format!("{name} is no fault: {}", known()));
-    names.split(',').map(kind).collect()
 }
