@@ -346,6 +346,7 @@ fn cases(all: bool) -> Vec<(Victims, &'static str)> {
     cases
 }
 
+/// Each case at the passes of its point in `nths`; `WEIR_POINTS=first..end` at run time chooses some of all deaths.
 fn survives(cases: &[(Victims, &'static str)], nths: &[u32]) {
     if !can_mount() {
         return;
@@ -357,12 +358,17 @@ fn survives(cases: &[(Victims, &'static str)], nths: &[u32]) {
     let elsewhere = [at(1, "first"), at(0, "second")];
     works.iter_mut().for_each(|work| assert!(work.append("log", b"").is_ok()));
     works.iter_mut().for_each(|work| assert!(work.round().is_ok()));
-    for (nth, (victims, point)) in nths.iter().flat_map(|n| cases.iter().map(move |case| (*n, *case))) {
+    let deaths: Vec<_> = nths.iter().flat_map(|n| cases.iter().map(move |case| (*n, *case))).collect();
+    for number in common::part("WEIR_POINTS", 0..deaths.len() as u64) {
+        let (nth, (victims, point)) = deaths[number as usize];
         let begun = std::time::Instant::now();
         die_and_recover(&mut cluster, &mut shell, victims, point, nth, &mut works);
         works.iter_mut().zip(&elsewhere).for_each(|(work, dir)| work.verify(dir));
         wait_until("everything is redundant again", PATIENCE, || cluster.status()["healthy"] == true);
-        eprintln!("{victims:?} at {point}, pass {nth}: survived, {:.1} s", begun.elapsed().as_secs_f64());
+        eprintln!(
+            "{number}: {victims:?} at {point}, pass {nth}: survived, {:.1} s",
+            begun.elapsed().as_secs_f64()
+        );
     }
     let dir = cluster.dir();
     assert!(weir(&["down", "--dir", dir.to_str().unwrap()]).status.success());

@@ -187,25 +187,25 @@ fn fsx_finds_nothing_in_a_file_that_two_mounts_have_in_turn() {
     }
 }
 
-fn fsx_seeds() -> std::ops::Range<u64> {
-    let seeds: u64 = std::env::var("WEIR_FSX_SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(20);
-    100..100 + seeds
-}
+/// Of the long runs; `WEIR_FSX_SEEDS=first..end` at run time chooses others.
+const FSX_SEEDS: std::ops::Range<u64> = 100..120;
 
-/// `make test-long`: `WEIR_FSX_SEEDS` seeds of a million operations each.
+/// `make test-long`: a million operations of each seed.
 #[test]
 #[ignore = "takes hours"]
 fn fsx_finds_nothing_in_a_million_operations() {
     let cluster = Cluster::start(1);
-    fsx_seeds().for_each(|seed| run_fsx(cluster.mount(), seed, 1_000_000 / FSX_OPERATIONS));
+    common::part("WEIR_FSX_SEEDS", FSX_SEEDS)
+        .for_each(|seed| run_fsx(cluster.mount(), seed, 1_000_000 / FSX_OPERATIONS));
 }
 
-/// `make test-long`: `WEIR_FSX_SEEDS` seeds of 50,000 operations each.
+/// `make test-long`: 50,000 operations of each seed.
 #[test]
 #[ignore = "takes hours"]
 fn fsx_finds_nothing_in_files_that_two_mounts_have_in_turn_for_long() {
     let cluster = Cluster::start(2);
-    fsx_seeds().for_each(|seed| run_fsx_in_turn(&cluster, seed, 5 * FSX_IN_TURN_OPERATIONS));
+    let seeds = common::part("WEIR_FSX_SEEDS", FSX_SEEDS);
+    seeds.for_each(|seed| run_fsx_in_turn(&cluster, seed, 5 * FSX_IN_TURN_OPERATIONS));
 }
 
 #[test]

@@ -305,21 +305,22 @@ fn lines_that_are_appended_beside_a_reader_are_all_there() {
     }
 }
 
-/// `WEIR_HISTORIES` at run time: runs of six histories each, 84 by default, so some 500 histories.
+/// Runs of six histories each, so some 500; `WEIR_HISTORIES=first..end` at run time chooses others.
+const RUNS: std::ops::Range<u64> = 1..85;
+
 #[test]
 #[ignore = "takes long: `make test-long`"]
 fn what_four_mounts_do_at_once_is_linearizable_under_faults() {
     if !can_mount() {
         return;
     }
-    let runs = std::env::var("WEIR_HISTORIES").ok().and_then(|n| n.parse().ok()).unwrap_or(84);
     let cluster = Cluster::start(MOUNTS);
     let over = AtomicBool::new(false);
     let mut breaker = Breaker::start();
     std::thread::scope(|scope| {
         let _over = common::OnPanic(|| over.store(true, Ordering::Release));
         let faults = scope.spawn(|| break_things(&cluster, &mut breaker, &over));
-        (1..=runs).for_each(|n| run(&cluster, n, STEPS_LONG));
+        common::part("WEIR_HISTORIES", RUNS).for_each(|n| run(&cluster, n, STEPS_LONG));
         over.store(true, Ordering::Release);
         assert!(faults.join().unwrap() > 0, "no fault happened");
     });

@@ -12,6 +12,7 @@ pub mod s3;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -53,6 +54,14 @@ pub fn left_out(why: &str) -> bool {
     assert!(std::env::var_os("WEIR_TEST_ALL").is_none(), "this test cannot run: {why}");
     eprintln!("left out: {why}");
     false
+}
+
+/// What a long run does: `all`, or the part that `variable` names, `first..end`.
+pub fn part(variable: &str, all: Range<u64>) -> Range<u64> {
+    let Ok(text) = std::env::var(variable) else { return all };
+    let ends = text.split_once("..").and_then(|(first, end)| Some((first.parse().ok()?, end.parse().ok()?)));
+    let (first, end) = ends.unwrap_or_else(|| panic!("{variable}={text}: it is to be first..end"));
+    first..end
 }
 
 pub fn weir(args: &[&str]) -> Output {

@@ -37,12 +37,6 @@ impl Dice {
     }
 }
 
-fn seeds() -> std::ops::Range<u64> {
-    let Ok(text) = std::env::var("WEIR_DIFFERENTIAL") else { return SEEDS };
-    let (first, end) = text.split_once("..").expect("WEIR_DIFFERENTIAL=first..end");
-    first.parse().unwrap()..end.parse().unwrap()
-}
-
 #[test]
 fn a_mount_answers_as_a_local_file_system_does() {
     if !can_mount() {
@@ -52,7 +46,7 @@ fn a_mount_answers_as_a_local_file_system_does() {
     let local = tempfile::tempdir().unwrap();
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     let mut differing = Vec::new();
-    for seed in seeds() {
+    for seed in common::part("WEIR_DIFFERENTIAL", SEEDS) {
         if let Err(difference) = run(seed, cluster.mount(), local.path()) {
             eprintln!(
                 "{difference}\nrepeat with WEIR_DIFFERENTIAL={seed}..{} cargo test -p weir --test differential",
