@@ -75,6 +75,8 @@ use weir_proto::{InodeId, Result};
 
 /// How often changed data that nobody syncs is looked at.
 const WRITE_BACK_PERIOD: Duration = Duration::from_secs(1);
+/// How often a client looks whether its connection to the leader is there.
+const SESSION_LOOK: Duration = Duration::from_millis(500);
 /// Pause between tries to find the namespace's leader.
 const LEADER_PAUSE: Duration = Duration::from_millis(50);
 
@@ -451,11 +453,19 @@ impl Client {
 }
 
 async fn keep_session(inner: Weak<Inner>) {
-    while let Some(pause) = inner.upgrade().map(|i| (i.session.keep_alive_period(), i.env.clock.clone())) {
-        pause.1.sleep(pause.0).await;
+    let mut due = None;
+    while let Some((clock, period)) =
+        inner.upgrade().map(|i| (i.env.clock.clone(), i.session.keep_alive_period()))
+    {
+        let until = *due.get_or_insert(clock.now() + period);
+        clock.sleep(until.since(clock.now()).min(SESSION_LOOK)).await;
         // A client that was shut down has no session, and wants none.
         let Some(inner) = inner.upgrade().filter(|i| !i.closed.load(Ordering::Acquire)) else { return };
-        inner.session.keep_alive().await;
+        // A leader that is back waits for those who were there before, also if they have nothing to ask.
+        if clock.now() >= until || !inner.session.is_taken_up() {
+            inner.session.keep_alive().await;
+            due = None;
+        }
     }
 }
 

@@ -446,6 +446,12 @@ impl Session {
         Duration::from_millis(self.lease_ms.load(Ordering::Relaxed).max(30)) / 3
     }
 
+    /// Whether requests can go at once, on the connection of the last ones.
+    pub fn is_taken_up(&self) -> bool {
+        let ready = self.ready_connection.load(Ordering::Acquire);
+        self.channel.current().is_some_and(|connection| connection.id() == ready)
+    }
+
     /// Tells the leader that this client is there.
     pub async fn keep_alive(&self) {
         let deadline = self.env.clock.now() + self.keep_alive_period();

@@ -758,6 +758,24 @@ fn what_is_sent_after_a_close_is_looked_for_when_its_writer_dies() {
     });
 }
 
+/// A leader that has started answers when all are back that were there before; who has nothing to ask comes by itself.
+#[test]
+fn who_is_idle_comes_back_soon_after_the_leader() {
+    for down_ms in [500, 2000, 3500, 5000, 6500] {
+        Lab::with(38, "ec:4+2", 9000).run(6, |lab| async move {
+            let (_idle, b) = (lab.client("a").await, lab.client("b").await);
+            create(&b, "f").await;
+            lab.kill_meta();
+            lab.world().sleep(Duration::from_millis(down_ms)).await;
+            lab.meta().await;
+            let begun = lab.world().now();
+            create(&b, "g").await;
+            let took = lab.world().now().since(begun);
+            assert!(took < Duration::from_millis(1200), "{took:?} after {down_ms} ms without a leader");
+        });
+    }
+}
+
 #[test]
 fn a_client_that_cannot_ask_for_the_map_waits_for_it() {
     Lab::new(35).run(6, |lab| async move {
