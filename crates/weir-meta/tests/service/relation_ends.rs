@@ -311,7 +311,9 @@ fn a_file_that_is_written_on_is_not_settled() {
             !user.call(&ask).await.unwrap().unsettled
         };
         let (mut leader, mut ends) = (0, Vec::new());
+        let deadline = mover.env.clock.now() + 2 * PATIENCE;
         while ends.is_empty() {
+            assert!(mover.env.clock.now() < deadline, "its end is never sent");
             for work in take(&mover, &mut leader).await {
                 let (end, rest) = work.extents.iter().partition::<Vec<_>, _>(|e| e.finish.is_some());
                 ends.extend(end.into_iter().cloned());
@@ -324,6 +326,7 @@ fn a_file_that_is_written_on_is_not_settled() {
         user.call(&written(user.op(), &opened, 20)).await.unwrap();
         let mut rest = Vec::new();
         while rest.is_empty() {
+            assert!(mover.env.clock.now() < deadline, "what was written since is never sent");
             for work in take(&mover, &mut leader).await {
                 rest.extend(work.extents);
             }
@@ -332,7 +335,6 @@ fn a_file_that_is_written_on_is_not_settled() {
         tell(&mover, relation, &[], rest.iter().map(|e| wrote(e, done())).collect()).await;
         assert!(!settled().await);
         user.close(ino, true).await.unwrap();
-        let deadline = mover.env.clock.now() + PATIENCE;
         while !settled().await {
             assert!(mover.env.clock.now() < deadline);
             for work in take(&mover, &mut leader).await {
