@@ -9,7 +9,7 @@
     clippy::disallowed_methods,
     reason = "the command writes its trace and takes its time on the real machine"
 )]
-use clap::{ArgAction::Set, Parser, builder::BoolishValueParser};
+use clap::{Parser, ValueEnum};
 use std::{fs::File, io::Write, process::ExitCode, str::FromStr, time::Duration};
 use weir_sim::marks::{Met, table};
 use weir_sim::{FaultKind, Options, run, shrink::shrink};
@@ -45,29 +45,35 @@ struct Args {
     #[arg(long, value_name = "N,N…", value_delimiter = ',')]
     mute: Vec<u64>,
     /// Files are evicted and come back from a home, by movers that die
-    #[arg(long, value_name = "yes|no", default_value = "no", value_parser = BoolishValueParser::new(), hide_possible_values = true, action = Set)]
-    home: bool,
+    #[arg(long, default_value = "no")]
+    home: Choice,
     /// Snapshots are taken, looked at and removed
-    #[arg(long, value_name = "yes|no", default_value = "no", value_parser = BoolishValueParser::new(), hide_possible_values = true, action = Set)]
-    snapshots: bool,
+    #[arg(long, default_value = "no")]
+    snapshots: Choice,
     /// The volume is cloned, and clones are changed and deleted
-    #[arg(long, value_name = "yes|no", default_value = "no", value_parser = BoolishValueParser::new(), hide_possible_values = true, action = Set)]
-    clones: bool,
+    #[arg(long, default_value = "no")]
+    clones: Choice,
     /// Processes of every client count under locks
-    #[arg(long, value_name = "yes|no", default_value = "no", value_parser = BoolishValueParser::new(), hide_possible_values = true, action = Set)]
-    locks: bool,
+    #[arg(long, default_value = "no")]
+    locks: Choice,
     /// The first run that breaks a promise is made smaller
-    #[arg(long, value_name = "yes|no", default_value = "yes", value_parser = BoolishValueParser::new(), hide_possible_values = true, action = Set)]
-    shrink: bool,
+    #[arg(long, default_value = "yes")]
+    shrink: Choice,
     /// Prints how often each kind of fault met each kind of message
-    #[arg(long, value_name = "yes|no", default_value = "no", value_parser = BoolishValueParser::new(), hide_possible_values = true, action = Set)]
-    marks: bool,
+    #[arg(long, default_value = "no")]
+    marks: Choice,
     /// Writes all that happened to this file
     #[arg(long, value_name = "FILE")]
     log: Option<String>,
     /// Prints what the servers and clients log, as `RUST_LOG` would filter it
     #[arg(long, value_name = "FILTER")]
     trace: Option<String>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Choice {
+    Yes,
+    No,
 }
 
 #[derive(Clone)]
@@ -133,7 +139,7 @@ fn main() -> ExitCode {
         took.as_secs_f64(),
         sums.simulated.as_secs_f64() / took.as_secs_f64()
     );
-    if args.marks {
+    if args.marks == Choice::Yes {
         println!("{}", table(&sums.met, &FaultKind::ALL));
     }
     ExitCode::from(u8::from(sums.broken > 0))
@@ -187,7 +193,7 @@ fn try_one(seed: u64, args: &Args, sums: &mut Sums) {
         Err(broken) => {
             sums.broken += 1;
             println!("seed {seed} BROKEN: {broken}");
-            if args.shrink && sums.broken == 1 {
+            if args.shrink == Choice::Yes && sums.broken == 1 {
                 println!("made smaller: {}", shrink(broken.clone()));
             }
             if let Some(path) = &args.log {
@@ -219,10 +225,10 @@ impl Args {
         };
         let mut options = Options {
             mute: self.mute.iter().copied().collect(),
-            home: self.home,
-            snapshots: self.snapshots,
-            clones: self.clones,
-            locks: self.locks,
+            home: self.home == Choice::Yes,
+            snapshots: self.snapshots == Choice::Yes,
+            clones: self.clones == Choice::Yes,
+            locks: self.locks == Choice::Yes,
             log: self.log.is_some(),
             ..base
         };
