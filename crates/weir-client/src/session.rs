@@ -187,12 +187,9 @@ impl Session {
         let begun = self.env.clock.now();
         if let Some(session) = old {
             match self.resume(connection, session, deadline).await {
-                Ok(resumed) => {
-                    self.note_heard(begun, resumed.lease_ms);
+                Ok(lease_ms) => {
+                    self.note_heard(begun, lease_ms);
                     if let Some(holder) = self.holder() {
-                        if !resumed.lost.is_empty() {
-                            holder.lost(resumed.lost);
-                        }
                         holder.taken_up();
                     }
                     return Ok(session);
@@ -230,17 +227,27 @@ impl Session {
         Ok(session)
     }
 
-    /// Names what is held.
-    async fn resume(
-        &self,
-        connection: &Connection,
-        session: SessionId,
-        deadline: Instant,
-    ) -> Result<SessionResumed> {
+    /// Names what is held, and tells the holder at once what could not be kept, whatever becomes of the rest: at the next try the leader
+    /// may give it back as if nothing had happened. Returns the lease term in milliseconds.
+    async fn resume(&self, connection: &Connection, session: SessionId, deadline: Instant) -> Result<u32> {
+        let leases = async {
+            let held = self.holder().map_or_else(Vec::new, |h| h.begun(connection.id()));
+            let resumed = self.name_held(connection, session, held, deadline).await?;
+            if let Some(holder) = self.holder().filter(|_| !resumed.lost.is_empty()) {
+                holder.lost(resumed.lost);
+            }
+            Ok(resumed.lease_ms)
+        };
+        let locks = self.holder().map_or_else(Vec::new, |h| h.held_locks());
+        if locks.is_empty() {
+            // At once: where the leader is far away, each answer takes a good part of the time for which it waits.
+            let (named, lease_ms) =
+                tokio::join!(self.name_locks(connection, session, locks, deadline), leases);
+            return named.and(lease_ms);
+        }
         // Locks first: the leases' last message ends the leader's wait for this client.
-        self.name_locks(connection, session, deadline).await?;
-        let held = self.holder().map_or_else(Vec::new, |h| h.begun(connection.id()));
-        self.name_held(connection, session, held, deadline).await
+        self.name_locks(connection, session, locks, deadline).await?;
+        leases.await
     }
 
     /// Leases, opens and room, in as many messages as it takes.
@@ -264,17 +271,20 @@ impl Session {
         connection.call(&last, vec![], self.left(deadline)).await.map(|(resumed, _)| resumed)
     }
 
-    async fn name_locks(&self, connection: &Connection, session: SessionId, deadline: Instant) -> Result<()> {
-        let Some(holder) = self.holder() else { return Ok(()) };
-        let mut held = holder.held_locks();
+    async fn name_locks(
+        &self,
+        connection: &Connection,
+        session: SessionId,
+        mut held: Vec<HeldLock>,
+        deadline: Instant,
+    ) -> Result<()> {
         while held.len() > RECLAIM_MAX {
             let part = ReclaimLocks { session, held: held.split_off(held.len() - RECLAIM_MAX), more: true };
             connection.call(&part, vec![], self.left(deadline)).await?;
         }
         let last = ReclaimLocks { session, held, more: false };
         let (reclaimed, _) = connection.call(&last, vec![], self.left(deadline)).await?;
-        // Now, whatever becomes of the rest: the leader may give them back at the next try as if nothing had happened.
-        if !reclaimed.lost.is_empty() {
+        if let Some(holder) = self.holder().filter(|_| !reclaimed.lost.is_empty()) {
             holder.lost_locks(reclaimed.lost);
         }
         Ok(())
@@ -454,15 +464,26 @@ impl Session {
 
     /// Tells the leader that this client is there.
     pub async fn keep_alive(&self) {
-        let deadline = self.env.clock.now() + self.keep_alive_period();
-        let Err(e) = self.ask_for_session(deadline).await else { return };
+        let known = match self.is_taken_up() {
+            true => self.ask_for_session(self.env.clock.now() + self.keep_alive_period()).await,
+            false => self.ready_again().await,
+        };
+        let Err(e) = known else { return };
         tracing::debug!("keep-alive: {e}");
         if e.kind == ErrorKind::Stale {
             // Whoever lost something hears of it now, not with the next request.
-            if let Err(e) = self.ready(deadline).await {
+            if let Err(e) = self.ready_again().await {
                 tracing::debug!("a new session: {e}");
             }
         }
+    }
+
+    /// Takes the session up on a new connection. That takes several answers: who is far away, and begins anew before they are all there,
+    /// comes back when the leader has given up waiting.
+    async fn ready_again(&self) -> Result<()> {
+        let term = 3 * self.keep_alive_period();
+        self.channel.connection(term).await?;
+        self.ready(self.env.clock.now() + term).await.map(|_| ())
     }
 
     /// Takes the session up if the connection is new, and asks the leader whether it still is if leases do not hold by

@@ -777,6 +777,26 @@ fn who_is_idle_comes_back_soon_after_the_leader() {
 }
 
 #[test]
+fn who_is_idle_and_far_away_comes_back_in_time_for_what_it_has_not_written() {
+    for way_ms in [100, 300, 500, 650] {
+        Lab::with(43, "ec:4+2", 5000).run(6, |lab| async move {
+            let (idle, b) = (lab.client("a").await, lab.client("b").await);
+            let h = create(&idle, "f").await;
+            idle.fsync(h).await.unwrap();
+            let way = Duration::from_millis(way_ms);
+            lab.world().slow_link("a", "meta", way);
+            lab.world().slow_link("meta", "a", way);
+            write(&idle, h, 0, b"not written yet").await;
+            lab.kill_meta();
+            lab.world().sleep(Duration::from_millis(500)).await;
+            lab.meta().await;
+            same(&content(&b, "f").await, b"not written yet");
+            assert_eq!(idle.losses(), (0, vec![]));
+        });
+    }
+}
+
+#[test]
 fn a_client_that_cannot_ask_for_the_map_waits_for_it() {
     Lab::new(35).run(6, |lab| async move {
         let a = lab.client("a").await;

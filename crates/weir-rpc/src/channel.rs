@@ -1,12 +1,13 @@
 //! A way to a node that survives its connections: dials when somebody wants to call, and again after a loss.
 //!
-//! Invariants: one dial at a time; a request that was sent is never sent again by a channel (only its caller knows
-//! whether that is right); failed dials are spaced by a growing, jittered pause.
+//! Invariants: one dial at a time, which goes on when its caller's patience ends; a request that was sent is never sent
+//! again by a channel (only its caller knows whether that is right); failed dials are spaced by a growing, jittered pause.
 use crate::hello::{Identity, connect, is_refusal};
 use crate::{Answered, Connection, Payload, Service};
 use bytes::Bytes;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+use tokio::sync::oneshot;
 use weir_env::{Addr, Env, Instant, watch};
 use weir_proto::{Error, Request, Result};
 
@@ -26,7 +27,7 @@ struct Inner {
     callbacks: Arc<dyn Service>,
     state: Mutex<State>,
     /// Held while dialing. Its waiters are served in order.
-    dialing: tokio::sync::Mutex<()>,
+    dialing: Arc<tokio::sync::Mutex<()>>,
     generation: watch::Sender<u64>,
 }
 
@@ -48,7 +49,7 @@ impl Channel {
             identity,
             callbacks,
             state: Mutex::default(),
-            dialing: tokio::sync::Mutex::new(()),
+            dialing: Arc::default(),
             generation: watch::Sender::new(0),
         }))
     }
@@ -149,34 +150,46 @@ impl Channel {
         }
     }
 
-    /// One round over all addresses, unless somebody else's round just ended.
+    /// One round over all addresses, unless somebody else's round just ended. It goes on if nobody waits for it any more: who began anew
+    /// with each caller would never reach a node that is farther away than they wait.
     async fn dial(&self) -> Result<Connection> {
         let inner = &self.0;
-        let _one_at_a_time = inner.dialing.lock().await;
+        let one_at_a_time = inner.dialing.clone().lock_owned().await;
         if let Some(connection) = self.current() {
             return Ok(connection);
         }
         if inner.state().rest_until > inner.env.clock.now() {
             return Err(inner.failed());
         }
-        let mut refusal = Error::unavailable("this node has no address");
-        for addr in &inner.addrs {
-            match connect(&inner.env, addr, &inner.identity, inner.callbacks.clone()).await {
-                Ok(connection) => {
-                    inner.connected(&connection);
-                    return Ok(connection);
-                }
-                Err(e) => refusal = e,
-            }
-        }
-        inner.note_failure(refusal);
-        Err(inner.failed())
+        let (tell, told) = oneshot::channel();
+        let dialing = inner.clone();
+        inner.env.tasks.spawn("dial", async move {
+            let result = dialing.dial_all().await;
+            drop(one_at_a_time);
+            let _ = tell.send(result); // nobody waits any more
+        });
+        told.await.unwrap_or_else(|_| Err(Error::unavailable("this node stops")))
     }
 }
 
 impl Inner {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn dial_all(&self) -> Result<Connection> {
+        let mut refusal = Error::unavailable("this node has no address");
+        for addr in &self.addrs {
+            match connect(&self.env, addr, &self.identity, self.callbacks.clone()).await {
+                Ok(connection) => {
+                    self.connected(&connection);
+                    return Ok(connection);
+                }
+                Err(e) => refusal = e,
+            }
+        }
+        self.note_failure(refusal);
+        Err(self.failed())
     }
 
     fn connected(&self, connection: &Connection) {

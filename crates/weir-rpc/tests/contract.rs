@@ -220,6 +220,27 @@ async fn a_service_that_panics_fails_the_call_only() {
     client.call(&Echo { words: String::new() }, vec![], PATIENCE).await.unwrap();
 }
 
+/// In the simulator, whose links are as slow as one likes.
+#[test]
+fn a_dial_goes_on_when_nobody_waits_for_it() {
+    let world = weir_env::sim::World::new(7, Default::default());
+    world.run(async {
+        let (near, far) = (world.node("near"), world.node("far"));
+        let (_server, _, addr) = server(&far, &"tcp:10.0.0.1:7000".parse().unwrap()).await;
+        let way = Duration::from_millis(400);
+        world.slow_link("near", "far", way);
+        world.slow_link("far", "near", way);
+        let channel = Channel::new(&near, vec![addr], identity(&near, "near"), Arc::new(NoService));
+        for _ in 0..10 {
+            match channel.connection(way).await {
+                Ok(_) => return,
+                Err(e) => assert_eq!(e.kind, ErrorKind::Unavailable),
+            }
+        }
+        panic!("each try begins anew, and none gets there");
+    });
+}
+
 async fn an_address_that_is_about_to_be_free_is_waited_for(env: &Env, addr: &Addr) {
     let before = env.net.listen(addr).await.unwrap();
     let bound = before.local_addr();

@@ -5,7 +5,10 @@ use crate::wiring::{ClusterPurge, Gate};
 use std::{
     collections::BTreeSet,
     path::Path,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 use weir_client::{Client, ClientConfig, NoKernel};
@@ -51,6 +54,8 @@ pub struct Cluster {
     lost: Mutex<BTreeSet<TargetId>>,
     /// Roles whose disk may fail them.
     may_end: Arc<Mutex<BTreeSet<String>>>,
+    /// When the last client or mover died or began to be silent for long, in nanoseconds.
+    holder_gone: AtomicU64,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -70,8 +75,14 @@ impl Cluster {
         let env = world.node(HARNESS);
         let seen =
             weir_coord::Cluster::observe(&env, observer(HARNESS, Role::Console, "harness"), PATIENCE).await?;
-        let cluster =
-            Cluster { world: world.clone(), options: options.clone(), seen, lost: Mutex::default(), may_end };
+        let cluster = Cluster {
+            world: world.clone(),
+            options: options.clone(),
+            seen,
+            lost: Mutex::default(),
+            may_end,
+            holder_gone: AtomicU64::new(0),
+        };
         cluster.start(META);
         (0..options.storage_nodes).for_each(|n| cluster.start(&storage_name(n)));
         cluster.wait_whole(PATIENCE).await?;
@@ -100,6 +111,14 @@ impl Cluster {
     /// The role may end by itself from now on: its disk fails.
     pub fn may_end(&self, name: &str) {
         lock(&self.may_end).insert(name.into());
+    }
+
+    /// A client or a mover dies, or begins to be silent for long: what it holds is nobody else's until its session has ended.
+    pub fn holder_goes(&self) {
+        self.holder_gone.store(self.world.now().0, Ordering::Relaxed);
+    }
+    pub fn holder_gone(&self) -> Instant {
+        Instant(self.holder_gone.load(Ordering::Relaxed))
     }
 
     /// The node's targets are lost for good.

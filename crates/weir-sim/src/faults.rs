@@ -5,7 +5,7 @@
 
 use crate::cluster::{COORDINATOR, Cluster, META, storage_name};
 use crate::kinds::{FaultKind, FaultKind::*, Toll};
-use crate::seats::client_name;
+use crate::seats::{LEAVES, client_name};
 use crate::workload::Workload;
 use crate::{Options, attend};
 use std::{
@@ -34,7 +34,8 @@ const FORGIVEN: Duration = Duration::from_millis(2_500);
 const VERDICT_PATIENCE: Duration = Duration::from_secs(20);
 /// A leader whose journal failed has ended by then.
 const JOURNAL_VERDICT: Duration = Duration::from_secs(1);
-/// A leader that starts answers nobody until the clients of before are back, at most for a lease term: see `Settings`.
+/// A leader that starts answers nobody until the clients of before are back, at most for a lease term: see `Settings`. Who wants what
+/// one holds that died after that waits for [`LEAVES`].
 const LEADER_GRACE: Duration = Duration::from_millis(5_500);
 /// A leader may die again before it answers, and that twice is within an operation's patience. More often it is more than
 /// the cluster promises to survive (section 8 of the promises): the next round comes when it answers.
@@ -74,10 +75,10 @@ struct State {
     disk_hits: BTreeMap<&'static str, u64>,
     /// Storage nodes that lost bytes for the rest of the run.
     spent: BTreeSet<String>,
-    /// When the leader started last, when something came that may have ended it since, and how often in a row it had not
-    /// answered before.
+    /// When the leader started last, whether it had answers when something came that may have ended it since, and how often in a row it
+    /// had none.
     leader_began: Instant,
-    leader_hit: Instant,
+    leader_answered: bool,
     early_deaths: u32,
 }
 
@@ -172,8 +173,9 @@ impl Faults {
             panic!("redundancy is not back {REPAIR_PATIENCE:?} after {under_way:?}: {e}");
         }
         if self.state().early_deaths >= EARLY_DEATHS_MAX {
-            let answers_at = self.state().leader_began + LEADER_GRACE;
+            let answers_at = self.leader_answers_at();
             self.world.sleep(answers_at.since(self.world.now())).await;
+            self.state().early_deaths = 0;
         }
     }
 
@@ -184,10 +186,16 @@ impl Faults {
         self.cluster.start(name);
     }
 
+    /// When the leader has an answer for everybody, if nobody else goes until then.
+    fn leader_answers_at(&self) -> Instant {
+        let (began, gone) = (self.state().leader_began, self.cluster.holder_gone());
+        // Whoever went before it began is forgotten with its grace.
+        if gone > began { (began + LEADER_GRACE).max(gone + LEAVES) } else { began + LEADER_GRACE }
+    }
+
     fn leader_begins(&self) {
         let (now, mut state) = (self.world.now(), self.state());
-        let answered = state.leader_hit.since(state.leader_began) > LEADER_GRACE;
-        state.early_deaths = if answered { 1 } else { state.early_deaths + 1 };
+        state.early_deaths = if state.leader_answered { 1 } else { state.early_deaths + 1 };
         state.leader_began = now;
     }
 
@@ -295,11 +303,15 @@ impl Faults {
         if matches!(fault.kind.toll(), Toll::Silent | Toll::Lasting) {
             self.state().spent.extend(fault.takes().cloned());
         }
-        fault.cuts().into_iter().for_each(|me| self.work.seats.cut(me));
+        for me in fault.cuts() {
+            self.work.seats.cut(me);
+            self.cluster.holder_goes();
+        }
         self.work.marks.fault_begins(fault.kind);
         fault.hits_before.store(self.world.disk_hits(fault.victim()), Ordering::Relaxed);
         if fault.victims.iter().any(|v| v == META) {
-            self.state().leader_hit = self.world.now();
+            let answered = self.world.now() > self.leader_answers_at();
+            self.state().leader_answered = answered;
         }
         self.apply(fault);
     }

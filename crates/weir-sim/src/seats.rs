@@ -16,7 +16,7 @@ use weir_proto::{Error, ErrorKind};
 const EXCUSED: Duration = Duration::from_secs(60);
 
 /// After this the session of a client that died has ended: two lease terms, see `Settings`.
-const LEAVES: Duration = Duration::from_secs(10);
+pub const LEAVES: Duration = Duration::from_secs(10);
 
 pub fn client_name(me: usize) -> String {
     format!("c{me}")

@@ -86,6 +86,11 @@ impl Home {
         });
     }
 
+    fn kill_mover(&self, n: usize) {
+        self.cluster.holder_goes();
+        self.world.kill(&mover_name(n));
+    }
+
     /// Faults of home and of movers, and looks at everything, until told that it is enough. `mark` is told what begins and ends.
     pub async fn disturb(&self, is_enough: impl Fn() -> bool, mark: impl Fn(&'static str, bool)) {
         let (world, rng) = (&self.world, self.world.rng("home's faults"));
@@ -98,7 +103,7 @@ impl Home {
             match what {
                 0..5 => {
                     let n = rng.below(MOVERS as u64) as usize;
-                    world.kill(&mover_name(n));
+                    self.kill_mover(n);
                     pause(Duration::from_secs(2)).await;
                     self.start_mover(n);
                 }
@@ -114,7 +119,7 @@ impl Home {
                 }
                 9 => {
                     // Its disk is that of the movers' machine.
-                    (0..MOVERS).for_each(|n| world.kill(&mover_name(n)));
+                    (0..MOVERS).for_each(|n| self.kill_mover(n));
                     self.home.power_cut();
                     pause(Duration::from_secs(2)).await;
                     (0..MOVERS).for_each(|n| self.start_mover(n));
