@@ -1,0 +1,271 @@
+//! What clients and their kernels keep is what others see: data, sizes, names and times.
+use super::*;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use weir_client::{Client, Forget, Handle, KernelCache, OpenMode};
+use weir_proto::InodeId;
+use weir_proto::meta::RenameMode;
+
+#[derive(Default)]
+struct Kernel(Mutex<Vec<(InodeId, Forget)>>);
+impl KernelCache for Kernel {
+    fn invalidate_inode(&self, ino: InodeId, what: Forget) {
+        self.0.lock().unwrap().push((ino, what));
+    }
+    fn invalidate_entry(&self, _: InodeId, _: &[u8]) {}
+}
+
+/// A kernel that keeps one page, and drops one that is being read when the read has ended.
+#[derive(Default)]
+struct Page(Mutex<(Option<Vec<u8>>, u64)>);
+impl KernelCache for Page {
+    fn invalidate_inode(&self, _: InodeId, what: Forget) {
+        if what != Forget::Attributes {
+            let mut page = self.0.lock().unwrap();
+            *page = (None, page.1 + 1);
+        }
+    }
+    fn invalidate_entry(&self, _: InodeId, _: &[u8]) {}
+}
+impl Page {
+    async fn read(&self, c: &Client, h: Handle) -> u64 {
+        let (kept, dropped) = self.0.lock().unwrap().clone();
+        let bytes = match kept {
+            Some(bytes) => bytes,
+            None => read(c, h, 0, 8).await,
+        };
+        let mut page = self.0.lock().unwrap();
+        if page.1 == dropped {
+            page.0 = Some(bytes.clone());
+        }
+        u64::from_le_bytes(bytes.try_into().unwrap())
+    }
+}
+
+#[test]
+fn a_read_through_pages_is_not_older_than_what_was_written_before_it() {
+    const WRITES: u64 = 60;
+    for seed in 70..76 {
+        Lab::new(seed).run(6, |lab| async move {
+            let page = Arc::new(Page::default());
+            let (a, c) = (lab.client("a").await, lab.client("c").await);
+            let b = lab.client_with("b", 64 << 20, page.clone()).await;
+            let h = create(&a, "f").await;
+            write(&a, h, 0, &0u64.to_le_bytes()).await;
+            close(&a, h).await;
+            let reader = open(&b, "f", OpenMode::READ).await;
+            assert_eq!(page.read(&b, reader).await, 0, "read under a lease");
+            let (ha, hc) = (open(&a, "f", OpenMode::WRITE).await, open(&c, "f", OpenMode::WRITE).await);
+            let written = Mutex::new(0);
+            let clock = lab.world().clock();
+            let writes = async {
+                for n in 1..=WRITES {
+                    // By turns, and sometimes the same one twice.
+                    let (writer, handle) = if n % 3 == 0 { (&c, hc) } else { (&a, ha) };
+                    write(writer, handle, 0, &n.to_le_bytes()).await;
+                    *written.lock().unwrap() = n;
+                    clock.sleep(Duration::from_micros(n * seed % 7 * 300)).await;
+                }
+            };
+            let reads = async {
+                loop {
+                    let before = *written.lock().unwrap();
+                    let seen = page.read(&b, reader).await;
+                    assert!(seen >= before, "seed {seed}: {seen} is read after {before} was written");
+                    if before == WRITES {
+                        return;
+                    }
+                    clock.sleep(Duration::from_micros(20)).await;
+                }
+            };
+            tokio::join!(writes, reads);
+        });
+    }
+}
+
+/// A kernel fills the rest of a page with zeros, and shows them when it hears that the file is longer.
+#[test]
+fn no_read_for_pages_brings_less_than_the_kernel_has_heard_of_before() {
+    const START: usize = 5000;
+    const END: usize = START + 60;
+    for seed in 80..84 {
+        Lab::new(seed).run(6, |lab| async move {
+            let (a, b) = (lab.client("a").await, lab.client("b").await);
+            let h = create(&a, "f").await;
+            write(&a, h, 0, &[1; START]).await;
+            close(&a, h).await;
+            let (writer, reader) =
+                (open(&b, "f", OpenMode::WRITE).await, open(&b, "f", OpenMode::READ).await);
+            b.keeps_pages(reader);
+            let h = open(&a, "f", OpenMode::WRITE).await;
+            let ino = b.lookup(&root(), ROOT, b"f").await.unwrap().unwrap().attr.ino;
+            let heard = Mutex::new(START);
+            let clock = lab.world().clock();
+            let writes = async {
+                for at in START..END {
+                    write(&a, h, at, &[1]).await;
+                    clock.sleep(Duration::from_micros(at as u64 * seed % 7 * 100)).await;
+                }
+            };
+            let reads = async {
+                loop {
+                    let got = read(&b, reader, 0, END).await;
+                    let heard = *heard.lock().unwrap();
+                    assert!(got.len() >= heard, "seed {seed}: {} bytes, {heard} are known of", got.len());
+                    if got.len() == END {
+                        return assert!(got.iter().all(|b| *b == 1));
+                    }
+                }
+            };
+            let looks = async {
+                while *heard.lock().unwrap() < END {
+                    let size = b.getattr(ino).await.unwrap().attr.size as usize;
+                    *heard.lock().unwrap() = size;
+                }
+            };
+            tokio::join!(writes, reads, looks);
+            close(&b, writer).await;
+        });
+    }
+}
+
+#[test]
+fn what_one_client_changes_the_other_sees_at_once() {
+    Lab::new(12).run(6, |lab| async move {
+        let kernel = Arc::new(Kernel::default());
+        let a = lab.client("a").await;
+        let b = lab.client_with("b", 64 << 20, kernel.clone()).await;
+        let cred = root();
+        // Absent, then there.
+        assert_eq!(b.lookup(&cred, ROOT, b"new").await.unwrap(), None);
+        assert_eq!(b.try_lookup(ROOT, b"new"), Some(None), "remembered under the directory's lease");
+        let h = create(&a, "new").await;
+        assert!(b.lookup(&cred, ROOT, b"new").await.unwrap().is_some());
+        // Written and not synced: a look from outside shows it.
+        write(&a, h, 0, b"hello world").await;
+        let stat = b.lookup(&cred, ROOT, b"new").await.unwrap().unwrap();
+        assert_eq!(stat.attr.size, 11);
+        // Both have it open: each write shows in the next read.
+        let g = open(&b, "new", OpenMode::READ).await;
+        for i in 0..5 {
+            let line = format!("round {i:5}");
+            write(&a, h, 0, line.as_bytes()).await;
+            same(&read(&b, g, 0, 100).await, line.as_bytes());
+        }
+        close(&a, h).await;
+        // Cached under a lease, changed by the other, read again.
+        same(&read(&b, g, 0, 100).await, b"round     4");
+        let h = open(&a, "new", OpenMode::WRITE).await;
+        write(&a, h, 6, b"9").await;
+        a.fsync(h).await.unwrap();
+        same(&read(&b, g, 0, 100).await, b"round 9   4");
+        close(&a, h).await;
+        b.release(g).await.unwrap();
+        // Names.
+        a.rename(&cred, ROOT, b"new", ROOT, b"old", RenameMode::Replace).await.unwrap();
+        assert_eq!(b.lookup(&cred, ROOT, b"new").await.unwrap(), None);
+        assert!(b.lookup(&cred, ROOT, b"old").await.unwrap().is_some());
+        a.unlink(&cred, ROOT, b"old").await.unwrap();
+        assert_eq!(b.lookup(&cred, ROOT, b"old").await.unwrap(), None);
+        assert!(!kernel.0.lock().unwrap().is_empty(), "the kernel was told");
+    });
+}
+
+#[test]
+fn a_close_that_is_put_off_is_told_before_the_lease_goes_back() {
+    Lab::new(31).run(6, |lab| async move {
+        let (a, b) = (lab.client("a").await, lab.client("b").await);
+        for n in 0..3 {
+            let name = format!("f{n}");
+            let h = create(&a, &name).await;
+            write(&a, h, 0, b"by a").await;
+            close(&a, h).await;
+            // At once: the leader still counts a's opens. Were they there, b would share the file and cache nothing.
+            let ino = b.lookup(&root(), ROOT, name.as_bytes()).await.unwrap().unwrap().attr.ino;
+            let opened = b.open(&root(), ino, OpenMode::BOTH).await.unwrap();
+            assert!(opened.kernel_cache, "b has the file for itself");
+            write(&b, opened.handle, 3, b"b").await;
+            close(&b, opened.handle).await;
+            assert_eq!(content(&a, &name).await, b"by b");
+        }
+    });
+}
+
+#[test]
+fn an_access_time_is_told_before_the_lease_goes_back() {
+    Lab::new(33).run(6, |lab| async move {
+        let (a, b) = (lab.client("a").await, lab.client("b").await);
+        let h = create(&a, "f").await;
+        write(&a, h, 0, b"bytes").await;
+        a.fsync(h).await.unwrap();
+        let clock = lab.env("a").clock;
+        clock.sleep(Duration::from_millis(100)).await;
+        let before = a.lookup(&root(), ROOT, b"f").await.unwrap().unwrap();
+        let (ino, read_at) = (before.attr.ino, clock.wall().0);
+        assert!(before.attr.atime.nanos <= before.attr.mtime.nanos);
+        same(&read(&a, h, 0, 5).await, b"bytes");
+        let shown = a.try_getattr(ino).unwrap().attr;
+        assert_eq!((shown.atime.nanos, shown.ctime), (read_at, before.attr.ctime), "shown at once");
+        // At once, before it is told by itself.
+        assert_eq!(b.getattr(ino).await.unwrap().attr.atime.nanos, read_at);
+        clock.sleep(Duration::from_millis(100)).await;
+        same(&read(&a, h, 0, 5).await, b"bytes");
+        assert_eq!(a.getattr(ino).await.unwrap().attr.atime.nanos, read_at, "newer than the last change");
+        write(&a, h, 0, b"B").await;
+        clock.sleep(Duration::from_millis(1)).await;
+        same(&read(&a, h, 0, 5).await, b"Bytes");
+        let again = clock.wall().0;
+        // A time that is set is not overtaken by a read of before.
+        let set = weir_client::SetAttrs {
+            atime: Some(weir_client::SetTime::At(weir_proto::meta::Time { nanos: 77 })),
+            ..Default::default()
+        };
+        assert_eq!(a.getattr(ino).await.unwrap().attr.atime.nanos, again);
+        assert_eq!(a.setattr(&root(), ino, None, set).await.unwrap().attr.atime.nanos, 77);
+        clock.sleep(Duration::from_secs(3)).await;
+        assert_eq!(b.getattr(ino).await.unwrap().attr.atime.nanos, 77);
+        // Told by itself within two seconds; and not at all where nobody wants it.
+        same(&read(&a, h, 0, 5).await, b"Bytes");
+        let third = clock.wall().0;
+        clock.sleep(Duration::from_secs(2)).await;
+        close(&a, h).await;
+        assert_eq!(content(&b, "f").await, b"Bytes");
+        assert_eq!(b.getattr(ino).await.unwrap().attr.atime.nanos, third);
+        b.setattr(&root(), ino, None, set).await.unwrap();
+        b.keep_access_times(false);
+        assert_eq!(content(&b, "f").await, b"Bytes");
+        assert_eq!(b.getattr(ino).await.unwrap().attr.atime.nanos, 77);
+        a.shutdown().await.unwrap();
+    });
+}
+
+#[test]
+fn a_name_is_absent_without_asking_where_every_name_is_known_until_another_client_makes_it() {
+    Lab::new(32).run(6, |lab| async move {
+        let (a, b) = (lab.client("a").await, lab.client("b").await);
+        let dir = a.mkdir(&root(), ROOT, b"d", 0o755).await.unwrap().attr.ino;
+        assert_eq!(a.try_lookup(dir, b"x"), Some(None), "a new directory is empty");
+        let made =
+            a.mknod(&root(), dir, b"own", 0o644, weir_proto::meta::FileKind::Regular, 0).await.unwrap();
+        let known = |name: &[u8]| a.try_lookup(dir, name).map(|found| found.map(|stat| stat.attr.ino));
+        assert_eq!(known(b"own"), Some(Some(made.attr.ino)));
+        assert_eq!(known(b"x"), Some(None));
+        assert!(a.mkdir(&root(), dir, b"own", 0o755).await.is_err(), "it exists");
+        assert_eq!(a.lookup(&root(), dir, b"own").await.unwrap().unwrap().attr.ino, made.attr.ino);
+
+        let theirs = b.mkdir(&root(), dir, b"x", 0o755).await.unwrap();
+        assert_eq!(known(b"x"), None, "the lease went back: ask");
+        assert_eq!(a.lookup(&root(), dir, b"x").await.unwrap().unwrap().attr.ino, theirs.attr.ino);
+
+        // Known again by a listing, once the directory is not changed by turns any more.
+        lab.env("a").clock.sleep(Duration::from_millis(200)).await;
+        let listing = a.readdir(dir, 0, 100, true).await.unwrap();
+        assert_eq!((listing.entries.len(), listing.end), (2, true));
+        assert_eq!(known(b"y"), Some(None));
+        a.rename(&root(), dir, b"x", dir, b"y", RenameMode::Replace).await.unwrap();
+        assert_eq!(known(b"x"), Some(None));
+        assert_eq!(a.lookup(&root(), dir, b"y").await.unwrap().unwrap().attr.ino, theirs.attr.ino);
+        b.rmdir(&root(), dir, b"y").await.unwrap();
+        assert!(a.lookup(&root(), dir, b"y").await.unwrap().is_none());
+    });
+}

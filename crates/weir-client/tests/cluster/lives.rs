@@ -1,0 +1,350 @@
+//! Clients that die, are silent or leave, and leaders that restart: what was written stays, and who has a file open keeps it.
+use super::*;
+use bytes::Bytes;
+use std::time::Duration;
+use weir_client::{Allocate, OpenMode};
+
+#[test]
+fn a_dead_writers_file_that_two_have_open_is_recovered_by_one_of_them() {
+    Lab::new(31).run(6, |lab| async move {
+        let (a, b, c) = (lab.client("a").await, lab.client("b").await, lab.client("c").await);
+        let data = pattern(1, 0, 2 * STRIPE);
+        let h = create(&a, "f").await;
+        write(&a, h, 0, &data[..STRIPE]).await;
+        a.fsync(h).await.unwrap();
+        write(&a, h, STRIPE, &data[STRIPE..]).await;
+        lab.world().kill("a");
+        let (hb, hc) = (open(&b, "f", OpenMode::BOTH).await, open(&c, "f", OpenMode::BOTH).await);
+        let at = |n: usize| &data[n..n + 1000];
+        tokio::join!(write(&b, hb, 0, at(7)), write(&c, hc, STRIPE / 2, at(77)));
+        for (client, h) in [(&b, hb), (&c, hc)] {
+            let got = client.read(h, 0, STRIPE).await.unwrap().concat();
+            same(&got[..1000], at(7));
+            same(&got[STRIPE / 2..STRIPE / 2 + 1000], at(77));
+            same(&got[1000..2000], &data[1000..2000]);
+        }
+        close(&b, hb).await;
+        close(&c, hc).await;
+    });
+}
+
+/// Others that had the file open when it was recovered die, too, after it was closed to them.
+#[test]
+fn what_is_written_alone_stays_when_others_die_that_had_the_file_open_before() {
+    Lab::new(33).run(6, |lab| async move {
+        let (a, b, c) = (lab.client("a").await, lab.client("b").await, lab.client("c").await);
+        let data = pattern(1, 0, 8 * STRIPE);
+        let h = create(&a, "f").await;
+        write(&a, h, 0, &data[..1000]).await;
+        let _open = open(&b, "f", OpenMode::BOTH).await;
+        write(&a, h, 0, &data[..1000]).await;
+        lab.world().kill("a");
+        lab.env("c").clock.sleep(Duration::from_secs(5)).await; // of the world: the session of a ends
+        let hc = open(&c, "f", OpenMode::BOTH).await; // recovered, and written by who has recovered it
+        write(&c, hc, 0, &data[..4 * STRIPE]).await;
+        lab.world().kill("b");
+        lab.env("c").clock.sleep(Duration::from_secs(5)).await; // of the world: the session of b ends
+        write(&c, hc, 4 * STRIPE, &data[4 * STRIPE..6 * STRIPE]).await;
+        let in_between = c.fsync(hc);
+        let more = write(&c, hc, 6 * STRIPE, &data[6 * STRIPE..7 * STRIPE]);
+        tokio::join!(async { in_between.await.unwrap() }, more);
+        write(&c, hc, 7 * STRIPE, &data[7 * STRIPE..]).await;
+        c.fsync(hc).await.unwrap();
+        close(&c, hc).await;
+        same(&content(&lab.client("d").await, "f").await, &data);
+    });
+}
+
+#[test]
+fn a_session_that_many_find_gone_is_replaced_once() {
+    for seed in 40..52 {
+        Lab::new(seed).run(6, |lab| async move {
+            let (a, b) = (lab.client("a").await, lab.client("b").await);
+            let names = ["f0", "f1", "f2", "f3", "f4", "f5"];
+            let mut handles = Vec::new();
+            for name in names {
+                let h = create(&a, name).await;
+                write(&a, h, 0, b"before").await;
+                a.fsync(h).await.unwrap();
+                handles.push(h);
+            }
+            lab.world().pause("a");
+            lab.world().clock().sleep(Duration::from_secs(6)).await;
+            lab.world().resume("a");
+            // All of them find the session gone, at slightly different times, and take what they need under the next.
+            let change = async |n: u64| {
+                lab.world().clock().sleep(Duration::from_micros((seed - 40) * 30 * n)).await;
+                let h = handles[n as usize];
+                same(&a.read(h, 0, 100).await.unwrap().concat(), b"before");
+                write(&a, h, 6, b", after").await;
+            };
+            tokio::join!(change(0), change(1), change(2), change(3), change(4), change(5));
+            for name in names {
+                same(&content(&b, name).await, b"before, after");
+            }
+        });
+    }
+}
+
+#[test]
+fn a_removed_file_outlives_who_else_has_it_open_also_under_a_new_session() {
+    Lab::new(53).run(6, |lab| async move {
+        let (a, b) = (lab.client("a").await, lab.client("b").await);
+        let bytes = pattern(6, 0, STRIPE + 77);
+        let of_a = create(&a, "f").await;
+        write(&a, of_a, 0, &bytes).await;
+        a.fsync(of_a).await.unwrap();
+        lab.world().partition("a", "meta");
+        lab.world().sleep(Duration::from_secs(6)).await; // more than a lease term
+        let of_b = open(&b, "f", OpenMode::READ).await;
+        b.unlink(&root(), ROOT, b"f").await.unwrap();
+        lab.world().heal("a", "meta");
+        lab.world().sleep(Duration::from_secs(2)).await;
+        close(&b, of_b).await;
+        lab.world().sleep(Duration::from_secs(4)).await; // it would be swept
+        same(&read(&a, of_a, 0, bytes.len()).await, &bytes);
+    });
+}
+
+#[test]
+fn what_a_dead_writer_left_past_the_end_of_a_shared_file_stays_away() {
+    Lab::new(34).run(6, |lab| async move {
+        let (b, far) = (lab.client("b").await, 300_000);
+        let mut cut_off_in_time = 0;
+        for (n, microseconds) in (100..2500).step_by(100).enumerate() {
+            let (file, dies) = (format!("f{n}"), format!("a{n}"));
+            let hb = create(&b, &file).await;
+            write(&b, hb, 0, b"first").await;
+            let a = lab.client(&dies).await;
+            let ha = open(&a, &file, OpenMode::BOTH).await;
+            let writer = a.clone();
+            let left = async move { writer.write(ha, 100_000, Bytes::from_static(b"left behind")).await };
+            lab.env(&dies).tasks.spawn("a write that never ends", async move { drop(left.await) });
+            lab.world().clock().sleep(Duration::from_micros(microseconds)).await;
+            // Its bytes may get to the targets, but the leader does not hear of it; and it is not the last writer.
+            lab.world().partition(&dies, "meta");
+            write(&b, hb, 0, b"FIRST").await;
+            lab.world().kill(&dies);
+            lab.world().clock().sleep(Duration::from_secs(5)).await;
+            let before = b.read(hb, 0, far).await.unwrap().concat();
+            cut_off_in_time += usize::from(before.len() == 5);
+            write(&b, hb, far, b"far").await;
+            let mut expected = before;
+            expected.resize(far, 0);
+            same(&b.read(hb, 0, far).await.unwrap().concat(), &expected);
+            close(&b, hb).await;
+        }
+        assert!(cut_off_in_time > 5, "{cut_off_in_time}");
+    });
+}
+
+/// The leader has heard from a close that nothing is on its way, and hears nothing any more when more is sent, of several stripes
+/// at once; or after a sync that had nothing to send.
+#[test]
+fn what_is_sent_after_a_close_is_looked_for_when_its_writer_dies() {
+    Lab::new(37).run(6, |lab| async move {
+        let (b, far) = (lab.client("b").await, 4 * STRIPE);
+        for (n, grows) in [false, true].into_iter().enumerate() {
+            let (file, dies) = (format!("f{n}"), format!("a{n}"));
+            let a = lab.client(&dies).await;
+            let h = create(&a, &file).await;
+            let mut expected = pattern(1, 0, STRIPE - 5000);
+            write(&a, h, 0, &expected).await;
+            a.flush(h).await.unwrap(); // of a copy of the descriptor: it is open still
+            if grows {
+                a.fallocate(h, Allocate::Extend, 0, expected.len() as u64 + 100).await.unwrap();
+                a.fsync(h).await.unwrap();
+                expected.resize(expected.len() + 100, 0);
+            }
+            lab.world().partition(&dies, "meta");
+            write(&a, h, expected.len(), &pattern(2, 0, STRIPE)).await;
+            lab.env(&dies).tasks.spawn("a sync that never ends", async move { drop(a.fsync(h).await) });
+            lab.world().sleep(Duration::from_millis(500)).await;
+            lab.world().kill(&dies);
+            lab.world().sleep(Duration::from_secs(5)).await;
+            same(&content(&b, &file).await, &expected);
+            let h = open(&b, &file, OpenMode::BOTH).await;
+            write(&b, h, far, b"far").await;
+            close(&b, h).await;
+            expected.resize(far, 0);
+            expected.extend(b"far");
+            same(&content(&lab.client(&format!("c{n}")).await, &file).await, &expected);
+        }
+    });
+}
+
+/// A leader that has started answers when all are back that were there before; who has nothing to ask comes by itself.
+#[test]
+fn who_is_idle_comes_back_soon_after_the_leader() {
+    for down_ms in [500, 2000, 3500, 5000, 6500] {
+        Lab::with(38, "ec:4+2", 9000).run(6, |lab| async move {
+            let (_idle, b) = (lab.client("a").await, lab.client("b").await);
+            create(&b, "f").await;
+            lab.kill_meta();
+            lab.world().sleep(Duration::from_millis(down_ms)).await;
+            lab.meta().await;
+            let begun = lab.world().now();
+            create(&b, "g").await;
+            let took = lab.world().now().since(begun);
+            assert!(took < Duration::from_millis(1200), "{took:?} after {down_ms} ms without a leader");
+        });
+    }
+}
+
+#[test]
+fn who_is_idle_and_far_away_comes_back_in_time_for_what_it_has_not_written() {
+    for way_ms in [100, 300, 500, 650] {
+        Lab::with(43, "ec:4+2", 5000).run(6, |lab| async move {
+            let (idle, b) = (lab.client("a").await, lab.client("b").await);
+            let h = create(&idle, "f").await;
+            idle.fsync(h).await.unwrap();
+            let way = Duration::from_millis(way_ms);
+            lab.world().slow_link("a", "meta", way);
+            lab.world().slow_link("meta", "a", way);
+            write(&idle, h, 0, b"not written yet").await;
+            lab.kill_meta();
+            lab.world().sleep(Duration::from_millis(500)).await;
+            lab.meta().await;
+            same(&content(&b, "f").await, b"not written yet");
+            assert_eq!(idle.losses(), (0, vec![]));
+        });
+    }
+}
+
+#[test]
+fn a_client_that_cannot_ask_for_the_map_waits_for_it() {
+    Lab::new(35).run(6, |lab| async move {
+        let a = lab.client("a").await;
+        let mut data = pattern(1, 0, 3 * STRIPE);
+        let h = create(&a, "f").await;
+        write(&a, h, 0, &data).await;
+        a.fsync(h).await.unwrap();
+        let (reader, hr) = (lab.client("r").await, open(&a, "f", OpenMode::READ).await);
+        let hr2 = open(&reader, "f", OpenMode::READ).await;
+        a.release(hr).await.unwrap();
+        for name in ["a", "r"] {
+            lab.world().partition(name, "coord");
+        }
+        lab.kill_storage(2);
+        lab.world().clock().sleep(Duration::from_secs(2)).await; // the others know, and go by a new epoch
+        let healing = lab.clone();
+        lab.env("observer").tasks.spawn("heal", async move {
+            healing.world().clock().sleep(Duration::from_secs(6)).await;
+            ["a", "r"].iter().for_each(|name| healing.world().heal(name, "coord"));
+        });
+        same(&reader.read(hr2, 0, 3 * STRIPE).await.unwrap().concat(), &data);
+        reader.release(hr2).await.unwrap();
+        lab.world().partition("a", "coord");
+        lab.kill_storage(4);
+        lab.world().clock().sleep(Duration::from_secs(2)).await;
+        let healing = lab.clone();
+        lab.env("observer").tasks.spawn("heal", async move {
+            healing.world().clock().sleep(Duration::from_secs(6)).await;
+            healing.world().heal("a", "coord");
+        });
+        for (at, len) in [(1000, 3 * CELL), (STRIPE, STRIPE), (2 * STRIPE + 5, 17)] {
+            let patch = pattern(9, at, len);
+            write(&a, h, at, &patch).await;
+            data[at..at + len].copy_from_slice(&patch);
+        }
+        a.fsync(h).await.unwrap();
+        same(&content(&reader, "f").await, &data);
+    });
+}
+
+#[test]
+fn a_client_that_leaves_in_good_order_leaves_nothing_to_recover() {
+    Lab::new(32).run(6, |lab| async move {
+        let (a, b) = (lab.client("a").await, lab.client("b").await);
+        let h = create(&a, "f").await;
+        write(&a, h, 0, b"all there").await;
+        close(&a, h).await;
+        a.shutdown().await.unwrap();
+        let ino = b.lookup(&root(), ROOT, b"f").await.unwrap().unwrap().attr.ino;
+        let opened = b.open(&root(), ino, OpenMode::READ).await.unwrap();
+        assert!(opened.kernel_cache, "a file to be recovered is cached by nobody");
+    });
+}
+
+#[test]
+fn a_dead_writers_file_is_recovered_by_the_next_reader() {
+    Lab::new(15).run(6, |lab| async move {
+        let b = lab.client("b").await;
+        let data = pattern(1, 0, 3 * STRIPE);
+        {
+            let a = lab.client("a").await;
+            let h = create(&a, "f").await;
+            write(&a, h, 0, &data[..STRIPE + 1000]).await;
+            a.fsync(h).await.unwrap();
+            write(&a, h, STRIPE + 1000, &data[STRIPE + 1000..]).await;
+            lab.env("a").clock.sleep(Duration::from_millis(500)).await;
+            lab.world().kill("a");
+        }
+        let got = content(&b, "f").await;
+        same(&got, &data[..STRIPE + 1000]);
+        let h = open(&b, "f", OpenMode::BOTH).await;
+        write(&b, h, 2 * STRIPE, b"x").await;
+        close(&b, h).await;
+        let mut expected = data[..STRIPE + 1000].to_vec();
+        expected.resize(2 * STRIPE, 0);
+        expected.push(b'x');
+        same(&content(&b, "f").await, &expected);
+    });
+}
+
+/// It is cut off from everybody with changes on their way; another client takes over and writes at the same place. When it is
+/// back it has the right to write once more, but not to write what was lost.
+#[test]
+fn what_was_lost_with_a_lease_is_not_sent_under_the_next_one() {
+    Lab::new(34).run(6, |lab| async move {
+        let (a, b) = (lab.client("a").await, lab.client("b").await);
+        let old = pattern(1, 0, STRIPE);
+        let h = create(&a, "f").await;
+        write(&a, h, 0, &old).await;
+        a.fsync(h).await.unwrap();
+        let (lost, kept, last) = (pattern(2, 0, 5000), pattern(3, 0, 5000), pattern(4, 0, 700));
+        write(&a, h, 3000, &lost).await;
+        for n in 0..6 {
+            lab.world().partition("a", &format!("s{n}"));
+        }
+        let (cut_off, syncing) = (a.clone(), lab.env("a").tasks);
+        syncing.spawn("fsync", async move { drop(cut_off.fsync(h).await) });
+        lab.world().sleep(Duration::from_millis(100)).await;
+        lab.world().partition("a", "meta");
+        lab.world().sleep(Duration::from_secs(4)).await;
+        let of_b = open(&b, "f", OpenMode::BOTH).await;
+        write(&b, of_b, 3000, &kept).await;
+        close(&b, of_b).await;
+        lab.world().heal("a", "meta");
+        while a.losses().0 == 0 {
+            lab.world().sleep(Duration::from_millis(10)).await;
+        }
+        let again = open(&a, "f", OpenMode::BOTH).await;
+        write(&a, again, 20_000, &last).await;
+        for n in 0..6 {
+            lab.world().heal("a", &format!("s{n}"));
+        }
+        close(&a, again).await;
+        lab.world().sleep(Duration::from_secs(10)).await;
+        let mut expected = old;
+        expected[3000..8000].copy_from_slice(&kept);
+        expected[20_000..20_700].copy_from_slice(&last);
+        same(&content(&lab.client("c").await, "f").await, &expected);
+    });
+}
+
+#[test]
+fn the_metadata_leader_may_restart_under_open_files() {
+    Lab::new(16).run(6, |lab| async move {
+        let a = lab.client("a").await;
+        let data = pattern(1, 0, 2 * STRIPE);
+        let h = create(&a, "f").await;
+        write(&a, h, 0, &data[..STRIPE]).await;
+        lab.world().kill("meta");
+        write(&a, h, STRIPE, &data[STRIPE..]).await;
+        lab.meta().await;
+        close(&a, h).await;
+        a.mkdir(&root(), ROOT, b"d", 0o755).await.unwrap();
+        same(&content(&lab.client("b").await, "f").await, &data);
+    });
+}

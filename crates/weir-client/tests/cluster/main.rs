@@ -1,0 +1,54 @@
+//! Claims about a client, on a whole simulated cluster: what is written is read, whoever reads it and whatever is lost.
+mod caches;
+mod contents;
+#[path = "../lab/mod.rs"]
+mod lab;
+mod lengths;
+mod lives;
+
+use bytes::Bytes;
+use lab::*;
+use weir_client::{Client, Handle, OpenMode};
+use weir_proto::InodeId;
+
+const ROOT: InodeId = InodeId::ROOT;
+
+async fn create(c: &Client, name: &str) -> Handle {
+    c.create(&root(), ROOT, name.as_bytes(), 0o644, true, OpenMode::BOTH).await.unwrap().handle
+}
+async fn open(c: &Client, name: &str, mode: OpenMode) -> Handle {
+    let found = c.lookup(&root(), ROOT, name.as_bytes()).await.unwrap().expect("the name exists");
+    c.open(&root(), found.attr.ino, mode).await.unwrap().handle
+}
+async fn write(c: &Client, h: Handle, offset: usize, data: &[u8]) {
+    if let Some(done) = c.try_write(h, offset as u64, data) {
+        assert_eq!(done.unwrap(), data.len());
+        return;
+    }
+    assert_eq!(c.write(h, offset as u64, Bytes::copy_from_slice(data)).await.unwrap(), data.len());
+}
+async fn read(c: &Client, h: Handle, offset: usize, len: usize) -> Vec<u8> {
+    if let Some(parts) = c.try_read(h, offset as u64, len) {
+        return parts.unwrap().concat();
+    }
+    c.read(h, offset as u64, len).await.unwrap().concat()
+}
+async fn close(c: &Client, h: Handle) {
+    c.flush(h).await.unwrap();
+    c.release(h).await.unwrap();
+}
+/// The whole file as a client that knows nothing of it sees it.
+async fn content(c: &Client, name: &str) -> Vec<u8> {
+    let h = open(c, name, OpenMode::READ).await;
+    let bytes = c.read(h, 0, 1 << 30).await.unwrap().concat();
+    c.release(h).await.unwrap();
+    bytes
+}
+#[track_caller]
+fn same(got: &[u8], expected: &[u8]) {
+    if got == expected {
+        return;
+    }
+    let at = got.iter().zip(expected).position(|(a, b)| a != b).unwrap_or(got.len().min(expected.len()));
+    panic!("{} bytes, expected {}; the first difference is at {at}", got.len(), expected.len());
+}
