@@ -359,7 +359,9 @@ fn survives(cases: &[(Victims, &'static str)], nths: &[u32]) {
     works.iter_mut().for_each(|work| assert!(work.append("log", b"").is_ok()));
     works.iter_mut().for_each(|work| assert!(work.round().is_ok()));
     let deaths: Vec<_> = nths.iter().flat_map(|n| cases.iter().map(move |case| (*n, *case))).collect();
-    for number in common::part("WEIR_POINTS", 0..deaths.len() as u64) {
+    let part = common::part("WEIR_POINTS", 0..deaths.len() as u64);
+    assert!(part.end <= deaths.len() as u64, "WEIR_POINTS={part:?}: there are {} deaths", deaths.len());
+    for number in part {
         let (nth, (victims, point)) = deaths[number as usize];
         let begun = std::time::Instant::now();
         die_and_recover(&mut cluster, &mut shell, victims, point, nth, &mut works);

@@ -109,7 +109,6 @@ fn a_restart_of_the_leader_takes_no_append_away() {
 fn an_append_whose_answer_is_lost_with_the_session_is_not_done_twice() {
     Lab::new(48).run(6, |lab| async move {
         let (a, b) = (lab.client("a").await, lab.client("b").await);
-        let clock = lab.world().clock();
         let mut unknown = 0;
         for round in 25..50 {
             let name = format!("f{round}");
@@ -117,15 +116,7 @@ fn an_append_whose_answer_is_lost_with_the_session_is_not_done_twice() {
             let append = OpenMode { append: true, ..OpenMode::BOTH };
             let h = open(&a, &name, append).await;
             let appends = a.append(h, vec![b'a'; 900].into());
-            let cut_off = async {
-                clock.sleep(Duration::from_micros(round * 40)).await;
-                lab.world().partition("meta", "a");
-                lab.kill_meta();
-                lab.meta().await;
-                clock.sleep(Duration::from_secs(10)).await;
-                lab.world().heal("meta", "a");
-            };
-            let (appended, ()) = tokio::join!(appends, cut_off);
+            let (appended, ()) = tokio::join!(appends, lose_session(&lab, round * 40));
             let len = content(&b, &name).await.len();
             match appended {
                 Ok(_) => assert_eq!(len, 900, "round {round}"),

@@ -3,6 +3,8 @@ use super::*;
 use bytes::Bytes;
 use std::time::Duration;
 use weir_client::{Allocate, OpenMode};
+use weir_proto::ErrorKind;
+use weir_proto::meta::RenameMode;
 
 #[test]
 fn a_dead_writers_file_that_two_have_open_is_recovered_by_one_of_them() {
@@ -346,5 +348,45 @@ fn the_metadata_leader_may_restart_under_open_files() {
         close(&a, h).await;
         a.mkdir(&root(), ROOT, b"d", 0o755).await.unwrap();
         same(&content(&lab.client("b").await, "f").await, &data);
+    });
+}
+
+/// The leader has changed the names, its answer is lost, and with the session nobody can ask for it again.
+#[test]
+fn a_change_of_names_whose_answer_is_lost_with_the_session_is_not_done_twice() {
+    Lab::new(49).run(6, |lab| async move {
+        let (a, b) = (lab.client("a").await, lab.client("b").await);
+        let mut unknown = [0; 3];
+        lab.world().slow_link("meta", "a", Duration::from_millis(3));
+        for round in 0..9 {
+            let [dir, gone, from, to] = ["dir", "gone", "from", "to"].map(|name| format!("{name}{round}"));
+            close(&b, create(&b, &gone).await).await;
+            close(&b, create(&b, &from).await).await;
+            let changes = async {
+                match round % 3 {
+                    0 => a.mkdir(&root(), ROOT, dir.as_bytes(), 0o755).await.map(|_| ()),
+                    1 => a.unlink(&root(), ROOT, gone.as_bytes()).await,
+                    _ => {
+                        let (from, to) = (from.as_bytes(), to.as_bytes());
+                        a.rename(&root(), ROOT, from, ROOT, to, RenameMode::NoReplace).await
+                    }
+                }
+            };
+            let (changed, ()) = tokio::join!(changes, lose_session(&lab, 2_000 + round * 100));
+            let there = async |name: &str| b.lookup(&root(), ROOT, name.as_bytes()).await.unwrap().is_some();
+            let happened = match round % 3 {
+                0 => there(&dir).await,
+                1 => !there(&gone).await,
+                _ => there(&to).await && !there(&from).await,
+            };
+            match changed {
+                Ok(()) => assert!(happened, "round {round}"),
+                Err(e) => {
+                    assert_eq!(e.kind, ErrorKind::Io, "round {round}: {e}");
+                    unknown[(round % 3) as usize] += u32::from(happened);
+                }
+            }
+        }
+        assert!(unknown.iter().all(|n| *n > 0), "no answer was lost of one kind: {unknown:?}");
     });
 }

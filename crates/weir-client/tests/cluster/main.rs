@@ -8,6 +8,7 @@ mod lives;
 
 use bytes::Bytes;
 use lab::*;
+use std::time::Duration;
 use weir_client::{Client, Handle, OpenMode};
 use weir_proto::InodeId;
 
@@ -43,6 +44,15 @@ async fn content(c: &Client, name: &str) -> Vec<u8> {
     let bytes = c.read(h, 0, 1 << 30).await.unwrap().concat();
     c.release(h).await.unwrap();
     bytes
+}
+/// After so long `a` is cut off from the leader, which restarts, until it has given up waiting for `a`.
+async fn lose_session(lab: &Lab, after_us: u64) {
+    lab.world().sleep(Duration::from_micros(after_us)).await;
+    lab.world().partition("meta", "a");
+    lab.kill_meta();
+    lab.meta().await;
+    lab.world().sleep(Duration::from_secs(10)).await;
+    lab.world().heal("meta", "a");
 }
 #[track_caller]
 fn same(got: &[u8], expected: &[u8]) {
