@@ -292,7 +292,8 @@ fn die_and_recover(
     let up = cluster.words_of_up().join(" ");
     // With more gone than parity stands for nothing is written, so who is left would never come to the point.
     let enough = names.len().min(LOST_MAX + 1);
-    let died = |cluster: &Cluster| names.iter().filter(|name| cluster.pid(name).is_none()).count() >= enough;
+    let dead = |cluster: &Cluster| names.iter().filter(|name| cluster.pid(name).is_none()).count();
+    let died = |cluster: &Cluster| dead(cluster) >= enough;
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let _stop = OnPanic(|| stop.store(true, Ordering::Release));
@@ -308,7 +309,9 @@ fn die_and_recover(
             .collect();
         let what = format!("{victims:?} come to {point} for the {nth}. time");
         wait_until(&what, PATIENCE, || died(cluster) || workers.iter().any(|w| w.is_finished()));
-        wait_until(&what, PATIENCE, || died(cluster));
+        // Fewer may be too many while others are still behind from the death of all. Then all who write give up.
+        let gave_up = || too_many && workers.iter().all(|w| w.is_finished());
+        wait_until(&what, PATIENCE, || died(cluster) || (dead(cluster) > 0 && gave_up()));
         if matches!(victims, Victims::Mount) {
             // Who works there has to see it: between the dead mount and its successor there is a plain, empty directory.
             wait_until("the dead mount to be seen", PATIENCE, || workers[0].is_finished());
