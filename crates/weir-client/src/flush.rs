@@ -1,7 +1,8 @@
 //! Changed data on its way to targets, and the commits that make it part of the file.
 //!
 //! Invariants: of one stripe at most one send is under way, so later bytes never arrive before earlier ones; the size is
-//! committed only after every byte below it is durable; what fails is kept as the inode's error, never dropped silently.
+//! committed only after every byte below it is durable, or is as it was if it failed; what fails is kept as the inode's error, never
+//! dropped silently.
 use crate::data::{Fragment, Overlay, StripeRef, encode};
 use crate::inner::{Inner, STRIPE_PARTS, layout_of};
 use crate::node::{Declared, Inline, Node, Sending, State};
@@ -26,6 +27,8 @@ struct Send {
     stripe: u64,
     parts: Vec<(u32, Bytes)>,
     how: SendAs,
+    /// First what a send left there that failed is taken back.
+    torn: bool,
     token_epoch: u32,
     tenure: u64,
 }
@@ -39,7 +42,7 @@ enum Awaited {
 }
 
 impl Inner {
-    /// Begins to send a stripe's dirty bytes. The stripe must be dirty and not on its way.
+    /// Begins to send a stripe's dirty bytes. The stripe must be dirty, or torn, and not on its way.
     pub fn start_send(
         &self,
         node: &Arc<Node>,
@@ -72,7 +75,8 @@ impl Inner {
         st.sent_end = st.sent_end.max(end);
         let token_epoch = st.token_epoch;
         let (node, object) = (node.clone(), st.object(node.ino));
-        let send = Send { node, object, layout, stripe, parts, how, token_epoch, tenure };
+        let torn = st.torn.contains(&stripe);
+        let send = Send { node, object, layout, stripe, parts, how, torn, token_epoch, tenure };
         let me = self.arc();
         self.env.tasks.spawn("send stripe", async move { me.run_send(send).await });
         Ok(id)
@@ -187,7 +191,11 @@ impl Inner {
         self.mark(&send.node).await?;
         check_tenure(&send.node, send.tenure)?;
         let s = self.stripe_ref(send.object, send.layout, send.stripe, deadline);
+        if send.torn {
+            self.take_back_fresh(send).await?;
+        }
         match send.how {
+            _ if send.parts.is_empty() => Ok(()),
             SendAs::Fresh { len } => {
                 let fragments = self.fragments(send, len)?;
                 let written = self.write_fresh(s, send.token_epoch, &fragments).await;
@@ -220,18 +228,35 @@ impl Inner {
         self.data.write_stripe(s, version, WriteMode::Fresh, Vec::new(), fragments).await
     }
 
-    /// Some members took their fragment, others did not (they are full). Nothing was at this place, and so it must be
-    /// again, at all of them: fragments without bytes take no space, and the higher version is what is rebuilt.
+    /// Some members took their fragment, others did not: they are full, or died. Until it is as it was there, everywhere, nobody can
+    /// read the stripe: that is tried again before anything else is sent there, and before the size covers it.
     async fn abandon_fresh(&self, send: &Send, why: &Error) {
         if why.kind == ErrorKind::Stale {
             return; // fenced: whoever cut the file has dropped it
         }
+        {
+            let mut st = send.node.lock();
+            if st.tenure == send.tenure {
+                st.torn.insert(send.stripe);
+            }
+        }
+        if let Err(e) = self.take_back_fresh(send).await {
+            tracing::warn!("a write that failed is at some targets for now: {e}");
+        }
+    }
+
+    /// Nothing was at this place, and so it must be again, at all members: fragments without bytes take no space, and the higher
+    /// version is what is rebuilt.
+    async fn take_back_fresh(&self, send: &Send) -> Result<()> {
         let s = self.stripe_ref(send.object, send.layout, send.stripe, self.deadline());
         let empty = Fragment { payload: Bytes::new(), block_crcs: Vec::new() };
         let fragments = vec![empty; send.layout.scheme.width()];
-        if let Err(e) = self.write_fresh(s, send.token_epoch, &fragments).await {
-            tracing::warn!("{s} holds parts of a write that failed: {e}");
+        self.write_fresh(s, send.token_epoch, &fragments).await?;
+        let mut st = send.node.lock();
+        if st.tenure == send.tenure {
+            st.torn.remove(&send.stripe);
         }
+        Ok(())
     }
 
     /// Nobody has committed it, so nobody may: else it comes back when the file is recovered one day.
@@ -285,7 +310,7 @@ impl Inner {
                 let mut st = node.lock();
                 let waiting = awaited.get_or_insert_with(|| {
                     let sent = st.sending.iter().map(|(s, send)| (*s, Awaited::End(send.id)));
-                    let dirty = st.dirty.keys().map(|s| (*s, Awaited::Start));
+                    let dirty = st.dirty.keys().chain(&st.torn).map(|s| (*s, Awaited::Start));
                     sent.chain(dirty).collect()
                 });
                 self.advance(node, &mut st, waiting, occasion)?;
@@ -308,10 +333,11 @@ impl Inner {
     ) -> Result<()> {
         for stripe in waiting.keys().copied().collect::<Vec<_>>() {
             let under_way = st.sending.get(&stripe).map(|s| s.id);
+            let is_due = st.dirty.contains_key(&stripe) || st.torn.contains(&stripe);
             let next = match waiting[&stripe] {
                 Awaited::End(id) if under_way == Some(id) => continue,
                 Awaited::End(_) => None,
-                Awaited::Start if !st.dirty.contains_key(&stripe) => under_way.map(Awaited::End),
+                Awaited::Start if !is_due => under_way.map(Awaited::End),
                 Awaited::Start if under_way.is_some() => continue,
                 Awaited::Start => Some(Awaited::End(self.start_send(node, st, stripe, occasion)?)),
             };
@@ -618,12 +644,23 @@ impl Inner {
         for node in self.dirty_inodes().into_iter().filter_map(|ino| self.known_node(ino)) {
             let due = due(&node.lock(), node.ino, self.env.clock.now());
             match due {
+                Due::Nothing if self.can_take_back(&node) => {
+                    drop(self.flush(&node, Occasion::Growing, false).await);
+                }
                 Due::Nothing => self.forget_if_saved(&node),
                 Due::Flush => drop(self.flush(&node, Occasion::Growing, false).await),
                 Due::Settle => drop(self.settle_through(&node).await),
                 Due::Commit => self.tell_durable(&node).await,
             }
         }
+    }
+
+    /// Whether what a failed write left at some targets can go: enough of them are there again.
+    fn can_take_back(&self, node: &Node) -> bool {
+        let st = node.lock();
+        let (Some(stripe), Ok(layout)) = (st.torn.first(), layout_of(&st, node.ino)) else { return false };
+        let s = self.stripe_ref(st.object(node.ino), layout, *stripe, self.deadline());
+        self.data.view(&s).is_ok_and(|view| view.group().is_writable())
     }
 
     /// Tells the leader what is durable, unless somebody is about to. Errors stay with the inode.
@@ -734,8 +771,10 @@ fn durable_size(st: &State, layout: &Layout) -> u64 {
         let start = layout.stripe_start(*stripe);
         send.parts.iter().map(move |(a, b)| (start + u64::from(*a), start + u64::from(*a) + b.len() as u64))
     });
+    let torn = st.torn.iter().map(|stripe| (layout.stripe_start(*stripe), layout.stripe_start(stripe + 1)));
     dirty
         .chain(sending)
+        .chain(torn)
         .filter(|(_, end)| *end > committed)
         .map(|(start, _)| start.max(committed))
         .fold(st.size(), u64::min)

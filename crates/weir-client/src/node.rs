@@ -123,6 +123,8 @@ pub struct State {
     pub send_count: u64,
     /// Stripes beyond everything committed that something was sent for.
     pub touched: BTreeSet<u64>,
+    /// Those where a fresh stripe failed, and is at some targets still: nobody can read them. The size never covers one.
+    pub torn: BTreeSet<u64>,
     /// End of what was sent since the Write lease began.
     pub sent_end: u64,
     /// Nothing is on targets past the committed size but what this client sent.
@@ -266,6 +268,7 @@ impl State {
             sending: BTreeMap::new(),
             send_count: 0,
             touched: BTreeSet::new(),
+            torn: BTreeSet::new(),
             sent_end: 0,
             tail_clean: false,
             declared: Declared::Unclean,
@@ -392,6 +395,7 @@ impl State {
     fn begin_tenure(&mut self) {
         self.tenure += 1;
         self.touched.clear();
+        self.torn.clear();
         self.sent_end = 0;
         self.tail_clean = false;
     }
@@ -501,7 +505,10 @@ impl State {
         }
     }
     pub fn is_dirty(&self) -> bool {
-        self.local.is_some() || !self.dirty.is_empty() || self.own_sends().next().is_some()
+        self.local.is_some() || !self.dirty.is_empty() || self.has_own_sends() || !self.torn.is_empty()
+    }
+    fn has_own_sends(&self) -> bool {
+        self.own_sends().next().is_some()
     }
     /// Whether what is dirty of a stripe had better go now: all of it, or all that follows what was sent of it before. The
     /// leader is told of what is on targets without a gap, and a writer that goes on in order adds nothing to this stripe.
@@ -513,7 +520,8 @@ impl State {
     }
     /// Whether nothing is on its way to targets, nor about to be.
     pub fn is_all_sent(&self) -> bool {
-        self.dirty.is_empty() && self.sending.is_empty() && self.through_sends.is_empty()
+        let is_none_buffered = self.dirty.is_empty() && self.torn.is_empty();
+        is_none_buffered && self.sending.is_empty() && self.through_sends.is_empty()
     }
     /// What is on its way under the present right to write.
     pub fn own_sends(&self) -> impl Iterator<Item = (&u64, &Sending)> {

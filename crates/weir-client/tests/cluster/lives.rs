@@ -390,3 +390,55 @@ fn a_change_of_names_whose_answer_is_lost_with_the_session_is_not_done_twice() {
         assert!(unknown.iter().all(|n| *n > 0), "no answer was lost of one kind: {unknown:?}");
     });
 }
+
+/// Some targets have their fragments of a stripe and others, too many, have died: it fails, and cannot be taken back yet.
+#[test]
+fn what_a_write_that_failed_left_on_some_targets_is_no_hole_that_nobody_can_read() {
+    Lab::new(50).run(6, |lab| async move {
+        let (a, b) = (lab.client("a").await, lab.client("b").await);
+        let mut failed = 0;
+        for round in 1..15 {
+            let name = format!("f{round}");
+            let h = create(&a, &name).await;
+            let data = pattern(round, 0, 6 * STRIPE);
+            let writes = async {
+                a.write(h, 0, data.clone().into()).await?;
+                a.fsync(h).await
+            };
+            let deaths = async {
+                lab.world().sleep(Duration::from_micros(round * 200)).await;
+                (0..3).for_each(|n| lab.kill_storage(n));
+            };
+            let (written, ()) = tokio::join!(writes, deaths);
+            let again = pattern(round + 100, 0, 5 * STRIPE);
+            match round % 3 {
+                0 => drop((a.flush(h).await, a.release(h).await)),
+                1 => drop(a.write(h, 0, again.clone().into()).await),
+                _ => {}
+            }
+            for n in 0..3 {
+                lab.storage(n).await;
+            }
+            lab.all_current().await.unwrap();
+            if round % 2 == 0 {
+                lab.world().sleep(Duration::from_secs(2)).await; // it is taken back without anybody's asking
+            }
+            let got = content(&b, &name).await;
+            assert!(got.len() <= data.len(), "round {round}");
+            match written {
+                Ok(()) if round % 3 != 1 => same(&got, &data),
+                _ => {
+                    let bytes = got.iter().zip(data.iter().zip(again.iter().chain(&data[again.len()..])));
+                    let unknown = bytes.enumerate().find(|(_, (got, (a, b)))| ![**a, **b, 0].contains(got));
+                    assert_eq!(unknown, None, "round {round}: bytes that nobody wrote");
+                }
+            }
+            failed += u32::from(written.is_err());
+            let h = open(&b, &name, OpenMode::BOTH).await;
+            write(&b, h, 0, &data).await;
+            close(&b, h).await;
+            same(&content(&a, &name).await, &data);
+        }
+        assert!(failed > 3, "{failed} writes failed");
+    });
+}
