@@ -26,6 +26,8 @@ use weir_env::{
 const REPAIR_PATIENCE: Duration = Duration::from_secs(180);
 /// Well within a client's patience of 30 s, with what recovery takes.
 const FAULT_MS_MAX: u64 = 6_000;
+/// Of [`KillTooMany`], and up to half as long again: who waits for those who died is told an error, see the client's `LOSS_PATIENCE`.
+const TOO_MANY_MS_MIN: u64 = 13_000;
 /// Of [`Faults::round`], around the fault itself.
 const BETWEEN_MS_MAX: u64 = 500;
 /// A client that stands still for no longer must lose nothing: half a lease, see `Settings`.
@@ -100,11 +102,16 @@ impl Fault {
     fn takes(&self) -> impl Iterator<Item = &String> {
         self.victims.iter().filter(|v| self.kind.toll() != Toll::None && v.starts_with('s'))
     }
-    /// Clients that are cut off from the leader so long that they may lose what is theirs.
+    /// More than parity stands for are gone at once.
+    fn is_beyond_parity(&self) -> bool {
+        matches!(self.kind, PowerCutAllStorage | KillTooMany)
+    }
+    /// Clients that are cut off from the leader, or targets, so long that they may lose what is theirs.
     fn cuts(&self) -> Vec<usize> {
         let long = self.lasts + Duration::from_millis(2 * BETWEEN_MS_MAX) > FORGIVEN;
         let names = match self.kind {
             KillClient => self.victims.clone(),
+            KillTooMany => self.others.clone(),
             PauseClient | PartitionFromMeta if long => self.victims.clone(),
             PartitionPartly if long && self.others.iter().any(|o| o == META) => self.victims.clone(),
             _ => Vec::new(),
@@ -164,7 +171,7 @@ impl Faults {
             }
             self.pause(BETWEEN_MS_MAX).await;
         }
-        self.world.sleep(lasts).await;
+        self.world.sleep(under_way.iter().map(|f| f.lasts).fold(lasts, Duration::max)).await;
         for fault in &under_way {
             self.end(fault).await;
             self.pause(BETWEEN_MS_MAX / 2).await;
@@ -232,6 +239,12 @@ impl Faults {
             }
             KillCoordinator | PowerCutCoordinator => (vec![COORDINATOR.into()], vec![]),
             PowerCutAllStorage => (all, vec![]),
+            KillTooMany => {
+                let gone = usize::from(self.options.scheme.parity) + 1 + self.rng.below(2) as usize;
+                let first = self.rng.below(all.len() as u64) as usize;
+                let victims = all.iter().cycle().skip(first).take(gone.min(all.len())).cloned().collect();
+                (victims, (0..self.options.clients).map(client_name).collect())
+            }
             LoseHost => {
                 let host = self.rng.below(self.options.hosts as u64) as usize;
                 let on_host = (host..self.options.storage_nodes).step_by(self.options.hosts);
@@ -275,6 +288,10 @@ impl Faults {
             KillStorage | KillStorageAtPoint | PowerCutStorage | PauseStorage | SlowDisk | ReadErrors
             | DiskFull => (vec![self.some_storage()], vec![]),
         };
+        let lasts = match kind {
+            KillTooMany => Duration::from_millis(TOO_MANY_MS_MIN + self.rng.below(TOO_MANY_MS_MIN / 2)),
+            _ => lasts,
+        };
         Fault { kind, victims, others, lasts, hits_before: AtomicU64::new(0) }
     }
 
@@ -284,13 +301,14 @@ impl Faults {
         if fault.kind.toll() == Toll::Lasting && spent.contains(fault.victim()) {
             return false;
         }
-        let is_all = |f: &Fault| f.kind == PowerCutAllStorage;
-        if under_way.iter().any(is_all) || (is_all(fault) && !under_way.is_empty()) {
+        if under_way.iter().any(Fault::is_beyond_parity)
+            || (fault.is_beyond_parity() && !under_way.is_empty())
+        {
             return false;
         }
         let twice = under_way.iter().any(|f| f.victims.iter().any(|v| fault.victims.contains(v)));
         let mut lost = spent;
-        for f in under_way.iter().chain([fault]).filter(|f| !is_all(f)) {
+        for f in under_way.iter().chain([fault]).filter(|f| !f.is_beyond_parity()) {
             lost.extend(f.takes().cloned());
         }
         !twice && lost.len() <= usize::from(self.options.scheme.parity)
@@ -323,6 +341,7 @@ impl Faults {
         let often = MILLION / 1000 * (20 + self.rng.below(100) as u32);
         match fault.kind {
             KillStorage | KillMeta | KillCoordinator => world.kill(victim),
+            KillTooMany => fault.victims.iter().for_each(|v| world.kill(v)),
             KillStorageAtPoint => self.kill_at_some(victim, &weir_store::points::ALL),
             KillMetaAtPoint => self.kill_at_some(victim, &weir_meta::points::ALL),
             PowerCutStorage | PowerCutAllStorage | PowerCutMeta | PowerCutCoordinator | LoseHost => {
@@ -395,7 +414,7 @@ impl Faults {
         let (world, victim) = (&self.world, fault.victim());
         match fault.kind {
             KillStorage | PowerCutStorage | PowerCutAllStorage | KillMeta | PowerCutMeta
-            | KillCoordinator | PowerCutCoordinator | LoseHost | ReplaceDisk => {
+            | KillCoordinator | PowerCutCoordinator | LoseHost | ReplaceDisk | KillTooMany => {
                 fault.victims.iter().for_each(|v| self.start(v));
             }
             KillStorageAtPoint | KillMetaAtPoint => {

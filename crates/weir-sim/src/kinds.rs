@@ -37,6 +37,7 @@ pub enum FaultKind {
     ReplaceDisk,
     KillStorageAtPoint,
     KillMetaAtPoint,
+    KillTooMany,
 }
 
 use FaultKind::*;
@@ -54,7 +55,7 @@ pub enum Toll {
 }
 
 impl FaultKind {
-    pub const ALL: [FaultKind; 34] = [
+    pub const ALL: [FaultKind; 35] = [
         KillStorage,
         PowerCutStorage,
         PowerCutAllStorage,
@@ -89,13 +90,16 @@ impl FaultKind {
         ReplaceDisk,
         KillStorageAtPoint,
         KillMetaAtPoint,
+        KillTooMany,
     ];
 
     /// Those that may come with any others. Damage that lasts does not pass every seed beside others yet: see
-    /// `docs/test-results.md`. Deaths at points are deaths like others, at places that are chosen.
+    /// `docs/test-results.md`. Deaths at points are deaths like others, at places that are chosen. Where too many die for long
+    /// programs are told errors, which hides others' faults.
     pub fn mixable() -> Vec<FaultKind> {
-        let apart =
-            |k: &FaultKind| k.toll() == Toll::Lasting || matches!(k, KillStorageAtPoint | KillMetaAtPoint);
+        let apart = |k: &FaultKind| {
+            k.toll() == Toll::Lasting || matches!(k, KillStorageAtPoint | KillMetaAtPoint | KillTooMany)
+        };
         FaultKind::ALL.into_iter().filter(|k| !apart(k)).collect()
     }
 
@@ -136,6 +140,7 @@ impl FaultKind {
             ReplaceDisk => "replace-disk",
             KillStorageAtPoint => "kill-storage-at-point",
             KillMetaAtPoint => "kill-meta-at-point",
+            KillTooMany => "kill-too-many",
         }
     }
 
@@ -157,7 +162,8 @@ impl FaultKind {
             | PartitionPartly
             | SlowDisk
             | ReadErrors
-            | KillStorageAtPoint => Toll::Passing,
+            | KillStorageAtPoint
+            | KillTooMany => Toll::Passing,
             // A full disk refuses new bytes; what it has it gives.
             DiskFull => Toll::Passing,
             FlipBits | LostWrites | MisdirectedWrites => Toll::Silent,

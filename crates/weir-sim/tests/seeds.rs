@@ -132,6 +132,7 @@ survives! {
     survives_kills_of_storage: 600..612, [KillStorage, PowerCutStorage];
     survives_deaths_at_any_point: 40_000..40_012, [KillStorageAtPoint, KillMetaAtPoint];
     survives_a_power_cut_of_all_storage: 3000..3008, [PowerCutAllStorage];
+    survives_the_death_of_too_many: 3050..3058, [KillTooMany, KillStorage];
     survives_paused_servers: 3100..3108, [PauseStorage, PauseMeta];
     survives_kills_of_the_metadata_leader: 100..108, [KillMeta, PowerCutMeta];
     survives_a_coordinator_that_restarts: 200..206, [KillCoordinator, PowerCutCoordinator];
