@@ -28,6 +28,8 @@ const REPAIR_PATIENCE: Duration = Duration::from_secs(180);
 const FAULT_MS_MAX: u64 = 6_000;
 /// Of [`KillTooMany`], and up to half as long again: who waits for those who died is told an error, see the client's `LOSS_PATIENCE`.
 const TOO_MANY_MS_MIN: u64 = 13_000;
+/// After that logs agree, once all members are current.
+const LOGS_COMPARED: Duration = Duration::from_secs(2);
 /// Of [`Faults::round`], around the fault itself.
 const BETWEEN_MS_MAX: u64 = 500;
 /// A client that stands still for no longer must lose nothing: half a lease, see `Settings`.
@@ -178,6 +180,10 @@ impl Faults {
         }
         if let Err(e) = self.cluster.wait_whole(REPAIR_PATIENCE).await {
             panic!("redundancy is not back {REPAIR_PATIENCE:?} after {under_way:?}: {e}");
+        }
+        if self.work.seats.is_broken() {
+            self.world.sleep(LOGS_COMPARED).await;
+            self.work.seats.set_broken(false);
         }
         if self.state().early_deaths >= EARLY_DEATHS_MAX {
             let answers_at = self.leader_answers_at();
@@ -341,7 +347,10 @@ impl Faults {
         let often = MILLION / 1000 * (20 + self.rng.below(100) as u32);
         match fault.kind {
             KillStorage | KillMeta | KillCoordinator => world.kill(victim),
-            KillTooMany => fault.victims.iter().for_each(|v| world.kill(v)),
+            KillTooMany => {
+                self.work.seats.set_broken(true);
+                fault.victims.iter().for_each(|v| world.kill(v));
+            }
             KillStorageAtPoint => self.kill_at_some(victim, &weir_store::points::ALL),
             KillMetaAtPoint => self.kill_at_some(victim, &weir_meta::points::ALL),
             PowerCutStorage | PowerCutAllStorage | PowerCutMeta | PowerCutCoordinator | LoseHost => {

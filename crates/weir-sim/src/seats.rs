@@ -31,6 +31,8 @@ struct State {
     seats: Vec<Seat>,
     /// Errors for want of space may come until then.
     full_until: Instant,
+    /// Too many targets are dead, or were and have not compared their logs.
+    is_broken: bool,
     /// Of clients that are gone.
     own_evictions: u64,
 }
@@ -48,7 +50,8 @@ struct Seat {
 impl Seats {
     pub fn new(world: &World, clients: usize) -> Seats {
         let seat = Seat { client: None, life: 0, cuts: 0, excused_until: Instant(0), died: Instant(0) };
-        let state = State { seats: vec![seat; clients], full_until: Instant(0), own_evictions: 0 };
+        let state =
+            State { seats: vec![seat; clients], full_until: Instant(0), is_broken: false, own_evictions: 0 };
         Seats { world: world.clone(), state: Mutex::new(state) }
     }
 
@@ -119,6 +122,15 @@ impl Seats {
     /// A disk is full, or was until now.
     pub fn no_space(&self) {
         self.state().full_until = self.world.now() + EXCUSED;
+    }
+
+    /// More targets are dead than parity stands for, or all is whole again. In between what a failed write left is neither everywhere nor
+    /// nowhere, and may be seen or not.
+    pub fn set_broken(&self, is_broken: bool) {
+        self.state().is_broken = is_broken;
+    }
+    pub fn is_broken(&self) -> bool {
+        self.state().is_broken
     }
 
     pub fn is_full(&self) -> bool {

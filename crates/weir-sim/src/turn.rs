@@ -12,7 +12,7 @@ use weir_proto::meta::RenameMode;
 /// Largest turn file, in bytes: several stripes of 4 × 64 KiB.
 const FILE_BYTES_MAX: u64 = 1_200_000;
 
-const SETTLE_LOOK: Duration = Duration::from_millis(200);
+pub const SETTLE_LOOK: Duration = Duration::from_millis(200);
 /// How often, and how long apart, it is tried to evict a file that home may not have yet.
 const HOME_LOOKS: u32 = 5;
 const HOME_PAUSE: Duration = Duration::from_millis(700);
@@ -106,7 +106,8 @@ impl Turn<'_> {
 
     /// Looks at a file whose last changes may be lost: what is there now stays.
     async fn settle(&self, file: &mut TurnFile) -> Told<()> {
-        while file.model.is_left_past_end(|who| self.work.seats.is_leaving(who)) {
+        let seats = &self.work.seats;
+        while seats.is_broken() || file.model.is_left_past_end(|who| seats.is_leaving(who)) {
             self.work.world.sleep(SETTLE_LOOK).await;
         }
         let handle = self.handle(file).await?;

@@ -12,7 +12,7 @@ use crate::marks::Marks;
 use crate::model::{FileModel, What, Who, bytes_of};
 use crate::seats::Seats;
 use crate::tiny::TinyFiles;
-use crate::turn::Turn;
+use crate::turn::{SETTLE_LOOK, Turn};
 use bytes::Bytes;
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -335,6 +335,9 @@ impl Workload {
     ) -> Result<(), Error> {
         let who = self.seats.who(me);
         if self.is_doubtful(&file.model(me)) {
+            while self.seats.is_broken() {
+                self.world.sleep(SETTLE_LOOK).await;
+            }
             file.settle(client, handle, me, who).await?;
         }
         let clients = file.models.len() as u64;

@@ -284,7 +284,9 @@ fn die_and_recover(
     let fetches = point == weir_store::points::REBUILT || point == weir_store::points::COPIED;
     if fetches && !too_many {
         // While it is away much is written that it has to fetch.
-        let _ = works[1].round();
+        for _ in 0..nth {
+            let _ = works[1].round();
+        }
     }
     cluster.launcher = vec!["env".into(), format!("WEIR_KILL_AT={point}:{nth}")];
     cluster.try_up(); // it may die before `weir up` has seen it serve
