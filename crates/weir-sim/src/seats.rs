@@ -31,8 +31,9 @@ struct State {
     seats: Vec<Seat>,
     /// Errors for want of space may come until then.
     full_until: Instant,
-    /// Too many targets are dead, or were and have not compared their logs.
+    /// Too many targets are dead, or were and have not compared their logs; errors of anybody may come until then.
     is_broken: bool,
+    broken_until: Instant,
     /// Of clients that are gone.
     own_evictions: u64,
 }
@@ -50,8 +51,13 @@ struct Seat {
 impl Seats {
     pub fn new(world: &World, clients: usize) -> Seats {
         let seat = Seat { client: None, life: 0, cuts: 0, excused_until: Instant(0), died: Instant(0) };
-        let state =
-            State { seats: vec![seat; clients], full_until: Instant(0), is_broken: false, own_evictions: 0 };
+        let state = State {
+            seats: vec![seat; clients],
+            full_until: Instant(0),
+            is_broken: false,
+            broken_until: Instant(0),
+            own_evictions: 0,
+        };
         Seats { world: world.clone(), state: Mutex::new(state) }
     }
 
@@ -127,7 +133,14 @@ impl Seats {
     /// More targets are dead than parity stands for, or all is whole again. In between what a failed write left is neither everywhere nor
     /// nowhere, and may be seen or not.
     pub fn set_broken(&self, is_broken: bool) {
-        self.state().is_broken = is_broken;
+        let until = self.world.now() + EXCUSED;
+        let mut state = self.state();
+        (state.is_broken, state.broken_until) = (is_broken, until);
+    }
+    /// Also of who is never cut off.
+    pub fn excuses_anybody(&self) -> bool {
+        let state = self.state();
+        state.is_broken || self.world.now() < state.broken_until
     }
     pub fn is_broken(&self) -> bool {
         self.state().is_broken
