@@ -363,7 +363,10 @@ fn survives(cases: &[(Victims, &'static str)], nths: &[u32]) {
     let elsewhere = [at(1, "first"), at(0, "second")];
     works.iter_mut().for_each(|work| assert!(work.append("log", b"").is_ok()));
     works.iter_mut().for_each(|work| assert!(work.round().is_ok()));
-    let deaths: Vec<_> = nths.iter().flat_map(|n| cases.iter().map(move |case| (*n, *case))).collect();
+    // A leader that has started changes little by itself.
+    let comes = |(n, (_, point)): &(u32, (Victims, &str))| *point != weir_meta::points::HOUSEKEPT || *n <= 5;
+    let all = nths.iter().flat_map(|n| cases.iter().map(move |case| (*n, *case)));
+    let deaths: Vec<_> = all.filter(comes).collect();
     let part = common::part("WEIR_POINTS", 0..deaths.len() as u64);
     assert!(part.end <= deaths.len() as u64, "WEIR_POINTS={part:?}: there are {} deaths", deaths.len());
     for number in part {
