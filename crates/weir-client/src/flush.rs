@@ -5,7 +5,7 @@
 //! dropped silently.
 use crate::data::{Fragment, Overlay, StripeRef, encode};
 use crate::inner::{Inner, STRIPE_PARTS, layout_of};
-use crate::node::{Declared, Inline, Node, Sending, State};
+use crate::node::{Declared, Inline, Node, Sending, State, Torn};
 use crate::plan::{self, Occasion, SendAs, StripeFacts};
 use crate::points;
 use bytes::Bytes;
@@ -27,8 +27,8 @@ struct Send {
     stripe: u64,
     parts: Vec<(u32, Bytes)>,
     how: SendAs,
-    /// First what a send left there that failed is taken back.
-    torn: bool,
+    /// First this is settled, which a send that failed left there.
+    torn: Option<Torn>,
     token_epoch: u32,
     tenure: u64,
 }
@@ -75,7 +75,7 @@ impl Inner {
         st.sent_end = st.sent_end.max(end);
         let token_epoch = st.token_epoch;
         let (node, object) = (node.clone(), st.object(node.ino));
-        let torn = st.torn.contains(&stripe);
+        let torn = st.torn.get(&stripe).copied();
         let send = Send { node, object, layout, stripe, parts, how, torn, token_epoch, tenure };
         let me = self.arc();
         self.env.tasks.spawn("send stripe", async move { me.run_send(send).await });
@@ -191,8 +191,13 @@ impl Inner {
         self.mark(&send.node).await?;
         check_tenure(&send.node, send.tenure)?;
         let s = self.stripe_ref(send.object, send.layout, send.stripe, deadline);
-        if send.torn {
-            self.take_back_fresh(send).await?;
+        match send.torn {
+            Some(Torn::Fresh) => self.take_back_fresh(send).await?,
+            Some(Torn::Doubt(version)) => {
+                self.decide(s, version).await?;
+                self.note_whole(send);
+            }
+            None => {}
         }
         match send.how {
             _ if send.parts.is_empty() => Ok(()),
@@ -214,7 +219,11 @@ impl Inner {
                     self.abandon_prepared(send, version, e).await;
                 }
                 prepared?;
-                self.data.commit_stripe(s, version).await
+                let committed = self.data.commit_stripe(s, version).await;
+                if committed.as_ref().is_err_and(|e| e.kind != ErrorKind::Stale) {
+                    self.note_torn(send, Torn::Doubt(version));
+                }
+                committed
             }
             SendAs::Overlays => {
                 let overlays = overlays_of(&send.parts, send.layout.cell_bytes());
@@ -234,14 +243,23 @@ impl Inner {
         if why.kind == ErrorKind::Stale {
             return; // fenced: whoever cut the file has dropped it
         }
-        {
-            let mut st = send.node.lock();
-            if st.tenure == send.tenure {
-                st.torn.insert(send.stripe);
-            }
-        }
+        self.note_torn(send, Torn::Fresh);
         if let Err(e) = self.take_back_fresh(send).await {
             tracing::warn!("a write that failed is at some targets for now: {e}");
+        }
+    }
+
+    fn note_torn(&self, send: &Send, torn: Torn) {
+        let mut st = send.node.lock();
+        if st.tenure == send.tenure {
+            st.torn.insert(send.stripe, torn);
+        }
+    }
+
+    fn note_whole(&self, send: &Send) {
+        let mut st = send.node.lock();
+        if st.tenure == send.tenure {
+            st.torn.remove(&send.stripe);
         }
     }
 
@@ -252,21 +270,21 @@ impl Inner {
         let empty = Fragment { payload: Bytes::new(), block_crcs: Vec::new() };
         let fragments = vec![empty; send.layout.scheme.width()];
         self.write_fresh(s, send.token_epoch, &fragments).await?;
-        let mut st = send.node.lock();
-        if st.tenure == send.tenure {
-            st.torn.remove(&send.stripe);
-        }
+        self.note_whole(send);
         Ok(())
     }
 
-    /// Nobody has committed it, so nobody may: else it comes back when the file is recovered one day.
+    /// Nobody has committed it, so nobody may: else it comes back when the file is recovered one day. Where too many targets are dead
+    /// for that, it is decided later.
     async fn abandon_prepared(&self, send: &Send, version: Version, why: &Error) {
         if why.kind == ErrorKind::Stale {
             return; // fenced: whoever recovers the file decides
         }
         let s = self.stripe_ref(send.object, send.layout, send.stripe, self.deadline());
-        if let Err(e) = self.data.drop_prepared(s, version).await {
-            tracing::warn!("{s} holds parts of a write that failed: {e}");
+        self.note_torn(send, Torn::Doubt(version));
+        match self.data.drop_prepared(s, version).await {
+            Ok(()) => self.note_whole(send),
+            Err(e) => tracing::warn!("{s}: a write that failed is at some targets for now: {e}"),
         }
     }
 
@@ -310,7 +328,7 @@ impl Inner {
                 let mut st = node.lock();
                 let waiting = awaited.get_or_insert_with(|| {
                     let sent = st.sending.iter().map(|(s, send)| (*s, Awaited::End(send.id)));
-                    let dirty = st.dirty.keys().chain(&st.torn).map(|s| (*s, Awaited::Start));
+                    let dirty = st.dirty.keys().chain(st.torn.keys()).map(|s| (*s, Awaited::Start));
                     sent.chain(dirty).collect()
                 });
                 self.advance(node, &mut st, waiting, occasion)?;
@@ -333,7 +351,7 @@ impl Inner {
     ) -> Result<()> {
         for stripe in waiting.keys().copied().collect::<Vec<_>>() {
             let under_way = st.sending.get(&stripe).map(|s| s.id);
-            let is_due = st.dirty.contains_key(&stripe) || st.torn.contains(&stripe);
+            let is_due = st.dirty.contains_key(&stripe) || st.torn.contains_key(&stripe);
             let next = match waiting[&stripe] {
                 Awaited::End(id) if under_way == Some(id) => continue,
                 Awaited::End(_) => None,
@@ -644,7 +662,7 @@ impl Inner {
         for node in self.dirty_inodes().into_iter().filter_map(|ino| self.known_node(ino)) {
             let due = due(&node.lock(), node.ino, self.env.clock.now());
             match due {
-                Due::Nothing if self.can_take_back(&node) => {
+                Due::Nothing if self.can_settle_torn(&node) => {
                     drop(self.flush(&node, Occasion::Growing, false).await);
                 }
                 Due::Nothing => self.forget_if_saved(&node),
@@ -655,10 +673,12 @@ impl Inner {
         }
     }
 
-    /// Whether what a failed write left at some targets can go: enough of them are there again.
-    fn can_take_back(&self, node: &Node) -> bool {
+    /// Whether what a failed write left at some targets can be settled: enough of them are there again.
+    fn can_settle_torn(&self, node: &Node) -> bool {
         let st = node.lock();
-        let (Some(stripe), Ok(layout)) = (st.torn.first(), layout_of(&st, node.ino)) else { return false };
+        let (Some(stripe), Ok(layout)) = (st.torn.keys().next(), layout_of(&st, node.ino)) else {
+            return false;
+        };
         let s = self.stripe_ref(st.object(node.ino), layout, *stripe, self.deadline());
         self.data.view(&s).is_ok_and(|view| view.group().is_writable())
     }
@@ -771,7 +791,7 @@ fn durable_size(st: &State, layout: &Layout) -> u64 {
         let start = layout.stripe_start(*stripe);
         send.parts.iter().map(move |(a, b)| (start + u64::from(*a), start + u64::from(*a) + b.len() as u64))
     });
-    let torn = st.torn.iter().map(|stripe| (layout.stripe_start(*stripe), layout.stripe_start(stripe + 1)));
+    let torn = st.torn.keys().map(|stripe| (layout.stripe_start(*stripe), layout.stripe_start(stripe + 1)));
     dirty
         .chain(sending)
         .chain(torn)

@@ -4,7 +4,7 @@
 //! the kernel above it caches what the lease no longer covers. While it is being answered the client holds the lease and
 //! serves reads and writes from it, so nobody who waits for the kernel's page locks waits for the leader.
 use crate::api::Forget;
-use crate::data::Overlay;
+use crate::data::{Overlay, StripeRef};
 use crate::inner::{Inner, layout_of};
 use crate::node::{Declared, Dropping, Inline, Node, State};
 use crate::plan::{Occasion, first_stripe_past};
@@ -442,7 +442,8 @@ impl Inner {
                 .collect();
             in_doubt.dedup();
             for (stripe, _, version) in in_doubt {
-                self.decide(node, layout, stripe, version).await?;
+                let s = self.stripe_ref(object, layout, stripe, self.deadline());
+                self.decide(s, version).await?;
             }
             self.zero_tail(node, layout, size, u64::MAX, token_epoch).await?;
         }
@@ -458,20 +459,13 @@ impl Inner {
         Ok(())
     }
 
-    /// A prepared stripe of a dead writer: any committed fragment, or k prepared ones, commit it; fewer drop it.
-    async fn decide(
-        &self,
-        node: &Node,
-        layout: weir_proto::map::Layout,
-        stripe: u64,
-        version: Version,
-    ) -> Result<()> {
-        let s = self.stripe_ref(node.lock().object(node.ino), layout, stripe, self.deadline());
+    /// A prepared stripe of a dead writer, or of a failed write: any committed fragment, or k prepared ones, commit it; fewer drop it.
+    pub async fn decide(&self, s: StripeRef, version: Version) -> Result<()> {
         // All who are alive: one that only did not answer may be the one that has committed it.
         let stats = self.data.stat_live(&s).await?;
         let is_committed = stats.iter().any(|stat| stat.base == version);
         let prepared = stats.iter().filter(|stat| stat.prepared.contains(&version)).count();
-        if is_committed || prepared >= usize::from(layout.scheme.data) {
+        if is_committed || prepared >= usize::from(s.layout.scheme.data) {
             self.data.commit_stripe(s, version).await
         } else {
             self.data.drop_prepared(s, version).await

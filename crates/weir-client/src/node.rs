@@ -18,7 +18,7 @@ use weir_env::Instant;
 use weir_proto::map::Layout;
 use weir_proto::meta::{Attr, Entry, Lease, LeaseKind, Time};
 use weir_proto::snapshot::Layer;
-use weir_proto::{Error, ErrorKind, InodeId, VolumeId};
+use weir_proto::{Error, ErrorKind, InodeId, Version, VolumeId};
 
 /// Whether a file's bytes are in its inode.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,6 +46,15 @@ pub struct Sending {
     pub tenure: u64,
     /// Offset within the stripe, bytes.
     pub parts: Vec<(u32, Bytes)>,
+}
+
+/// What a send that failed left of a stripe, until it is everywhere or nowhere.
+#[derive(Clone, Copy, Debug)]
+pub enum Torn {
+    /// Parts of a fresh stripe, at a place where nothing was: nobody can read it.
+    Fresh,
+    /// A version that is prepared or committed at some targets: what is read depends on which of them are asked.
+    Doubt(Version),
 }
 
 /// No volume has this number.
@@ -123,8 +132,8 @@ pub struct State {
     pub send_count: u64,
     /// Stripes beyond everything committed that something was sent for.
     pub touched: BTreeSet<u64>,
-    /// Those where a fresh stripe failed, and is at some targets still: nobody can read them. The size never covers one.
-    pub torn: BTreeSet<u64>,
+    /// Those where a send failed, and left something at some targets. The size never covers one.
+    pub torn: BTreeMap<u64, Torn>,
     /// End of what was sent since the Write lease began.
     pub sent_end: u64,
     /// Nothing is on targets past the committed size but what this client sent.
@@ -268,7 +277,7 @@ impl State {
             sending: BTreeMap::new(),
             send_count: 0,
             touched: BTreeSet::new(),
-            torn: BTreeSet::new(),
+            torn: BTreeMap::new(),
             sent_end: 0,
             tail_clean: false,
             declared: Declared::Unclean,

@@ -442,3 +442,49 @@ fn what_a_write_that_failed_left_on_some_targets_is_no_hole_that_nobody_can_read
         assert!(failed > 3, "{failed} writes failed");
     });
 }
+
+/// The same over bytes that are there: some targets have the new version for good, others beside the old one.
+#[test]
+fn what_an_overwrite_that_failed_left_is_the_same_whichever_targets_are_read() {
+    Lab::new(51).run(6, |lab| async move {
+        let (a, b) = (lab.client("a").await, lab.client("b").await);
+        let mut failed = 0;
+        for round in 1..15 {
+            let name = format!("f{round}");
+            let h = create(&a, &name).await;
+            let old = pattern(round, 0, 4 * STRIPE);
+            write(&a, h, 0, &old).await;
+            a.fsync(h).await.unwrap();
+            let new = pattern(round + 100, 0, 4 * STRIPE);
+            let writes = async {
+                a.write(h, 0, new.clone().into()).await?;
+                a.fsync(h).await
+            };
+            let deaths = async {
+                lab.world().sleep(Duration::from_micros(round * 300)).await;
+                (0..3).for_each(|n| lab.kill_storage(n));
+            };
+            let (written, ()) = tokio::join!(writes, deaths);
+            for n in 0..3 {
+                lab.storage(n).await;
+            }
+            lab.all_current().await.unwrap();
+            let got = content(&b, &name).await;
+            failed += u32::from(written.is_err());
+            if written.is_ok() {
+                same(&got, &new);
+            }
+            let unknown = got.iter().zip(old.iter().zip(&new)).position(|(got, (a, b))| got != a && got != b);
+            assert_eq!((unknown, got.len()), (None, old.len()), "round {round}: bytes that nobody wrote");
+            for n in [1, 4] {
+                lab.kill_storage(n);
+                let other = lab.client(&format!("without {n} in {round}")).await;
+                same(&content(&other, &name).await, &got);
+                lab.storage(n).await;
+                lab.all_current().await.unwrap();
+            }
+            drop(a.release(h).await);
+        }
+        assert!(failed > 3, "{failed} writes failed");
+    });
+}
