@@ -514,10 +514,8 @@ impl State {
         }
     }
     pub fn is_dirty(&self) -> bool {
-        self.local.is_some() || !self.dirty.is_empty() || self.has_own_sends() || !self.torn.is_empty()
-    }
-    fn has_own_sends(&self) -> bool {
-        self.own_sends().next().is_some()
+        let is_buffered = self.local.is_some() || !self.dirty.is_empty();
+        is_buffered || self.own_sends().next().is_some() || !self.torn.is_empty()
     }
     /// Whether what is dirty of a stripe had better go now: all of it, or all that follows what was sent of it before. The
     /// leader is told of what is on targets without a gap, and a writer that goes on in order adds nothing to this stripe.

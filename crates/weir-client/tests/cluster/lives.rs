@@ -195,7 +195,7 @@ fn who_is_idle_comes_back_soon_after_the_leader() {
 
 #[test]
 fn who_is_idle_and_far_away_comes_back_in_time_for_what_it_has_not_written() {
-    for way_ms in [100, 300, 500, 650] {
+    for way_ms in [100, 300, 500, 650, 800] {
         Lab::with(43, "ec:4+2", 5000).run(6, |lab| async move {
             let (idle, b) = (lab.client("a").await, lab.client("b").await);
             let h = create(&idle, "f").await;
