@@ -5,6 +5,7 @@
 //!
 //! Invariants: an end is told once, on the connection on which its open is counted: a resume, or a new session,
 //! on another one says what is open at that moment, and what was noted before it is dropped. Without a lease nothing is put off.
+//! A file with a stripe in doubt stays open for the leader, so that it is recovered if this client dies.
 use crate::inner::{Inner, OpenFile};
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
@@ -42,13 +43,9 @@ impl Closes {
 }
 
 impl Noted {
-    fn take(&mut self) -> Vec<Closed> {
-        let rest = match self.files.keys().nth(CLOSED_MAX).copied() {
-            Some(next) => self.files.split_off(&next),
-            None => BTreeMap::new(),
-        };
-        let taken = std::mem::replace(&mut self.files, rest);
-        taken.into_iter().map(|(ino, (reads, writes))| Closed { ino, reads, writes }).collect()
+    fn take(&mut self, is_kept: impl Fn(InodeId) -> bool) -> Vec<Closed> {
+        let taken = self.files.extract_if(.., |ino, _| !is_kept(*ino)).take(CLOSED_MAX);
+        taken.map(|(ino, (reads, writes))| Closed { ino, reads, writes }).collect()
     }
 }
 
@@ -123,7 +120,7 @@ impl Inner {
                     continue; // a newer one is being taken up
                 }
                 noted.alarmed = false;
-                noted.take()
+                noted.take(|ino| self.known_node(ino).is_some_and(|node| node.lock().is_in_doubt()))
             };
             if files.is_empty() {
                 return;

@@ -5,6 +5,7 @@
 //! dropped silently.
 use crate::data::{Fragment, Overlay, StripeRef, encode};
 use crate::inner::{Inner, STRIPE_PARTS, layout_of};
+use crate::lease::LoosePages;
 use crate::node::{Declared, Inline, Node, Sending, State, Torn};
 use crate::plan::{self, Occasion, SendAs, StripeFacts};
 use crate::points;
@@ -256,11 +257,21 @@ impl Inner {
         }
     }
 
+    /// What was read of it before may not be what it is now.
     fn note_whole(&self, send: &Send) {
-        let mut st = send.node.lock();
-        if st.tenure == send.tenure {
-            st.torn.remove(&send.stripe);
-        }
+        let Send { node, layout, stripe, .. } = send;
+        let loose = {
+            let mut st = node.lock();
+            if st.tenure == send.tenure {
+                st.torn.remove(stripe);
+            }
+            let (start, end) = (layout.stripe_start(*stripe), layout.stripe_start(stripe + 1));
+            st.data_change += 1;
+            st.changed.add(start, end);
+            self.cache().remove(node.ino, start, end);
+            LoosePages::of(node, &mut st)
+        };
+        self.drop_loose_pages(loose);
     }
 
     /// Nothing was at this place, and so it must be again, at all members: fragments without bytes take no space, and the higher
@@ -664,6 +675,7 @@ impl Inner {
             match due {
                 Due::Nothing if self.can_settle_torn(&node) => {
                     drop(self.flush(&node, Occasion::Growing, false).await);
+                    self.tell_close_of(node.ino).await;
                 }
                 Due::Nothing => self.forget_if_saved(&node),
                 Due::Flush => drop(self.flush(&node, Occasion::Growing, false).await),
@@ -737,7 +749,7 @@ fn is_much_untold(st: &State, layout: &Layout, now: Instant) -> bool {
 }
 
 /// Whether the right to write is still the one of that tenure.
-fn check_tenure(node: &Node, tenure: u64) -> Result<()> {
+pub fn check_tenure(node: &Node, tenure: u64) -> Result<()> {
     match node.lock().tenure == tenure {
         true => Ok(()),
         false => Err(Error::stale(format!("file {}: the right to write it was lost meanwhile", node.ino))),

@@ -384,7 +384,7 @@ impl Inner {
     fn lose_lease(&self, node: &Node, why: &str) {
         let mut st = node.lock();
         st.stamp_recall(self.next_stamp(), LeaseKind::None);
-        if st.is_dirty() {
+        if st.is_unsaved() {
             let e = Error::io(format!("file {}: {why}; changes that were not saved are lost", node.ino));
             tracing::error!("{e}");
             self.note_loss(node.ino, &e);

@@ -5,6 +5,7 @@
 //! serves reads and writes from it, so nobody who waits for the kernel's page locks waits for the leader.
 use crate::api::Forget;
 use crate::data::{Overlay, StripeRef};
+use crate::flush::check_tenure;
 use crate::inner::{Inner, layout_of};
 use crate::node::{Declared, Dropping, Inline, Node, State};
 use crate::plan::{Occasion, first_stripe_past};
@@ -15,7 +16,9 @@ use std::sync::{Mutex, Weak};
 use std::time::Duration;
 use weir_env::Instant;
 use weir_proto::lock::LockFree;
-use weir_proto::meta::{AcquireLease, Cred, Entry, LeaseKind, ReadInline, Recall, Recovered, ReleaseLease};
+use weir_proto::meta::{
+    AcquireLease, Cred, Entry, LeaseKind, LeaveDoubt, ReadInline, Recall, Recovered, ReleaseLease,
+};
 use weir_proto::recall::EvictOwn;
 use weir_proto::{Error, ErrorKind, InodeId, PgId, Request, Result, Version};
 use weir_rpc::{Call, Handled, Reply, Service};
@@ -129,7 +132,7 @@ impl Service for Callbacks {
 
 impl Inner {
     /// Gives the lease back, down to `keep`. Errors of write-back stay with the file's handles.
-    pub async fn recall(&self, node: &Arc<Node>, keep: LeaseKind) {
+    pub async fn recall(&self, node: &Arc<Node>, mut keep: LeaseKind) {
         self.counters.recalls.fetch_add(1, Relaxed);
         let recall = node.lock().recalls();
         self.wait_for_sends(node, recall).await;
@@ -137,12 +140,13 @@ impl Inner {
             return;
         }
         let mut old_pages = if keep == LeaseKind::None { vec![Forget::All] } else { Vec::new() };
-        for round in 0..=PAGE_ROUNDS {
+        let mut doubt_told = false;
+        for round in 0.. {
             // Under a right to read nothing is changed. To wait for a flush, which may itself wait for others' leases, would
             // be to wait in a circle.
             let writes = {
                 let st = node.lock();
-                st.lease == LeaseKind::Write || st.is_dirty()
+                (st.lease == LeaseKind::Write && !doubt_told) || st.is_unsaved()
             };
             if writes {
                 // Errors are kept by the inode and told to its handles: the lease goes back all the same.
@@ -156,21 +160,31 @@ impl Inner {
             }
             // No flush waits for a range that is zeroed under the lease.
             self.wait_for_sends(node, u64::MAX).await;
-            let mut st = node.lock();
-            // Pages that were filled since are old as soon as the lease is gone: they go first.
-            let filled = st.dropping.as_mut().map_or(Vec::new(), Dropping::take_filled);
-            old_pages.extend(filled.into_iter().map(|(from, to)| Forget::Part(from, to - from)));
-            let written = (st.is_dirty() || st.has_sends_before(u64::MAX)) && round < RECALL_ROUNDS;
-            if written && keep == LeaseKind::None {
-                old_pages = vec![Forget::All]; // to write is to fill pages, too
+            {
+                let mut st = node.lock();
+                // Pages that were filled since are old as soon as the lease is gone: they go first.
+                let filled = st.dropping.as_mut().map_or(Vec::new(), Dropping::take_filled);
+                old_pages.extend(filled.into_iter().map(|(from, to)| Forget::Part(from, to - from)));
+                let written = (st.is_unsaved() || st.has_sends_before(u64::MAX)) && round < RECALL_ROUNDS;
+                if written && keep == LeaseKind::None {
+                    old_pages = vec![Forget::All]; // to write is to fill pages, too
+                }
+                if written || (!old_pages.is_empty() && round < PAGE_ROUNDS) {
+                    st.closing_lease = doubt_told || round + 1 >= RECALL_ROUNDS;
+                    continue;
+                }
+                if doubt_told || !st.is_in_doubt() {
+                    self.env.tasks.pass(points::WRITTEN_BACK);
+                    self.drop_under_lease(node, &mut st, keep);
+                    break;
+                }
+                st.closing_lease = true;
             }
-            if written || (!old_pages.is_empty() && round < PAGE_ROUNDS) {
-                st.closing_lease = round + 1 >= RECALL_ROUNDS;
-                continue;
-            }
-            self.env.tasks.pass(points::WRITTEN_BACK);
-            self.drop_under_lease(node, &mut st, keep);
-            break;
+            self.leave_doubt_for_certain(node).await;
+            doubt_told = true;
+            // Not even for itself: what it reads there may be another tomorrow.
+            keep = LeaseKind::None;
+            old_pages.push(Forget::All);
         }
         self.tell_access_of(node).await;
         self.tell_close_of(node.ino).await;
@@ -205,7 +219,7 @@ impl Inner {
     }
 
     fn drop_under_lease(&self, node: &Node, st: &mut crate::node::State, keep: LeaseKind) {
-        if st.is_dirty() {
+        if st.is_unsaved() {
             let e = Error::io(format!(
                 "file {}: changes could not be saved before another client needed it",
                 node.ino
@@ -223,6 +237,29 @@ impl Inner {
             self.cache().remove_inode(node.ino);
         }
         self.forget_dirty(node.ino);
+    }
+
+    /// The right to write is about to be given back, and a write that failed has left a stripe in doubt: the leader has the file
+    /// recovered.
+    pub async fn leave_doubt(&self, node: &Node) -> Result<()> {
+        let (ino, tenure) = (node.ino, node.lock().tenure);
+        let still = || check_tenure(node, tenure);
+        let told = self.session.change_while(self.deadline(), still, |op| LeaveDoubt { op, ino }).await;
+        match told {
+            // Lost with the session, whose end has the same effect.
+            Err(e) if e.kind == ErrorKind::Stale => Ok(()),
+            told => told.map_err(|e| e.doing(format!("tell what a failed write left of file {ino}"))),
+        }
+    }
+
+    /// The same, until the leader has heard it, or takes the right back by itself.
+    async fn leave_doubt_for_certain(&self, node: &Node) {
+        while let Err(e) = self.leave_doubt(node).await {
+            tracing::warn!("{e}");
+            if !matches!(e.kind, ErrorKind::Unavailable | ErrorKind::Deadline) {
+                return; // the file is gone
+            }
+        }
     }
 
     /// Returns when nothing that was sent past leases before a recall is under way.

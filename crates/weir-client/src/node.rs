@@ -514,8 +514,15 @@ impl State {
         }
     }
     pub fn is_dirty(&self) -> bool {
-        let is_buffered = self.local.is_some() || !self.dirty.is_empty();
-        is_buffered || self.own_sends().next().is_some() || !self.torn.is_empty()
+        self.is_unsaved() || !self.torn.is_empty()
+    }
+    /// Whether something was changed here that is not part of the file yet. What failed is not: that was told.
+    pub fn is_unsaved(&self) -> bool {
+        self.local.is_some() || !self.dirty.is_empty() || self.own_sends().next().is_some()
+    }
+    /// Whether what is read of a stripe depends on which targets are asked.
+    pub fn is_in_doubt(&self) -> bool {
+        self.torn.values().any(|torn| matches!(torn, Torn::Doubt(_)))
     }
     /// Whether what is dirty of a stripe had better go now: all of it, or all that follows what was sent of it before. The
     /// leader is told of what is on targets without a gap, and a writer that goes on in order adds nothing to this stripe.

@@ -204,6 +204,7 @@ impl Operation for NoteAccess {
 }
 
 change!(Recovered, open::recovered, (r, reply, g) g.entry(reply));
+change!(LeaveDoubt, open::leave_doubt, (r, reply, g) { let _ = reply; });
 change!(Create, create::create, (r, reply, g) {
     let regular = reply.entry.attr.kind == FileKind::Regular;
     let (read, write) = (r.open & meta_open::READ != 0, r.open & meta_open::WRITE != 0);

@@ -625,6 +625,7 @@ impl Meta {
             GetUsage::METHOD => self.operate::<GetUsage>(call),
             StatFs::METHOD => self.operate::<StatFs>(call),
             Recovered::METHOD => self.operate::<Recovered>(call),
+            LeaveDoubt::METHOD => self.operate::<LeaveDoubt>(call),
             CreateNameless::METHOD => self.operate::<CreateNameless>(call),
             NoteAccess::METHOD => self.operate::<NoteAccess>(call),
             _ => self.handle_volume(call),

@@ -216,6 +216,12 @@ message!(
     /// The client has recovered a file whose writer died; clears the mark.
     Recovered = 123 -> Entry { op: Op, ino: InodeId, token_epoch: u32 }
 );
+message!(
+    /// The only writer gives the file up, and a write of its own that failed has left a stripe of it in doubt: at some targets
+    /// one version, at others another. Whoever has the file next recovers it, as if this writer had died. Changes nothing if
+    /// another one has written to the file since.
+    LeaveDoubt = 126 -> () { op: Op, ino: InodeId }
+);
 
 message!(
     /// Waits for the turn at a file that several clients write, and takes it: until it ends nobody else appends to the

@@ -391,6 +391,18 @@ fn a_change_of_names_whose_answer_is_lost_with_the_session_is_not_done_twice() {
     });
 }
 
+/// One more than parity stands for.
+async fn three_targets_die(lab: &Lab, after_us: u64) {
+    lab.world().sleep(Duration::from_micros(after_us)).await;
+    (0..3).for_each(|n| lab.kill_storage(n));
+}
+async fn three_targets_return(lab: &Lab) {
+    for n in 0..3 {
+        lab.storage(n).await;
+    }
+    lab.all_current().await.unwrap();
+}
+
 /// Some targets have their fragments of a stripe and others, too many, have died: it fails, and cannot be taken back yet.
 #[test]
 fn what_a_write_that_failed_left_on_some_targets_is_no_hole_that_nobody_can_read() {
@@ -405,21 +417,14 @@ fn what_a_write_that_failed_left_on_some_targets_is_no_hole_that_nobody_can_read
                 a.write(h, 0, data.clone().into()).await?;
                 a.fsync(h).await
             };
-            let deaths = async {
-                lab.world().sleep(Duration::from_micros(round * 200)).await;
-                (0..3).for_each(|n| lab.kill_storage(n));
-            };
-            let (written, ()) = tokio::join!(writes, deaths);
+            let (written, ()) = tokio::join!(writes, three_targets_die(&lab, round * 200));
             let again = pattern(round + 100, 0, 5 * STRIPE);
             match round % 3 {
                 0 => drop((a.flush(h).await, a.release(h).await)),
                 1 => drop(a.write(h, 0, again.clone().into()).await),
                 _ => {}
             }
-            for n in 0..3 {
-                lab.storage(n).await;
-            }
-            lab.all_current().await.unwrap();
+            three_targets_return(&lab).await;
             if round % 2 == 0 {
                 lab.world().sleep(Duration::from_secs(2)).await; // it is taken back without anybody's asking
             }
@@ -443,14 +448,16 @@ fn what_a_write_that_failed_left_on_some_targets_is_no_hole_that_nobody_can_read
     });
 }
 
-/// The same over bytes that are there: some targets have the new version for good, others beside the old one.
+/// The same over bytes that are there: some targets have the new version for good, others beside the old one. Who wrote it goes on
+/// holding the file, or gives it up while too few targets are there to settle it.
 #[test]
 fn what_an_overwrite_that_failed_left_is_the_same_whichever_targets_are_read() {
     Lab::new(51).run(6, |lab| async move {
-        let (a, b) = (lab.client("a").await, lab.client("b").await);
-        let mut failed = 0;
-        for round in 1..15 {
-            let name = format!("f{round}");
+        let b = lab.client("b").await;
+        let mut failed = [0; 4];
+        for round in 1..41 {
+            let (name, writer) = (format!("f{round}"), format!("a{round}"));
+            let a = lab.client(&writer).await;
             let h = create(&a, &name).await;
             let old = pattern(round, 0, 4 * STRIPE);
             write(&a, h, 0, &old).await;
@@ -460,17 +467,25 @@ fn what_an_overwrite_that_failed_left_is_the_same_whichever_targets_are_read() {
                 a.write(h, 0, new.clone().into()).await?;
                 a.fsync(h).await
             };
-            let deaths = async {
-                lab.world().sleep(Duration::from_micros(round * 300)).await;
-                (0..3).for_each(|n| lab.kill_storage(n));
-            };
-            let (written, ()) = tokio::join!(writes, deaths);
-            for n in 0..3 {
-                lab.storage(n).await;
+            let (written, ()) = tokio::join!(writes, three_targets_die(&lab, 700 + round / 4 * 140));
+            match round % 4 {
+                0 => {}
+                1 => {
+                    let found = b.lookup(&root(), ROOT, name.as_bytes()).await.unwrap().unwrap();
+                    drop(b.open(&root(), found.attr.ino, OpenMode::READ).await); // takes it from the writer
+                }
+                way => {
+                    drop((a.flush(h).await, a.release(h).await));
+                    lab.world().sleep(Duration::from_secs(1)).await; // the leader hears of the close
+                    match way {
+                        2 => lab.world().kill(&writer),
+                        _ => drop(a.shutdown().await),
+                    }
+                }
             }
-            lab.all_current().await.unwrap();
+            three_targets_return(&lab).await;
             let got = content(&b, &name).await;
-            failed += u32::from(written.is_err());
+            failed[(round % 4) as usize] += u32::from(written.is_err());
             if written.is_ok() {
                 same(&got, &new);
             }
@@ -483,8 +498,10 @@ fn what_an_overwrite_that_failed_left_is_the_same_whichever_targets_are_read() {
                 lab.storage(n).await;
                 lab.all_current().await.unwrap();
             }
-            drop(a.release(h).await);
+            if round % 4 < 2 {
+                drop((a.release(h).await, a.shutdown().await));
+            }
         }
-        assert!(failed > 3, "{failed} writes failed");
+        assert!(failed.iter().all(|n| *n > 3), "writes that failed: {failed:?}");
     });
 }

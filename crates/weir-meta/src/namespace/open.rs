@@ -208,3 +208,13 @@ pub fn recovered(cx: &mut Cx<'_>, r: &meta::Recovered) -> Result<Entry> {
     cx.log_whole(r.ino, &inode)?;
     Ok(cx.rules.entry(r.ino, &inode))
 }
+
+/// A stripe of the file is in doubt: it is recovered by whoever has it next.
+pub fn leave_doubt(cx: &mut Cx<'_>, r: &meta::LeaveDoubt) -> Result<()> {
+    let mut inode = load_file(cx.read(), r.ino)?;
+    if inode.writer == cx.rules.session {
+        inode.recover = true;
+        cx.put_inode(r.ino, &inode);
+    }
+    Ok(())
+}
