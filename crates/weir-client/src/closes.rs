@@ -44,8 +44,14 @@ impl Closes {
 
 impl Noted {
     fn take(&mut self, is_kept: impl Fn(InodeId) -> bool) -> Vec<Closed> {
-        let taken = self.files.extract_if(.., |ino, _| !is_kept(*ino)).take(CLOSED_MAX);
-        taken.map(|(ino, (reads, writes))| Closed { ino, reads, writes }).collect()
+        let noted = self.files.iter().filter(|(ino, _)| !is_kept(**ino)).take(CLOSED_MAX);
+        let taken: Vec<Closed> = noted
+            .map(|(ino, (reads, writes))| Closed { ino: *ino, reads: *reads, writes: *writes })
+            .collect();
+        for file in &taken {
+            self.files.remove(&file.ino);
+        }
+        taken
     }
 }
 
