@@ -180,7 +180,7 @@ impl Inner {
                 }
                 st.closing_lease = true;
             }
-            self.leave_doubt_for_certain(node).await;
+            self.leave_doubt(node).await;
             doubt_told = true;
             // Not even for itself: what it reads there may be another tomorrow.
             keep = LeaseKind::None;
@@ -239,26 +239,18 @@ impl Inner {
         self.forget_dirty(node.ino);
     }
 
-    /// The right to write is about to be given back, and a write that failed has left a stripe in doubt: the leader has the file
-    /// recovered.
-    pub async fn leave_doubt(&self, node: &Node) -> Result<()> {
+    /// The right to write is about to be given back, and a write that failed has left a stripe in doubt: returns when the leader
+    /// knows, which has the file recovered.
+    async fn leave_doubt(&self, node: &Node) {
         let (ino, tenure) = (node.ino, node.lock().tenure);
         let still = || check_tenure(node, tenure);
-        let told = self.session.change_while(self.deadline(), still, |op| LeaveDoubt { op, ino }).await;
-        match told {
-            // Lost with the session, whose end has the same effect.
-            Err(e) if e.kind == ErrorKind::Stale => Ok(()),
-            told => told.map_err(|e| e.doing(format!("tell what a failed write left of file {ino}"))),
-        }
-    }
-
-    /// The same, until the leader has heard it, or takes the right back by itself.
-    async fn leave_doubt_for_certain(&self, node: &Node) {
-        while let Err(e) = self.leave_doubt(node).await {
-            tracing::warn!("{e}");
+        loop {
+            let told = self.session.change_while(self.deadline(), still, |op| LeaveDoubt { op, ino }).await;
+            let Err(e) = told else { return };
             if !matches!(e.kind, ErrorKind::Unavailable | ErrorKind::Deadline) {
-                return; // the file is gone
+                return; // the right was lost with the session, whose end has the same effect, or the file is gone
             }
+            tracing::warn!("file {ino}: the leader was not told of what a failed write left in doubt: {e}");
         }
     }
 
