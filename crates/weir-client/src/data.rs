@@ -270,17 +270,19 @@ impl Data {
         let send =
             |index: usize, place: Place, missing: MissingMask, again: bool| -> BoxFuture<'_, Result<()>> {
                 let patience = self.call_patience(s.deadline);
-                if again {
-                    let request = MarkMissing { place, cell: s.cell(index), version, missing };
-                    return Box::pin(async move {
-                        self.call(place.target, &request, vec![], patience).await.map(|_| ())
-                    });
-                }
+                let mark = MarkMissing { place, cell: s.cell(index), version, missing };
                 let Fragment { payload, block_crcs } = fragments[index].clone();
                 let cuts = cuts.clone();
                 let request =
                     WriteFragment { place, cell: s.cell(index), version, mode, missing, cuts, block_crcs };
                 Box::pin(async move {
+                    if again {
+                        match self.call(place.target, &mark, vec![], patience).await {
+                            // It was away, and what nobody else had then was taken for a write of which nothing came.
+                            Err(e) if e.kind == ErrorKind::NotFound => {}
+                            marked => return marked.map(|_| ()),
+                        }
+                    }
                     let crc = checksum::crc_of_blocks(&request.block_crcs, payload.len() as u64);
                     let parts = Payload { parts: vec![payload], crc };
                     self.call(place.target, &request, parts, patience).await.map(|_| ())
@@ -322,27 +324,27 @@ impl Data {
         self.on_live_members(&s, send).await.map(|_| ())
     }
 
-    /// Makes `send(index, place, missing, again)` succeed at every live member under one mask of missing members;
-    /// `again`: the member did it before, under another mask. Returns the mask.
+    /// Makes `send(index, place, missing, again)` succeed at every live member under one epoch of the group; `again`: the member did it
+    /// before, under an earlier one. Returns the mask of missing members.
     async fn on_live_members<'a, F>(&'a self, s: &StripeRef, send: F) -> Result<MissingMask>
     where
         F: Fn(usize, Place, MissingMask, bool) -> BoxFuture<'a, Result<()>>,
     {
-        let mut done: Vec<Option<MissingMask>> = vec![None; s.scheme().width()];
+        let mut done: Vec<Option<Epoch>> = vec![None; s.scheme().width()];
         let mut pause = RETRY_PAUSE;
         loop {
             let view = self.writable_view(s).await?;
-            let missing = view.down_mask();
+            let (missing, epoch) = (view.down_mask(), view.group().epoch);
             let mut calls = Gather::new();
             for (index, was) in done.iter().enumerate() {
-                if missing & (1 << index) == 0 && *was != Some(missing) {
+                if missing & (1 << index) == 0 && *was != Some(epoch) {
                     calls.push(index, send(index, view.place(index), missing, was.is_some()));
                 }
             }
             if calls.is_empty() {
                 return Ok(missing);
             }
-            match self.round(s, &view, calls, missing, &mut done).await? {
+            match self.round(s, &view, calls, &mut done).await? {
                 Round::Done => {}
                 Round::MapChanged => pause = RETRY_PAUSE,
                 Round::Again(last) => {
@@ -362,8 +364,7 @@ impl Data {
         s: &StripeRef,
         view: &GroupView,
         mut calls: Gather<'_, Result<()>>,
-        missing: MissingMask,
-        done: &mut [Option<MissingMask>],
+        done: &mut [Option<Epoch>],
     ) -> Result<Round> {
         let epoch = view.group().epoch;
         let mut version = view.map_version();
@@ -395,7 +396,7 @@ impl Data {
             match answer {
                 None => break,
                 Some((index, Ok(()))) => {
-                    done[index] = Some(missing);
+                    done[index] = Some(epoch);
                     let took = watch.answered(self.env.clock.now());
                     self.note_pace(Pacing::Write, took);
                 }

@@ -547,7 +547,8 @@ fn same_write(a: &Overlay, b: &Overlay) -> bool {
     (a.offset, a.len, a.kind, a.crc) == (b.offset, b.len, b.kind, b.crc)
 }
 
-/// Adds to the mask of missing fragments of a version (0: of whatever is there). Only the members' return takes bits away.
+/// Adds to the mask of missing fragments of a version (0: of whatever is there). Only the members' return takes bits away. False: the
+/// version is not here.
 pub fn mark_missing(
     txn: &mut dyn Txn,
     scope: &Scope,
@@ -555,22 +556,27 @@ pub fn mark_missing(
     version: Version,
     missing: u64,
     delta: &mut Delta,
-) -> Result<()> {
-    if let Some(mut prepared) = get::<Fragment>(txn, &prepared_key(cell, version))? {
+) -> Result<bool> {
+    if header(txn, scope, cell)?.is_none() {
+        return Ok(false);
+    }
+    let prepared = get::<Fragment>(txn, &prepared_key(cell, version))?;
+    let base = get::<Fragment>(txn, &base_key(cell))?.map_or(Version(0), |b| b.version);
+    let is_of_base = version == Version(0) || version == base;
+    if prepared.is_none() && !is_of_base {
+        return Ok(false);
+    }
+    // As a write under this epoch: repair does not take the cell for one that was written while this member was away.
+    let mut change = Change::open(txn, scope, cell)?;
+    if is_of_base {
+        change.now.missing |= missing;
+    }
+    change.save(txn, delta);
+    if let Some(mut prepared) = prepared {
         prepared.missing |= missing;
         txn.put(&prepared_key(cell, version), &prepared.to_value());
     }
-    if header(txn, scope, cell)?.is_none() {
-        return Ok(());
-    }
-    let base = get::<Fragment>(txn, &base_key(cell))?.map_or(Version(0), |b| b.version);
-    if version != Version(0) && version != base {
-        return Ok(());
-    }
-    let mut change = Change::open(txn, scope, cell)?;
-    change.now.missing |= missing;
-    change.save(txn, delta);
-    Ok(())
+    Ok(true)
 }
 
 /// Settles a cell's debt to members that are current in the scope's epoch.

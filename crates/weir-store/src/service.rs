@@ -23,7 +23,9 @@ use weir_kv::{CommitSeq, SharedKv};
 use weir_proto::coord::TargetReport;
 use weir_proto::data::*;
 use weir_proto::map::{ClusterMap, Group, MemberState};
-use weir_proto::{CellId, Epoch, Error, ErrorKind, FileId, PgId, Request, Result, Seq, TargetId, Wire};
+use weir_proto::{
+    CellId, Epoch, Error, ErrorKind, FileId, PgId, Request, Result, Seq, TargetId, Version, Wire,
+};
 use weir_rpc::{Call, Handled, Reply, Service};
 
 /// How long a request with a newer epoch waits for the map that explains it.
@@ -399,8 +401,12 @@ impl StorageNode {
                 acting.target.suspect(r.cell);
                 return Ok(Reply::new(&()));
             }
-            let seq = acting.target.store.mark_missing(&acting.scope, r.cell, r.version, r.missing)?;
-            acting.target.store.durable(seq).await?;
+            let store = &acting.target.store;
+            let (seq, is_here) = store.mark_missing(&acting.scope, r.cell, r.version, r.missing)?;
+            if !is_here && r.version != Version(0) {
+                return Err(Error::not_found(format!("cell {}: version {} is not here", r.cell, r.version)));
+            }
+            store.durable(seq).await?;
             Ok(Reply::new(&()))
         }))
     }

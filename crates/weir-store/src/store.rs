@@ -147,7 +147,8 @@ impl Store {
         })?;
         if admission == Admission::Present {
             // A retry: what it asked for is there. Only the mask may have grown.
-            return Ok(self.mark_missing(scope, write.cell, write.version, write.missing)?.max(seen));
+            let (marked, _) = self.mark_missing(scope, write.cell, write.version, write.missing)?;
+            return Ok(marked.max(seen));
         }
         let extent = self.store_bytes(write.data)?;
         let fragment = Fragment {

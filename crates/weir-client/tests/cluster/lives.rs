@@ -505,3 +505,44 @@ fn what_an_overwrite_that_failed_left_is_the_same_whichever_targets_are_read() {
         assert!(failed.iter().all(|n| *n > 3), "writes that failed: {failed:?}");
     });
 }
+
+/// A target has its fragment of a new stripe before the others have theirs, and restarts: nobody else knows of the stripe, so it forgets
+/// it when it is brought up to date.
+#[test]
+fn what_one_target_forgets_while_a_stripe_is_written_is_sent_to_it_again() {
+    Lab::new(52).run(6, |lab| async move {
+        let a = lab.client("a").await;
+        for first in 0..6 {
+            let name = format!("f{first}");
+            let h = create(&a, &name).await;
+            let data = pattern(first.into(), 0, 6 * STRIPE);
+            let others = (0..6).filter(|n| *n != first);
+            others.clone().for_each(|n| lab.world().partition("a", &format!("s{n}")));
+            let writes = async {
+                a.write(h, 0, data.clone().into()).await?;
+                a.fsync(h).await
+            };
+            let returns = async {
+                lab.world().sleep(Duration::from_millis(50)).await;
+                lab.kill_storage(first);
+                lab.storage(first).await;
+                lab.all_current().await.unwrap();
+                others.clone().for_each(|n| lab.world().heal("a", &format!("s{n}")));
+            };
+            let (written, ()) = tokio::join!(writes, returns);
+            written.unwrap();
+            close(&a, h).await;
+            for lost in [1, 3].map(|n| [(first + n) % 6, (first + n + 1) % 6]) {
+                lost.iter().for_each(|n| lab.kill_storage(*n));
+                same(
+                    &content(&lab.client(&format!("without {lost:?} of {first}")).await, &name).await,
+                    &data,
+                );
+                for n in lost {
+                    lab.storage(n).await;
+                }
+                lab.all_current().await.unwrap();
+            }
+        }
+    });
+}

@@ -28,17 +28,21 @@ impl Store {
         self.kv.read(&mut |r| cells::check_fence(r, file, token_epoch)).map(drop)
     }
 
+    /// Whether that version is here.
     pub fn mark_missing(
         &self,
         scope: &Scope,
         cell: CellId,
         version: Version,
         missing: u64,
-    ) -> Result<CommitSeq> {
-        self.change(&mut |txn, delta| {
+    ) -> Result<(CommitSeq, bool)> {
+        let mut is_here = false;
+        let committed = self.change(&mut |txn, delta| {
             cells::check_epoch(txn, scope.group, scope.epoch)?;
-            cells::mark_missing(txn, scope, cell, version, missing, delta)
-        })
+            is_here = cells::mark_missing(txn, scope, cell, version, missing, delta)?;
+            Ok(())
+        })?;
+        Ok((committed, is_here))
     }
 
     /// For repair. `Unavailable` while a seal of the group is in doubt: whoever is listing would catch up on the version before
