@@ -98,6 +98,8 @@ pub(crate) struct State {
     pub sessions: Sessions,
     /// Until then sessions of before the restart may come back.
     pub grace_until: Option<Instant>,
+    /// When this node began, or last went on after it had stood still.
+    pub stood_still_until: Instant,
     /// The newest commit of this leader; what anybody was shown is not newer.
     pub newest: CommitSeq,
     /// Sessions that have ended while they may have been writing.
@@ -160,6 +162,7 @@ impl Leader {
             rooms,
             recalls: Recalls::default(),
             grace_until: (!sessions.is_empty()).then(|| now + term),
+            stood_still_until: now,
             sessions,
             newest,
             deaths,
@@ -566,6 +569,15 @@ impl State {
         let Some(session) = self.sessions.get_mut(&op.session) else { return false };
         let applied = &mut session.applied[op.slot as usize];
         std::mem::replace(applied, op.seq) != op.seq
+    }
+
+    /// This node stood still until now: silence was not the clients' fault.
+    pub fn stood_still(&mut self, now: Instant, term: Duration) {
+        self.stood_still_until = now;
+        self.sessions.values_mut().for_each(|s| s.heard = now);
+        if let Some(until) = &mut self.grace_until {
+            *until = now + term;
+        }
     }
 
     pub fn end_grace_if_complete(&mut self) {

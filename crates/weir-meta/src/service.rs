@@ -87,16 +87,15 @@ impl Meta {
     async fn expire(&self) {
         let leader = &self.leader;
         let step = leader.term() / TICKS_PER_TERM;
-        let mut last = leader.env.clock.now();
+        let mut last = leader.lock().stood_still_until;
         loop {
             leader.env.clock.sleep(step).await;
             let now = leader.env.clock.now();
-            // This node stood still: silence was not the clients' fault.
             let stood_still = now.since(last) > step * 2;
             last = now;
             let mut state = leader.lock();
             if stood_still {
-                state.sessions.values_mut().for_each(|s| s.heard = now);
+                state.stood_still(now, leader.term());
                 continue;
             }
             if state.grace_until.is_some_and(|until| now >= until) {
@@ -309,15 +308,17 @@ async fn recall(leader: Arc<Leader>, conflict: Conflict) {
         if for_reader { state.pause_before_look(conflict.ino, now) } else { Duration::ZERO }
     };
     leader.env.clock.sleep(pause).await;
-    let deadline = leader.env.clock.now() + leader.term() * RECALL_TERMS_MAX;
+    let patience = leader.term() * RECALL_TERMS_MAX;
+    let mut began = leader.env.clock.now();
     let request = Recall { ino: conflict.ino, keep: conflict.keep };
     loop {
         let (connection, moved) = {
             let state = leader.lock();
             let Some(session) = state.sessions.get(&conflict.session) else { return };
+            began = began.max(state.stood_still_until);
             (session.connection.clone(), session.moved.clone().notified_owned())
         };
-        let left = deadline.since(leader.env.clock.now());
+        let left = (began + patience).since(leader.env.clock.now());
         if left.is_zero() {
             let mut state = leader.lock();
             let ended = leader.end_session(&mut state, conflict.session, "it did not answer a recall");

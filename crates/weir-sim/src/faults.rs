@@ -108,9 +108,13 @@ impl Fault {
     fn is_beyond_parity(&self) -> bool {
         matches!(self.kind, PowerCutAllStorage | KillTooMany)
     }
+    /// It may be longer than half a lease.
+    fn is_long(&self) -> bool {
+        self.lasts + Duration::from_millis(2 * BETWEEN_MS_MAX) > FORGIVEN
+    }
     /// Clients that are cut off from the leader, or targets, so long that they may lose what is theirs.
     fn cuts(&self) -> Vec<usize> {
-        let long = self.lasts + Duration::from_millis(2 * BETWEEN_MS_MAX) > FORGIVEN;
+        let long = self.is_long();
         let names = match self.kind {
             KillClient => self.victims.clone(),
             KillTooMany => self.others.clone(),
@@ -431,7 +435,14 @@ impl Faults {
                 self.start(victim);
             }
             KillClient => {}
-            PauseClient | PauseStorage | PauseMeta => world.resume(victim),
+            PauseClient | PauseStorage => world.resume(victim),
+            PauseMeta => {
+                // Whoever was silent before may be so for a whole term from now on, if the leader noticed.
+                if fault.is_long() {
+                    self.leader_begins();
+                }
+                world.resume(victim);
+            }
             PartitionFromClient
             | PartitionFromPeer
             | PartitionFromCoordinator

@@ -548,7 +548,7 @@ fn same_write(a: &Overlay, b: &Overlay) -> bool {
 }
 
 /// Adds to the mask of missing fragments of a version (0: of whatever is there). Only the members' return takes bits away. False: the
-/// version is not here.
+/// version is not here, and no newer base has replaced it.
 pub fn mark_missing(
     txn: &mut dyn Txn,
     scope: &Scope,
@@ -564,7 +564,7 @@ pub fn mark_missing(
     let base = get::<Fragment>(txn, &base_key(cell))?.map_or(Version(0), |b| b.version);
     let is_of_base = version == Version(0) || version == base;
     if prepared.is_none() && !is_of_base {
-        return Ok(false);
+        return Ok(version < base);
     }
     // As a write under this epoch: repair does not take the cell for one that was written while this member was away.
     let mut change = Change::open(txn, scope, cell)?;

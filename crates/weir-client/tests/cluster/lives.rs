@@ -546,3 +546,46 @@ fn what_one_target_forgets_while_a_stripe_is_written_is_sent_to_it_again() {
         }
     });
 }
+
+/// A machine that was suspended, or moved: nobody else was silent, and what they were asked they could not answer.
+#[test]
+fn a_leader_that_stood_still_for_long_takes_nothing_from_anybody() {
+    for seed in 700..721 {
+        Lab::new(seed).run(6, |lab| async move {
+            let (a, b) = (lab.client("a").await, lab.client("b").await);
+            let h = create(&a, "f").await;
+            write(&a, h, 0, b"nobody has it").await;
+            let (world, clock) = (lab.world(), lab.world().clock());
+            let stand_still = async |begins_us: u64| {
+                clock.sleep(Duration::from_micros(begins_us * (seed - 700))).await;
+                world.pause("meta");
+                clock.sleep(Duration::from_secs(24)).await;
+                world.resume("meta");
+            };
+            match seed % 3 {
+                // With nothing to do.
+                0 => stand_still(170_000).await,
+                // While it waits for who was there before it began, one of whom stands still a little longer.
+                1 => {
+                    world.pause("a");
+                    lab.kill_meta();
+                    lab.meta().await;
+                    stand_still(50).await;
+                    clock.sleep(Duration::from_secs(1)).await; // half a lease
+                    world.resume("a");
+                }
+                // While it waits for an answer to a recall.
+                _ => {
+                    let found = b.lookup(&root(), ROOT, b"f").await.unwrap().expect("the name exists");
+                    let looks =
+                        async { while b.open(&root(), found.attr.ino, OpenMode::READ).await.is_err() {} };
+                    tokio::join!(looks, stand_still(50));
+                }
+            }
+            clock.sleep(Duration::from_secs(10)).await;
+            a.fsync(h).await.unwrap();
+            assert_eq!(a.losses().0, 0, "seed {seed}");
+            same(&content(&b, "f").await, b"nobody has it");
+        });
+    }
+}
