@@ -296,16 +296,23 @@ impl Data {
     }
 
     pub async fn commit_stripe(&self, s: StripeRef, version: Version) -> Result<()> {
-        let send = |index: usize, place: Place, _: MissingMask, again: bool| -> BoxFuture<'_, Result<()>> {
-            let request = CommitStripe { place, cell: s.cell(index), version };
-            let patience = self.call_patience(s.deadline);
-            Box::pin(async move {
-                if again {
-                    return Ok(()); // committed under an earlier epoch: the same
-                }
-                self.call(place.target, &request, vec![], patience).await.map(|_| ())
-            })
-        };
+        let send =
+            |index: usize, place: Place, missing: MissingMask, again: bool| -> BoxFuture<'_, Result<()>> {
+                let mark = MarkMissing { place, cell: s.cell(index), version, missing };
+                let request = CommitStripe { place, cell: s.cell(index), version };
+                let patience = self.call_patience(s.deadline);
+                Box::pin(async move {
+                    if again {
+                        // Committed under an earlier epoch: who is missing now must be known under this one, too, or whoever comes
+                        // back may not hear of it.
+                        match self.call(place.target, &mark, vec![], patience).await {
+                            Err(e) if e.kind == ErrorKind::NotFound => {}
+                            marked => return marked.map(|_| ()),
+                        }
+                    }
+                    self.call(place.target, &request, vec![], patience).await.map(|_| ())
+                })
+            };
         self.on_live_members(&s, send).await.map(|_| ()).map_err(|e| e.doing(format!("commit {s}")))
     }
 

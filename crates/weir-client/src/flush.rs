@@ -14,10 +14,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use weir_env::Instant;
-use weir_proto::data::WriteMode;
+use weir_proto::data::{SEAL_ROOM, WriteMode};
 use weir_proto::map::Layout;
 use weir_proto::meta::{Commit, Entry, INLINE_MAX, LeaseKind, Op};
 use weir_proto::{Error, ErrorKind, InodeId, Result, SessionId, Version};
+
+/// A version that meets a seal under way goes again so far above: seals count up by two from the base, or from one in doubt.
+const ABOVE_SEAL: u64 = 256;
+const ABOVE_SEAL_MAX: u64 = 3 * ABOVE_SEAL;
 
 /// Changed bytes of one stripe, frozen, and how they go.
 struct Send {
@@ -212,14 +216,7 @@ impl Inner {
             }
             SendAs::Prepared => {
                 let fragments = self.fragments(send, send.layout.stripe_bytes() as u32)?;
-                let (cuts, base) = self.data.stripe_state(&s).await?;
-                let version =
-                    Version::new(send.token_epoch, self.next_version()).max(Version((base.0 + 3) & !1));
-                let prepared = self.data.write_stripe(s, version, WriteMode::Prepare, cuts, &fragments).await;
-                if let Err(e) = &prepared {
-                    self.abandon_prepared(send, version, e).await;
-                }
-                prepared?;
+                let version = self.prepare_stripe(send, s, &fragments).await?;
                 let committed = self.data.commit_stripe(s, version).await;
                 if committed.as_ref().is_err_and(|e| e.kind != ErrorKind::Stale) {
                     self.note_torn(send, Torn::Doubt(version));
@@ -230,6 +227,24 @@ impl Inner {
                 let overlays = overlays_of(&send.parts, send.layout.cell_bytes());
                 self.data.write_overlays(s, send.token_epoch, &overlays).await
             }
+        }
+    }
+
+    /// Returns the version that all live members have beside their base. One that meets a seal has to be above it.
+    async fn prepare_stripe(&self, send: &Send, s: StripeRef, fragments: &[Fragment]) -> Result<Version> {
+        let mut above = 0;
+        loop {
+            let (cuts, base) = self.data.stripe_state(&s).await?;
+            let lowest = Version((base.0 + u64::from(SEAL_ROOM) + 2) & !1);
+            let lowest = Version::new(send.token_epoch, self.next_version()).max(lowest);
+            let version = Version(lowest.0 + above);
+            let prepared = self.data.write_stripe(s, version, WriteMode::Prepare, cuts, fragments).await;
+            let Err(e) = prepared else { return Ok(version) };
+            self.abandon_prepared(send, version, &e).await;
+            if e.kind != ErrorKind::Exists || above >= ABOVE_SEAL_MAX {
+                return Err(e);
+            }
+            above += ABOVE_SEAL;
         }
     }
 

@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use tokio::sync::Semaphore;
 use weir_env::{Env, Instant};
+use weir_proto::data::{FILL_COUNTER, SEAL_ROOM};
 use weir_proto::lock::HeldLock;
 use weir_proto::map::Layout;
 use weir_proto::meta::{Attr, Entry, HeldLease, Lease, LeaseKind, Time};
@@ -122,7 +123,7 @@ impl Inner {
             next_handle: AtomicU64::new(1),
             stamps: AtomicU64::new(1),
             named_stamp: AtomicU64::new(0),
-            version_counter: AtomicU32::new(2),
+            version_counter: AtomicU32::new((FILL_COUNTER + SEAL_ROOM + 2) & !1),
             dirty: Mutex::default(),
             closes: Closes::default(),
             accesses: Accesses::default(),
@@ -206,7 +207,7 @@ impl Inner {
         self.named_stamp.store(stamp, Ordering::SeqCst);
         stamp
     }
-    /// Writers take even counters, seals odd ones.
+    /// Writers take even counters, seals odd ones, below those that a writer takes (see `WriteMode::Prepare`).
     pub fn next_version(&self) -> u32 {
         self.version_counter.fetch_add(2, Ordering::Relaxed)
     }

@@ -29,8 +29,9 @@ wire_enum!(WriteMode {
     /// Beyond the committed end of the file: becomes the base at once, whatever was there before.
     Fresh = 1,
     /// Kept beside the present base until `CommitStripe` or `DropPrepared`. The version must be above the present base's
-    /// (`Stale` otherwise). A writer takes even counters, at least two above the base that `StatCell` tells; a seal takes
-    /// the next odd one: so the two never take the same, and a writer who meets a seal is above it.
+    /// (`Stale` otherwise). A writer takes even counters, more than `SEAL_ROOM` above the base that `StatCell` tells; a seal takes
+    /// odd ones up to there, and none while a writer's version is prepared anywhere. So a seal never replaces what a writer commits
+    /// while it folds what was there before. `Exists`: a seal with a higher version is under way here after all.
     Prepare = 2,
     /// `Prepare` by the leader of a seal: the leader itself resolves it after a crash.
     PrepareSeal = 3,
@@ -42,6 +43,8 @@ wire_enum!(WriteMode {
 
 /// The counter of versions that `WriteMode::Fill` writes: below all others under the same token epoch.
 pub const FILL_COUNTER: u32 = 1;
+/// How far the counter of a seal may be above its base, or above `FILL_COUNTER` where the base is of a lower token epoch.
+pub const SEAL_ROOM: u32 = 64;
 
 message!(
     /// Writes one fragment of a stripe as a new base version. The payload is the fragment (0 to cell_bytes).

@@ -347,7 +347,8 @@ fn restart(change: &mut Change, txn: &mut dyn Txn, delta: &mut Delta) -> Result<
     Ok(())
 }
 
-/// A version beside the base, until it is committed or dropped.
+/// A version beside the base, until it is committed or dropped. A seal folds what is there, so a version of a writer that is committed
+/// meanwhile must be above the seal's: one that meets a seal takes a higher one (`Exists`), and a seal that meets a writer is none.
 pub fn prepare(
     txn: &mut dyn Txn,
     scope: &Scope,
@@ -359,6 +360,23 @@ pub fn prepare(
     // A data target may know nothing of its cell: the leader asked because others do.
     if fragment.seal && !scope.is_data(cell) && !stripe_known(txn, scope, cell)? {
         return Err(Error::stale(format!("seal of cell {cell}: it was dropped meanwhile")));
+    }
+    for other in prepared(txn, cell)?.iter().filter(|other| other.seal != fragment.seal) {
+        let (version, seal) = (fragment.version, other.version);
+        match fragment.seal {
+            true => {
+                return Err(Error::unavailable(format!(
+                    "cell {cell}: a writer has {}: seal later",
+                    other.version
+                )));
+            }
+            false if seal > version => {
+                return Err(Error::exists(format!(
+                    "cell {cell}: version {version} is below the seal {seal} under way"
+                )));
+            }
+            false => {}
+        }
     }
     let kept = [fragment.extent, base_extent(txn, cell)?];
     if let Some(earlier) = get::<Fragment>(txn, &prepared_key(cell, fragment.version))? {
@@ -505,11 +523,10 @@ pub fn append(
         if there.kind == OverlayKind::Void {
             return Ok(Appended::Void(seq));
         }
-        // A number that its sequencer gave twice: it lost its log's tail in a crash before anybody was answered,
-        // so what is here from that number on was never acknowledged.
-        let to = if matches!(numbering, Numbering::Mirror(_)) { Seq(u64::MAX) } else { seq };
-        change.drop_overlays(txn, delta, seq, to)?;
-        change.now.last_seq = Seq(seq.0 - 1).max(if to == seq { last } else { Seq(0) });
+        // A number that was given twice: its sequencer lost its log's tail in a crash, or another one numbers now, before anybody was
+        // answered. What is here under higher numbers may be so, too, or be newer: mirrors come in any order. It stays until its
+        // number comes, or becomes void by agreement.
+        change.drop_overlays(txn, delta, seq, seq)?;
     } else if seq <= change.now.cut {
         return Ok(Appended::Duplicate(seq));
     }

@@ -97,6 +97,12 @@ pub fn plan(
     }
 }
 
+/// Whether a cell of a member that is behind since `since` in a group of epoch `epoch` may have something that only this member wrote
+/// in the end. Of a log no epoch tells: what nobody else has may have been logged under one long ago, or the cell been written since.
+pub fn may_be_ahead(cell: &CellSummary, since: Epoch, epoch: Epoch) -> bool {
+    cell.seq > Seq(0) || (since..epoch).contains(&cell.epoch)
+}
+
 /// A fragment rebuilt from others.
 pub(crate) struct Rebuilt {
     pub bytes: Bytes,
@@ -207,20 +213,22 @@ impl StorageNode {
                 None => break,
             }
         }
-        match self.has_older(acting)? {
+        match self.may_have_more(acting, since)? {
             true => self.drop_unknown(acting, &peers, since).await,
             false => Ok(()),
         }
     }
 
-    /// Whether there is a cell here that was last written before the group's present epoch: [`Self::drop_unknown`] passes over
-    /// all others. Listing tells the own store the epoch, so none comes later. Spares the peers to list all they have.
-    fn has_older(&self, acting: &Acting) -> Result<bool> {
+    /// Whether there is a cell here that was last written before the group's present epoch, or may be ahead of others:
+    /// [`Self::drop_unknown`] passes over all others. Listing tells the own store the epoch, so none comes later. Spares the peers to list
+    /// all they have.
+    fn may_have_more(&self, acting: &Acting, since: Epoch) -> Result<bool> {
         let (store, group) = (&acting.target.store, acting.group());
         let mut after = None;
         loop {
             let list = store.list_cells(group.id, after, Epoch(0), group.epoch, LIST_LIMIT)?;
-            if list.cells.iter().any(|summary| summary.epoch < group.epoch) {
+            let more = |c: &CellSummary| c.epoch < group.epoch || may_be_ahead(c, since, group.epoch);
+            if list.cells.iter().any(more) {
                 return Ok(true);
             }
             match list.cells.last() {
@@ -576,19 +584,23 @@ impl StorageNode {
                 if until.is_some_and(|u| summary.cell > u) {
                     return Ok(());
                 }
-                if summary.epoch >= group.epoch || checked.contains(&stripe) {
+                let is_ahead = may_be_ahead(summary, since, group.epoch);
+                if (summary.epoch >= group.epoch && !is_ahead) || checked.contains(&stripe) {
                     continue;
                 }
                 match known.get(&stripe) {
-                    Some(view) if summary.epoch >= since => {
+                    Some(view) if is_ahead => {
                         let mut view = view.clone();
                         for index in 0..group.scheme.data {
                             view.logs.entry(index).or_insert_with(|| BTreeSet::from([(Seq(0), 0)]));
                         }
                         self.repair_stripe(acting, stripe.0, stripe.1, &view).await?;
                     }
-                    Some(_) => continue,
-                    None => self.drop_if_unknown(acting, peers, summary.cell).await?,
+                    // Written here since the others were asked, or not to be compared.
+                    None if summary.epoch < group.epoch => {
+                        self.drop_if_unknown(acting, peers, summary.cell).await?;
+                    }
+                    _ => continue,
                 }
                 checked = BTreeSet::from([stripe]);
             }

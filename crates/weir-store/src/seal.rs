@@ -122,6 +122,25 @@ pub fn resolve(
     }
 }
 
+/// The version of a seal of what these members hold, whose overlays' newest token epoch is given. `None`: it would replace what a writer
+/// commits meanwhile (see `WriteMode::Prepare`).
+pub fn version_of(stats: &[CellStat], token_epoch: u32) -> Option<Version> {
+    let base = stats
+        .iter()
+        .map(|stat| stat.base)
+        .max()
+        .unwrap_or_default()
+        .max(Version::new(token_epoch, FILL_COUNTER));
+    let mut prepared = stats.iter().flat_map(|stat| &stat.prepared);
+    let is_writers = |version: &&Version| version.counter().is_multiple_of(2);
+    if prepared.clone().any(|version| is_writers(&version)) {
+        return None;
+    }
+    let newest = prepared.by_ref().fold(base, |newest, version| newest.max(*version));
+    let version = Version((newest.0 + 1) | 1);
+    (version.0 - base.0 <= u64::from(SEAL_ROOM)).then_some(version)
+}
+
 /// The member that leads the seals of a group: its first current parity target, without parity the only data target.
 pub fn leader(group: &Group) -> Option<usize> {
     let (data, width) = (usize::from(group.scheme.data), group.scheme.width());
@@ -285,15 +304,11 @@ impl StorageNode {
         let scope = acting.scope;
         let first = CellId { file, stripe, index: 0 };
         let stats = self.stat_all(&acting, file, stripe).await;
-        let mut newest = Version::new(token_epoch(target, &scope, file, stripe)?, FILL_COUNTER);
-        let mut base = Version(0);
-        for stat in participants(acting.group()).into_iter().zip(stats).map(|(_, stat)| stat) {
-            let stat = stat?;
-            base = base.max(stat.base);
-            newest = stat.prepared.into_iter().fold(newest.max(stat.base), Version::max);
-        }
-        // Odd: a writer's are even (see `WriteMode::Prepare`).
-        let version = Version((newest.0 + 1) | 1);
+        let stats: Vec<CellStat> = stats.into_iter().collect::<Result<_>>()?;
+        let base = stats.iter().map(|stat| stat.base).max().unwrap_or_default();
+        let version = version_of(&stats, token_epoch(target, &scope, file, stripe)?).ok_or_else(|| {
+            Error::unavailable(format!("seal of stripe {first}: a version is in doubt, seal later"))
+        })?;
         let data = usize::from(scope.scheme.data);
         let sealed = self.fold(&acting, data, version, base, first).await;
         self.env.tasks.pass(points::SEAL_FOLDED);

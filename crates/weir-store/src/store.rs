@@ -216,12 +216,6 @@ impl Store {
         let mut planned = None;
         self.kv.read(&mut |r| {
             cells::check_fence(r, cell.file, version.token_epoch())?;
-            if let Some(writer) = cells::prepared(r, cell)?.iter().find(|p| !p.seal) {
-                return Err(Error::unavailable(format!(
-                    "cell {cell}: version {} of a writer is in doubt, seal later",
-                    writer.version
-                )));
-            }
             planned = Some(Plan::new(r, scope, cell, ReadView::Merged, Version(0), 0, CELL_BYTES_MAX, None)?);
             Ok(())
         })?;

@@ -2,6 +2,7 @@
 use super::*;
 use bytes::Bytes;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 use weir_client::{Allocate, OpenMode, SetAttrs};
 use weir_proto::ErrorKind;
@@ -340,4 +341,46 @@ fn the_same_seed_gives_the_same_trace() {
         lab.world().trace_hash()
     };
     assert_eq!(run(), run());
+}
+
+/// Stripes are sealed when nobody has written them for a while, and at that moment somebody writes them over.
+#[test]
+fn a_seal_replaces_nothing_that_is_written_over_meanwhile() {
+    const FILES: usize = 24;
+    for seed in 80..104 {
+        Lab::new(seed).run(6, |lab| async move {
+            let (a, b) = (lab.client("a").await, lab.client("b").await);
+            let new = pattern(3, 0, STRIPE);
+            let mut handles = Vec::new();
+            for n in 0..FILES {
+                let h = create(&a, &format!("f{n}")).await;
+                write(&a, h, 0, &pattern(1, 0, STRIPE)).await;
+                a.fsync(h).await.unwrap();
+                write(&a, h, 100, &pattern(2, 0, 150_000)).await;
+                a.fsync(h).await.unwrap();
+                handles.push(h);
+            }
+            lab.world().sleep(Duration::from_millis(1_900 + 10 * (seed - 80))).await;
+            // So fragments come to some targets long before they come to others, and a seal takes a while.
+            let slow = |from: &str, to: u8, ms| {
+                lab.world().slow_link(from, &format!("s{to}"), Duration::from_millis(ms))
+            };
+            (0..4).for_each(|n| slow("a", n, 15));
+            (0..36).for_each(|n| slow(&format!("s{}", n / 6), n % 6, 5));
+            let saved = Arc::new(AtomicUsize::new(0));
+            for h in handles {
+                write(&a, h, 0, &new).await;
+                let (a, saved) = (a.clone(), saved.clone());
+                lab.env("a").tasks.spawn("save", async move {
+                    a.fsync(h).await.unwrap();
+                    saved.fetch_add(1, Relaxed);
+                });
+            }
+            lab.world().sleep(Duration::from_secs(3)).await;
+            assert_eq!(saved.load(Relaxed), FILES, "seed {seed}");
+            for n in 0..FILES {
+                same(&content(&b, &format!("f{n}")).await, &new);
+            }
+        });
+    }
 }

@@ -547,6 +547,49 @@ fn what_one_target_forgets_while_a_stripe_is_written_is_sent_to_it_again() {
     });
 }
 
+/// With its writer a target dies that alone has logged what was written last. Others write the stripe over before it is back.
+#[test]
+fn what_died_with_its_writer_does_not_come_back_over_what_was_written_since() {
+    const FILES: usize = 24;
+    for target in 0..3 {
+        Lab::new(55).run(6, |lab| async move {
+            let (a, b) = (lab.client("a").await, lab.client("b").await);
+            let (old, new) = (pattern(1, 0, STRIPE), pattern(2, 0, STRIPE));
+            let mut handles = Vec::new();
+            for n in 0..FILES {
+                let h = create(&a, &format!("f{n}")).await;
+                write(&a, h, 0, &old).await;
+                a.fsync(h).await.unwrap();
+                handles.push(h);
+            }
+            let pairs: Vec<_> =
+                (0..6).flat_map(|n| (0..n).map(move |m| (format!("s{n}"), format!("s{m}")))).collect();
+            pairs.iter().for_each(|(n, m)| lab.world().partition(n, m));
+            for h in &handles {
+                write(&a, *h, 0, b"of the dead").await;
+                let (a, h) = (a.clone(), *h);
+                lab.env("a").tasks.spawn("save", async move { drop(a.fsync(h).await) });
+            }
+            lab.world().sleep(Duration::from_millis(50)).await;
+            lab.world().kill("a");
+            lab.kill_storage(target);
+            pairs.iter().for_each(|(n, m)| lab.world().heal(n, m));
+            for n in 0..FILES {
+                let h = open(&b, &format!("f{n}"), OpenMode::BOTH).await;
+                write(&b, h, 0, &new).await;
+                close(&b, h).await;
+            }
+            lab.storage(target).await;
+            lab.all_current().await.unwrap();
+            lab.world().sleep(Duration::from_secs(3)).await; // logs agree
+            let c = lab.client("c").await;
+            for n in 0..FILES {
+                same(&content(&c, &format!("f{n}")).await, &new);
+            }
+        });
+    }
+}
+
 /// A machine that was suspended, or moved: nobody else was silent, and what they were asked they could not answer.
 #[test]
 fn a_leader_that_stood_still_for_long_takes_nothing_from_anybody() {

@@ -103,7 +103,9 @@ impl StorageNode {
         }
     }
 
-    /// Returns once every live member that keeps this cell's log has the overlay, under the newest epoch.
+    /// Returns once every live member that keeps this cell's log has the overlay, under the newest epoch, and k or more are current. If fewer are live by then than
+    /// when it was numbered, they know under that epoch who lacks it: who comes back asks them for what was written since an epoch in
+    /// which it was current, and that may be newer than the one in which this was logged.
     async fn mirror(
         &self,
         mut acting: Acting,
@@ -112,7 +114,7 @@ impl StorageNode {
         payload: Bytes,
         deadline: Instant,
     ) -> Result<()> {
-        let mask_at_first = down_mask(acting.group());
+        let mut told = down_mask(acting.group());
         let mut held: BTreeSet<usize> = BTreeSet::from([acting.position]);
         loop {
             let group = acting.group();
@@ -120,23 +122,35 @@ impl StorageNode {
                 .into_iter()
                 .filter(|p| is_live(group, *p) && !held.contains(p))
                 .collect();
-            if wanting.is_empty() {
-                break;
-            }
-            let calls = wanting
-                .iter()
-                .map(|p| {
-                    let sent = self.mirror_to(&acting, *p, r, seq, payload.clone());
-                    Box::pin(self.while_live(&acting, *p, sent)) as BoxFuture<'_, Result<()>>
-                })
-                .collect();
-            let mut problem = None;
-            for (position, outcome) in wanting.iter().zip(join_all(calls).await) {
-                match outcome {
-                    Ok(()) => drop(held.insert(*position)),
-                    Err(e) => problem = Some((*position, e)),
+            let problem = if wanting.is_empty() && !group.is_writable() {
+                // Who comes back to so few counts as current again, for nothing can have been written meanwhile.
+                let few = format!("fewer than {} members are current", group.scheme.data);
+                Some((acting.position, Error::stale(few)))
+            } else if wanting.is_empty() {
+                let mask = down_mask(group);
+                if mask & !told == 0 {
+                    return Ok(());
                 }
-            }
+                let problem = self.tell_missing(&acting, r.cell, mask).await;
+                told |= if problem.is_none() { mask } else { 0 };
+                problem
+            } else {
+                let calls = wanting
+                    .iter()
+                    .map(|p| {
+                        let sent = self.mirror_to(&acting, *p, r, seq, payload.clone());
+                        Box::pin(self.while_live(&acting, *p, sent)) as BoxFuture<'_, Result<()>>
+                    })
+                    .collect();
+                let mut problem = None;
+                for (position, outcome) in wanting.iter().zip(join_all(calls).await) {
+                    match outcome {
+                        Ok(()) => drop(held.insert(*position)),
+                        Err(e) => problem = Some((*position, e)),
+                    }
+                }
+                problem
+            };
             let Some((position, e)) = problem else { continue };
             if e.kind == ErrorKind::Stale {
                 // A fence that is here by now, too: who refused it for that will never take it.
@@ -148,11 +162,6 @@ impl StorageNode {
             acting = self.after_failure(acting, position, &e, r.cell).await?;
             check_still_held(&acting, r, seq)?;
         }
-        let mask = down_mask(acting.group());
-        if mask & !mask_at_first != 0 {
-            self.tell_missing(&acting, r.cell, mask).await?;
-        }
-        Ok(())
     }
 
     fn mirror_to<'a>(
@@ -256,24 +265,24 @@ impl StorageNode {
         Ok(acting)
     }
 
-    /// A member went down after the overlay was logged: the others count the debt.
-    async fn tell_missing(&self, acting: &Acting, cell: CellId, mask: u64) -> Result<()> {
+    /// A member went down after the overlay was logged: the others count the debt. Returns who did not, and why.
+    async fn tell_missing(&self, acting: &Acting, cell: CellId, mask: u64) -> Option<(usize, Error)> {
         let group = acting.group();
-        let calls = log_keepers(group, cell)
-            .into_iter()
-            .filter(|p| is_live(group, *p))
+        let keepers: Vec<usize> =
+            log_keepers(group, cell).into_iter().filter(|p| is_live(group, *p)).collect();
+        let calls = keepers
+            .iter()
             .map(|p| {
-                let place = Place { target: group.members[p].target, group: group.id, epoch: group.epoch };
+                let place = Place { target: group.members[*p].target, group: group.id, epoch: group.epoch };
                 let version = weir_proto::Version(0);
-                self.ask(place.target, MarkMissing { place, cell, version, missing: mask }, Vec::new())
+                let told =
+                    self.ask(place.target, MarkMissing { place, cell, version, missing: mask }, Vec::new());
+                Box::pin(self.while_live(acting, *p, Box::pin(async move { told.await.map(|_| ()) })))
+                    as BoxFuture<'_, Result<()>>
             })
             .collect();
         let answers = join_all(calls).await;
-        // The member's epoch tells repair the same; a count that lags is better than a write that fails.
-        for e in answers.into_iter().filter_map(|a| a.err()) {
-            tracing::debug!(%cell, "count a missing fragment: {e}");
-        }
-        Ok(())
+        keepers.into_iter().zip(answers).find_map(|(p, answer)| answer.err().map(|e| (p, e)))
     }
 
     pub(super) fn mirror_overlay(&self, r: MirrorOverlay, payload: Bytes) -> Handled {

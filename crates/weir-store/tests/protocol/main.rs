@@ -5,7 +5,8 @@
 //! which message arrives when, who crashes, who has heard of which map. In every state that can be reached every read with up to
 //! m members lost returns what some order of the writes explains, and what rests has parity that fits its data.
 //!
-//! Not modelled: what becomes of writes that failed (decision 10), slabs and bit rot (a cell is two bytes), fresh and prepared stripes of a writer, a reader with an old map.
+//! Not modelled: what becomes of writes that failed (decision 10) or whose writer died over them, agreement of logs (`service/agree.rs`),
+//! slabs and bit rot (a cell is two bytes), a reader with an old map.
 //! Small configurations run here; `make model` runs the larger ones.
 #![allow(clippy::disallowed_methods, reason = "tests are users of the operating system")]
 mod reader;
@@ -14,8 +15,9 @@ mod seals;
 mod search;
 mod state;
 mod steps;
+mod whole;
 
-use rules::{Planned, Rules, Shortcut};
+use rules::{Mode, Planned, Rules, Shortcut};
 use search::search;
 use state::State;
 
@@ -54,6 +56,14 @@ fn ec(planned: &[(usize, usize, u8)]) -> Rules {
 fn mirrored(planned: &[(usize, usize, u8)]) -> Rules {
     Rules::new(1, 1, planned)
 }
+/// The stripe is written whole where nothing was.
+fn new(rules: Rules) -> Rules {
+    Rules { whole: Some(Mode::Fresh), ..rules }
+}
+/// It is written whole over what is there.
+fn over(rules: Rules) -> Rules {
+    Rules { whole: Some(Mode::Over), ..rules }
+}
 /// A write, a cut of the file, a write under the cut's token epoch.
 fn with_cut(mut rules: Rules) -> Rules {
     rules.cut = true;
@@ -84,6 +94,67 @@ fn a_target_that_is_taken_for_dead_does_no_harm() {
 fn cut_bytes_stay_away() {
     let rules = with_cut(Rules { suspicions: 1, ..mirrored(&[(0, 0, 1), (0, 1, 2)]) });
     holds("1+1, a cut between two writes, a suspicion", &rules, 2_000_000);
+}
+
+#[test]
+fn a_new_stripe_survives_crashes_and_absences_at_any_step() {
+    let rules = Rules { crashes: 1, suspicions: 1, ..new(mirrored(&[])) };
+    holds("1+1, a new stripe, a crash and a suspicion", &rules, 2_000_000);
+}
+
+#[test]
+fn a_stripe_that_is_written_over_survives_crashes_and_absences_at_any_step() {
+    let rules = over(mirrored(&[(0, 0, 1)]));
+    holds("1+1, a write, written over, a crash", &Rules { crashes: 1, ..rules.clone() }, 2_000_000);
+    holds("1+1, a write, written over, a suspicion", &Rules { suspicions: 1, ..rules }, 2_000_000);
+}
+
+#[test]
+fn a_stripe_that_is_written_over_replaces_what_is_being_sealed() {
+    holds(
+        "1+1, a write, written over, a seal",
+        &Rules { seals: 1, ..over(mirrored(&[(0, 0, 1)])) },
+        2_000_000,
+    );
+    holds("2+1, a write, written over, a seal", &Rules { seals: 1, ..over(ec(&[(0, 0, 1)])) }, 2_000_000);
+}
+
+#[test]
+fn to_seal_above_what_a_writer_prepares_loses_bytes() {
+    let rules = Rules { suspicions: 1, seals: 1, ..over(mirrored(&[(0, 0, 1)])) };
+    fails(&rules, Shortcut::SealAboveWriters, 1_000_000);
+}
+
+#[test]
+fn to_compare_logs_of_older_cells_only_brings_bytes_back() {
+    fails(&Rules { crashes: 1, ..over(mirrored(&[(0, 0, 1)])) }, Shortcut::LogsOfOlderCells, 1_000_000);
+}
+
+#[test]
+fn to_acknowledge_with_fewer_than_k_loses_bytes() {
+    fails(&Rules { suspicions: 2, ..ec(&[(0, 0, 1)]) }, Shortcut::AcknowledgedByFew, 1_000_000);
+}
+
+#[test]
+fn not_to_tell_who_went_missing_since_a_write_was_numbered_loses_bytes() {
+    fails(&Rules { suspicions: 2, ..mirrored(&[(0, 0, 1)]) }, Shortcut::MissingNotTold, 2_000_000);
+}
+
+#[test]
+fn not_to_tell_who_went_missing_since_a_stripe_was_committed_loses_bytes() {
+    fails(&Rules { suspicions: 2, ..over(mirrored(&[])) }, Shortcut::CommittedOnceForAll, 2_000_000);
+}
+
+#[test]
+fn to_count_what_a_member_did_before_it_was_away_loses_bytes() {
+    let rules = Rules { crashes: 1, ..new(mirrored(&[])) };
+    fails(&rules, Shortcut::SameMembersSameFragments, 2_000_000);
+}
+
+#[test]
+fn not_to_send_again_what_a_member_has_forgotten_loses_bytes() {
+    let rules = Rules { crashes: 1, ..new(mirrored(&[])) };
+    fails(&rules, Shortcut::ForgottenIsMarked, 2_000_000);
 }
 
 #[test]
@@ -163,6 +234,38 @@ fn larger_configurations() {
             "1+1, a cut between two writes, a seal, a suspicion",
             with_cut(Rules { suspicions: 1, seals: 1, ..mirrored(&three[..2]) }),
         ),
+        ("1+1, a new stripe, two crashes", Rules { crashes: 2, ..new(mirrored(&[])) }),
+        ("1+1, a new stripe, two suspicions", Rules { suspicions: 2, ..new(mirrored(&[])) }),
+        ("2+1, a new stripe, a crash", Rules { crashes: 1, ..new(ec(&[])) }),
+        ("2+1, a new stripe, a suspicion", Rules { suspicions: 1, ..new(ec(&[])) }),
+        ("1+1, a new stripe, a write, a crash", Rules { crashes: 1, ..new(mirrored(&three[..1])) }),
+        (
+            "1+1, a new stripe, a write, a seal, a suspicion",
+            Rules { suspicions: 1, seals: 1, ..new(mirrored(&three[..1])) },
+        ),
+        (
+            "1+1, written over, a crash and a suspicion",
+            Rules { crashes: 1, suspicions: 1, ..over(mirrored(&[])) },
+        ),
+        (
+            "1+1, a write, written over, a crash and a suspicion",
+            Rules { crashes: 1, suspicions: 1, ..over(mirrored(&three[..1])) },
+        ),
+        ("1+1, two writes, written over, a crash", Rules { crashes: 1, ..over(mirrored(&three[..2])) }),
+        (
+            "1+1, a write, written over, a seal, a crash",
+            Rules { crashes: 1, seals: 1, ..over(mirrored(&three[..1])) },
+        ),
+        (
+            "1+1, a write, written over, a seal, a suspicion",
+            Rules { suspicions: 1, seals: 1, ..over(mirrored(&three[..1])) },
+        ),
+        ("2+1, written over, a crash", Rules { crashes: 1, ..over(ec(&[])) }),
+        ("2+1, a write, written over, a crash", Rules { crashes: 1, ..over(ec(&three[..1])) }),
+        ("2+1, a new stripe, two suspicions", Rules { suspicions: 2, ..new(ec(&[])) }),
+        ("2+1, written over, two suspicions", Rules { suspicions: 2, ..over(ec(&[])) }),
+        ("1+2, a write, two suspicions", Rules { suspicions: 2, ..Rules::new(1, 2, &three[..1]) }),
+        ("1+2, written over, a suspicion", Rules { suspicions: 1, ..over(Rules::new(1, 2, &[])) }),
         ("2+1, a cut between two writes, a suspicion", with_cut(Rules { suspicions: 1, ..ec(&three[..2]) })),
     ];
     let only = std::env::var("WEIR_MODEL").unwrap_or_default();

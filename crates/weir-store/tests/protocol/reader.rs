@@ -67,7 +67,9 @@ fn allowed(rules: &Rules, s: &State, index: usize, offset: usize) -> Vec<u8> {
         of_place.iter().copied().filter(|w| s.writes[*w].progress == Progress::Acknowledged).collect();
     let replaced = |w: usize| acknowledged.iter().any(|by| s.writes[*by].after & (1 << w) != 0);
     let begun = |w: usize| s.writes[w].progress != Progress::Waiting;
-    let voided = |w: usize| s.cut == CutState::Ended && !s.writes[w].after_cut;
+    let over = super::whole::replaces(s).filter(|_| rules.whole == Some(Mode::Over));
+    let is_over = |w: usize| over.is_some_and(|before| before & (1 << w) != 0);
+    let voided = |w: usize| (s.cut == CutState::Ended && !s.writes[w].after_cut) || is_over(w);
     let mut bytes: Vec<u8> = of_place
         .iter()
         .filter(|w| begun(**w) && !replaced(**w) && !voided(**w))
@@ -75,8 +77,8 @@ fn allowed(rules: &Rules, s: &State, index: usize, offset: usize) -> Vec<u8> {
         .collect();
     // What was there at first is replaced by any acknowledged write, and void with the cut.
     let written_since = |w: &usize| !voided(*w);
-    if s.cut != CutState::Ended && acknowledged.is_empty() {
-        bytes.push(INITIAL[offset]);
+    if s.cut != CutState::Ended && !acknowledged.iter().any(|w| !is_over(*w)) {
+        bytes.push(if over.is_some() { OVER[offset] } else { INITIAL[offset] });
     }
     if s.cut == CutState::Ended && !acknowledged.iter().any(written_since) {
         bytes.push(0);
@@ -86,6 +88,9 @@ fn allowed(rules: &Rules, s: &State, index: usize, offset: usize) -> Vec<u8> {
 
 /// What is wrong with a state.
 pub fn problem(rules: &Rules, s: &State) -> Option<String> {
+    if super::whole::is_nobody_elses(rules, s) {
+        return None;
+    }
     if s.cut == CutState::Begun {
         return None; // the file's size was changed before: nobody reads what is being cut until it has ended
     }

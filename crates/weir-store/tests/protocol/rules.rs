@@ -1,9 +1,10 @@
-//! What is searched: how many targets, writes, crashes and seals; and the wrong shortcuts.
+//! What is searched: how many targets, writes, crashes and seals, how the stripe is written whole; and the wrong shortcuts.
 use super::state::*;
+use super::whole::{FIRST, Stage, Whole};
 use std::sync::Arc;
 use weir_proto::ec::Coder;
 use weir_proto::map::{ClusterMap, Group, Member, MemberState, Scheme, Settings, TargetState};
-use weir_proto::{ClusterId, DiskUuid, Epoch, NodeId, Version};
+use weir_proto::{ClusterId, DiskUuid, Epoch, NodeId};
 use weir_store::cells;
 
 /// One byte that a client writes.
@@ -37,6 +38,38 @@ pub enum Shortcut {
     CaughtUpWithFew,
     /// A member that returns does not ask for the cuts that it missed.
     CutsNotLearned,
+    /// Whoever has a fragment of a stripe that is being written keeps it, as long as the same members are missing. (Found by the
+    /// simulator.)
+    SameMembersSameFragments,
+    /// An overlay is acknowledged with fewer current members than k. (Found here.)
+    AcknowledgedByFew,
+    /// Whoever has committed a stripe need not hear who went missing before all have. (Found here.)
+    CommittedOnceForAll,
+    /// The same for an overlay: members that logged it under an earlier epoch are not told who went missing since. (Found here.)
+    MissingNotTold,
+    /// A seal's version is above any that it sees, also a writer's. (Found here.)
+    SealAboveWriters,
+    /// A member that returns compares no log of a cell that was written since. (Found here.)
+    LogsOfOlderCells,
+    /// A member that is told again who is missing does not say that it has no fragment any more. (Found by the simulator.)
+    ForgottenIsMarked,
+}
+
+/// How a client writes the stripe whole, once.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mode {
+    /// Where nothing is.
+    Fresh,
+    /// Over what is there.
+    Over,
+}
+impl Mode {
+    fn begins(self) -> Stage {
+        match self {
+            Mode::Fresh => Stage::Send,
+            Mode::Over => Stage::Waiting,
+        }
+    }
 }
 
 #[derive(Clone)]
@@ -47,12 +80,15 @@ pub struct Rules {
     pub suspicions: u8,
     pub seals: u8,
     pub cut: bool,
+    pub whole: Option<Mode>,
     pub shortcut: Option<Shortcut>,
     pub coder: Coder,
 }
 
 /// What is there at first, in each data cell.
 pub const INITIAL: Content = [101, 102];
+/// What the stripe is written over with.
+pub const OVER: Content = [111, 112];
 pub const TOKEN: u32 = 1;
 pub const CUT_TOKEN: u32 = 2;
 
@@ -65,7 +101,17 @@ impl Rules {
             .map(|&(cell, offset, byte)| Planned { cell, offset, byte, after_cut: false })
             .collect();
         let coder = Coder::new(scheme).expect("a scheme");
-        Rules { scheme, planned, crashes: 0, suspicions: 0, seals: 0, cut: false, shortcut: None, coder }
+        Rules {
+            scheme,
+            planned,
+            crashes: 0,
+            suspicions: 0,
+            seals: 0,
+            cut: false,
+            whole: None,
+            shortcut: None,
+            coder,
+        }
     }
     pub fn has(&self, shortcut: Shortcut) -> bool {
         self.shortcut == Some(shortcut)
@@ -85,12 +131,17 @@ impl Rules {
         parity
     }
 
-    /// Everybody is there, and the stripe was written whole.
+    /// All cells of a stripe whose data cells hold this.
+    pub fn stripe_of(&self, content: Content) -> Vec<Content> {
+        let data = vec![content; self.data()];
+        data.iter().copied().chain(self.encode(&data)).collect()
+    }
+
+    /// Everybody is there, and the stripe was written whole, or is about to be.
     pub fn start(&self) -> State {
         let width = self.width();
         let view = View(Arc::new(self.map()));
-        let data = vec![INITIAL; self.data()];
-        let bytes: Vec<Content> = data.iter().copied().chain(self.encode(&data)).collect();
+        let bytes = self.stripe_of(INITIAL);
         let target = |position: usize| {
             let empty = Arc::new(Index::default());
             let mut target = Target {
@@ -100,19 +151,24 @@ impl Rules {
                 view: view.clone(),
                 repair: Repair::No,
             };
-            let first = fragment(Version::new(TOKEN, 2), Epoch(1), false, 0, bytes[position]);
+            let first = fragment(FIRST, Epoch(1), false, 0, bytes[position]);
             let made = target.change(|txn, delta| {
                 cells::check_epoch(txn, GROUP, Epoch(1))?;
+                if self.whole == Some(Mode::Fresh) {
+                    return Ok(());
+                }
                 cells::fresh(txn, &view.scope(), cell(position), first.clone(), delta)
             });
             assert!(made);
             target
         };
-        let waiting = Write { progress: Progress::Waiting, after: 0, after_cut: false, acting: Vec::new() };
+        let waiting =
+            Write { progress: Progress::Waiting, after: 0, after_cut: false, acting: Vec::new(), told: 0 };
         State {
             targets: (0..width).map(target).collect(),
             writes: vec![waiting; self.planned.len()],
             seals: Vec::new(),
+            whole: self.whole.map(|mode| Whole::new(view.clone(), width, mode.begins())),
             cut: CutState::No,
             cut_told: 0,
             cut_acting: None,

@@ -10,7 +10,7 @@ use weir_proto::{Seq, Version};
 use weir_store::cells;
 use weir_store::format::Fragment;
 use weir_store::lookup;
-use weir_store::seal::{Doubt, can_seal, leader, resolve};
+use weir_store::seal::{Doubt, can_seal, leader, resolve, version_of};
 
 /// Seals without anybody who waits for them; more are not followed.
 const ZOMBIES_MAX: usize = 2;
@@ -34,17 +34,18 @@ pub fn begin(rules: &Rules, s: &mut State, at: usize) -> Option<()> {
         return None;
     }
     let token = (0..rules.data()).map(|i| token_epoch(&s.targets[at], i)).max()?;
-    let (mut base, mut newest) = (Version(0), Version::new(token, 0));
-    for p in acting.current() {
-        let stat = stat(s, &acting, p);
-        base = base.max(stat.base);
-        newest = stat.prepared.into_iter().fold(newest.max(stat.base), Version::max);
-    }
+    let stats: Vec<CellStat> = acting.current().into_iter().map(|p| stat(s, &acting, p)).collect();
+    let base = stats.iter().map(|stat| stat.base).max()?;
+    let above = |newest: Version| Version((newest.0 + 1) | 1);
+    let version = match rules.has(Shortcut::SealAboveWriters) {
+        true => above(stats.iter().flat_map(|stat| &stat.prepared).fold(base, |newest, v| newest.max(*v))),
+        false => version_of(&stats, token)?,
+    };
     s.seals_left -= 1;
     s.seals.push(Seal {
         leader: at,
         acting,
-        version: Version((newest.0 + 1) | 1),
+        version,
         base,
         phase: Phase::Fold,
         done: 0,

@@ -2,6 +2,7 @@
 //!
 //! Indexes are real: keys and values of `weir_store::format`, changed by the functions of `weir_store::cells` alone. A cell
 //! has two bytes, which stand in its extent's address instead of in a slab.
+use super::whole::Whole;
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
@@ -208,6 +209,8 @@ pub struct Write {
     pub after_cut: bool,
     /// The maps that its sequencer mirrored under, the newest last.
     pub acting: Vec<View>,
+    /// Who has been told under the newest of them that more members are missing than when it was numbered.
+    pub told: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -250,6 +253,8 @@ pub struct State {
     pub targets: Vec<Target>,
     pub writes: Vec<Write>,
     pub seals: Vec<Seal>,
+    /// Where a client's writing of the whole stripe is.
+    pub whole: Option<Whole>,
     pub cut: CutState,
     pub cut_told: u64,
     pub cut_acting: Option<View>,

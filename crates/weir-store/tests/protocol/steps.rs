@@ -1,10 +1,11 @@
 //! What can happen next, and what it does: clients' writes and cuts, mirrors, the coordinator, crashes and repair. Seals are in
-//! `seals.rs`.
+//! `seals.rs`, the writing of a whole stripe in `whole.rs`.
 //!
 //! Each step is one transaction of one target, one decision of one process, or one change of the map. A message that was
 //! sent is a step that is possible from then on; it never has to happen.
 use super::rules::*;
 use super::state::*;
+use super::whole;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use weir_coord::decide;
@@ -15,7 +16,7 @@ use weir_proto::{Epoch, Seq, Version};
 use weir_store::alloc::Extent;
 use weir_store::cells::{self, Appended, Numbering};
 use weir_store::format::{Cut, OVERLAY_DATA, Overlay, cell_key, header_key, overlay_data_key};
-use weir_store::repair::{StripeView, plan};
+use weir_store::repair::{StripeView, may_be_ahead, plan};
 use weir_store::service::{down_mask, sequencer};
 use weir_store::{cuts, lookup};
 
@@ -38,6 +39,11 @@ pub enum Step {
     /// The sequencer goes on under the newer map that it knows.
     Adopt {
         write: usize,
+    },
+    /// Members went down since it was numbered: those that have it note that.
+    TellMissing {
+        write: usize,
+        to: usize,
     },
     Acknowledge {
         write: usize,
@@ -103,6 +109,16 @@ pub enum Step {
     SealFails {
         seal: usize,
     },
+    /// The client that writes the stripe whole gets the newest map.
+    WholeLearns,
+    BeginWhole,
+    Whole {
+        to: usize,
+    },
+    WholeLate {
+        to: usize,
+    },
+    WholeGoesOn,
 }
 
 /// Every step that may be possible; [`take`] tells which are.
@@ -115,6 +131,7 @@ pub fn steps(rules: &Rules, state: &State) -> Vec<Step> {
                 Step::Number { write, at },
                 Step::Mirror { write, to: at },
                 Step::CloseGap { write, to: at },
+                Step::TellMissing { write, to: at },
             ]);
         }
         all.extend([Step::Adopt { write }, Step::Acknowledge { write }]);
@@ -130,6 +147,10 @@ pub fn steps(rules: &Rules, state: &State) -> Vec<Step> {
         all.extend([Step::SealGoesOn { seal }, Step::SealFails { seal }]);
     }
     all.extend([Step::BeginCut, Step::RenewCut, Step::EndCut]);
+    if state.whole.is_some() {
+        all.extend((0..width).flat_map(|to| [Step::Whole { to }, Step::WholeLate { to }]));
+        all.extend([Step::WholeLearns, Step::BeginWhole, Step::WholeGoesOn]);
+    }
     all
 }
 
@@ -140,6 +161,7 @@ pub fn take(rules: &Rules, before: &State, step: Step) -> Option<State> {
         Step::Number { write, at } => number(rules, &mut s, write, at),
         Step::Mirror { write, to } => mirror(rules, &mut s, write, to),
         Step::CloseGap { write, to } => close_gap(rules, &mut s, write, to),
+        Step::TellMissing { write, to } => tell_missing(rules, &mut s, write, to),
         Step::Adopt { write } => adopt(rules, &mut s, write),
         Step::Acknowledge { write } => acknowledge(rules, &mut s, write),
         Step::Sync { at } => sync(&mut s, at),
@@ -162,7 +184,13 @@ pub fn take(rules: &Rules, before: &State, step: Step) -> Option<State> {
         Step::Seal { seal, to } => super::seals::deliver(rules, &mut s, seal, to),
         Step::SealGoesOn { seal } => super::seals::go_on(rules, &mut s, seal),
         Step::SealFails { seal } => super::seals::fail(rules, &mut s, seal),
+        Step::WholeLearns => whole::learn(rules, &mut s),
+        Step::BeginWhole => whole::begin(rules, &mut s),
+        Step::Whole { to } => whole::send(rules, &mut s, to),
+        Step::WholeLate { to } => whole::arrive_late(rules, &mut s, to),
+        Step::WholeGoesOn => whole::go_on(rules, &mut s),
     };
+    whole::bury(&mut s);
     done.map(|()| s)
 }
 
@@ -183,9 +211,11 @@ fn number(rules: &Rules, s: &mut State, write: usize, at: usize) -> Option<()> {
     let planned = rules.planned[write];
     let ready = s.writes[write].progress == Progress::Waiting
         && (s.cut == CutState::Ended || !planned.after_cut)
+        && !whole::is_under_way(s)
         && s.targets[at].up;
     let view = s.targets[at].view.clone();
-    if !ready || sequencer(view.group(), cell(planned.cell)) != Some(at) {
+    // The client sends under the same epoch, and only where the group is writable.
+    if !ready || !view.group().is_writable() || sequencer(view.group(), cell(planned.cell)) != Some(at) {
         return None;
     }
     let target = &mut s.targets[at];
@@ -199,6 +229,7 @@ fn number(rules: &Rules, s: &mut State, write: usize, at: usize) -> Option<()> {
         after,
         after_cut: s.cut == CutState::Ended,
         acting: vec![view],
+        told: 0,
     };
     Some(())
 }
@@ -302,10 +333,48 @@ fn adopt(rules: &Rules, s: &mut State, write: usize) -> Option<()> {
     let held = cells::holds(&*s.targets[by].index, at, seq, &overlay).expect("the index is sound");
     if sequencer(view.group(), at) == Some(by) && (held || rules.has(Shortcut::NumberKept)) {
         s.writes[write].acting.push(view);
+        s.writes[write].told = 0;
     } else {
         s.writes[write].progress = Progress::Abandoned;
     }
     Some(())
+}
+
+/// Who keeps the write's log and is live in its newest map.
+fn live_keepers(rules: &Rules, s: &State, write: usize) -> Vec<usize> {
+    let (index, acting) = (rules.planned[write].cell, s.writes[write].acting.last());
+    let live = |p: &usize| acting.is_some_and(|view| view.is_live(*p));
+    (0..rules.width()).filter(|p| *p == index || *p >= rules.data()).filter(live).collect()
+}
+
+/// The live keepers that have to be told who is missing, and have not been.
+fn untold(rules: &Rules, s: &State, write: usize) -> Vec<usize> {
+    let w = &s.writes[write];
+    let mask = |view: Option<&View>| view.map_or(0, |view| down_mask(view.group()));
+    if mask(w.acting.last()) & !mask(w.acting.first()) == 0 || rules.has(Shortcut::MissingNotTold) {
+        return Vec::new();
+    }
+    live_keepers(rules, s, write).into_iter().filter(|p| w.told & (1 << p) == 0).collect()
+}
+
+fn tell_missing(rules: &Rules, s: &mut State, write: usize, to: usize) -> Option<()> {
+    let Progress::Numbered { by, held, .. } = s.writes[write].progress else { return None };
+    let all_hold = live_keepers(rules, s, write).into_iter().all(|p| held & (1 << p) != 0);
+    if !all_hold || !untold(rules, s, write).contains(&to) || !s.targets[by].up || !s.targets[to].up {
+        return None;
+    }
+    let acting = s.writes[write].acting.last()?.clone();
+    let (scope, mask, at) = (acting.scope(), down_mask(acting.group()), cell(rules.planned[write].cell));
+    let target = &mut s.targets[to];
+    if target.view.epoch() != acting.epoch() {
+        return None;
+    }
+    let made = target.change(|txn, delta| {
+        cells::check_epoch(txn, GROUP, scope.epoch)?;
+        cells::mark_missing(txn, &scope, at, Version(0), mask, delta).map(drop)
+    });
+    s.writes[write].told |= u64::from(made) << to;
+    made.then_some(())
 }
 
 fn acknowledge(rules: &Rules, s: &mut State, write: usize) -> Option<()> {
@@ -317,10 +386,11 @@ fn acknowledge(rules: &Rules, s: &mut State, write: usize) -> Option<()> {
     if !target.up || target.index != target.durable || stale_client {
         return None;
     }
-    let acting = s.writes[write].acting.last()?;
-    let keepers = (0..rules.width()).filter(|p| *p == planned.cell || *p >= rules.data());
-    let wanting = keepers.filter(|p| acting.is_live(*p) && held & (1 << p) == 0).count();
-    if wanting > 0 && !rules.has(Shortcut::AcknowledgeBeforeMirrors) {
+    let wanting = live_keepers(rules, s, write).into_iter().any(|p| held & (1 << p) == 0);
+    let writable =
+        s.writes[write].acting.last()?.group().is_writable() || rules.has(Shortcut::AcknowledgedByFew);
+    let is_waiting = wanting || !writable || !untold(rules, s, write).is_empty();
+    if is_waiting && !rules.has(Shortcut::AcknowledgeBeforeMirrors) {
         return None;
     }
     let w = &mut s.writes[write];
@@ -474,19 +544,23 @@ fn rebuild_base(rules: &Rules, s: &mut State, at: usize) -> Option<()> {
     if todo(rules, &s.targets[at], at, &stripe).rebuild.is_some()
         && let Some(found) = super::reader::decode(rules, s, &peers, at)
     {
-        let mut rebuilt =
-            fragment(found.version, s.targets[at].view.epoch(), false, found.missing, found.content);
-        (rebuilt.cut, rebuilt.cuts) = (found.cut, found.cuts);
-        rebuilt.missing &= !(1 << at);
-        let scope = s.targets[at].view.scope();
-        let made = s.targets[at].change(|txn, delta| {
-            cells::check_epoch(txn, GROUP, scope.epoch)?;
-            cells::install(txn, &scope, cell(at), &rebuilt, false, delta).map(|_| ())
-        });
-        made.then_some(())?;
+        install(s, at, &found)?;
     }
     s.targets[at].repair = Repair::BaseRebuilt(stripe);
     Some(())
+}
+
+/// A target takes what was decoded from others as its base.
+pub fn install(s: &mut State, at: usize, found: &super::reader::Decoded) -> Option<()> {
+    let scope = s.targets[at].view.scope();
+    let mut rebuilt = fragment(found.version, scope.epoch, false, found.missing, found.content);
+    (rebuilt.cut, rebuilt.cuts) = (found.cut, found.cuts.clone());
+    rebuilt.missing &= !(1 << at);
+    let made = s.targets[at].change(|txn, delta| {
+        cells::check_epoch(txn, GROUP, scope.epoch)?;
+        cells::install(txn, &scope, cell(at), &rebuilt, false, delta).map(|_| ())
+    });
+    made.then_some(())
 }
 
 fn copy_logs(rules: &Rules, s: &mut State, at: usize) -> Option<()> {
@@ -500,8 +574,13 @@ fn copy_logs(rules: &Rules, s: &mut State, at: usize) -> Option<()> {
     })? {}
     // What only this target wrote in the end: as the others have it.
     let since = view.group().members[at].since;
-    let own = |i: usize| s.targets[at].header(i).is_some_and(|h| h.epoch >= since && h.epoch < scope.epoch);
-    if (0..rules.data()).any(own) || own(at) {
+    let own = |i: usize| lookup::summary(&*s.targets[at].index, cell(i)).expect("the index is sound");
+    let older = |c: &weir_proto::data::CellSummary| (since..scope.epoch).contains(&c.epoch);
+    let ahead = |i: usize| match rules.has(Shortcut::LogsOfOlderCells) {
+        true => own(i).is_some_and(|c| older(&c)),
+        false => own(i).is_some_and(|c| may_be_ahead(&c, since, scope.epoch)),
+    };
+    if (0..rules.data()).any(ahead) || ahead(at) {
         let mut whole = view_of(s, &view, &peers, Epoch(0));
         for index in 0..view.group().scheme.data {
             whole.logs.entry(index).or_insert_with(|| [(Seq(0), 0)].into());
