@@ -5,8 +5,8 @@
 //! which message arrives when, who crashes, who has heard of which map. In every state that can be reached every read with up to
 //! m members lost returns what some order of the writes explains, and what rests has parity that fits its data.
 //!
-//! Not modelled: what becomes of writes that failed (decision 10) or whose writer died over them, agreement of logs (`service/agree.rs`),
-//! slabs and bit rot (a cell is two bytes), a reader with an old map.
+//! Not modelled: what becomes of writes that failed (decision 10), agreement of logs (`service/agree.rs`), slabs and bit rot (a cell is
+//! two bytes), a reader with an old map.
 //! Small configurations run here; `make model` runs the larger ones.
 #![allow(clippy::disallowed_methods, reason = "tests are users of the operating system")]
 mod reader;
@@ -146,6 +146,13 @@ fn not_to_tell_who_went_missing_since_a_stripe_was_committed_loses_bytes() {
 }
 
 #[test]
+fn a_stripe_whose_writer_dies_is_written_over_everywhere_or_nowhere() {
+    let rules = Rules { dies: true, ..over(mirrored(&[])) };
+    holds("1+1, written over by who dies, a crash", &Rules { crashes: 1, ..rules.clone() }, 2_000_000);
+    holds("1+1, written over by who dies, a suspicion", &Rules { suspicions: 1, ..rules }, 2_000_000);
+}
+
+#[test]
 fn to_count_what_a_member_did_before_it_was_away_loses_bytes() {
     let rules = Rules { crashes: 1, ..new(mirrored(&[])) };
     fails(&rules, Shortcut::SameMembersSameFragments, 2_000_000);
@@ -265,6 +272,16 @@ fn larger_configurations() {
         ("2+1, a new stripe, two suspicions", Rules { suspicions: 2, ..new(ec(&[])) }),
         ("2+1, written over, two suspicions", Rules { suspicions: 2, ..over(ec(&[])) }),
         ("1+2, a write, two suspicions", Rules { suspicions: 2, ..Rules::new(1, 2, &three[..1]) }),
+        ("2+1, written over by who dies, a crash", Rules { crashes: 1, dies: true, ..over(ec(&[])) }),
+        ("2+1, written over by who dies, a suspicion", Rules { suspicions: 1, dies: true, ..over(ec(&[])) }),
+        (
+            "1+1, a write, written over by who dies, a seal, a suspicion",
+            Rules { suspicions: 1, seals: 1, dies: true, ..over(mirrored(&three[..1])) },
+        ),
+        (
+            "1+1, written over by who dies, two suspicions",
+            Rules { suspicions: 2, dies: true, ..over(mirrored(&[])) },
+        ),
         ("1+2, written over, a suspicion", Rules { suspicions: 1, ..over(Rules::new(1, 2, &[])) }),
         ("2+1, a cut between two writes, a suspicion", with_cut(Rules { suspicions: 1, ..ec(&three[..2]) })),
     ];

@@ -81,6 +81,8 @@ pub struct Rules {
     pub seals: u8,
     pub cut: bool,
     pub whole: Option<Mode>,
+    /// Its writer may die, and somebody else recovers the file.
+    pub dies: bool,
     pub shortcut: Option<Shortcut>,
     pub coder: Coder,
 }
@@ -109,6 +111,7 @@ impl Rules {
             seals: 0,
             cut: false,
             whole: None,
+            dies: false,
             shortcut: None,
             coder,
         }

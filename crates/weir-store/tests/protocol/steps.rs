@@ -112,6 +112,7 @@ pub enum Step {
     /// The client that writes the stripe whole gets the newest map.
     WholeLearns,
     BeginWhole,
+    WriterDies,
     Whole {
         to: usize,
     },
@@ -149,7 +150,7 @@ pub fn steps(rules: &Rules, state: &State) -> Vec<Step> {
     all.extend([Step::BeginCut, Step::RenewCut, Step::EndCut]);
     if state.whole.is_some() {
         all.extend((0..width).flat_map(|to| [Step::Whole { to }, Step::WholeLate { to }]));
-        all.extend([Step::WholeLearns, Step::BeginWhole, Step::WholeGoesOn]);
+        all.extend([Step::WholeLearns, Step::BeginWhole, Step::WriterDies, Step::WholeGoesOn]);
     }
     all
 }
@@ -186,6 +187,7 @@ pub fn take(rules: &Rules, before: &State, step: Step) -> Option<State> {
         Step::SealFails { seal } => super::seals::fail(rules, &mut s, seal),
         Step::WholeLearns => whole::learn(rules, &mut s),
         Step::BeginWhole => whole::begin(rules, &mut s),
+        Step::WriterDies => whole::dies(rules, &mut s),
         Step::Whole { to } => whole::send(rules, &mut s, to),
         Step::WholeLate { to } => whole::arrive_late(rules, &mut s, to),
         Step::WholeGoesOn => whole::go_on(rules, &mut s),

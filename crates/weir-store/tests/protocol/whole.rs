@@ -10,6 +10,8 @@ use std::cell::Cell;
 use weir_proto::data::SEAL_ROOM;
 use weir_proto::{Epoch, ErrorKind, Seq, Version};
 use weir_store::cells::{self, Admission};
+use weir_store::cuts;
+use weir_store::format::Cut;
 use weir_store::service::{down_mask, sequencer};
 
 /// Of a stripe that is written whole where nothing was.
@@ -20,8 +22,21 @@ pub enum Stage {
     Waiting,
     Send,
     Commit,
-    /// The client knows that the stripe is written.
+    /// Its writer died. Whoever has the file next fences all live members, and then asks what they have.
+    Dead,
+    Recommit,
+    Drop,
+    /// The client knows that the stripe is written, or whoever has the file next has made it so.
     Ended,
+    Dropped,
+}
+
+#[derive(Clone, Hash)]
+pub struct Late {
+    to: usize,
+    view: View,
+    version: Version,
+    commits: bool,
 }
 
 /// The stripe that is being written.
@@ -35,8 +50,8 @@ pub struct Whole {
     pub cuts: Vec<Seq>,
     /// Under which epoch, and with which members missing, each has answered.
     pub done: Vec<Option<(Epoch, u64)>>,
-    /// Fragments sent under an earlier map, and not waited for any more: to whom.
-    pub late: Vec<(usize, View, Version)>,
+    /// Sent under an earlier map, or by who has died: nobody waits for it any more.
+    pub late: Vec<Late>,
     /// The writes of single bytes that came before it.
     pub after: u64,
 }
@@ -51,6 +66,7 @@ impl Whole {
     fn open(&self, rules: &Rules) -> Vec<usize> {
         let (epoch, mask) = (self.view.epoch(), down_mask(self.view.group()));
         let settled = |p: &usize| match self.done[*p] {
+            Some(_) if self.stage == Stage::Drop => true,
             Some(_) if self.stage == Stage::Commit && rules.has(Shortcut::CommittedOnceForAll) => true,
             Some((_, seen)) if rules.has(Shortcut::SameMembersSameFragments) => seen == mask,
             done => done.is_some_and(|(under, _)| under == epoch),
@@ -58,15 +74,23 @@ impl Whole {
         (0..self.done.len()).filter(|p| self.view.is_live(*p) && !settled(p)).collect()
     }
     fn is_under_way(&self) -> bool {
-        matches!(self.stage, Stage::Send | Stage::Commit)
+        !matches!(self.stage, Stage::Waiting | Stage::Ended | Stage::Dropped)
+    }
+    fn leave_late(&mut self, rules: &Rules) {
+        let commits = self.stage == Stage::Commit;
+        if commits || self.stage == Stage::Send {
+            let sent = self.open(rules).into_iter().filter(|to| commits || self.done[*to].is_none());
+            let (view, version) = (&self.view, self.version);
+            let late: Vec<_> = sent.map(|to| Late { to, view: view.clone(), version, commits }).collect();
+            self.late.extend(late);
+        }
     }
 }
 
-/// Nobody else writes or reads: the stripe is beyond the file's end, or its writer's alone.
+/// Nobody else reads: the stripe is beyond the file's end, or its writer's alone, or waits to be recovered.
 pub fn is_nobody_elses(rules: &Rules, s: &State) -> bool {
-    s.whole
-        .as_ref()
-        .is_some_and(|w| w.stage == Stage::Commit || (rules.whole == Some(Mode::Fresh) && w.is_under_way()))
+    let may_read = rules.whole != Some(Mode::Fresh);
+    s.whole.as_ref().is_some_and(|w| w.is_under_way() && !(w.stage == Stage::Send && may_read))
 }
 pub fn is_under_way(s: &State) -> bool {
     s.whole.as_ref().is_some_and(Whole::is_under_way)
@@ -114,12 +138,19 @@ fn logs_agree(rules: &Rules, s: &State) -> bool {
 pub fn learn(rules: &Rules, s: &mut State) -> Option<()> {
     let newest = s.map.clone();
     let whole = s.whole.as_mut().filter(|w| w.is_under_way() && w.view.epoch() < newest.epoch())?;
-    if whole.stage == Stage::Send {
-        let sent = whole.open(rules).into_iter().filter(|to| whole.done[*to].is_none());
-        let sent: Vec<_> = sent.map(|to| (to, whole.view.clone(), whole.version)).collect();
-        whole.late.extend(sent);
-    }
+    whole.leave_late(rules);
     whole.view = newest;
+    Some(())
+}
+
+/// The writer dies. What it has sent may still arrive.
+pub fn dies(rules: &Rules, s: &mut State) -> Option<()> {
+    let newest = s.map.clone();
+    let alive = |w: &&mut Whole| rules.dies && matches!(w.stage, Stage::Send | Stage::Commit);
+    let whole = s.whole.as_mut().filter(alive)?;
+    whole.leave_late(rules);
+    (whole.stage, whole.view) = (Stage::Dead, newest);
+    whole.done.fill(None);
     Some(())
 }
 
@@ -131,10 +162,15 @@ pub fn send(rules: &Rules, s: &mut State, to: usize) -> Option<()> {
     }
     let mask = down_mask(whole.view.group());
     let again = whole.done[to].is_some();
+    if matches!(whole.stage, Stage::Dead | Stage::Drop) {
+        fence_or_drop(s, to, &whole)?;
+        s.whole.as_mut()?.done[to] = Some((whole.view.epoch(), mask));
+        return Some(());
+    }
     let is_done = again && (mark(s, to, &whole, mask)? || rules.has(Shortcut::ForgottenIsMarked));
     if !is_done {
         match whole.stage {
-            Stage::Commit => commit(rules, s, to, &whole)?,
+            Stage::Commit | Stage::Recommit => commit(rules, s, to, &whole, &whole.view)?,
             _ => match write(rules, s, to, &whole, &whole.view) {
                 Ok(()) => {}
                 // A seal is under way: once more, above it.
@@ -155,10 +191,12 @@ pub fn send(rules: &Rules, s: &mut State, to: usize) -> Option<()> {
 /// What nobody waits for any more arrives.
 pub fn arrive_late(rules: &Rules, s: &mut State, to: usize) -> Option<()> {
     let whole = s.whole.as_mut()?;
-    let n = whole.late.iter().position(|(of, ..)| *of == to)?;
-    let (_, view, version) = whole.late.remove(n);
+    let n = whole.late.iter().position(|late| late.to == to)?;
+    let Late { view, version, commits, .. } = whole.late.remove(n);
     let whole = Whole { version, ..whole.clone() };
-    if answers(s, &view, to) {
+    if answers(s, &view, to) && commits {
+        commit(rules, s, to, &whole, &view);
+    } else if answers(s, &view, to) {
         let _ = write(rules, s, to, &whole, &view); // nobody hears of it
     }
     Some(())
@@ -167,26 +205,55 @@ pub fn arrive_late(rules: &Rules, s: &mut State, to: usize) -> Option<()> {
 /// What was sent to a target that goes by a newer map now can arrive no more.
 pub fn bury(s: &mut State) {
     if let Some(whole) = &mut s.whole {
-        whole.late.retain(|(to, view, _)| s.targets[*to].view.epoch() <= view.epoch());
+        whole.late.retain(|late| s.targets[late.to].view.epoch() <= late.view.epoch());
     }
 }
 
 /// All live members have answered.
 pub fn go_on(rules: &Rules, s: &mut State) -> Option<()> {
-    let whole = s.whole.as_mut().filter(|w| w.is_under_way() && w.view.group().is_writable())?;
+    let whole = s.whole.clone().filter(|w| w.is_under_way() && w.view.group().is_writable())?;
     if !whole.open(rules).is_empty() {
         return None;
     }
-    whole.stage = match (whole.stage, rules.whole) {
+    let next = match (whole.stage, rules.whole) {
         (Stage::Send, Some(Mode::Over)) => Stage::Commit,
+        (Stage::Dead, _) => decide(rules, s, &whole)?,
+        (Stage::Drop, _) => Stage::Dropped,
         _ => Stage::Ended,
     };
+    let whole = s.whole.as_mut()?;
+    whole.stage = next;
     whole.done.fill(None);
     Some(())
 }
 
+/// As `weir_client` does it: any committed fragment, or k prepared ones.
+fn decide(rules: &Rules, s: &State, whole: &Whole) -> Option<Stage> {
+    let live: Vec<usize> = (0..rules.width()).filter(|p| whole.view.is_live(*p)).collect();
+    if !live.iter().all(|p| answers(s, &whole.view, *p)) {
+        return None;
+    }
+    let committed = live.iter().any(|p| s.targets[*p].base(*p).is_some_and(|b| b.version == whole.version));
+    let holds = |p: &&usize| s.targets[**p].prepared(**p).iter().any(|f| f.version == whole.version);
+    let commit = committed || live.iter().filter(holds).count() >= rules.data();
+    Some(if commit { Stage::Recommit } else { Stage::Drop })
+}
+
 fn answers(s: &State, view: &View, to: usize) -> bool {
     s.targets[to].up && s.targets[to].view.epoch() == view.epoch()
+}
+
+/// What a target does with `DropFile` past the stripe, or with `DropPrepared`.
+fn fence_or_drop(s: &mut State, to: usize, whole: &Whole) -> Option<()> {
+    let fence = Cut { from_stripe: 1, to_stripe: u64::MAX, token_epoch: CUT_TOKEN };
+    let made = s.targets[to].change(|txn, delta| {
+        cells::check_epoch(txn, GROUP, whole.view.epoch())?;
+        match whole.stage {
+            Stage::Dead => cuts::remember(txn, FILE, fence),
+            _ => cells::drop_prepared(txn, cell(to), whole.version, delta),
+        }
+    });
+    made.then_some(())
 }
 
 /// What a target does with `MarkMissing`; whether it has the version. `None`: refused.
@@ -224,8 +291,8 @@ fn write(rules: &Rules, s: &mut State, to: usize, whole: &Whole, view: &View) ->
 }
 
 /// What a target does with `CommitStripe`: who was away when it was prepared takes it from others that have committed.
-fn commit(rules: &Rules, s: &mut State, to: usize, whole: &Whole) -> Option<()> {
-    let (scope, absent) = (whole.view.scope(), Cell::new(false));
+fn commit(rules: &Rules, s: &mut State, to: usize, whole: &Whole, view: &View) -> Option<()> {
+    let (scope, absent) = (view.scope(), Cell::new(false));
     let made = s.targets[to].change(|txn, delta| {
         cells::check_epoch(txn, GROUP, scope.epoch)?;
         let outcome = cells::commit(txn, &scope, cell(to), whole.version, delta);
@@ -234,8 +301,8 @@ fn commit(rules: &Rules, s: &mut State, to: usize, whole: &Whole) -> Option<()> 
     if made || !absent.get() {
         return made.then_some(());
     }
-    let peers: Vec<usize> = whole.view.current().into_iter().filter(|p| *p != to).collect();
-    if !peers.iter().all(|p| answers(s, &whole.view, *p)) {
+    let peers: Vec<usize> = view.current().into_iter().filter(|p| *p != to).collect();
+    if !peers.iter().all(|p| answers(s, view, *p)) {
         return None;
     }
     let found = reader::decode(rules, s, &peers, to).filter(|d| d.version >= whole.version)?;
