@@ -69,6 +69,14 @@ pub struct StripeView {
     pub logs: BTreeMap<u8, BTreeSet<(Seq, u64)>>,
 }
 
+impl StripeView {
+    /// Whether all peers that keep the log of this cell have it as it is here.
+    fn has_log(&self, own: &CellSummary) -> bool {
+        let logs = self.logs.get(&own.cell.index);
+        logs.is_some_and(|logs| logs.iter().all(|log| *log == (own.seq, own.log_sum)))
+    }
+}
+
 /// What to do about one stripe at the member at `position`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StripePlan {
@@ -589,6 +597,9 @@ impl StorageNode {
                     continue;
                 }
                 match known.get(&stripe) {
+                    Some(view) if !(since..group.epoch).contains(&summary.epoch) && view.has_log(summary) => {
+                        continue;
+                    }
                     Some(view) if is_ahead => {
                         let mut view = view.clone();
                         for index in 0..group.scheme.data {

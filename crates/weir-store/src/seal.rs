@@ -131,12 +131,11 @@ pub fn version_of(stats: &[CellStat], token_epoch: u32) -> Option<Version> {
         .max()
         .unwrap_or_default()
         .max(Version::new(token_epoch, FILL_COUNTER));
-    let mut prepared = stats.iter().flat_map(|stat| &stat.prepared);
-    let is_writers = |version: &&Version| version.counter().is_multiple_of(2);
-    if prepared.clone().any(|version| is_writers(&version)) {
-        return None;
+    let prepared = || stats.iter().flat_map(|stat| &stat.prepared);
+    if prepared().any(|version| version.counter().is_multiple_of(2)) {
+        return None; // a writer's
     }
-    let newest = prepared.by_ref().fold(base, |newest, version| newest.max(*version));
+    let newest = prepared().fold(base, |newest, version| newest.max(*version));
     let version = Version((newest.0 + 1) | 1);
     (version.0 - base.0 <= u64::from(SEAL_ROOM)).then_some(version)
 }

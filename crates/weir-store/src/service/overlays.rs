@@ -103,9 +103,9 @@ impl StorageNode {
         }
     }
 
-    /// Returns once every live member that keeps this cell's log has the overlay, under the newest epoch, and k or more are current. If fewer are live by then than
-    /// when it was numbered, they know under that epoch who lacks it: who comes back asks them for what was written since an epoch in
-    /// which it was current, and that may be newer than the one in which this was logged.
+    /// Returns once every live member that keeps this cell's log has the overlay, under the newest epoch, and k or more are current.
+    /// Members that went down since it was numbered are told to those under that epoch: who comes back asks them for what was
+    /// written since an epoch in which it was current, and that may be newer than the one in which this was logged.
     async fn mirror(
         &self,
         mut acting: Acting,
