@@ -467,6 +467,7 @@ impl Data {
         };
         let payload = Payload { parts: o.payload.iter().cloned().collect(), crc: Some(crc) };
         let mut pause = RETRY_PAUSE;
+        let (write, mut attempt) = (self.env.rng.next_u64(), 0);
         loop {
             let view = self.writable_view(&s).await?;
             let through = view
@@ -482,6 +483,8 @@ impl Data {
                 kind,
                 crc,
                 layout_scheme: s.scheme(),
+                write,
+                attempt,
             };
             let sent = self.call_member(&view, through, &request, payload.clone(), Pacing::Write, s.deadline);
             let e = match sent.await {
@@ -504,6 +507,7 @@ impl Data {
                 return Err(Error::deadline(format!("not done by the deadline: {e}")));
             }
             self.env.clock.sleep(pause).await;
+            attempt += 1;
             pause = (pause * 2).min(RETRY_PAUSE_MAX);
         }
     }

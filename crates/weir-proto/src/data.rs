@@ -90,6 +90,10 @@ message!(
         /// CRC32C of the payload (0 for `Zero`).
         crc: u32,
         layout_scheme: crate::map::Scheme,
+        /// Chosen at random for each write, the same for each attempt at it.
+        write: u64,
+        /// Counts from 0. One that arrives after a later one, over a connection that broke, is refused: the writer has gone on.
+        attempt: u32,
     }
 );
 message!(OverlayWritten { seq: Seq });

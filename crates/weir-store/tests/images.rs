@@ -254,6 +254,8 @@ impl Lab {
             kind: OverlayKind::Data,
             crc: crc32c(data),
             layout_scheme: SCHEME,
+            write: 0,
+            attempt: 0,
         };
         self.call(index, &request, data).await.unwrap();
         let mut expected = self.expected.lock().unwrap();

@@ -384,3 +384,31 @@ fn a_seal_replaces_nothing_that_is_written_over_meanwhile() {
         });
     }
 }
+
+/// A connection breaks, what was sent over it arrives later, and the writer does not wait for that.
+#[test]
+fn a_write_that_arrives_late_does_not_replace_what_was_written_since() {
+    for round in 0..60 {
+        Lab::new(200).run(6, |lab| async move {
+            let (a, b) = (lab.client("a").await, lab.client("b").await);
+            let h = create(&a, "f").await;
+            write(&a, h, 0, &pattern(1, 0, STRIPE)).await;
+            a.fsync(h).await.unwrap();
+            let late = async {
+                lab.world().sleep(Duration::from_micros(20 * round)).await;
+                (0..6).for_each(|n| {
+                    lab.world().lose_connections("a", &format!("s{n}"), Duration::from_secs(2))
+                });
+            };
+            let first = async {
+                write(&a, h, 1000, b"first").await;
+                a.fsync(h).await.unwrap();
+            };
+            tokio::join!(late, first);
+            write(&a, h, 1000, b"2nd..").await;
+            a.fsync(h).await.unwrap();
+            lab.world().sleep(Duration::from_secs(4)).await;
+            same(&content(&b, "f").await[1000..1005], b"2nd..");
+        });
+    }
+}

@@ -5,6 +5,7 @@ use super::*;
 use crate::alloc::Extent;
 use crate::format::Overlay;
 use crate::points;
+use std::collections::VecDeque;
 
 /// How long a mirrored overlay waits for the numbers before it.
 const GAP_PATIENCE: Duration = Duration::from_secs(1);
@@ -19,20 +20,22 @@ impl StorageNode {
             Ok(target) => target,
         };
         // Before it is numbered: a fence that came first refuses it, one that comes later finds it here.
-        let under_way = target.under_way.begin(r.cell.file, r.token_epoch);
+        let under_way = match target.under_way.begin(&r) {
+            Err(e) => return Handled::Now(Err(e)),
+            Ok(under_way) => under_way,
+        };
+        let in_place = r.attempt == 0 && payload.len() <= INLINE_BYTES_MAX as usize;
         let begun = match self.admit(r.place) {
             Err(e) => return Handled::Now(Err(e)),
-            Ok(Admit::Ready(acting)) if payload.len() <= INLINE_BYTES_MAX as usize => {
-                match self.number_overlay(&acting, &r, &payload) {
-                    Err(e) => return Handled::Now(Err(e)),
-                    Ok(numbered) => Some((acting, numbered)),
-                }
-            }
+            Ok(Admit::Ready(acting)) if in_place => match self.number_overlay(&acting, &r, &payload) {
+                Err(e) => return Handled::Now(Err(e)),
+                Ok(numbered) => Some((acting, numbered)),
+            },
             Ok(_) => None,
         };
         let node = self.shared();
         Handled::Later(Box::pin(async move {
-            let _under_way = under_way;
+            under_way.earlier_ended(&node.env.clock, deadline).await?;
             let mut begun = begun;
             loop {
                 let (acting, (seq, committed)) = match begun.take() {
@@ -398,42 +401,48 @@ fn check_still_held(acting: &Acting, r: &WriteOverlay, seq: Seq) -> Result<()> {
     )))
 }
 
-/// Overlays between their number and their end.
+/// Of so many writes that were tried again it is remembered which attempt was the last.
+const AGAIN_MAX: usize = 65_536;
+
+/// Overlays between their arrival and their end.
 #[derive(Default)]
 pub(super) struct UnderWay(Arc<Counts>);
 
 #[derive(Default)]
 struct Counts {
-    /// By file and token epoch: how many.
-    of: Mutex<BTreeMap<(FileId, u32), usize>>,
+    all: Mutex<All>,
     fewer: Notify,
+}
+
+#[derive(Default)]
+struct All {
+    /// By file and token epoch: how many.
+    of: BTreeMap<(FileId, u32), usize>,
+    /// Writes, and the attempts at them.
+    attempts: BTreeSet<(u64, u32)>,
+    /// The last attempt at writes that were tried again, and these in order.
+    again: BTreeMap<u64, u32>,
+    order: VecDeque<u64>,
 }
 
 /// Counts one until it is dropped.
 struct Counted {
-    all: Arc<Counts>,
+    counts: Arc<Counts>,
     of: (FileId, u32),
+    attempt: (u64, u32),
 }
 
 impl Counts {
-    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<(FileId, u32), usize>> {
-        self.of.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> std::sync::MutexGuard<'_, All> {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-impl UnderWay {
-    fn begin(&self, file: FileId, token_epoch: u32) -> Counted {
-        let of = (file, token_epoch);
-        *self.0.lock().entry(of).or_default() += 1;
-        Counted { all: self.0.clone(), of }
-    }
-    /// Returns when none of a file is left that is below this token epoch.
-    pub(super) async fn ended(&self, file: FileId, fence: u32) {
+    /// Returns when that is so, which it becomes when one ends.
+    async fn wait(&self, is_so: impl Fn(&All) -> bool) {
         loop {
-            let ended = self.0.fewer.notified();
+            let ended = self.fewer.notified();
             tokio::pin!(ended);
             ended.as_mut().enable();
-            if self.0.lock().range((file, 0)..(file, fence)).next().is_none() {
+            if is_so(&self.lock()) {
                 return;
             }
             ended.await;
@@ -441,17 +450,65 @@ impl UnderWay {
     }
 }
 
+impl All {
+    /// No attempt that comes from now on is an earlier one.
+    fn note_attempt(&mut self, write: u64, attempt: u32) -> Result<()> {
+        let last = self.again.get(&write).copied();
+        if last.unwrap_or_default() > attempt {
+            return Err(Error::unavailable("the write was tried again since"));
+        }
+        if attempt > 0 && self.again.insert(write, attempt).is_none() {
+            self.order.push_back(write);
+        }
+        if self.order.len() > AGAIN_MAX
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.again.remove(&oldest);
+        }
+        Ok(())
+    }
+}
+
+impl UnderWay {
+    fn begin(&self, r: &WriteOverlay) -> Result<Counted> {
+        let (of, attempt) = ((r.cell.file, r.token_epoch), (r.write, r.attempt));
+        let mut all = self.0.lock();
+        all.note_attempt(r.write, r.attempt)?;
+        all.attempts.insert(attempt);
+        *all.of.entry(of).or_default() += 1;
+        Ok(Counted { counts: self.0.clone(), of, attempt })
+    }
+    /// Returns when none of a file is left that is below this token epoch.
+    pub(super) async fn ended(&self, file: FileId, fence: u32) {
+        self.0.wait(|all| all.of.range((file, 0)..(file, fence)).next().is_none()).await;
+    }
+}
+
+impl Counted {
+    /// Returns when no earlier attempt at the same write can be numbered any more.
+    async fn earlier_ended(&self, clock: &weir_env::Clock, deadline: Instant) -> Result<()> {
+        let (write, attempt) = self.attempt;
+        if attempt == 0 {
+            return Ok(());
+        }
+        let ended = self.counts.wait(|all| all.attempts.range((write, 0)..(write, attempt)).next().is_none());
+        let waited = clock.timeout(deadline.since(clock.now()), ended).await;
+        waited.map_err(|_| Error::deadline("an earlier attempt at the write has not ended"))
+    }
+}
+
 impl Drop for Counted {
     fn drop(&mut self) {
-        let mut counts = self.all.lock();
-        let left = counts.get(&self.of).map_or(0, |count| count - 1);
+        let mut all = self.counts.lock();
+        all.attempts.remove(&self.attempt);
+        let left = all.of.get(&self.of).map_or(0, |count| count - 1);
         if left == 0 {
-            counts.remove(&self.of);
+            all.of.remove(&self.of);
         } else {
-            counts.insert(self.of, left);
+            all.of.insert(self.of, left);
         }
-        drop(counts);
-        self.all.fewer.notify_waiters();
+        drop(all);
+        self.counts.fewer.notify_waiters();
     }
 }
 

@@ -207,6 +207,8 @@ impl World {
             kind: OverlayKind::Data,
             crc: crc32c(data),
             layout_scheme: self.scheme,
+            write: 0,
+            attempt: 0,
         };
         Ok(self.call(position, request, data).await?.0.seq)
     }
@@ -215,7 +217,18 @@ impl World {
         let position = weir_store::service::sequencer(&self.map().groups[0], cell).unwrap();
         let (place, kind) = (self.place(position), OverlayKind::Zero);
         let layout_scheme = self.scheme;
-        let request = WriteOverlay { place, cell, token_epoch, offset, len, kind, crc: 0, layout_scheme };
+        let request = WriteOverlay {
+            place,
+            cell,
+            token_epoch,
+            offset,
+            len,
+            kind,
+            crc: 0,
+            layout_scheme,
+            write: 0,
+            attempt: 0,
+        };
         Ok(self.call(position, request, &[]).await?.0.seq)
     }
     /// Until the log of the target ends with this number.
