@@ -9,7 +9,9 @@ use weir_env::Rng;
 use weir_proto::Error;
 use weir_proto::meta::RenameMode;
 
-/// Largest turn file, in bytes: several stripes of 4 × 64 KiB.
+/// 4 × 64 KiB.
+const STRIPE_BYTES: u64 = 262_144;
+/// Largest turn file, in bytes: several stripes.
 const FILE_BYTES_MAX: u64 = 1_200_000;
 
 pub const SETTLE_LOOK: Duration = Duration::from_millis(200);
@@ -154,7 +156,7 @@ impl Turn<'_> {
         self.work.found().uncertain.remove(&(dir, name.clone()));
         let handles = BTreeMap::from([(self.me.client, (opened.handle, self.me))]);
         let (ino, model) = (opened.stat.attr.ino, Default::default());
-        Ok(TurnFile { dir, name, ino, model, handles, moving: false, owed: BTreeMap::new() })
+        Ok(TurnFile { dir, name, ino, model, handles, moving: false, written: 0, owed: BTreeMap::new() })
     }
 
     async fn handle(&self, file: &mut TurnFile) -> Told<Handle> {
@@ -208,6 +210,19 @@ impl Turn<'_> {
         }
     }
 
+    /// Where to write, and how much: also a stripe over as a whole, and what was written a moment ago.
+    fn some_place(&self, file: &TurnFile) -> (u64, usize) {
+        match self.rng.below(10) {
+            0 => (self.rng.below(file.model.len() + 1) / STRIPE_BYTES * STRIPE_BYTES, STRIPE_BYTES as usize),
+            1 => (file.written, 1 + self.rng.below(100) as usize),
+            _ => {
+                let offset = self.some_offset(file);
+                let room = FILE_BYTES_MAX + 70_000 - offset.min(FILE_BYTES_MAX);
+                (offset, self.some_len().min(room as usize))
+            }
+        }
+    }
+
     /// The change that began with this operation ended well; what others wrote before it has been seen.
     fn done(&self, file: &mut TurnFile) {
         self.saw(file);
@@ -221,8 +236,8 @@ impl Turn<'_> {
 
     async fn write(&self, file: &mut TurnFile) -> Told<()> {
         let handle = self.sure_handle(file).await?;
-        let offset = self.some_offset(file);
-        let len = self.some_len().min((FILE_BYTES_MAX + 70_000 - offset.min(FILE_BYTES_MAX)) as usize);
+        let (offset, len) = self.some_place(file);
+        file.written = offset;
         self.log(file, format_args!("write {len} at {offset}"));
         let data = bytes_of(self.op, offset, len);
         file.model.begin(self.me, self.op, What::Write { offset, len: len as u64 });
@@ -376,7 +391,7 @@ impl Turn<'_> {
         if self.doubts_self(file) {
             return Ok(());
         }
-        let from = self.rng.below(4) * 262_144;
+        let from = self.rng.below(4) * STRIPE_BYTES;
         self.log(file, format_args!("evict from {from}"));
         for _ in 0..HOME_LOOKS {
             match self.client.evict(&root_cred(), file.ino, from, u64::MAX).await {

@@ -89,6 +89,8 @@ pub struct TurnFile {
     pub handles: BTreeMap<usize, (Handle, Who)>,
     /// A change of its name is under way, or never ended.
     pub moving: bool,
+    /// Where it was written last.
+    pub written: u64,
     /// Clients that must be told of an error before they have closed the file: acknowledged bytes of theirs are lost.
     pub owed: BTreeMap<usize, Who>,
 }
