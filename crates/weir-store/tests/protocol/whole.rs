@@ -218,13 +218,18 @@ pub fn go_on(rules: &Rules, s: &mut State) -> Option<()> {
     let next = match (whole.stage, rules.whole) {
         (Stage::Send, Some(Mode::Over)) => Stage::Commit,
         (Stage::Dead, _) => decide(rules, s, &whole)?,
-        (Stage::Drop, _) => Stage::Dropped,
+        (Stage::Drop, _) if !is_sealed_over(s, &whole) => Stage::Dropped,
         _ => Stage::Ended,
     };
     let whole = s.whole.as_mut()?;
     whole.stage = next;
     whole.done.fill(None);
     Some(())
+}
+
+/// A seal has folded what was committed here: it is above no version that is only prepared. There was nothing to drop.
+fn is_sealed_over(s: &State, whole: &Whole) -> bool {
+    (0..s.targets.len()).any(|p| s.targets[p].base(p).is_some_and(|base| base.version > whole.version))
 }
 
 /// As `weir_client` does it: any committed fragment, or k prepared ones.
