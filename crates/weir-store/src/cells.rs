@@ -413,7 +413,11 @@ pub fn commit(
     let base = get::<Fragment>(txn, &base_key(cell))?;
     let Some(new) = get::<Fragment>(txn, &prepared_key(cell, version))? else {
         return match base {
-            Some(base) if base.version == version => Ok(()),
+            // Sent again. As a write under this epoch: whoever went down since it was committed hears of it.
+            Some(base) if base.version == version => {
+                Change::open(txn, scope, cell)?.save(txn, delta);
+                Ok(())
+            }
             Some(base) if base.version > version => {
                 Err(Error::stale(format!("cell {cell}: version {version} was overtaken by {}", base.version)))
             }

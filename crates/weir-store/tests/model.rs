@@ -299,6 +299,22 @@ fn lower_epochs_tokens_and_versions_are_stale() {
     });
 }
 
+/// Whoever went down since a stripe was committed asks for what was written since a later epoch than that of the first commit.
+#[test]
+fn a_commit_that_comes_again_counts_under_its_epoch() {
+    with_store(|_, _, store| {
+        let (id, later) = (cell(1, 0), Scope { epoch: Epoch(SCOPE.epoch.0 + 2), ..SCOPE });
+        write(&store, id, 4, WriteMode::Fresh, &[], b"old").unwrap();
+        write(&store, id, 6, WriteMode::Prepare, &[], b"new").unwrap();
+        store.commit_stripe(&SCOPE, id, Version::new(1, 6)).unwrap();
+        let since_then =
+            || store.list_cells(SCOPE.group, None, later.epoch, later.epoch, 10).unwrap().cells.len();
+        assert_eq!(since_then(), 0);
+        store.commit_stripe(&later, id, Version::new(1, 6)).unwrap();
+        assert_eq!(since_then(), 1);
+    });
+}
+
 /// Repair may rebuild a fragment while the write that made it is on its way once more. It cannot know how short the fragment
 /// was: what it leaves ends with zeros (simulator seed 1102).
 #[test]

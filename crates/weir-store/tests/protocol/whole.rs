@@ -52,6 +52,8 @@ pub struct Whole {
     pub done: Vec<Option<(Epoch, u64)>>,
     /// Sent under an earlier map, or by who has died: nobody waits for it any more.
     pub late: Vec<Late>,
+    /// Some member has committed it.
+    pub committed: bool,
     /// The writes of single bytes that came before it.
     pub after: u64,
 }
@@ -60,7 +62,16 @@ impl Whole {
     /// `stage`: the stripe is there, and written over later, or it is new.
     pub fn new(view: View, width: usize, stage: Stage) -> Whole {
         let done = vec![None; width];
-        Whole { view, stage, version: FIRST, cuts: Vec::new(), done, late: Vec::new(), after: 0 }
+        Whole {
+            view,
+            stage,
+            version: FIRST,
+            cuts: Vec::new(),
+            done,
+            late: Vec::new(),
+            committed: false,
+            after: 0,
+        }
     }
     /// Live members that have not answered in the client's map.
     fn open(&self, rules: &Rules) -> Vec<usize> {
@@ -218,18 +229,14 @@ pub fn go_on(rules: &Rules, s: &mut State) -> Option<()> {
     let next = match (whole.stage, rules.whole) {
         (Stage::Send, Some(Mode::Over)) => Stage::Commit,
         (Stage::Dead, _) => decide(rules, s, &whole)?,
-        (Stage::Drop, _) if !is_sealed_over(s, &whole) => Stage::Dropped,
+        // A seal may have folded it everywhere meanwhile: there was nothing to drop.
+        (Stage::Drop, _) if !whole.committed => Stage::Dropped,
         _ => Stage::Ended,
     };
     let whole = s.whole.as_mut()?;
     whole.stage = next;
     whole.done.fill(None);
     Some(())
-}
-
-/// A seal has folded what was committed here: it is above no version that is only prepared. There was nothing to drop.
-fn is_sealed_over(s: &State, whole: &Whole) -> bool {
-    (0..s.targets.len()).any(|p| s.targets[p].base(p).is_some_and(|base| base.version > whole.version))
 }
 
 /// As `weir_client` does it: any committed fragment, or k prepared ones.
@@ -303,6 +310,9 @@ fn commit(rules: &Rules, s: &mut State, to: usize, whole: &Whole, view: &View) -
         let outcome = cells::commit(txn, &scope, cell(to), whole.version, delta);
         outcome.inspect_err(|e| absent.set(e.kind == ErrorKind::NotFound))
     });
+    if let Some(whole) = &mut s.whole {
+        whole.committed |= made;
+    }
     if made || !absent.get() {
         return made.then_some(());
     }
