@@ -278,12 +278,13 @@ fn larger_configurations() {
             "1+1, a write, written over by who dies, a seal, a suspicion",
             Rules { suspicions: 1, seals: 1, dies: true, ..over(mirrored(&three[..1])) },
         ),
+        ("1+2, written over, a suspicion", Rules { suspicions: 1, ..over(Rules::new(1, 2, &[])) }),
+        ("2+1, a cut between two writes, a suspicion", with_cut(Rules { suspicions: 1, ..ec(&three[..2]) })),
+        // Open: it fails, see docs/test-results.md.
         (
             "1+1, written over by who dies, two suspicions",
             Rules { suspicions: 2, dies: true, ..over(mirrored(&[])) },
         ),
-        ("1+2, written over, a suspicion", Rules { suspicions: 1, ..over(Rules::new(1, 2, &[])) }),
-        ("2+1, a cut between two writes, a suspicion", with_cut(Rules { suspicions: 1, ..ec(&three[..2]) })),
     ];
     let only = std::env::var("WEIR_MODEL").unwrap_or_default();
     for (name, rules) in all.iter().filter(|(name, _)| name.contains(&only)) {
