@@ -18,8 +18,8 @@ use weir_env::{BoxFuture, Env, Instant};
 use weir_proto::checksum;
 use weir_proto::coord::Doubt;
 use weir_proto::data::{
-    CHECKSUM_BLOCK, CellStat, CommitStripe, DropFile, DropPrepared, GroupAt, MarkMissing, MissingMask,
-    OverlayKind, Place, PreparedCell, StatCell, WriteFragment, WriteMode, WriteOverlay,
+    CHECKSUM_BLOCK, CellStat, CommitStripe, DropFile, DropPrepared, GroupAt, HoldStripe, MarkMissing,
+    MissingMask, OverlayKind, Place, PreparedCell, StatCell, WriteFragment, WriteMode, WriteOverlay,
 };
 use weir_proto::ec::Coder;
 use weir_proto::map::{ClusterMap, Group, Layout, Member, MemberState, Scheme};
@@ -258,25 +258,26 @@ impl Data {
         loss.1 + LOSS_PATIENCE
     }
 
-    /// Writes a whole stripe: k + m fragments. Returns when all live members have it.
+    /// Writes a whole stripe: k + m fragments. Returns under which epoch all live members have it. `again`: they may have it already.
     pub async fn write_stripe(
         &self,
         s: StripeRef,
         version: Version,
         mode: WriteMode,
-        cuts: Vec<Seq>,
+        cuts: &[Seq],
         fragments: &[Fragment],
-    ) -> Result<()> {
+        again: bool,
+    ) -> Result<Epoch> {
         let send =
-            |index: usize, place: Place, missing: MissingMask, again: bool| -> BoxFuture<'_, Result<()>> {
+            |index: usize, place: Place, missing: MissingMask, was: bool| -> BoxFuture<'_, Result<()>> {
                 let patience = self.call_patience(s.deadline);
                 let mark = MarkMissing { place, cell: s.cell(index), version, missing };
                 let Fragment { payload, block_crcs } = fragments[index].clone();
-                let cuts = cuts.clone();
+                let cuts = cuts.to_vec();
                 let request =
                     WriteFragment { place, cell: s.cell(index), version, mode, missing, cuts, block_crcs };
                 Box::pin(async move {
-                    if again {
+                    if again || was {
                         match self.call(place.target, &mark, vec![], patience).await {
                             // It was away, and what nobody else had then was taken for a write of which nothing came.
                             Err(e) if e.kind == ErrorKind::NotFound => {}
@@ -288,41 +289,55 @@ impl Data {
                     self.call(place.target, &request, parts, patience).await.map(|_| ())
                 })
             };
-        let missing = self.on_live_members(&s, send).await.map_err(|e| e.doing(format!("write {s}")))?;
-        if missing != 0 {
+        let written = self.on_live_members(&s, send).await.map_err(|e| e.doing(format!("write {s}")))?;
+        if written.missing != 0 {
             self.counters.degraded_writes.fetch_add(1, Relaxed);
         }
-        Ok(())
+        Ok(written.epoch)
     }
 
-    pub async fn commit_stripe(&self, s: StripeRef, version: Version) -> Result<()> {
-        let send =
-            |index: usize, place: Place, missing: MissingMask, again: bool| -> BoxFuture<'_, Result<()>> {
-                let mark = MarkMissing { place, cell: s.cell(index), version, missing };
-                let request = CommitStripe { place, cell: s.cell(index), version };
-                let patience = self.call_patience(s.deadline);
-                Box::pin(async move {
-                    if again {
-                        // Committed under an earlier epoch: who is missing now must be known under this one, too, or whoever comes
-                        // back may not hear of it.
-                        match self.call(place.target, &mark, vec![], patience).await {
-                            Err(e) if e.kind == ErrorKind::NotFound => {}
-                            marked => return marked.map(|_| ()),
-                        }
-                    }
-                    self.call(place.target, &request, vec![], patience).await.map(|_| ())
-                })
-            };
-        self.on_live_members(&s, send).await.map(|_| ()).map_err(|e| e.doing(format!("commit {s}")))
+    /// Every live member has the version: who lacks it takes it from others. Returns under which epoch. `NotFound`: too few have it.
+    pub async fn hold_stripe(&self, s: StripeRef, version: Version, token_epoch: u32) -> Result<Epoch> {
+        let send = |index: usize, place: Place, missing: MissingMask, _: bool| -> BoxFuture<'_, Result<()>> {
+            let request = HoldStripe { place, cell: s.cell(index), version, missing, token_epoch };
+            let patience = self.call_patience(s.deadline);
+            Box::pin(async move { self.call(place.target, &request, vec![], patience).await.map(|_| ()) })
+        };
+        let held = self.on_live_members(&s, send).await.map_err(|e| e.doing(format!("commit {s}")))?;
+        Ok(held.epoch)
+    }
+
+    /// Commits a version that all live members have under `held`, at each that is not `done`. False: the group has moved on, and who is
+    /// live now must have it before anybody commits on: whoever commits is never alone with it, however many go away or die then.
+    pub async fn commit_stripe(
+        &self,
+        s: StripeRef,
+        version: Version,
+        token_epoch: u32,
+        held: Epoch,
+        done: &mut Done,
+    ) -> Result<bool> {
+        let send = |index: usize, place: Place, _: MissingMask, was: bool| -> BoxFuture<'_, Result<()>> {
+            let request = CommitStripe { place, cell: s.cell(index), version, token_epoch };
+            let patience = self.call_patience(s.deadline);
+            Box::pin(async move {
+                match was {
+                    true => Ok(()),
+                    false => self.call(place.target, &request, vec![], patience).await.map(|_| ()),
+                }
+            })
+        };
+        let committed = self.on_members_under(&s, Some(held), done, send).await;
+        Ok(committed.map_err(|e| e.doing(format!("commit {s}")))?.is_some())
     }
 
     /// Drops a prepared version where it still is. Best effort: who finds it later decides the same.
-    pub async fn drop_prepared(&self, s: StripeRef, version: Version) -> Result<()> {
-        let send = |index: usize, place: Place, _: MissingMask, again: bool| -> BoxFuture<'_, Result<()>> {
-            let request = DropPrepared { place, cell: s.cell(index), version };
+    pub async fn drop_prepared(&self, s: StripeRef, version: Version, token_epoch: u32) -> Result<()> {
+        let send = |index: usize, place: Place, _: MissingMask, was: bool| -> BoxFuture<'_, Result<()>> {
+            let request = DropPrepared { place, cell: s.cell(index), version, token_epoch };
             let patience = self.call_patience(s.deadline);
             Box::pin(async move {
-                if again {
+                if was {
                     return Ok(());
                 }
                 self.call(place.target, &request, vec![], patience).await.map(|_| ())
@@ -331,27 +346,45 @@ impl Data {
         self.on_live_members(&s, send).await.map(|_| ())
     }
 
-    /// Makes `send(index, place, missing, again)` succeed at every live member under one epoch of the group; `again`: the member did it
-    /// before, under an earlier one. Returns the mask of missing members.
-    async fn on_live_members<'a, F>(&'a self, s: &StripeRef, send: F) -> Result<MissingMask>
+    /// Makes `send(index, place, missing, was)` succeed at every live member under one epoch of the group; `was`: the member did it
+    /// before, under an earlier one.
+    async fn on_live_members<'a, F>(&'a self, s: &StripeRef, send: F) -> Result<Everywhere>
     where
         F: Fn(usize, Place, MissingMask, bool) -> BoxFuture<'a, Result<()>>,
     {
-        let mut done: Vec<Option<Epoch>> = vec![None; s.scheme().width()];
+        let done = Box::pin(self.on_members_under(s, None, &mut Done::new(), send)).await?;
+        done.ok_or_else(|| Error::io(format!("{s}: no epoch was asked for, and it has passed")))
+    }
+
+    /// The same under one certain epoch, if any; `None`: it has passed. `done`: who did it under which epoch.
+    async fn on_members_under<'a, F>(
+        &'a self,
+        s: &StripeRef,
+        under: Option<Epoch>,
+        done: &mut Done,
+        send: F,
+    ) -> Result<Option<Everywhere>>
+    where
+        F: Fn(usize, Place, MissingMask, bool) -> BoxFuture<'a, Result<()>>,
+    {
         let mut pause = RETRY_PAUSE;
         loop {
             let view = self.writable_view(s).await?;
             let (missing, epoch) = (view.down_mask(), view.group().epoch);
+            if under.is_some_and(|under| under != epoch) {
+                return Ok(None);
+            }
             let mut calls = Gather::new();
-            for (index, was) in done.iter().enumerate() {
-                if missing & (1 << index) == 0 && *was != Some(epoch) {
+            for index in (0..s.scheme().width()).filter(|index| missing & (1 << index) == 0) {
+                let was = done.get(&index);
+                if was != Some(&epoch) {
                     calls.push(index, send(index, view.place(index), missing, was.is_some()));
                 }
             }
             if calls.is_empty() {
-                return Ok(missing);
+                return Ok(Some(Everywhere { missing, epoch }));
             }
-            match self.round(s, &view, calls, &mut done).await? {
+            match self.round(s, &view, calls, done).await? {
                 Round::Done => {}
                 Round::MapChanged => pause = RETRY_PAUSE,
                 Round::Again(last) => {
@@ -371,7 +404,7 @@ impl Data {
         s: &StripeRef,
         view: &GroupView,
         mut calls: Gather<'_, Result<()>>,
-        done: &mut [Option<Epoch>],
+        done: &mut Done,
     ) -> Result<Round> {
         let epoch = view.group().epoch;
         let mut version = view.map_version();
@@ -403,7 +436,7 @@ impl Data {
             match answer {
                 None => break,
                 Some((index, Ok(()))) => {
-                    done[index] = Some(epoch);
+                    done.insert(index, epoch);
                     let took = watch.answered(self.env.clock.now());
                     self.note_pace(Pacing::Write, took);
                 }
@@ -557,12 +590,12 @@ impl Data {
         stat
     }
 
-    /// What each live member holds of the stripe.
-    pub async fn stat_live(&self, s: &StripeRef) -> Result<Vec<CellStat>> {
+    /// What each current member holds of the stripe.
+    pub async fn stat_current(&self, s: &StripeRef) -> Result<Vec<CellStat>> {
         self.ask_members(s, |view| {
             Box::pin(async move {
-                let live = (0..s.scheme().width()).filter(|i| view.state(*i) != MemberState::Down);
-                let calls = live.map(|i| Box::pin(self.stat_member(s, &view, i, i)) as BoxFuture<'_, _>);
+                let current = (0..s.scheme().width()).filter(|i| view.state(*i) == MemberState::Current);
+                let calls = current.map(|i| Box::pin(self.stat_member(s, &view, i, i)) as BoxFuture<'_, _>);
                 join_all(calls.collect()).await.into_iter().collect()
             })
         })
@@ -712,6 +745,15 @@ impl Latecomers {
         self.last = Some(doubt);
         doubt
     }
+}
+
+/// Which members did something, and under which epoch of the group.
+pub type Done = BTreeMap<usize, Epoch>;
+
+/// All live members of an epoch did it.
+struct Everywhere {
+    missing: MissingMask,
+    epoch: Epoch,
 }
 
 enum Round {

@@ -3,7 +3,7 @@
 //! Invariants: of one stripe at most one send is under way, so later bytes never arrive before earlier ones; the size is
 //! committed only after every byte below it is durable, or is as it was if it failed; what fails is kept as the inode's error, never
 //! dropped silently.
-use crate::data::{Fragment, Overlay, StripeRef, encode};
+use crate::data::{Done, Fragment, Overlay, StripeRef, encode};
 use crate::inner::{Inner, STRIPE_PARTS, layout_of};
 use crate::lease::LoosePages;
 use crate::node::{Declared, Inline, Node, Sending, State, Torn};
@@ -17,7 +17,7 @@ use weir_env::Instant;
 use weir_proto::data::{SEAL_ROOM, WriteMode};
 use weir_proto::map::Layout;
 use weir_proto::meta::{Commit, Entry, INLINE_MAX, LeaseKind, Op};
-use weir_proto::{Error, ErrorKind, InodeId, Result, SessionId, Version};
+use weir_proto::{Epoch, Error, ErrorKind, InodeId, Result, Seq, SessionId, Version};
 
 /// A version that meets a seal under way goes again so far above: seals count up by two from the base, or from one in doubt.
 const ABOVE_SEAL: u64 = 256;
@@ -36,6 +36,13 @@ struct Send {
     torn: Option<Torn>,
     token_epoch: u32,
     tenure: u64,
+}
+
+/// A version that all live members have beside their base, as of an epoch of the group.
+struct PreparedStripe {
+    version: Version,
+    cuts: Vec<Seq>,
+    held: Epoch,
 }
 
 /// What a flush waits for, by stripe.
@@ -199,7 +206,7 @@ impl Inner {
         match send.torn {
             Some(Torn::Fresh) => self.take_back_fresh(send).await?,
             Some(Torn::Doubt(version)) => {
-                self.decide(s, version).await?;
+                self.decide(s, version, self.token_epoch_of(send)).await?;
                 self.note_whole(send);
             }
             None => {}
@@ -216,9 +223,11 @@ impl Inner {
             }
             SendAs::Prepared => {
                 let fragments = self.fragments(send, send.layout.stripe_bytes() as u32)?;
-                let version = self.prepare_stripe(send, s, &fragments).await?;
-                let committed = self.data.commit_stripe(s, version).await;
-                if committed.as_ref().is_err_and(|e| e.kind != ErrorKind::Stale) {
+                let prepared = self.prepare_stripe(send, s, &fragments).await?;
+                let version = prepared.version;
+                let committed = Box::pin(self.commit_prepared(send, s, prepared, &fragments)).await;
+                let is_fenced = |e: &Error| e.kind == ErrorKind::Stale && !self.has_newer_token(send);
+                if committed.as_ref().is_err_and(|e| !is_fenced(e)) {
                     self.note_torn(send, Torn::Doubt(version));
                 }
                 committed
@@ -230,16 +239,25 @@ impl Inner {
         }
     }
 
-    /// Returns the version that all live members have beside their base. One that meets a seal has to be above it.
-    async fn prepare_stripe(&self, send: &Send, s: StripeRef, fragments: &[Fragment]) -> Result<Version> {
+    /// All live members have it beside their base then. One that meets a seal has to be above it.
+    async fn prepare_stripe(
+        &self,
+        send: &Send,
+        s: StripeRef,
+        fragments: &[Fragment],
+    ) -> Result<PreparedStripe> {
         let mut above = 0;
         loop {
             let (cuts, base) = self.data.stripe_state(&s).await?;
             let lowest = Version((base.0 + u64::from(SEAL_ROOM) + 2) & !1);
             let lowest = Version::new(send.token_epoch, self.next_version()).max(lowest);
             let version = Version(lowest.0 + above);
-            let prepared = self.data.write_stripe(s, version, WriteMode::Prepare, cuts, fragments).await;
-            let Err(e) = prepared else { return Ok(version) };
+            let written =
+                self.data.write_stripe(s, version, WriteMode::Prepare, &cuts, fragments, false).await;
+            let e = match written {
+                Ok(held) => return Ok(PreparedStripe { version, cuts, held }),
+                Err(e) => e,
+            };
             self.abandon_prepared(send, version, &e).await;
             if e.kind != ErrorKind::Exists || above >= ABOVE_SEAL_MAX {
                 return Err(e);
@@ -248,9 +266,33 @@ impl Inner {
         }
     }
 
+    /// Another open of this client may have taken the right to write anew since the send began.
+    fn token_epoch_of(&self, send: &Send) -> u32 {
+        let st = send.node.lock();
+        if st.tenure == send.tenure { st.token_epoch } else { send.token_epoch }
+    }
+    fn has_newer_token(&self, send: &Send) -> bool {
+        self.token_epoch_of(send) > send.token_epoch
+    }
+
+    async fn commit_prepared(
+        &self,
+        send: &Send,
+        s: StripeRef,
+        prepared: PreparedStripe,
+        fragments: &[Fragment],
+    ) -> Result<()> {
+        let PreparedStripe { version, cuts, mut held } = prepared;
+        let mut done = Done::new();
+        while !self.data.commit_stripe(s, version, self.token_epoch_of(send), held, &mut done).await? {
+            held = self.data.write_stripe(s, version, WriteMode::Prepare, &cuts, fragments, true).await?;
+        }
+        Ok(())
+    }
+
     async fn write_fresh(&self, s: StripeRef, token_epoch: u32, fragments: &[Fragment]) -> Result<()> {
         let version = Version::new(token_epoch, self.next_version());
-        self.data.write_stripe(s, version, WriteMode::Fresh, Vec::new(), fragments).await
+        self.data.write_stripe(s, version, WriteMode::Fresh, &[], fragments, false).await.map(drop)
     }
 
     /// Some members took their fragment, others did not: they are full, or died. Until it is as it was there, everywhere, nobody can
@@ -308,7 +350,7 @@ impl Inner {
         }
         let s = self.stripe_ref(send.object, send.layout, send.stripe, self.deadline());
         self.note_torn(send, Torn::Doubt(version));
-        match self.data.drop_prepared(s, version).await {
+        match self.data.drop_prepared(s, version, self.token_epoch_of(send)).await {
             Ok(()) => self.note_whole(send),
             Err(e) => tracing::warn!("{s}: a write that failed is at some targets for now: {e}"),
         }

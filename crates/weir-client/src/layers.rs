@@ -204,7 +204,7 @@ impl Inner {
             let _permit = self.stripes_in_flight.acquire_many(STRIPE_PARTS).await.expect("never closed");
             let s = self.stripe_ref(to, *layout, stripe, self.deadline());
             let fragments = self.fragments_of(layout, data)?;
-            self.data.write_stripe(s, version, WriteMode::Fill, Vec::new(), &fragments).await?;
+            self.data.write_stripe(s, version, WriteMode::Fill, &[], &fragments, false).await?;
             at = end;
         }
         Ok(())

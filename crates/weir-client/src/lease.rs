@@ -4,7 +4,7 @@
 //! the kernel above it caches what the lease no longer covers. While it is being answered the client holds the lease and
 //! serves reads and writes from it, so nobody who waits for the kernel's page locks waits for the leader.
 use crate::api::Forget;
-use crate::data::{Overlay, StripeRef};
+use crate::data::{Done, Overlay, StripeRef};
 use crate::flush::check_tenure;
 use crate::inner::{Inner, layout_of};
 use crate::node::{Declared, Dropping, Inline, Node, State};
@@ -472,7 +472,7 @@ impl Inner {
             in_doubt.dedup();
             for (stripe, _, version) in in_doubt {
                 let s = self.stripe_ref(object, layout, stripe, self.deadline());
-                self.decide(s, version).await?;
+                self.decide(s, version, token_epoch).await?;
             }
             self.zero_tail(node, layout, size, u64::MAX, token_epoch).await?;
         }
@@ -488,16 +488,33 @@ impl Inner {
         Ok(())
     }
 
-    /// A prepared stripe of a dead writer, or of a failed write: any committed fragment, or k prepared ones, commit it; fewer drop it.
-    pub async fn decide(&self, s: StripeRef, version: Version) -> Result<()> {
-        // All who are alive: one that only did not answer may be the one that has committed it.
-        let stats = self.data.stat_live(&s).await?;
-        let is_committed = stats.iter().any(|stat| stat.base == version);
-        let prepared = stats.iter().filter(|stat| stat.prepared.contains(&version)).count();
-        if is_committed || prepared >= usize::from(s.layout.scheme.data) {
-            self.data.commit_stripe(s, version).await
-        } else {
-            self.data.drop_prepared(s, version).await
+    /// A prepared stripe of a dead writer, or of a failed write: one committed fragment, or k prepared ones, commit it; fewer drop it.
+    pub async fn decide(&self, s: StripeRef, version: Version, token_epoch: u32) -> Result<()> {
+        loop {
+            // Of all who are current: one that only did not answer may be the one that has committed it; and who is behind may have
+            // what was given up while it was away.
+            let stats = self.data.stat_current(&s).await?;
+            let is_committed = stats.iter().any(|stat| stat.base == version);
+            let prepared = stats.iter().filter(|stat| stat.prepared.contains(&version)).count();
+            if !is_committed && prepared < usize::from(s.layout.scheme.data) {
+                return self.data.drop_prepared(s, version, token_epoch).await;
+            }
+            match Box::pin(self.commit_held(s, version, token_epoch)).await {
+                // Who had it went away before all had it, so nobody has committed it: once more.
+                Err(e) if e.kind == ErrorKind::NotFound && !self.data.left(s.deadline).is_zero() => {
+                    tracing::debug!("{s}: {e}");
+                }
+                done => return done,
+            }
+        }
+    }
+    async fn commit_held(&self, s: StripeRef, version: Version, token_epoch: u32) -> Result<()> {
+        let mut done = Done::new();
+        loop {
+            let held = self.data.hold_stripe(s, version, token_epoch).await?;
+            if self.data.commit_stripe(s, version, token_epoch, held, &mut done).await? {
+                return Ok(());
+            }
         }
     }
 

@@ -232,7 +232,7 @@ impl Inner {
             let s = self.stripe_ref(object, layout, layout.stripe_of(at), self.deadline());
             at += part.len() as u64;
             let fragments = self.fragments_of(&layout, part)?;
-            self.data.write_stripe(s, version, WriteMode::Fill, Vec::new(), &fragments).await?;
+            self.data.write_stripe(s, version, WriteMode::Fill, &[], &fragments, false).await?;
         }
         Ok(())
     }

@@ -41,6 +41,8 @@ wire_enum!(WriteMode {
     Fill = 4,
 });
 
+/// The token epoch of what no fence stops.
+pub const UNFENCED: u32 = u32::MAX;
 /// The counter of versions that `WriteMode::Fill` writes: below all others under the same token epoch.
 pub const FILL_COUNTER: u32 = 1;
 /// How far the counter of a seal may be above its base, or above `FILL_COUNTER` where the base is of a lower token epoch.
@@ -62,10 +64,24 @@ message!(
     }
 );
 message!(
-    /// Makes the prepared version the base; drops the old base and the overlays up to its cuts. Idempotent.
-    CommitStripe = 201 -> () { place: Place, cell: CellId, version: Version }
+    /// Makes sure that a version is here, as the base or beside it, and adds to its mask; a member that lacks it takes it from k current
+    /// ones that have it. Before a version is committed all live members hold it under one epoch, and under that epoch it is committed:
+    /// so who has committed it is never alone with it. `NotFound`: fewer have it. `Stale`: somebody with a higher token epoch decides about
+    /// the file now.
+    HoldStripe = 203 -> () {
+        place: Place,
+        cell: CellId,
+        version: Version,
+        missing: MissingMask,
+        token_epoch: u32,
+    }
 );
-message!(DropPrepared = 202 -> () { place: Place, cell: CellId, version: Version });
+message!(
+    /// Makes the prepared version the base; drops the old base and the overlays up to its cuts. Idempotent.
+    /// `token_epoch`: of who asks, as in `HoldStripe`; `UNFENCED` for a seal.
+    CommitStripe = 201 -> () { place: Place, cell: CellId, version: Version, token_epoch: u32 }
+);
+message!(DropPrepared = 202 -> () { place: Place, cell: CellId, version: Version, token_epoch: u32 });
 
 wire_enum!(OverlayKind {
     /// The payload's bytes.

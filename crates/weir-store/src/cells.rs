@@ -468,6 +468,37 @@ fn cuts_of_mirrored(
     Ok(found)
 }
 
+/// A fragment made of others', beside the base: its version is to be committed, and this member lacks it. Fences do not stop what was
+/// admitted where it comes from. False: it is not wanted any more.
+pub fn hold(
+    txn: &mut dyn Txn,
+    scope: &Scope,
+    cell: CellId,
+    fragment: &Fragment,
+    delta: &mut Delta,
+) -> Result<bool> {
+    let base = get::<Fragment>(txn, &base_key(cell))?.map_or(Version(0), |b| b.version);
+    if base >= fragment.version || fragment.version.token_epoch() < void_below(txn, cell)? {
+        return Ok(false);
+    }
+    prepare(txn, scope, cell, fragment, delta)?;
+    Ok(true)
+}
+
+/// Drops what a writer prepared here before `epoch`, and was not asked for since: this member was away meanwhile.
+pub fn drop_prepared_before(
+    txn: &mut dyn Txn,
+    cell: CellId,
+    version: Version,
+    epoch: Epoch,
+    delta: &mut Delta,
+) -> Result<()> {
+    match get::<Fragment>(txn, &prepared_key(cell, version))? {
+        Some(there) if there.epoch < epoch => drop_prepared(txn, cell, version, delta),
+        _ => Ok(()),
+    }
+}
+
 pub fn drop_prepared(txn: &mut dyn Txn, cell: CellId, version: Version, delta: &mut Delta) -> Result<()> {
     let Some(gone) = get::<Fragment>(txn, &prepared_key(cell, version))? else { return Ok(()) };
     let mut kept = vec![base_extent(txn, cell)?];
@@ -548,16 +579,17 @@ pub fn append(
 pub fn holds(read: &dyn Read, cell: CellId, seq: Seq, overlay: &Overlay) -> Result<bool> {
     Ok(get::<Overlay>(read, &overlay_key(cell, seq))?.is_some_and(|there| same_write(&there, overlay)))
 }
-/// A seal of the group that is prepared here, and neither committed nor dropped.
-pub fn seal_in_doubt(read: &dyn Read, group: PgId) -> Result<Option<(CellId, Version)>> {
+/// What is prepared here of the group's stripes, by seals or by writers, and neither committed nor dropped.
+pub fn in_doubt(read: &dyn Read, group: PgId, seals: bool) -> Result<Vec<(CellId, Version)>> {
     let (start, end) = letter_range(PREPARED);
     let prepared = collect(read, &start, &end, |k, v| Ok((cell_of_key(k)?, Fragment::from_value(v)?)))?;
-    for (cell, fragment) in prepared.into_iter().filter(|(_, f)| f.seal) {
+    let mut found = Vec::new();
+    for (cell, fragment) in prepared.into_iter().filter(|(_, f)| f.seal == seals) {
         if get::<Header>(read, &header_key(cell))?.is_some_and(|h| h.group == group) {
-            return Ok(Some((cell, fragment.version)));
+            found.push((cell, fragment.version));
         }
     }
-    Ok(None)
+    Ok(found)
 }
 fn same_write(a: &Overlay, b: &Overlay) -> bool {
     (a.offset, a.len, a.kind, a.crc) == (b.offset, b.len, b.kind, b.crc)
@@ -590,6 +622,7 @@ pub fn mark_missing(
     change.save(txn, delta);
     if let Some(mut prepared) = prepared {
         prepared.missing |= missing;
+        prepared.epoch = prepared.epoch.max(scope.epoch);
         txn.put(&prepared_key(cell, version), &prepared.to_value());
     }
     Ok(true)

@@ -14,12 +14,11 @@ use crate::peers::join_all;
 use crate::points;
 use crate::read::CELL_BYTES_MAX;
 use crate::service::{Acting, StorageNode, Target, sequencer};
-use crate::store::FragmentWrite;
+use crate::store::{FragmentWrite, Install};
 use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 use tokio::sync::Semaphore;
 use weir_env::BoxFuture;
 use weir_proto::checksum::{block_crcs, crc32c};
@@ -30,10 +29,6 @@ use weir_proto::{CellId, Epoch, Error, ErrorKind, FileId, PgId, Result, Seq, Ver
 
 /// Cells asked for in one listing. Lists of all groups at once take as much memory as one of 2048 did when they came one by one.
 const LIST_LIMIT: u32 = 256;
-
-/// A commit of a version that is not here waits this long for the other members' commits.
-const FETCH_PATIENCE: Duration = Duration::from_secs(1);
-const FETCH_PAUSE: Duration = Duration::from_millis(10);
 
 /// Stripes of a target repaired side by side: each needs up to k + 1 fragments in memory.
 pub(crate) const STRIPES_AT_ONCE: usize = 4;
@@ -221,10 +216,27 @@ impl StorageNode {
                 None => break,
             }
         }
-        match self.may_have_more(acting, since)? {
-            true => self.drop_unknown(acting, &peers, since).await,
-            false => Ok(()),
+        if self.may_have_more(acting, since)? {
+            self.drop_unknown(acting, &peers, since).await?;
         }
+        self.drop_given_up(acting, &peers).await
+    }
+
+    /// What writers prepared here before this member was away, and no current one has any more: it was dropped meanwhile. Had anybody
+    /// committed it, all would have it ([`HoldStripe`]).
+    async fn drop_given_up(&self, acting: &Acting, peers: &[usize]) -> Result<()> {
+        let store = &acting.target.store;
+        for (cell, version) in store.writers_prepared(acting.scope.group)? {
+            if usize::from(cell.index) != acting.position {
+                continue;
+            }
+            let asked = peers.iter().map(|p| self.stat_peer(acting, *p, cell)).collect();
+            let stats = join_all(asked).await.into_iter().collect::<Result<Vec<_>>>()?;
+            if !stats.iter().any(|s| s.base == version || s.prepared.contains(&version)) {
+                store.durable(store.drop_given_up(&acting.scope, cell, version)?).await?;
+            }
+        }
+        Ok(())
     }
 
     /// Whether there is a cell here that was last written before the group's present epoch, or may be ahead of others:
@@ -322,6 +334,17 @@ impl StorageNode {
     /// Rebuilds this target's fragment from the newest version that k current peers hold.
     async fn rebuild(&self, acting: &Acting, own: CellId, replace: bool) -> Result<()> {
         let Some(rebuilt) = self.decode_from_peers(acting, own).await? else { return Ok(()) };
+        let place = if replace { Install::Damaged } else { Install::Missed };
+        self.install(acting, own, rebuilt, place, 0).await
+    }
+    async fn install(
+        &self,
+        acting: &Acting,
+        own: CellId,
+        rebuilt: Rebuilt,
+        place: Install,
+        missing: MissingMask,
+    ) -> Result<()> {
         let (target, scope) = (acting.target.clone(), acting.scope);
         let (committed, _) = self
             .env
@@ -331,41 +354,41 @@ impl StorageNode {
                     cell: own,
                     version: rebuilt.version,
                     mode: WriteMode::Fresh,
-                    missing: rebuilt.missing,
+                    missing: rebuilt.missing | missing,
                     cuts: &rebuilt.cuts,
                     block_crcs: &block_crcs(&rebuilt.bytes, CHECKSUM_BLOCK as usize),
                     data: &rebuilt.bytes,
                 };
-                target.store.install(&scope, &write, rebuilt.cut, replace)
+                target.store.install(&scope, &write, rebuilt.cut, place)
             })
             .await?;
         self.env.tasks.pass(points::REBUILT);
         acting.target.store.durable(committed).await
     }
 
-    /// Waits for a version to be committed at the peers, and takes it from them. `missing`: what to say if it is not.
-    pub(crate) async fn fetch_version(
-        &self,
-        acting: &Acting,
-        cell: CellId,
-        version: Version,
-        missing: Error,
-    ) -> Result<()> {
-        let deadline = self.env.clock.now() + FETCH_PATIENCE;
-        loop {
-            self.rebuild(acting, cell, false).await?;
-            if acting.target.store.stat_cell(&acting.scope, cell)?.base >= version {
-                return Ok(());
+    /// Takes a version that is to be committed from the peers, beside the base.
+    pub(crate) async fn take_version(&self, acting: &Acting, r: &HoldStripe) -> Result<()> {
+        let HoldStripe { cell, version, missing, token_epoch, .. } = *r;
+        match self.decode_version(acting, cell, Some(version)).await? {
+            Some(rebuilt) => {
+                self.install(acting, cell, rebuilt, Install::Beside { token_epoch }, missing).await
             }
-            if self.env.clock.now() >= deadline {
-                return Err(missing);
-            }
-            self.env.clock.sleep(FETCH_PAUSE).await;
+            None => Err(Error::not_found(format!("cell {cell}: fewer members than needed have {version}"))),
         }
     }
 
-    /// The fragment of the member at `acting.position`, from the current ones.
+    /// The fragment of the member at `acting.position`, from the current ones: what they have committed last.
     pub(crate) async fn decode_from_peers(&self, acting: &Acting, own: CellId) -> Result<Option<Rebuilt>> {
+        self.decode_version(acting, own, None).await
+    }
+
+    /// The same, of a certain version, committed or not. `None`: fewer than k have it.
+    async fn decode_version(
+        &self,
+        acting: &Acting,
+        own: CellId,
+        version: Option<Version>,
+    ) -> Result<Option<Rebuilt>> {
         let group = acting.group();
         let data = usize::from(group.scheme.data);
         let peers = current_peers(group, acting.position);
@@ -381,7 +404,11 @@ impl StorageNode {
             )));
         }
         // Fewer than k fragments of what is newest: a writer died over it before anything was acknowledged.
-        let Some((version, holders)) = newest_whole(&stats, data) else { return Ok(None) };
+        let found = match version {
+            Some(version) => holders_of(&stats, version, data).map(|holders| (version, holders)),
+            None => newest_whole(&stats, data),
+        };
+        let Some((version, holders)) = found else { return Ok(None) };
         let mut fragments: Vec<(usize, Bytes)> = Vec::new();
         let mut cuts = Vec::new();
         let mut data_cuts: BTreeMap<usize, Seq> = BTreeMap::new();
@@ -669,11 +696,13 @@ impl StorageNode {
 /// The newest version that is committed anywhere and held (by some still as prepared) by k or more, and its holders.
 pub fn newest_whole(stats: &BTreeMap<usize, CellStat>, data: usize) -> Option<(Version, Vec<usize>)> {
     let committed: BTreeSet<Version> = stats.values().map(|s| s.base).filter(|v| *v > Version(0)).collect();
-    committed.into_iter().rev().find_map(|version| {
-        let holds = |s: &CellStat| s.base == version || s.prepared.contains(&version);
-        let holders: Vec<usize> = stats.iter().filter(|(_, s)| holds(s)).map(|(p, _)| *p).collect();
-        (holders.len() >= data).then_some((version, holders))
-    })
+    committed.into_iter().rev().find_map(|version| Some((version, holders_of(stats, version, data)?)))
+}
+/// Who holds a version, committed or not, if k or more do.
+pub fn holders_of(stats: &BTreeMap<usize, CellStat>, version: Version, data: usize) -> Option<Vec<usize>> {
+    let holds = |s: &CellStat| s.base == version || s.prepared.contains(&version);
+    let holders: Vec<usize> = stats.iter().filter(|(_, s)| holds(s)).map(|(p, _)| *p).collect();
+    (holders.len() >= data).then_some(holders)
 }
 
 fn current_peers(group: &Group, own: usize) -> Vec<usize> {

@@ -424,7 +424,7 @@ impl StorageNode {
         let commit = |i: usize| {
             let place = place(acting, i);
             let cell = CellId { file, stripe, index: i as u8 };
-            self.ask(place.target, CommitStripe { place, cell, version }, Vec::new())
+            self.ask(place.target, CommitStripe { place, cell, version, token_epoch: UNFENCED }, Vec::new())
         };
         let others = participants(acting.group()).into_iter().filter(|i| *i != acting.position);
         let (mut committed, mut first_problem) = (false, None);
@@ -449,7 +449,11 @@ impl StorageNode {
             .into_iter()
             .map(|i| {
                 let place = place(acting, i);
-                self.ask(place.target, DropPrepared { place, cell: nth(first, i), version }, Vec::new())
+                self.ask(
+                    place.target,
+                    DropPrepared { place, cell: nth(first, i), version, token_epoch: UNFENCED },
+                    Vec::new(),
+                )
             })
             .collect();
         for e in join_all(calls).await.into_iter().filter_map(|r| r.err()) {
@@ -513,11 +517,11 @@ impl StorageNode {
                 Ok(())
             }
             Doubt::Commit if certain || is_settled_by_all(group) => {
-                let seq = target.store.commit_stripe(&scope, cell, version)?;
+                let seq = target.store.commit_stripe(&scope, cell, version, UNFENCED)?;
                 target.store.durable(seq).await
             }
             Doubt::Drop if is_settled_by_all(group) => {
-                let seq = target.store.drop_prepared(&scope, cell, version)?;
+                let seq = target.store.drop_prepared(&scope, cell, version, UNFENCED)?;
                 target.store.durable(seq).await
             }
             // Not the leader, whose seal it may be: only what is certain is followed.

@@ -196,9 +196,9 @@ impl StorageNode {
     pub fn dispatch(&self, method: u16, body: &[u8], payload: Bytes, deadline: Instant) -> Handled {
         let handled = match method {
             WriteFragment::METHOD => WriteFragment::from_bytes(body).map(|r| self.write_fragment(r, payload)),
+            HoldStripe::METHOD => HoldStripe::from_bytes(body).map(|r| self.hold_stripe(r)),
             CommitStripe::METHOD => CommitStripe::from_bytes(body).map(|r| self.commit_stripe(r)),
-            DropPrepared::METHOD => DropPrepared::from_bytes(body)
-                .map(|r| self.change(r.place, move |s, scope| s.drop_prepared(scope, r.cell, r.version))),
+            DropPrepared::METHOD => DropPrepared::from_bytes(body).map(|r| self.drop_prepared(r)),
             WriteOverlay::METHOD => {
                 WriteOverlay::from_bytes(body).map(|r| self.write_overlay(r, payload, deadline))
             }
@@ -373,21 +373,36 @@ impl StorageNode {
             Ok((store.write_fragment(&acting.scope, &write)?, (), Vec::new()))
         })
     }
+    fn hold_stripe(&self, r: HoldStripe) -> Handled {
+        let node = self.shared();
+        Handled::Later(Box::pin(async move {
+            let acting = node.acting(r.place).await?;
+            if usize::from(r.cell.index) != acting.position {
+                return Err(misplaced(r.cell, &acting));
+            }
+            let store = &acting.target.store;
+            let (seq, is_here) = store.mark_missing(&acting.scope, r.cell, r.version, r.missing)?;
+            match is_here {
+                true => store.durable(seq).await?,
+                // Prepared while this member was away.
+                false => node.take_version(&acting, &r).await?,
+            }
+            Ok(Reply::new(&()))
+        }))
+    }
     fn commit_stripe(&self, r: CommitStripe) -> Handled {
         let node = self.shared();
         Handled::Later(Box::pin(async move {
             let acting = node.acting(r.place).await?;
-            match acting.target.store.commit_stripe(&acting.scope, r.cell, r.version) {
-                Ok(seq) => acting.target.store.durable(seq).await?,
-                // Prepared while this member was down, committed now that it is back: it takes the version from others.
-                Err(e) if e.kind == ErrorKind::NotFound => {
-                    node.fetch_version(&acting, r.cell, r.version, e).await?
-                }
-                Err(e) => return Err(e),
-            }
-            acting.target.store.pass(points::COMMITTED);
+            let store = &acting.target.store;
+            let seq = store.commit_stripe(&acting.scope, r.cell, r.version, r.token_epoch)?;
+            store.durable(seq).await?;
+            store.pass(points::COMMITTED);
             Ok(Reply::new(&()))
         }))
+    }
+    fn drop_prepared(&self, r: DropPrepared) -> Handled {
+        self.change(r.place, move |store, scope| store.drop_prepared(scope, r.cell, r.version, r.token_epoch))
     }
     fn seal_cell(&self, r: SealCell) -> Handled {
         self.blocking(r.place, move |store, acting| store.seal_cell(&acting.scope, r.cell, r.version))

@@ -90,6 +90,17 @@ pub struct FragmentWrite<'a> {
     pub data: &'a [u8],
 }
 
+/// Where a fragment goes that was rebuilt from others.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Install {
+    /// It is the base now.
+    Missed,
+    /// The base is of this version, but damaged.
+    Damaged,
+    /// Beside the base: it is to be committed, as somebody with this token epoch has decided.
+    Beside { token_epoch: u32 },
+}
+
 impl Store {
     /// Opens the target in `dir` over its index, or makes an empty one there. `geometry` is used when it is made.
     pub fn open(env: Env, target: TargetId, dir: &Path, kv: SharedKv, geometry: Geometry) -> Result<Store> {
@@ -184,18 +195,33 @@ impl Store {
         Ok(committed)
     }
 
-    pub fn commit_stripe(&self, scope: &Scope, cell: CellId, version: Version) -> Result<CommitSeq> {
+    /// `token_epoch`: of who has decided so.
+    pub fn commit_stripe(
+        &self,
+        scope: &Scope,
+        cell: CellId,
+        version: Version,
+        token_epoch: u32,
+    ) -> Result<CommitSeq> {
         scope.check_index(cell)?;
         self.change(&mut |txn, delta| {
             cells::check_epoch(txn, scope.group, scope.epoch)?;
+            cells::check_fence(txn, cell.file, token_epoch)?;
             cells::commit(txn, scope, cell, version, delta)
         })
         .inspect(|_| tracing::trace!(on = %self.target, %cell, %version, epoch = %scope.epoch, "commit"))
     }
 
-    pub fn drop_prepared(&self, scope: &Scope, cell: CellId, version: Version) -> Result<CommitSeq> {
+    pub fn drop_prepared(
+        &self,
+        scope: &Scope,
+        cell: CellId,
+        version: Version,
+        token_epoch: u32,
+    ) -> Result<CommitSeq> {
         self.change(&mut |txn, delta| {
             cells::check_epoch(txn, scope.group, scope.epoch)?;
+            cells::check_fence(txn, cell.file, token_epoch)?;
             cells::drop_prepared(txn, cell, version, delta)
         })
         .inspect(

@@ -130,11 +130,11 @@ async fn writer(env: Env, store: Arc<Store>, n: usize, seed: u64, model: Model) 
                 5 => {
                     let last = newest.overlay_seqs[0];
                     write(&work, n, version, WriteMode::Prepare, last, &data)?;
-                    work.commit_stripe(&SCOPE, cell(n), version)
+                    work.commit_stripe(&SCOPE, cell(n), version, UNFENCED)
                 }
                 6 => {
                     work.seal_cell(&SCOPE, cell(n), version)?;
-                    work.commit_stripe(&SCOPE, cell(n), version)
+                    work.commit_stripe(&SCOPE, cell(n), version, UNFENCED)
                 }
                 _ => Ok(work.drop_file(cell(n).file, format::Cut::to_end(0, token), &[])?.0),
             })

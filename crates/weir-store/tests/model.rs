@@ -14,7 +14,7 @@ use weir_proto::*;
 use weir_store::alloc::Geometry;
 use weir_store::cells::{Appended, Numbering, Scope};
 use weir_store::format;
-use weir_store::store::{FragmentWrite, OverlayWrite, Store};
+use weir_store::store::{FragmentWrite, Install, OverlayWrite, Store};
 
 const CELL_BYTES: u32 = 128 << 10;
 const SCOPE: Scope =
@@ -161,11 +161,11 @@ proptest! {
                     let cuts = [Seq(0), last[c as usize]];
                     write_as(&store, id(c), Version::new(token, version), WriteMode::Prepare, &cuts, &data).unwrap();
                     if commit {
-                        store.commit_stripe(&SCOPE, id(c), Version::new(token, version)).unwrap();
-                        store.commit_stripe(&SCOPE, id(c), Version::new(token, version)).unwrap();
+                        store.commit_stripe(&SCOPE, id(c), Version::new(token, version), UNFENCED).unwrap();
+                        store.commit_stripe(&SCOPE, id(c), Version::new(token, version), UNFENCED).unwrap();
                         model[c as usize] = data;
                     } else {
-                        store.drop_prepared(&SCOPE, id(c), Version::new(token, version)).unwrap();
+                        store.drop_prepared(&SCOPE, id(c), Version::new(token, version), UNFENCED).unwrap();
                     }
                 }
                 Op::Overlay { cell: c, offset, len } => {
@@ -185,7 +185,7 @@ proptest! {
                     prop_assert_eq!(sealed.fragment_bytes as usize, model[c as usize].len());
                     prop_assert_eq!(payload.concat(), model[c as usize].clone());
                     if commit {
-                        store.commit_stripe(&SCOPE, id(c), Version::new(token, version)).unwrap();
+                        store.commit_stripe(&SCOPE, id(c), Version::new(token, version), UNFENCED).unwrap();
                         prop_assert_eq!(store.header(id(c)).unwrap().unwrap().overlay_count, 0);
                     }
                 }
@@ -276,7 +276,7 @@ fn a_flipped_bit_is_found_counted_once_and_never_returned() {
             block_crcs: &crcs,
             data: &data,
         };
-        assert!(store.install(&SCOPE, &write, Seq(0), true).unwrap().1);
+        assert!(store.install(&SCOPE, &write, Seq(0), Install::Damaged).unwrap().1);
         assert_eq!(read(&store, cell(1, 0), 0, CELL_BYTES).1, data);
         assert_eq!((store.report().repaired_blocks, store.damaged_cells().len()), (1, 0));
     });
@@ -291,7 +291,10 @@ fn lower_epochs_tokens_and_versions_are_stale() {
         assert_eq!(write(&store, id, 4, WriteMode::Fresh, &[], b"y").unwrap_err().kind, ErrorKind::Stale);
         assert_eq!(write(&store, id, 5, WriteMode::Prepare, &[], b"y").unwrap_err().kind, ErrorKind::Stale);
         let old = Scope { epoch: Epoch(4), ..SCOPE };
-        assert_eq!(store.commit_stripe(&old, id, Version::new(1, 5)).unwrap_err().kind, ErrorKind::Stale);
+        assert_eq!(
+            store.commit_stripe(&old, id, Version::new(1, 5), UNFENCED).unwrap_err().kind,
+            ErrorKind::Stale
+        );
         store.drop_file(id.file, format::Cut::to_end(1, 2), &[]).unwrap();
         assert_eq!(write(&store, id, 6, WriteMode::Fresh, &[], b"y").unwrap_err().kind, ErrorKind::Stale);
         assert_eq!(overlay(&store, id, 0, b"y").unwrap_err().kind, ErrorKind::Stale);
@@ -306,11 +309,11 @@ fn a_commit_that_comes_again_counts_under_its_epoch() {
         let (id, later) = (cell(1, 0), Scope { epoch: Epoch(SCOPE.epoch.0 + 2), ..SCOPE });
         write(&store, id, 4, WriteMode::Fresh, &[], b"old").unwrap();
         write(&store, id, 6, WriteMode::Prepare, &[], b"new").unwrap();
-        store.commit_stripe(&SCOPE, id, Version::new(1, 6)).unwrap();
+        store.commit_stripe(&SCOPE, id, Version::new(1, 6), UNFENCED).unwrap();
         let since_then =
             || store.list_cells(SCOPE.group, None, later.epoch, later.epoch, 10).unwrap().cells.len();
         assert_eq!(since_then(), 0);
-        store.commit_stripe(&later, id, Version::new(1, 6)).unwrap();
+        store.commit_stripe(&later, id, Version::new(1, 6), UNFENCED).unwrap();
         assert_eq!(since_then(), 1);
     });
 }
@@ -400,7 +403,7 @@ fn a_cut_drops_what_is_older_and_is_remembered() {
         let (mode, cuts) = (WriteMode::Fresh, &[][..]);
         let write =
             FragmentWrite { cell: new, version, mode, missing: 0, cuts, block_crcs: &crcs, data: &data };
-        assert!(!store.install(&SCOPE, &write, Seq(0), false).unwrap().1);
+        assert!(!store.install(&SCOPE, &write, Seq(0), Install::Missed).unwrap().1);
 
         let told = |after| store.list_cuts(after, &[], 10).unwrap().1.cuts;
         let of = |cuts: Vec<Cut>| cuts.iter().map(|c| (c.from_stripe, c.token_epoch)).collect::<Vec<_>>();
@@ -448,7 +451,7 @@ fn a_cut_with_an_end_leaves_what_lies_behind_it() {
             let (mode, cuts, block_crcs) = (WriteMode::Fresh, &[][..], &crcs[..]);
             let cell = cell(1, stripe);
             let write = FragmentWrite { cell, version, mode, missing: 0, cuts, block_crcs, data: &data };
-            store.install(&SCOPE, &write, Seq(0), false).unwrap().1
+            store.install(&SCOPE, &write, Seq(0), Install::Missed).unwrap().1
         });
         assert_eq!(taken, [true, false, false, true]);
 

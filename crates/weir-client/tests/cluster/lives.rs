@@ -632,3 +632,87 @@ fn a_leader_that_stood_still_for_long_takes_nothing_from_anybody() {
         });
     }
 }
+
+/// The writer dies with a target that has prepared or just committed its stripe, while another target is coming back.
+#[test]
+fn what_a_dead_writer_left_is_the_same_whichever_targets_are_read() {
+    let (old, new) = (pattern(1, 0, CELL), pattern(2, 0, CELL));
+    for n in 0..36u64 {
+        let (old, new) = (&old, &new);
+        Lab::with(800 + n, "replica:2", 2000).run(2, |lab| async move {
+            let (a, b, world) = (lab.client("a").await, lab.client("b").await, lab.world());
+            let h = create(&a, "f").await;
+            write(&a, h, 0, old).await;
+            a.fsync(h).await.unwrap();
+            lab.kill_storage(1);
+            world.sleep(Duration::from_secs(2)).await;
+            world.slow_link("a", "s0", Duration::from_millis(300));
+            world.kill_at("s0", [points::FRAGMENT_LOGGED, points::COMMITTED][n as usize % 2], 1);
+            write(&a, h, 0, new).await;
+            let saves = a.clone();
+            lab.env("a").tasks.spawn("save", async move { drop(saves.fsync(h).await) });
+            world.sleep(Duration::from_millis(40 * (n / 2))).await;
+            lab.storage(1).await;
+            while world.is_up("s0") {
+                world.sleep(Duration::from_millis(10)).await;
+            }
+            world.kill("a");
+            world.spare("s0");
+            // With the second target, or with both where that is not current without the first.
+            let alone = try_content(&b, "f").await.ok();
+            lab.storage(0).await;
+            lab.all_current().await.unwrap();
+            let read = content(&b, "f").await;
+            assert!(read == *old || read == *new, "of which write is it?");
+            assert!(alone.is_none_or(|alone| alone == read), "the stripe changed when a target came back");
+            for gone in 0..2 {
+                lab.kill_storage(gone);
+                same(&content(&lab.client(&format!("c{gone}")).await, "f").await, &read);
+                lab.storage(gone).await;
+                lab.all_current().await.unwrap();
+            }
+        });
+    }
+}
+
+/// It was prepared at one target that went away, so it was dropped; others have written since, one of whom dies.
+#[test]
+fn what_was_given_up_does_not_come_back_with_who_was_away() {
+    const FILES: usize = 8;
+    for away in 0..2 {
+        Lab::with(850, "replica:2", 2000).run(2, |lab| async move {
+            let (a, b, world) = (lab.client("a").await, lab.client("b").await, lab.world());
+            let mut expected = pattern(1, 0, CELL);
+            let mut handles = Vec::new();
+            for n in 0..FILES {
+                let h = create(&a, &format!("f{n}")).await;
+                write(&a, h, 0, &expected).await;
+                a.fsync(h).await.unwrap();
+                handles.push(h);
+            }
+            world.slow_link("a", &format!("s{}", 1 - away), Duration::from_millis(100));
+            for h in handles {
+                write(&a, h, 0, &pattern(2, 0, CELL)).await;
+                let a = a.clone();
+                lab.env("a").tasks.spawn("save", async move { drop(a.fsync(h).await) });
+            }
+            world.sleep(Duration::from_millis(60)).await;
+            world.kill("a");
+            lab.kill_storage(away);
+            for n in 0..FILES {
+                let h = open(&b, &format!("f{n}"), OpenMode::BOTH).await;
+                same(&read(&b, h, 0, CELL).await, &expected);
+                write(&b, h, 10, b"since").await;
+                b.fsync(h).await.unwrap();
+            }
+            expected[10..15].copy_from_slice(b"since");
+            lab.storage(away).await;
+            lab.all_current().await.unwrap();
+            world.kill("b");
+            let c = lab.client("c").await;
+            for n in 0..FILES {
+                same(&content(&c, &format!("f{n}")).await, &expected);
+            }
+        });
+    }
+}

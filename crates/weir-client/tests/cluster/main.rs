@@ -11,6 +11,7 @@ use lab::*;
 use std::time::Duration;
 use weir_client::{Client, Handle, OpenMode};
 use weir_proto::InodeId;
+use weir_store::points;
 
 const ROOT: InodeId = InodeId::ROOT;
 
@@ -40,9 +41,13 @@ async fn close(c: &Client, h: Handle) {
 }
 /// The whole file as a client that knows nothing of it sees it.
 async fn content(c: &Client, name: &str) -> Vec<u8> {
-    let h = open(c, name, OpenMode::READ).await;
-    let bytes = c.read(h, 0, 1 << 30).await.unwrap().concat();
-    c.release(h).await.unwrap();
+    try_content(c, name).await.unwrap()
+}
+async fn try_content(c: &Client, name: &str) -> weir_proto::Result<Vec<u8>> {
+    let found = c.lookup(&root(), ROOT, name.as_bytes()).await?.expect("the name exists");
+    let h = c.open(&root(), found.attr.ino, OpenMode::READ).await?.handle;
+    let bytes = c.read(h, 0, 1 << 30).await.map(|parts| parts.concat());
+    c.release(h).await?;
     bytes
 }
 /// After so long `a` is cut off from the leader, which restarts, until it has given up waiting for `a`.

@@ -56,7 +56,7 @@ impl Store {
         limit: u32,
     ) -> Result<CellList> {
         self.change(&mut |txn, _| cells::check_epoch(txn, group, epoch))?;
-        self.kv.read(&mut |r| match cells::seal_in_doubt(r, group)? {
+        self.kv.read(&mut |r| match cells::in_doubt(r, group, true)?.first() {
             None => Ok(()),
             Some((cell, version)) => Err(Error::unavailable(format!(
                 "cells of {group}: version {version} of cell {cell} is in doubt, list them when its seal is settled"
@@ -168,13 +168,28 @@ impl Store {
 
     // ---- repair
 
+    /// What writers have prepared here of the group's stripes, and neither committed nor dropped.
+    pub fn writers_prepared(&self, group: PgId) -> Result<Vec<(CellId, Version)>> {
+        let mut found = Vec::new();
+        self.kv.read(&mut |r| {
+            found = cells::in_doubt(r, group, false)?;
+            Ok(())
+        })?;
+        Ok(found)
+    }
+    /// Drops a prepared version unless its writer, or who decides about it, asked for it under the scope's epoch.
+    pub fn drop_given_up(&self, scope: &Scope, cell: CellId, version: Version) -> Result<CommitSeq> {
+        tracing::debug!(on = %self.target, %cell, %version, "what was prepared here was given up meanwhile");
+        self.change(&mut |txn, delta| cells::drop_prepared_before(txn, cell, version, scope.epoch, delta))
+    }
+
     /// Takes in a fragment that was rebuilt from others. False: what is here is as new.
     pub fn install(
         &self,
         scope: &Scope,
         write: &FragmentWrite<'_>,
         cut: Seq,
-        replace: bool,
+        place: Install,
     ) -> Result<(CommitSeq, bool)> {
         self.usable()?;
         let extent = self.store_bytes(write.data)?;
@@ -192,14 +207,21 @@ impl Store {
         let mut installed = false;
         let committed = self.commit_bytes(extent, &mut |txn, delta| {
             cells::check_epoch(txn, scope.group, scope.epoch)?;
-            installed = cells::install(txn, scope, write.cell, &fragment, replace, delta)?;
+            let (cell, replace) = (write.cell, place == Install::Damaged);
+            installed = match place {
+                Install::Beside { token_epoch } => {
+                    cells::check_fence(txn, cell.file, token_epoch)?;
+                    cells::hold(txn, scope, cell, &fragment, delta)?
+                }
+                _ => cells::install(txn, scope, cell, &fragment, replace, delta)?,
+            };
             if !installed {
                 delta.dropped.push(extent);
             }
             Ok(())
         })?;
         tracing::trace!(on = %self.target, cell = %write.cell, version = %write.version, epoch = %scope.epoch, %cut, cuts = ?write.cuts, installed, "rebuilt");
-        if installed {
+        if installed && matches!(place, Install::Missed | Install::Damaged) {
             self.settle_damage(write.cell)?;
         }
         Ok((committed, installed))

@@ -7,7 +7,7 @@ use super::state::*;
 use std::collections::BTreeMap;
 use weir_proto::{Seq, Version};
 use weir_store::lookup;
-use weir_store::repair::newest_whole;
+use weir_store::repair::{holders_of, newest_whole};
 
 /// A cell decoded from others.
 pub struct Decoded {
@@ -22,11 +22,25 @@ pub struct Decoded {
 
 /// The cell at `wanted` from the members `from`, at the newest version that k of them hold. `None`: there is none.
 pub fn decode(rules: &Rules, s: &State, from: &[usize], wanted: usize) -> Option<Decoded> {
+    decode_version(rules, s, from, wanted, None)
+}
+
+/// The same, at a version that may be committed nowhere yet.
+pub fn decode_version(
+    rules: &Rules,
+    s: &State,
+    from: &[usize],
+    wanted: usize,
+    version: Option<Version>,
+) -> Option<Decoded> {
     let scope = s.map.scope();
     let stat =
         |p: &usize| lookup::stat_of(&*s.targets[*p].index, &scope, cell(*p)).expect("the index is sound");
     let stats: BTreeMap<usize, _> = from.iter().filter(|p| **p != wanted).map(|p| (*p, stat(p))).collect();
-    let (version, holders) = newest_whole(&stats, rules.data())?;
+    let (version, holders) = match version {
+        Some(version) => (version, holders_of(&stats, version, rules.data())?),
+        None => newest_whole(&stats, rules.data())?,
+    };
     let held: Vec<_> = holders
         .into_iter()
         .map(|p| (p, s.targets[p].fragment(p, version).expect("its holders hold it")))
@@ -116,7 +130,7 @@ pub fn problem(rules: &Rules, s: &State) -> Option<String> {
             }
         }
     }
-    parity_differs(rules, s)
+    parity_differs(rules, s).or_else(|| super::whole::problem(rules, s))
 }
 
 /// Where all members hold one version, and nothing is in doubt, parity is that of the data.

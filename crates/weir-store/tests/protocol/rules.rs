@@ -43,8 +43,12 @@ pub enum Shortcut {
     SameMembersSameFragments,
     /// An overlay is acknowledged with fewer current members than k. (Found here.)
     AcknowledgedByFew,
-    /// Whoever has committed a stripe need not hear who went missing before all have. (Found here.)
-    CommittedOnceForAll,
+    /// A stripe is committed member by member, whatever the map says meanwhile. (Found here.)
+    CommittedUnderAnyEpoch,
+    /// A member that returns keeps what a writer prepared there, though nobody else has it any more. (Found here.)
+    GivenUpStays,
+    /// Somebody who decides about a dead writer's stripe is not stopped when another one begins to. (Found here.)
+    DecidedByTwo,
     /// The same for an overlay: members that logged it under an earlier epoch are not told who went missing since. (Found here.)
     MissingNotTold,
     /// A seal's version is above any that it sees, also a writer's. (Found here.)

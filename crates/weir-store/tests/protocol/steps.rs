@@ -505,8 +505,8 @@ fn list(rules: &Rules, s: &mut State, at: usize) -> Option<()> {
     let view = s.targets[at].view.clone();
     raise(s, &peers, view.epoch())?;
     let in_doubt =
-        |p: &usize| cells::seal_in_doubt(&*s.targets[*p].index, GROUP).expect("the index is sound");
-    if !rules.has(Shortcut::RepairInDoubt) && peers.iter().any(|p| in_doubt(p).is_some()) {
+        |p: &usize| cells::in_doubt(&*s.targets[*p].index, GROUP, true).expect("the index is sound");
+    if !rules.has(Shortcut::RepairInDoubt) && peers.iter().any(|p| !in_doubt(p).is_empty()) {
         return Some(()); // they refuse lower epochs now, and are asked again
     }
     let stripe = view_of(s, &view, &peers, view.group().members[at].since);
@@ -605,7 +605,23 @@ fn copy_logs(rules: &Rules, s: &mut State, at: usize) -> Option<()> {
         });
         assert!(dropped);
     }
+    if !rules.has(Shortcut::GivenUpStays) {
+        drop_given_up(s, at, &peers)?;
+    }
     s.targets[at].repair = Repair::Done;
+    Some(())
+}
+
+/// What a writer prepared here before, and none of the peers has any more.
+fn drop_given_up(s: &mut State, at: usize, peers: &[usize]) -> Option<()> {
+    let epoch = s.targets[at].view.epoch();
+    for own in s.targets[at].prepared(at).into_iter().filter(|own| !own.seal) {
+        if !peers.iter().any(|p| s.targets[*p].fragment(*p, own.version).is_some()) {
+            let dropped = s.targets[at]
+                .change(|txn, delta| cells::drop_prepared_before(txn, cell(at), own.version, epoch, delta));
+            assert!(dropped);
+        }
+    }
     Some(())
 }
 

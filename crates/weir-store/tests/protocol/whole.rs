@@ -2,7 +2,8 @@
 //! stripe at once; over older bytes they are prepared, and committed when all have them.
 //!
 //! As `weir_client` does it: who has its fragment under an earlier epoch may have been away since, and have forgotten in repair
-//! what nobody else knew. It is asked to note who is missing, and sent the fragment again if it has none.
+//! what nobody else knew. It is asked to note who is missing, and sent the fragment again if it has none. Nobody commits before all live
+//! members have it under the same epoch.
 use super::reader;
 use super::rules::*;
 use super::state::*;
@@ -17,13 +18,20 @@ use weir_store::service::{down_mask, sequencer};
 /// Of a stripe that is written whole where nothing was.
 pub const FIRST: Version = Version((TOKEN as u64) << 32 | 2);
 
+/// Of the writer, and of who decides for it.
+const DEATHS_MAX: u8 = 2;
+
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Stage {
     Waiting,
     Send,
     Commit,
-    /// Its writer died. Whoever has the file next fences all live members, and then asks what they have.
+    /// The map changed before all had committed it: once more to who lacks it now.
+    Again,
+    /// Its writer died. Whoever has the file next fences all live members, and then asks what they have. It may die, too.
     Dead,
+    /// It is to be committed: who lacks it takes it from others.
+    Hold,
     Recommit,
     Drop,
     /// The client knows that the stripe is written, or whoever has the file next has made it so.
@@ -36,7 +44,8 @@ pub struct Late {
     to: usize,
     view: View,
     version: Version,
-    commits: bool,
+    stage: Stage,
+    token_epoch: u32,
 }
 
 /// The stripe that is being written.
@@ -50,12 +59,15 @@ pub struct Whole {
     pub cuts: Vec<Seq>,
     /// Under which epoch, and with which members missing, each has answered.
     pub done: Vec<Option<(Epoch, u64)>>,
+    /// Who has committed it, as far as the client knows. Bit per position.
+    pub did: u64,
     /// Sent under an earlier map, or by who has died: nobody waits for it any more.
     pub late: Vec<Late>,
     /// Some member has committed it.
     pub committed: bool,
     /// The writes of single bytes that came before it.
     pub after: u64,
+    deaths: u8,
 }
 
 impl Whole {
@@ -68,9 +80,11 @@ impl Whole {
             version: FIRST,
             cuts: Vec::new(),
             done,
+            did: 0,
             late: Vec::new(),
             committed: false,
             after: 0,
+            deaths: 0,
         }
     }
     /// Live members that have not answered in the client's map.
@@ -78,7 +92,7 @@ impl Whole {
         let (epoch, mask) = (self.view.epoch(), down_mask(self.view.group()));
         let settled = |p: &usize| match self.done[*p] {
             Some(_) if self.stage == Stage::Drop => true,
-            Some(_) if self.stage == Stage::Commit && rules.has(Shortcut::CommittedOnceForAll) => true,
+            _ if self.commits() => self.did & (1 << p) != 0,
             Some((_, seen)) if rules.has(Shortcut::SameMembersSameFragments) => seen == mask,
             done => done.is_some_and(|(under, _)| under == epoch),
         };
@@ -87,13 +101,36 @@ impl Whole {
     fn is_under_way(&self) -> bool {
         !matches!(self.stage, Stage::Waiting | Stage::Ended | Stage::Dropped)
     }
+    /// Each who decides has a higher one.
+    fn token_epoch(&self) -> u32 {
+        TOKEN + u32::from(self.deaths)
+    }
+    fn commits(&self) -> bool {
+        matches!(self.stage, Stage::Commit | Stage::Recommit)
+    }
+    /// Who is waited for no more may still get what was sent; fences, and questions who is missing, change nothing late.
     fn leave_late(&mut self, rules: &Rules) {
-        let commits = self.stage == Stage::Commit;
-        if commits || self.stage == Stage::Send {
-            let sent = self.open(rules).into_iter().filter(|to| commits || self.done[*to].is_none());
-            let (view, version) = (&self.view, self.version);
-            let late: Vec<_> = sent.map(|to| Late { to, view: view.clone(), version, commits }).collect();
+        if self.is_under_way() && self.stage != Stage::Dead {
+            let asked =
+                |to: &usize| matches!(self.stage, Stage::Send | Stage::Again) && self.done[*to].is_some();
+            let sent = self.open(rules).into_iter().filter(|to| !asked(to));
+            let (view, version, token_epoch) = (&self.view, self.version, self.token_epoch());
+            let stage = if self.stage == Stage::Again { Stage::Send } else { self.stage };
+            let late = |to| Late { to, view: view.clone(), version, stage, token_epoch };
+            let late: Vec<_> = sent.map(late).collect();
             self.late.extend(late);
+            let order =
+                |late: &Late| (late.to, late.stage as u8, late.view.epoch(), late.version, late.token_epoch);
+            self.late.sort_by_key(order);
+            self.late.dedup_by_key(|late| order(late));
+        }
+    }
+    /// All live members must hold it under the new map before anybody goes on to commit it.
+    fn begins_anew(&mut self, stage: Stage) {
+        self.stage = stage;
+        match stage {
+            Stage::Again => self.done.fill(Some((Epoch(0), 0))),
+            _ => self.done.fill(None),
         }
     }
 }
@@ -151,17 +188,25 @@ pub fn learn(rules: &Rules, s: &mut State) -> Option<()> {
     let whole = s.whole.as_mut().filter(|w| w.is_under_way() && w.view.epoch() < newest.epoch())?;
     whole.leave_late(rules);
     whole.view = newest;
+    match whole.stage {
+        Stage::Commit if !rules.has(Shortcut::CommittedUnderAnyEpoch) => whole.begins_anew(Stage::Again),
+        Stage::Recommit => whole.begins_anew(Stage::Hold),
+        _ => {}
+    }
     Some(())
 }
 
-/// The writer dies. What it has sent may still arrive.
+/// The writer dies, or who decides for it. What it has sent may still arrive.
 pub fn dies(rules: &Rules, s: &mut State) -> Option<()> {
     let newest = s.map.clone();
-    let alive = |w: &&mut Whole| rules.dies && matches!(w.stage, Stage::Send | Stage::Commit);
+    let alive =
+        |w: &&mut Whole| rules.dies && w.is_under_way() && w.deaths < DEATHS_MAX && w.stage != Stage::Dead;
     let whole = s.whole.as_mut().filter(alive)?;
     whole.leave_late(rules);
-    (whole.stage, whole.view) = (Stage::Dead, newest);
-    whole.done.fill(None);
+    whole.deaths += 1;
+    whole.view = newest;
+    whole.did = 0;
+    whole.begins_anew(Stage::Dead);
     Some(())
 }
 
@@ -174,26 +219,34 @@ pub fn send(rules: &Rules, s: &mut State, to: usize) -> Option<()> {
     let mask = down_mask(whole.view.group());
     let again = whole.done[to].is_some();
     if matches!(whole.stage, Stage::Dead | Stage::Drop) {
-        fence_or_drop(s, to, &whole)?;
+        fence_or_drop(rules, s, to, &whole)?;
         s.whole.as_mut()?.done[to] = Some((whole.view.epoch(), mask));
         return Some(());
     }
-    let is_done = again && (mark(s, to, &whole, mask)? || rules.has(Shortcut::ForgottenIsMarked));
-    if !is_done {
-        match whole.stage {
-            Stage::Commit | Stage::Recommit => commit(rules, s, to, &whole, &whole.view)?,
-            _ => match write(rules, s, to, &whole, &whole.view) {
-                Ok(()) => {}
-                // A seal is under way: once more, above it.
-                Err(ErrorKind::Exists) => {
-                    let whole = s.whole.as_mut()?;
-                    whole.version.0 += 256;
-                    whole.done.fill(None);
-                    return Some(());
-                }
-                Err(_) => return None,
-            },
+    match whole.stage {
+        Stage::Hold => {
+            if !mark(s, to, &whole, mask)? && hold(rules, s, to, &whole, &whole.view)?.is_none() {
+                // Too few have it now: what becomes of it is decided anew.
+                s.whole.as_mut()?.begins_anew(Stage::Dead);
+                return Some(());
+            }
         }
+        Stage::Commit | Stage::Recommit => {
+            commit(rules, s, to, &whole, &whole.view)?;
+            s.whole.as_mut()?.did |= 1 << to;
+        }
+        _ if again && (mark(s, to, &whole, mask)? || rules.has(Shortcut::ForgottenIsMarked)) => {}
+        _ => match write(rules, s, to, &whole, &whole.view) {
+            Ok(()) => {}
+            // A seal is under way: once more, above it.
+            Err(ErrorKind::Exists) if whole.stage == Stage::Send => {
+                let whole = s.whole.as_mut()?;
+                whole.version.0 += 256;
+                whole.done.fill(None);
+                return Some(());
+            }
+            Err(_) => return None,
+        },
     }
     s.whole.as_mut()?.done[to] = Some((whole.view.epoch(), mask));
     Some(())
@@ -203,12 +256,17 @@ pub fn send(rules: &Rules, s: &mut State, to: usize) -> Option<()> {
 pub fn arrive_late(rules: &Rules, s: &mut State, to: usize) -> Option<()> {
     let whole = s.whole.as_mut()?;
     let n = whole.late.iter().position(|late| late.to == to)?;
-    let Late { view, version, commits, .. } = whole.late.remove(n);
-    let whole = Whole { version, ..whole.clone() };
-    if answers(s, &view, to) && commits {
-        commit(rules, s, to, &whole, &view);
-    } else if answers(s, &view, to) {
-        let _ = write(rules, s, to, &whole, &view); // nobody hears of it
+    let Late { view, version, stage, token_epoch, .. } = whole.late.remove(n);
+    let whole = Whole { version, stage, deaths: (token_epoch - TOKEN) as u8, ..whole.clone() };
+    if !answers(s, &view, to) {
+        return Some(());
+    }
+    // Nobody hears of what comes of it.
+    match stage {
+        Stage::Commit | Stage::Recommit => drop(commit(rules, s, to, &whole, &view)),
+        Stage::Hold => drop(hold(rules, s, to, &whole, &view)),
+        Stage::Drop => drop(fence_or_drop(rules, s, to, &whole)),
+        _ => drop(write(rules, s, to, &whole, &view)),
     }
     Some(())
 }
@@ -227,8 +285,9 @@ pub fn go_on(rules: &Rules, s: &mut State) -> Option<()> {
         return None;
     }
     let next = match (whole.stage, rules.whole) {
-        (Stage::Send, Some(Mode::Over)) => Stage::Commit,
+        (Stage::Send | Stage::Again, Some(Mode::Over)) => Stage::Commit,
         (Stage::Dead, _) => decide(rules, s, &whole)?,
+        (Stage::Hold, _) => Stage::Recommit,
         // A seal may have folded it everywhere meanwhile: there was nothing to drop.
         (Stage::Drop, _) if !whole.committed => Stage::Dropped,
         _ => Stage::Ended,
@@ -239,16 +298,25 @@ pub fn go_on(rules: &Rules, s: &mut State) -> Option<()> {
     Some(())
 }
 
-/// As `weir_client` does it: any committed fragment, or k prepared ones.
+/// As `weir_client` does it: one committed fragment, or k prepared ones, of current members. Who is behind may have what was given up
+/// while it was away.
 fn decide(rules: &Rules, s: &State, whole: &Whole) -> Option<Stage> {
-    let live: Vec<usize> = (0..rules.width()).filter(|p| whole.view.is_live(*p)).collect();
-    if !live.iter().all(|p| answers(s, &whole.view, *p)) {
+    let asked = whole.view.current();
+    if !asked.iter().all(|p| answers(s, &whole.view, *p)) {
         return None;
     }
-    let committed = live.iter().any(|p| s.targets[*p].base(*p).is_some_and(|b| b.version == whole.version));
+    let committed = asked.iter().any(|p| s.targets[*p].base(*p).is_some_and(|b| b.version == whole.version));
     let holds = |p: &&usize| s.targets[**p].prepared(**p).iter().any(|f| f.version == whole.version);
-    let commit = committed || live.iter().filter(holds).count() >= rules.data();
-    Some(if commit { Stage::Recommit } else { Stage::Drop })
+    let commit = committed || asked.iter().filter(holds).count() >= rules.data();
+    Some(if commit { Stage::Hold } else { Stage::Drop })
+}
+
+/// Who decides about a file fences it first: what an earlier one decided counts no more.
+fn check_fence(rules: &Rules, txn: &Index, token_epoch: u32) -> weir_proto::Result<()> {
+    match rules.has(Shortcut::DecidedByTwo) {
+        true => Ok(()),
+        false => cells::check_fence(txn, FILE, token_epoch),
+    }
 }
 
 fn answers(s: &State, view: &View, to: usize) -> bool {
@@ -256,13 +324,17 @@ fn answers(s: &State, view: &View, to: usize) -> bool {
 }
 
 /// What a target does with `DropFile` past the stripe, or with `DropPrepared`.
-fn fence_or_drop(s: &mut State, to: usize, whole: &Whole) -> Option<()> {
-    let fence = Cut { from_stripe: 1, to_stripe: u64::MAX, token_epoch: CUT_TOKEN };
+fn fence_or_drop(rules: &Rules, s: &mut State, to: usize, whole: &Whole) -> Option<()> {
+    let token_epoch = whole.token_epoch();
+    let fence = Cut { from_stripe: 1, to_stripe: u64::MAX, token_epoch };
     let made = s.targets[to].change(|txn, delta| {
         cells::check_epoch(txn, GROUP, whole.view.epoch())?;
         match whole.stage {
             Stage::Dead => cuts::remember(txn, FILE, fence),
-            _ => cells::drop_prepared(txn, cell(to), whole.version, delta),
+            _ => {
+                check_fence(rules, txn, token_epoch)?;
+                cells::drop_prepared(txn, cell(to), whole.version, delta)
+            }
         }
     });
     made.then_some(())
@@ -302,24 +374,45 @@ fn write(rules: &Rules, s: &mut State, to: usize, whole: &Whole, view: &View) ->
     if made { Ok(()) } else { Err(kind.get()) }
 }
 
-/// What a target does with `CommitStripe`: who was away when it was prepared takes it from others that have committed.
-fn commit(rules: &Rules, s: &mut State, to: usize, whole: &Whole, view: &View) -> Option<()> {
-    let (scope, absent) = (view.scope(), Cell::new(false));
-    let made = s.targets[to].change(|txn, delta| {
-        cells::check_epoch(txn, GROUP, scope.epoch)?;
-        let outcome = cells::commit(txn, &scope, cell(to), whole.version, delta);
-        outcome.inspect_err(|e| absent.set(e.kind == ErrorKind::NotFound))
-    });
-    if let Some(whole) = &mut s.whole {
-        whole.committed |= made;
-    }
-    if made || !absent.get() {
-        return made.then_some(());
-    }
+/// What a target does with `HoldStripe` if it lacks the version: takes it from k current members. `Some(None)`: fewer have it.
+fn hold(rules: &Rules, s: &mut State, to: usize, whole: &Whole, view: &View) -> Option<Option<()>> {
     let peers: Vec<usize> = view.current().into_iter().filter(|p| *p != to).collect();
     if !peers.iter().all(|p| answers(s, view, *p)) {
         return None;
     }
-    let found = reader::decode(rules, s, &peers, to).filter(|d| d.version >= whole.version)?;
-    super::steps::install(s, to, &found)
+    let Some(found) = reader::decode_version(rules, s, &peers, to, Some(whole.version)) else {
+        return Some(None);
+    };
+    let (scope, token_epoch) = (view.scope(), whole.token_epoch());
+    let mut held = fragment(found.version, scope.epoch, false, found.missing & !(1 << to), found.content);
+    (held.cut, held.cuts) = (found.cut, found.cuts);
+    let made = s.targets[to].change(|txn, delta| {
+        cells::check_epoch(txn, GROUP, scope.epoch)?;
+        check_fence(rules, txn, token_epoch)?;
+        cells::hold(txn, &scope, cell(to), &held, delta).map(drop)
+    });
+    made.then_some(Some(()))
+}
+
+/// What a target does with `CommitStripe`.
+fn commit(rules: &Rules, s: &mut State, to: usize, whole: &Whole, view: &View) -> Option<()> {
+    let (scope, token_epoch) = (view.scope(), whole.token_epoch());
+    let made = s.targets[to].change(|txn, delta| {
+        cells::check_epoch(txn, GROUP, scope.epoch)?;
+        check_fence(rules, txn, token_epoch)?;
+        cells::commit(txn, &scope, cell(to), whole.version, delta)
+    });
+    if let Some(whole) = &mut s.whole {
+        whole.committed |= made;
+    }
+    made.then_some(())
+}
+
+/// Nothing that a writer prepared is left where all has ended, and everybody is there.
+pub fn problem(rules: &Rules, s: &State) -> Option<String> {
+    let whole = s.whole.as_ref().filter(|w| matches!(w.stage, Stage::Ended | Stage::Dropped))?;
+    let ended = whole.late.is_empty() && s.map.current().len() == rules.width();
+    let left = |p: &usize| s.targets[*p].prepared(*p).iter().any(|f| !f.seal);
+    let left = (0..rules.width()).find(left).filter(|_| ended)?;
+    Some(format!("member {left} still has prepared what was committed or dropped"))
 }
