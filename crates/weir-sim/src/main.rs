@@ -11,6 +11,7 @@
 )]
 use clap::{Parser, ValueEnum};
 use std::{fs::File, io::Write, process::ExitCode, str::FromStr, time::Duration};
+use weir_proto::map::Scheme;
 use weir_sim::marks::{Met, table};
 use weir_sim::{FaultKind, Options, run, shrink::shrink};
 
@@ -44,6 +45,9 @@ struct Args {
     /// Faults that are left out, by their number in the run
     #[arg(long, value_name = "N,N…", value_delimiter = ',')]
     mute: Vec<u64>,
+    /// How stripes are kept on six targets: ec:K+M or replica:N
+    #[arg(long, default_value = "ec:4+2")]
+    scheme: Scheme,
     /// Files are evicted and come back from a home, by movers that die
     #[arg(long, default_value = "no")]
     home: Choice,
@@ -224,6 +228,7 @@ impl Args {
             Some(Kinds(faults)) => Options { faults: faults.clone(), ..Options::default() },
         };
         let mut options = Options {
+            scheme: self.scheme,
             mute: self.mute.iter().copied().collect(),
             home: self.home == Choice::Yes,
             snapshots: self.snapshots == Choice::Yes,

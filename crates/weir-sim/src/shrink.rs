@@ -19,6 +19,9 @@ pub fn command(seed: u64, options: &Options) -> String {
         let mute: Vec<String> = options.mute.iter().map(u64::to_string).collect();
         words.push(format!("--mute {}", mute.join(",")));
     }
+    if options.scheme != Options::default().scheme {
+        words.push(format!("--scheme {}", options.scheme));
+    }
     if options.home {
         words.push("--home yes".into());
     }
