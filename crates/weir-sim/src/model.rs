@@ -205,10 +205,9 @@ impl FileModel {
         self.pending.iter().any(|p| p.is_doubtful(&cuts))
     }
 
-    /// Whether one of `who` may have put bytes past the end that nobody knows of.
-    pub fn is_left_past_end(&self, who: impl Fn(Who) -> bool) -> bool {
-        let past = |p: &Pending| matches!(p.what, What::Write { offset, len } if offset + len > p.len_before);
-        self.pending.iter().any(|p| !p.done && past(p) && who(p.who))
+    /// Whether a change that one of `who` began may still arrive.
+    pub fn is_on_its_way(&self, who: impl Fn(Who) -> bool) -> bool {
+        self.pending.iter().any(|p| !p.done && who(p.who))
     }
 
     pub fn is_pending(&self) -> bool {

@@ -101,8 +101,8 @@ impl Seats {
             self.state().own_evictions += client.status().own_evictions;
         } // and it is dropped outside of the lock
     }
-    /// It died, and its session may not have ended: what it had on its way past the end of a file is part of it as soon as somebody
-    /// makes the file longer.
+    /// It died, and its session may not have ended: what it had on its way may arrive at a target that stood still until then, and what
+    /// it has put past the end of a file is part of it as soon as somebody makes the file longer.
     pub fn is_leaving(&self, who: Who) -> bool {
         let seat = &self.state().seats[who.client];
         seat.life != who.life && self.world.now() < seat.died + LEAVES

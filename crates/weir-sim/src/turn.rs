@@ -109,7 +109,7 @@ impl Turn<'_> {
     /// Looks at a file whose last changes may be lost: what is there now stays.
     async fn settle(&self, file: &mut TurnFile) -> Told<()> {
         let seats = &self.work.seats;
-        while seats.is_broken() || file.model.is_left_past_end(|who| seats.is_leaving(who)) {
+        while seats.is_broken() || file.model.is_on_its_way(|who| seats.is_leaving(who)) {
             self.work.world.sleep(SETTLE_LOOK).await;
         }
         let handle = self.handle(file).await?;

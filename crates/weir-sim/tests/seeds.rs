@@ -1,6 +1,7 @@
 //! System claims, as oracles over many seeds. A failure is made smaller and prints the command that repeats it.
 #![allow(clippy::disallowed_methods, reason = "worlds are simulated in threads of the real machine")]
 use std::{ops::Range, thread};
+use weir_proto::map::Scheme;
 use weir_sim::marks::{Met, OPERATIONS, OWN_EVICTION, never_met, table};
 use weir_sim::{FaultKind, Options, run, shrink::shrink};
 
@@ -83,6 +84,19 @@ fn what_was_mended_stays_mended() {
     keeps_every_promise(seeds.into_iter(), Options::mixed);
     keeps_every_promise(63133..63134, |seed| Options { snapshots: true, ..Options::mixed(seed) });
     keeps_every_promise(67092..67093, |seed| Options { home: true, ..Options::mixed(seed) });
+}
+
+/// Where one member alone is enough to read a stripe it is also enough to bring back what it should not.
+#[test]
+fn copies_and_as_much_parity_as_data_keep_every_promise() {
+    use FaultKind::*;
+    for (seeds, data, parity) in
+        [(501_028..501_036, 1, 1), (501_244..501_250, 2, 2), (502_000..502_004, 1, 2)]
+    {
+        let faults = vec![KillClient, KillStorage, PauseStorage, LateRequests, ResetConnections];
+        let options = Options { faults, scheme: Scheme { data, parity }, ..Options::default() };
+        keeps_every_promise(seeds, |_| Options { operations: 120, pause_ms_max: 3000, ..options.clone() });
+    }
 }
 
 #[test]

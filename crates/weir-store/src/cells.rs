@@ -680,10 +680,13 @@ pub fn drop_void(txn: &mut dyn Txn, cell: CellId, token_epoch: u32, delta: &mut 
     for (seq, _) in logged.iter().filter(|(_, o)| o.token_epoch < token_epoch) {
         change.drop_overlays(txn, delta, *seq, *seq)?;
     }
-    if base.as_ref().or(covering.as_ref()).is_some_and(is_void) {
-        // Numbers began anew after the cut.
+    let is_void_below = base.as_ref().or(covering.as_ref()).is_some_and(is_void);
+    if is_void_below {
         change.now.cut = Seq(0);
-        change.now.last_seq = valid.last().copied().unwrap_or_default();
+    }
+    if is_void_below || valid.len() < logged.len() {
+        // Numbers began anew after the cut: where all heard of it at once nothing was left that they could have gone on from.
+        change.now.last_seq = valid.last().copied().unwrap_or_default().max(change.now.cut);
     }
     if let Some(base) = base.filter(is_void) {
         txn.delete(&base_key(cell));

@@ -271,3 +271,45 @@ fn two_clients_grow_a_file_that_was_cut() {
         close(&b, hb).await;
     });
 }
+
+/// Numbers of a cell's log begin anew after a cut, also at who hears of the cut later: else nobody takes what it numbers next.
+#[test]
+fn who_missed_a_cut_numbers_as_the_others_do() {
+    for away in 0..2 {
+        Lab::with(45, "replica:2", 2000).run(2, |lab| async move {
+            let (a, b) = (lab.client("a").await, lab.client("b").await);
+            let (ha, hb) = (create(&a, "f").await, open(&b, "f", OpenMode::BOTH).await);
+            let ino = a.lookup(&root(), ROOT, b"f").await.unwrap().unwrap().attr.ino;
+            let cut = |size: u64| SetAttrs { size: Some(size), ..SetAttrs::default() };
+            let stripes = 0..8;
+            let write_all = async |round: u64| {
+                for n in stripes.clone() {
+                    let (c, h) = if n % 2 == 0 { (&a, ha) } else { (&b, hb) };
+                    write(c, h, n * CELL + 100, &pattern(round, n, 5000)).await;
+                }
+            };
+            for round in 0..3 {
+                write_all(round).await;
+            }
+            lab.kill_storage(away);
+            a.setattr(&root(), ino, Some(ha), cut(0)).await.unwrap();
+            // It is written again before it has asked what was cut.
+            lab.world().slow_link(&format!("s{away}"), &format!("s{}", 1 - away), Duration::from_millis(100));
+            lab.storage(away).await;
+            write_all(3).await;
+            lab.all_current().await.unwrap();
+            write_all(4).await;
+            a.fsync(ha).await.unwrap();
+            b.fsync(hb).await.unwrap();
+            for gone in 0..2 {
+                lab.kill_storage(gone);
+                let got = content(&lab.client(&format!("c{gone}")).await, "f").await;
+                for n in stripes.clone() {
+                    same(&got[n * CELL + 100..n * CELL + 5100], &pattern(4, n, 5000));
+                }
+                lab.storage(gone).await;
+                lab.all_current().await.unwrap();
+            }
+        });
+    }
+}
