@@ -30,7 +30,7 @@ const PAGE_ROUNDS: u32 = 64;
 
 /// Times that a file's recovery is begun because opens of this client cross it.
 const RECOVERIES_MAX: u32 = 8;
-/// Between looks whether another client has recovered a file.
+/// Between looks whether another client has recovered a file, or who has what is to be committed is back.
 const RECOVERY_LOOK: Duration = Duration::from_millis(50);
 
 /// A read for pages waits so long for a recall that has them dropped. That may itself wait for pages that this read has locked:
@@ -503,6 +503,7 @@ impl Inner {
                 // Who had it went away before all had it, so nobody has committed it: once more.
                 Err(e) if e.kind == ErrorKind::NotFound && !self.data.left(s.deadline).is_zero() => {
                     tracing::debug!("{s}: {e}");
+                    self.env.clock.sleep(RECOVERY_LOOK).await;
                 }
                 done => return done,
             }

@@ -104,6 +104,8 @@ pub struct FileModel {
     pending: Vec<Pending>,
     /// As before the first of `pending`, while there are any.
     durable: Vec<u8>,
+    /// How long it was when somebody looked since: what others had done stays then, also if all of `pending` is lost.
+    lens_seen: Vec<u64>,
 }
 
 /// For telling where wrong bytes come from.
@@ -136,6 +138,7 @@ impl FileModel {
     pub fn begin(&mut self, who: Who, op: u64, what: What) {
         if self.pending.is_empty() {
             self.durable = self.bytes.clone();
+            self.lens_seen.clear();
         }
         let len_before = self.len();
         self.pending.push(Pending { who, op, what, len_before, done: false, doubted: false });
@@ -248,6 +251,7 @@ impl FileModel {
             settled.truncate(used);
         }
         self.bytes = settled;
+        self.lens_seen.push(self.len());
         self.note(0, format!("c{} settled the bytes of", me.client), 0, 0);
         self.pending.retain(|p| p.who.client == me.client && p.who.life == me.life);
         self.pending.iter_mut().for_each(|p| p.done = true);
@@ -268,6 +272,7 @@ impl FileModel {
             What::Size { len } => Some(len),
             _ => None,
         });
+        let least = least.chain(self.lens_seen.iter().copied());
         let least = least.chain([self.durable.len() as u64, self.len()]).min().unwrap_or(0);
         let most = sizes.into_iter().max().unwrap_or(0);
         if (least..=most).contains(&len) {
