@@ -5,7 +5,7 @@
 //!
 //! Invariants: an end is told once, on the connection on which its open is counted: a resume, or a new session,
 //! on another one says what is open at that moment, and what was noted before it is dropped. Without a lease nothing is put off.
-//! A file with a stripe in doubt stays open for the leader, so that it is recovered if this client dies.
+//! A file of which something is in doubt, or not saved yet, stays open for the leader, so that it is recovered if this client dies.
 use crate::inner::{Inner, OpenFile};
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
@@ -126,7 +126,7 @@ impl Inner {
                     continue; // a newer one is being taken up
                 }
                 noted.alarmed = false;
-                noted.take(|ino| self.known_node(ino).is_some_and(|node| node.lock().is_in_doubt()))
+                noted.take(|ino| self.known_node(ino).is_some_and(|node| node.lock().is_kept_open()))
             };
             if files.is_empty() {
                 return;

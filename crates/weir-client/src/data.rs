@@ -327,7 +327,7 @@ impl Data {
                 }
             })
         };
-        let committed = self.on_members_under(&s, Some(held), done, send).await;
+        let committed = self.on_members_under(&s, Some(held), done, &send).await;
         Ok(committed.map_err(|e| e.doing(format!("commit {s}")))?.is_some())
     }
 
@@ -352,8 +352,12 @@ impl Data {
     where
         F: Fn(usize, Place, MissingMask, bool) -> BoxFuture<'a, Result<()>>,
     {
-        let done = Box::pin(self.on_members_under(s, None, &mut Done::new(), send)).await?;
-        done.ok_or_else(|| Error::io(format!("{s}: no epoch was asked for, and it has passed")))
+        let mut done = Done::new();
+        loop {
+            if let Some(everywhere) = Box::pin(self.on_members_under(s, None, &mut done, &send)).await? {
+                return Ok(everywhere);
+            }
+        }
     }
 
     /// The same under one certain epoch, if any; `None`: it has passed. `done`: who did it under which epoch.
@@ -362,7 +366,7 @@ impl Data {
         s: &StripeRef,
         under: Option<Epoch>,
         done: &mut Done,
-        send: F,
+        send: &F,
     ) -> Result<Option<Everywhere>>
     where
         F: Fn(usize, Place, MissingMask, bool) -> BoxFuture<'a, Result<()>>,

@@ -21,7 +21,7 @@ use weir_proto::{Epoch, Error, ErrorKind, InodeId, Result, Seq, SessionId, Versi
 
 /// A version that meets a seal under way goes again so far above: seals count up by two from the base, or from one in doubt.
 const ABOVE_SEAL: u64 = 256;
-const ABOVE_SEAL_MAX: u64 = 3 * ABOVE_SEAL;
+const ABOVE_SEAL_TRIES: u32 = 3;
 
 /// Changed bytes of one stripe, frozen, and how they go.
 struct Send {
@@ -246,12 +246,11 @@ impl Inner {
         s: StripeRef,
         fragments: &[Fragment],
     ) -> Result<PreparedStripe> {
-        let mut above = 0;
+        let (mut lowest, mut seals) = (Version(0), 0);
         loop {
             let (cuts, base) = self.data.stripe_state(&s).await?;
-            let lowest = Version((base.0 + u64::from(SEAL_ROOM) + 2) & !1);
-            let lowest = Version::new(send.token_epoch, self.next_version()).max(lowest);
-            let version = Version(lowest.0 + above);
+            lowest = lowest.max(Version((base.0 + u64::from(SEAL_ROOM) + 2) & !1));
+            let version = self.next_version_from(send.token_epoch, lowest);
             let written =
                 self.data.write_stripe(s, version, WriteMode::Prepare, &cuts, fragments, false).await;
             let e = match written {
@@ -259,10 +258,10 @@ impl Inner {
                 Err(e) => e,
             };
             self.abandon_prepared(send, version, &e).await;
-            if e.kind != ErrorKind::Exists || above >= ABOVE_SEAL_MAX {
+            if e.kind != ErrorKind::Exists || seals >= ABOVE_SEAL_TRIES {
                 return Err(e);
             }
-            above += ABOVE_SEAL;
+            (lowest, seals) = (Version(version.0 + ABOVE_SEAL), seals + 1);
         }
     }
 
@@ -580,9 +579,7 @@ impl Inner {
         st.inline = if st.drop_inline { Inline::No } else { Inline::Yes(content) };
         st.apply(&entry, stamp);
         self.settle_room(&mut st);
-        if !st.is_dirty() {
-            self.forget_dirty(node.ino);
-        }
+        self.forget_if_saved(node.ino, &st);
         Ok(true)
     }
 
@@ -692,9 +689,7 @@ impl Inner {
             let first = layout.stripe_of(st.committed_size());
             st.touched = st.touched.split_off(&first);
         }
-        if !st.is_dirty() {
-            self.forget_dirty(node.ino);
-        }
+        self.forget_if_saved(node.ino, &st);
         Ok(())
     }
 
@@ -728,17 +723,21 @@ impl Inner {
     /// begins with that. Errors stay with the inodes.
     pub async fn write_back_aged(&self) {
         for node in self.dirty_inodes().into_iter().filter_map(|ino| self.known_node(ino)) {
+            let untold_end = node.lock().untold_end;
+            if let Some(end) = untold_end {
+                self.tell_left_behind(&node, end).await;
+            }
             let due = due(&node.lock(), node.ino, self.env.clock.now());
             match due {
                 Due::Nothing if self.can_settle_torn(&node) => {
                     drop(self.flush(&node, Occasion::Growing, false).await);
-                    self.tell_close_of(node.ino).await;
                 }
-                Due::Nothing => self.forget_if_saved(&node),
+                Due::Nothing => self.forget_if_saved(node.ino, &node.lock()),
                 Due::Flush => drop(self.flush(&node, Occasion::Growing, false).await),
                 Due::Settle => drop(self.settle_through(&node).await),
                 Due::Commit => self.tell_durable(&node).await,
             }
+            self.tell_close_of(node.ino).await; // it may have waited for this
         }
     }
 
@@ -761,10 +760,9 @@ impl Inner {
 }
 
 impl Inner {
-    fn forget_if_saved(&self, node: &Node) {
-        let st = node.lock();
-        if !st.is_dirty() && !st.through_pending {
-            self.forget_dirty(node.ino);
+    pub fn forget_if_saved(&self, ino: InodeId, st: &State) {
+        if !st.is_dirty() && !st.through_pending && st.untold_end.is_none() {
+            self.forget_dirty(ino);
         }
     }
 }

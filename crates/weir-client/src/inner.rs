@@ -24,7 +24,7 @@ use weir_proto::lock::HeldLock;
 use weir_proto::map::Layout;
 use weir_proto::meta::{Attr, Entry, HeldLease, Lease, LeaseKind, Time};
 use weir_proto::volume::HeldRoom;
-use weir_proto::{Error, FileId, InodeId, NamespaceId, Result, VolumeId};
+use weir_proto::{Error, FileId, InodeId, NamespaceId, Result, Version, VolumeId};
 
 /// Stripes on their way to targets at once: enough to keep a dozen targets busy, few enough to bound the parity buffers. Counted
 /// in parts, so that many small files may be on their way where targets are far.
@@ -211,6 +211,13 @@ impl Inner {
     pub fn next_version(&self) -> u32 {
         self.version_counter.fetch_add(2, Ordering::Relaxed)
     }
+    /// The next version, or `lowest` if that is higher. None is taken twice: one that was given up may be at a target.
+    pub fn next_version_from(&self, token_epoch: u32, lowest: Version) -> Version {
+        if lowest.token_epoch() == token_epoch {
+            self.version_counter.fetch_max(lowest.counter(), Ordering::Relaxed);
+        }
+        lowest.max(Version::new(token_epoch, self.next_version()))
+    }
 
     /// Takes over a reply about an inode; its attributes as they are shown now.
     pub fn apply(&self, entry: &Entry, stamp: u64) -> Stat {
@@ -394,6 +401,7 @@ impl Inner {
         st.dirty.clear();
         st.dirty_since = None;
         st.accessed = None;
+        st.untold_end = None; // the leader has the file recovered
         st.lower_lease(LeaseKind::None);
         self.settle_room(&mut st);
         self.cache().remove_inode(node.ino);

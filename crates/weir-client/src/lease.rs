@@ -236,7 +236,7 @@ impl Inner {
         if keep == LeaseKind::None {
             self.cache().remove_inode(node.ino);
         }
-        self.forget_dirty(node.ino);
+        self.forget_if_saved(node.ino, st);
     }
 
     /// The right to write is about to be given back, and a write that failed has left a stripe in doubt: returns when the leader
@@ -623,7 +623,7 @@ impl Inner {
         }
         let idle = |node: &Arc<Node>| {
             let st = node.lock();
-            st.forgotten && st.open_read + st.open_write == 0 && !st.is_dirty()
+            st.forgotten && st.open_read + st.open_write == 0 && !st.is_dirty() && !st.is_in_doubt()
         };
         let idle: Vec<_> =
             self.all_nodes().into_iter().filter(idle).take(excess.min(GIVE_BACK_MAX)).collect();

@@ -134,6 +134,8 @@ pub struct State {
     pub touched: BTreeSet<u64>,
     /// Those where a send failed, and left something at some targets. The size never covers one.
     pub torn: BTreeMap<u64, Torn>,
+    /// Up to where a write that failed may have left bytes that the leader could not be told of.
+    pub untold_end: Option<u64>,
     /// End of what was sent since the Write lease began.
     pub sent_end: u64,
     /// Nothing is on targets past the committed size but what this client sent.
@@ -278,6 +280,7 @@ impl State {
             send_count: 0,
             touched: BTreeSet::new(),
             torn: BTreeMap::new(),
+            untold_end: None,
             sent_end: 0,
             tail_clean: false,
             declared: Declared::Unclean,
@@ -520,9 +523,14 @@ impl State {
     pub fn is_unsaved(&self) -> bool {
         self.local.is_some() || !self.dirty.is_empty() || self.own_sends().next().is_some()
     }
-    /// Whether what is read of a stripe depends on which targets are asked.
+    /// Whether what is read of a stripe depends on which targets are asked, or the leader does not know what is on targets.
     pub fn is_in_doubt(&self) -> bool {
-        self.torn.values().any(|torn| matches!(torn, Torn::Doubt(_)))
+        self.untold_end.is_some() || self.torn.values().any(|torn| matches!(torn, Torn::Doubt(_)))
+    }
+    /// Whether the leader must not take the file for closed: nobody writes it any more, but what was written is not all told.
+    pub fn is_kept_open(&self) -> bool {
+        let is_named = self.attr.as_ref().is_none_or(|a| a.nlink > 0);
+        self.is_in_doubt() || (self.open_write == 0 && is_named && self.is_unsaved())
     }
     /// Whether what is dirty of a stripe had better go now: all of it, or all that follows what was sent of it before. The
     /// leader is told of what is on targets without a gap, and a writer that goes on in order adds nothing to this stripe.

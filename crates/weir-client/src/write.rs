@@ -508,6 +508,7 @@ impl Inner {
             let size = st.committed_size();
             let changed = st.changed.take_below(size);
             if changed.is_empty() && end <= size && st.inline == Inline::No {
+                st.untold_end = None;
                 return;
             }
             let data_end = st.on_targets_end().max(end);
@@ -516,12 +517,20 @@ impl Inner {
         };
         let stamp = self.stamp();
         match self.session.change_again(self.deadline(), |op| Commit { op, ..commit.clone() }).await {
-            Ok(entry) => drop(self.apply(&entry, stamp)),
-            // Fenced: who cut the file has dropped it.
-            Err(e) if e.kind == ErrorKind::Stale => node.lock().changed.put_back(&commit.changed),
+            Ok(entry) => {
+                node.lock().untold_end = None;
+                self.apply(&entry, stamp);
+            }
+            // Fenced: who cut the file has dropped it; or it was removed.
+            Err(e) if matches!(e.kind, ErrorKind::Stale | ErrorKind::NotFound) => {
+                let mut st = node.lock();
+                st.untold_end = None;
+                st.changed.put_back(&commit.changed);
+            }
             Err(e) => {
                 tracing::warn!("file {}: the leader was not told of what a failed write left: {e}", node.ino);
                 let mut st = node.lock();
+                st.untold_end = st.untold_end.max(Some(end));
                 st.changed.put_back(&commit.changed);
                 st.through_pending |= st.open_write > 0;
                 self.note_dirty(node.ino);

@@ -14,6 +14,7 @@ pub mod format;
 mod heat;
 pub mod inspect;
 mod late;
+mod lately;
 pub mod lookup;
 mod open;
 pub mod peers;

@@ -8,6 +8,7 @@
 use crate::alloc::{Extent, Geometry};
 use crate::cells::{self, Admission, Appended, Delta, Numbering, Scope, get};
 use crate::format::*;
+use crate::lately::Lately;
 use crate::lookup;
 use crate::points;
 use crate::read::{BadBlock, CELL_BYTES_MAX, Plan, inline_data};
@@ -17,9 +18,9 @@ use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
-use weir_env::{BufferPool, Env, File, OpenMode};
+use weir_env::{BufferPool, Env, File, Instant, OpenMode};
 use weir_kv::{CommitSeq, Read, Scan, SharedKv, Txn};
 use weir_proto::checksum::{block_crcs, crc32c};
 use weir_proto::coord::TargetReport;
@@ -38,6 +39,8 @@ pub(crate) const DROP_BATCH: usize = 256;
 const LIST_MAX: u32 = 4096;
 /// Damaged blocks remembered one by one (so that a block is counted once, and for repair).
 const DAMAGE_REMEMBERED: usize = 65_536;
+/// Versions that were given up, and are remembered.
+const GIVEN_UP_MAX: usize = 8192;
 /// How long the process before may still have the target, and how often it is looked.
 const LOCK_WAIT: Duration = Duration::from_secs(2);
 const LOCK_RETRY: Duration = Duration::from_millis(20);
@@ -53,6 +56,8 @@ pub struct Store {
     counters: Counters,
     failed: OnceLock<Error>,
     damaged: Mutex<BTreeSet<BadBlock>>,
+    /// Versions of writers that were dropped here: whoever gives one up writes it never again, but it may come late.
+    given_up: Mutex<Lately<(CellId, Version), (), GIVEN_UP_MAX>>,
     pub(crate) spill: Spill,
     _lock: Arc<dyn File>,
 }
@@ -126,6 +131,7 @@ impl Store {
             counters,
             failed: OnceLock::new(),
             damaged: Mutex::default(),
+            given_up: Mutex::default(),
             spill: Spill::default(),
             _lock: lock,
         })
@@ -153,7 +159,7 @@ impl Store {
         let mut admission = Admission::Write;
         let seen = self.kv.read(&mut |r| {
             cells::refuse_lower(r, scope.group, scope.epoch)?;
-            admission = admit(r, scope, write)?;
+            admission = self.admit(r, scope, write)?;
             Ok(())
         })?;
         if admission == Admission::Present {
@@ -175,7 +181,7 @@ impl Store {
         };
         let committed = self.commit_bytes(extent, &mut |txn, delta| {
             cells::check_epoch(txn, scope.group, scope.epoch)?;
-            if admit(txn, scope, write)? == Admission::Present {
+            if self.admit(txn, scope, write)? == Admission::Present {
                 delta.dropped.push(extent);
                 return Ok(());
             }
@@ -195,6 +201,21 @@ impl Store {
         Ok(committed)
     }
 
+    fn admit(&self, read: &dyn Read, scope: &Scope, write: &FragmentWrite<'_>) -> Result<Admission> {
+        let FragmentWrite { cell, version, mode, .. } = *write;
+        match mode {
+            WriteMode::Fill => return cells::admit_fill(read, scope, cell, version, write.block_crcs),
+            WriteMode::Prepare if self.given_up().get(&(cell, version)).is_some() => {
+                return Err(Error::stale(format!("cell {cell}: version {version} was given up")));
+            }
+            WriteMode::Fresh | WriteMode::Prepare | WriteMode::PrepareSeal => {}
+        }
+        cells::admit(read, cell, version, write.data, write.block_crcs)
+    }
+    fn given_up(&self) -> MutexGuard<'_, Lately<(CellId, Version), (), GIVEN_UP_MAX>> {
+        self.given_up.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// `token_epoch`: of who has decided so.
     pub fn commit_stripe(
         &self,
@@ -204,12 +225,10 @@ impl Store {
         token_epoch: u32,
     ) -> Result<CommitSeq> {
         scope.check_index(cell)?;
-        self.change(&mut |txn, delta| {
-            cells::check_epoch(txn, scope.group, scope.epoch)?;
-            cells::check_fence(txn, cell.file, token_epoch)?;
-            cells::commit(txn, scope, cell, version, delta)
-        })
-        .inspect(|_| tracing::trace!(on = %self.target, %cell, %version, epoch = %scope.epoch, "commit"))
+        let commit =
+            &mut |txn: &mut dyn Txn, delta: &mut Delta| cells::commit(txn, scope, cell, version, delta);
+        self.decided(scope, cell, token_epoch, commit)
+            .inspect(|_| tracing::trace!(on = %self.target, %cell, %version, epoch = %scope.epoch, "commit"))
     }
 
     pub fn drop_prepared(
@@ -219,14 +238,28 @@ impl Store {
         version: Version,
         token_epoch: u32,
     ) -> Result<CommitSeq> {
-        self.change(&mut |txn, delta| {
-            cells::check_epoch(txn, scope.group, scope.epoch)?;
-            cells::check_fence(txn, cell.file, token_epoch)?;
+        self.decided(scope, cell, token_epoch, &mut |txn, delta| {
+            self.given_up().note((cell, version), ());
             cells::drop_prepared(txn, cell, version, delta)
         })
         .inspect(
             |_| tracing::trace!(on = %self.target, %cell, %version, epoch = %scope.epoch, "drop prepared"),
         )
+    }
+
+    /// A change that is made unless who has decided it was fenced.
+    fn decided(
+        &self,
+        scope: &Scope,
+        cell: CellId,
+        token_epoch: u32,
+        body: &mut dyn FnMut(&mut dyn Txn, &mut Delta) -> Result<()>,
+    ) -> Result<CommitSeq> {
+        self.change(&mut |txn, delta| {
+            cells::check_epoch(txn, scope.group, scope.epoch)?;
+            cells::check_fence(txn, cell.file, token_epoch)?;
+            body(txn, delta)
+        })
     }
 
     /// Folds base and overlays into a prepared version, and returns its bytes.
@@ -302,6 +335,16 @@ impl Store {
         numbering: Numbering,
         write: &OverlayWrite<'_>,
     ) -> Result<(CommitSeq, Appended)> {
+        self.append_by(scope, numbering, write, Instant(u64::MAX))
+    }
+    /// The same, or nothing once the deadline has passed.
+    pub fn append_by(
+        &self,
+        scope: &Scope,
+        numbering: Numbering,
+        write: &OverlayWrite<'_>,
+        deadline: Instant,
+    ) -> Result<(CommitSeq, Appended)> {
         self.usable()?;
         check_overlay(scope, write)?;
         let large = write.data.len() > INLINE_BYTES_MAX as usize;
@@ -317,6 +360,12 @@ impl Store {
         let inline = if large { &[] } else { write.data };
         let mut outcome = Appended::At(Seq(0));
         let committed = self.change_more(&mut |txn, delta| {
+            if self.env.clock.now() >= deadline {
+                return Err(Error::deadline(format!(
+                    "cell {}: its disk took the bytes too late",
+                    write.cell
+                )));
+            }
             cells::check_epoch(txn, scope.group, scope.epoch)?;
             outcome =
                 cells::append(txn, scope, write.cell, numbering, &overlay, inline, write.missing, delta)?;
@@ -612,15 +661,6 @@ impl Store {
 
 fn count(counter: &AtomicI64) -> u64 {
     u64::try_from(counter.load(Relaxed)).unwrap_or(0)
-}
-
-fn admit(read: &dyn Read, scope: &Scope, write: &FragmentWrite<'_>) -> Result<Admission> {
-    match write.mode {
-        WriteMode::Fill => cells::admit_fill(read, scope, write.cell, write.version, write.block_crcs),
-        WriteMode::Fresh | WriteMode::Prepare | WriteMode::PrepareSeal => {
-            cells::admit(read, write.cell, write.version, write.data, write.block_crcs)
-        }
-    }
 }
 
 fn cut_of(scope: &Scope, cell: CellId, cuts: &[Seq]) -> Seq {

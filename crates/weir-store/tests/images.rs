@@ -194,7 +194,8 @@ impl Lab {
         payload: Bytes,
     ) -> BoxFuture<'static, Result<(R::Reply, Bytes)>> {
         let node = self.nodes.lock().unwrap().get(&target).cloned();
-        let (body, deadline) = (request.to_bytes(), self.env.clock.now() + PATIENCE);
+        let its_clock = self.world.node(&name(target.0 as usize)).clock;
+        let (body, deadline) = (request.to_bytes(), its_clock.now() + PATIENCE);
         Box::pin(async move {
             let node = node.ok_or_else(|| Error::unavailable(format!("{target} is gone")))?;
             let reply = match node.dispatch(R::METHOD, &body, payload, deadline) {

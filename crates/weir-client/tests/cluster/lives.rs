@@ -3,6 +3,7 @@ use super::*;
 use bytes::Bytes;
 use std::time::Duration;
 use weir_client::{Allocate, OpenMode};
+use weir_env::sim::DiskFaults;
 use weir_proto::ErrorKind;
 use weir_proto::meta::RenameMode;
 
@@ -715,4 +716,90 @@ fn what_was_given_up_does_not_come_back_with_who_was_away() {
             }
         });
     }
+}
+
+/// A fragment that hung in one target's disk is there after all, long after its writer has told that it failed.
+#[test]
+fn what_a_writer_gave_up_does_not_come_back_from_a_disk_that_hung() {
+    for hangs in 0..2 {
+        Lab::with(860, "replica:2", 2000).run(2, |lab| async move {
+            let (a, b, world) = (lab.client("a").await, lab.client("b").await, lab.world());
+            let mut expected = pattern(1, 0, CELL);
+            let h = create(&a, "f").await;
+            write(&a, h, 0, &expected).await;
+            a.fsync(h).await.unwrap();
+            hang(&lab, hangs);
+            write(&a, h, 0, &pattern(2, 0, CELL)).await;
+            assert!(a.fsync(h).await.is_err());
+            go_on(&lab, hangs);
+            same(&content(&b, "f").await, &expected);
+            write(&a, h, 10, b"since").await;
+            a.fsync(h).await.unwrap();
+            expected[10..15].copy_from_slice(b"since");
+            world.sleep(HUNG).await;
+            world.kill("a");
+            same(&content(&lab.client("c").await, "f").await, &expected);
+        });
+    }
+}
+
+/// The same of a part of a stripe, which its writer has written once more since.
+#[test]
+fn what_hung_in_a_disk_until_it_was_given_up_is_not_logged() {
+    Lab::with(861, "replica:2", 2000).run(2, |lab| async move {
+        let (a, world) = (lab.client("a").await, lab.world());
+        let mut expected = pattern(1, 0, CELL);
+        let h = create(&a, "f").await;
+        write(&a, h, 0, &expected).await;
+        a.fsync(h).await.unwrap();
+        (0..2).for_each(|n| hang(&lab, n));
+        write(&a, h, 100, &pattern(2, 0, 20_000)).await;
+        assert!(a.fsync(h).await.is_err());
+        (0..2).for_each(|n| go_on(&lab, n));
+        let newer = pattern(3, 0, 20_000);
+        write(&a, h, 100, &newer).await;
+        a.fsync(h).await.unwrap();
+        expected[100..20_100].copy_from_slice(&newer);
+        world.sleep(HUNG).await;
+        same(&content(&lab.client("c").await, "f").await, &expected);
+    });
+}
+
+/// Longer than a client tries anything.
+const HUNG: Duration = Duration::from_secs(100);
+
+/// What a storage node does with its disk from now on takes so long.
+fn hang(lab: &Lab, n: u8) {
+    lab.world().set_disk_faults(&format!("s{n}"), DiskFaults { delay: HUNG, ..DiskFaults::default() });
+}
+/// What begins from now on does not.
+fn go_on(lab: &Lab, n: u8) {
+    lab.world().set_disk_faults(&format!("s{n}"), DiskFaults::default());
+}
+
+/// A write to a shared file gets to one stripe and hangs at the next; the leader dies, and does not hear that it failed.
+#[test]
+fn what_a_failed_write_left_past_the_end_stays_away_though_the_leader_was_not_told() {
+    Lab::new(862).run(6, |lab| async move {
+        let (a, b, world) = (lab.client("a").await, lab.client("b").await, lab.world());
+        let (ha, hb) = (create(&a, "f").await, open(&b, "f", OpenMode::BOTH).await);
+        let mut expected = pattern(1, 0, CELL);
+        write(&a, ha, 0, &expected).await;
+        write(&b, hb, 0, &expected).await;
+        (0..6).for_each(|n| hang(&lab, n));
+        let failing = a.write(ha, (STRIPE - 1000) as u64, pattern(2, 0, 21_000).into());
+        let leader_dies = async {
+            world.sleep(Duration::from_secs(10)).await;
+            lab.kill_meta();
+        };
+        assert!(tokio::join!(failing, leader_dies).0.is_err());
+        a.release(ha).await.unwrap_err();
+        (0..6).for_each(|n| go_on(&lab, n));
+        lab.meta().await;
+        world.sleep(Duration::from_secs(5)).await;
+        write(&b, hb, 2 * STRIPE, b"far").await;
+        expected.resize(2 * STRIPE, 0);
+        expected.extend_from_slice(b"far");
+        same(&read(&b, hb, 0, 3 * STRIPE).await, &expected);
+    });
 }

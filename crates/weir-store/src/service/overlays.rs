@@ -4,8 +4,8 @@
 use super::*;
 use crate::alloc::Extent;
 use crate::format::Overlay;
+use crate::lately::Lately;
 use crate::points;
-use std::collections::VecDeque;
 
 /// How long a mirrored overlay waits for the numbers before it.
 const GAP_PATIENCE: Duration = Duration::from_secs(1);
@@ -27,10 +27,12 @@ impl StorageNode {
         let in_place = r.attempt == 0 && payload.len() <= INLINE_BYTES_MAX as usize;
         let begun = match self.admit(r.place) {
             Err(e) => return Handled::Now(Err(e)),
-            Ok(Admit::Ready(acting)) if in_place => match self.number_overlay(&acting, &r, &payload) {
-                Err(e) => return Handled::Now(Err(e)),
-                Ok(numbered) => Some((acting, numbered)),
-            },
+            Ok(Admit::Ready(acting)) if in_place => {
+                match self.number_overlay(&acting, &r, &payload, deadline) {
+                    Err(e) => return Handled::Now(Err(e)),
+                    Ok(numbered) => Some((acting, numbered)),
+                }
+            }
             Ok(_) => None,
         };
         let node = self.shared();
@@ -40,7 +42,7 @@ impl StorageNode {
             loop {
                 let (acting, (seq, committed)) = match begun.take() {
                     Some(begun) => begun,
-                    None => node.number_blocking(&r, &payload).await?,
+                    None => node.number_blocking(&r, &payload, deadline).await?,
                 };
                 let store = acting.target.store.clone();
                 // The mirrors first: they write while this thread does.
@@ -59,14 +61,27 @@ impl StorageNode {
         }))
     }
 
-    async fn number_blocking(&self, r: &WriteOverlay, payload: &Bytes) -> Result<(Acting, (Seq, CommitSeq))> {
+    async fn number_blocking(
+        &self,
+        r: &WriteOverlay,
+        payload: &Bytes,
+        deadline: Instant,
+    ) -> Result<(Acting, (Seq, CommitSeq))> {
         let acting = self.acting(r.place).await?;
         let (node, on, request, data) = (self.shared(), acting.clone(), r.clone(), payload.clone());
-        let numbered = self.env.tasks.blocking(move || node.number_overlay(&on, &request, &data)).await?;
+        let numbered =
+            self.env.tasks.blocking(move || node.number_overlay(&on, &request, &data, deadline)).await?;
         Ok((acting, numbered))
     }
 
-    fn number_overlay(&self, acting: &Acting, r: &WriteOverlay, data: &Bytes) -> Result<(Seq, CommitSeq)> {
+    /// Not after the deadline: its writer has told that it failed, and may have written there since.
+    fn number_overlay(
+        &self,
+        acting: &Acting,
+        r: &WriteOverlay,
+        data: &Bytes,
+        deadline: Instant,
+    ) -> Result<(Seq, CommitSeq)> {
         let group = acting.group();
         if r.layout_scheme != group.scheme {
             return Err(Error::invalid(format!(
@@ -96,7 +111,7 @@ impl StorageNode {
             missing: down_mask(group),
             data,
         };
-        match acting.target.store.append(&acting.scope, Numbering::Next, &write)? {
+        match acting.target.store.append_by(&acting.scope, Numbering::Next, &write, deadline)? {
             (committed, Appended::At(seq)) => {
                 acting.target.store.pass(points::NUMBERED);
                 acting.logged(r.cell, r.len, self.env.clock.now());
@@ -420,9 +435,8 @@ struct All {
     of: BTreeMap<(FileId, u32), usize>,
     /// Writes, and the attempts at them.
     attempts: BTreeSet<(u64, u32)>,
-    /// The last attempt at writes that were tried again, and these in order.
-    again: BTreeMap<u64, u32>,
-    order: VecDeque<u64>,
+    /// The last attempt at writes that were tried again.
+    again: Lately<u64, u32, AGAIN_MAX>,
 }
 
 /// Counts one until it is dropped.
@@ -457,13 +471,8 @@ impl All {
         if last.unwrap_or_default() > attempt {
             return Err(Error::unavailable("the write was tried again since"));
         }
-        if attempt > 0 && self.again.insert(write, attempt).is_none() {
-            self.order.push_back(write);
-        }
-        if self.order.len() > AGAIN_MAX
-            && let Some(oldest) = self.order.pop_front()
-        {
-            self.again.remove(&oldest);
+        if attempt > 0 {
+            self.again.note(write, attempt);
         }
         Ok(())
     }
