@@ -6,6 +6,7 @@ use lab::*;
 use std::time::Duration;
 use weir_client::{Client, Handle, OpenMode};
 use weir_env::Instant;
+use weir_env::sim::DiskFaults;
 use weir_proto::InodeId;
 use weir_store::points;
 
@@ -181,6 +182,50 @@ fn who_led_a_seal_and_died_is_redundant_soon_after_its_return() {
             let took = world.now().since(returned);
             assert!(took < SOON, "{point}: redundant {took:?} after it returned");
             assert_eq!(a.read(h, 0, STRIPE).await.unwrap().concat(), expected);
+        });
+    }
+}
+
+/// Their processes are well, but their disks take what they are given and end nothing of it.
+#[test]
+fn disks_that_hang_fail_no_write_as_long_as_enough_others_do_not() {
+    for (scheme, targets, hang) in
+        [("ec:4+2", 6, vec![0, 1]), ("ec:4+2", 6, vec![3, 5]), ("replica:2", 3, vec![1])]
+    {
+        Lab::with(50, scheme, 2000).run(targets, |lab| async move {
+            let (a, b) = (lab.client("a").await, lab.client("b").await);
+            let mut data = pattern(1, 0, 12 * CELL);
+            let h = create(&a, "f").await;
+            a.write(h, 0, Bytes::from(data.clone())).await.unwrap();
+            a.fsync(h).await.unwrap();
+            let set = |hangs: bool| {
+                let faults = DiskFaults { hangs, ..DiskFaults::default() };
+                hang.iter().for_each(|n| lab.world().set_disk_faults(&format!("s{n}"), faults));
+            };
+            set(true);
+            let whole = pattern(2, 0, 8 * CELL);
+            data[..8 * CELL].copy_from_slice(&whole);
+            a.write(h, 0, Bytes::from(whole)).await.unwrap();
+            a.fsync(h).await.unwrap();
+            let part = pattern(3, 0, 20_000);
+            for at in (0..12).map(|n| n * CELL + 100) {
+                data[at..at + 20_000].copy_from_slice(&part);
+                a.write(h, at as u64, Bytes::from(part.clone())).await.unwrap();
+            }
+            a.fsync(h).await.unwrap();
+            let ino = b.lookup(&root(), ROOT, b"f").await.unwrap().unwrap().attr.ino;
+            let hb = b.open(&root(), ino, OpenMode::READ).await.unwrap().handle;
+            assert!(b.read(hb, 0, data.len()).await.unwrap().concat() == data, "while they hang");
+            set(false);
+            lab.env("clock").clock.sleep(Duration::from_secs(4)).await;
+            lab.all_current().await.unwrap();
+            (0..targets).filter(|n| !hang.contains(n)).take(hang.len()).for_each(|n| lab.kill_storage(n));
+            let c = lab.client("c").await;
+            let hc = c.open(&root(), ino, OpenMode::READ).await.unwrap().handle;
+            assert!(
+                c.read(hc, 0, data.len()).await.unwrap().concat() == data,
+                "from them and the others left"
+            );
         });
     }
 }

@@ -28,6 +28,8 @@ const REPAIR_PATIENCE: Duration = Duration::from_secs(180);
 const FAULT_MS_MAX: u64 = 6_000;
 /// Of [`KillTooMany`], and up to half as long again: who waits for those who died is told an error, see the client's `LOSS_PATIENCE`.
 const TOO_MANY_MS_MIN: u64 = 13_000;
+/// Of [`HangDisk`], and up to as long again: a target that hangs for 10 s is taken for one that is gone.
+const HANG_MS_MIN: u64 = 11_000;
 /// After that logs agree, once all members are current.
 const LOGS_COMPARED: Duration = Duration::from_secs(2);
 /// Of [`Faults::round`], around the fault itself.
@@ -295,11 +297,12 @@ impl Faults {
                 (vec![storage_name(n)], vec![])
             }
             DiskFull if first => (vec![FULL_FROM_BIRTH.into()], vec![]),
-            KillStorage | KillStorageAtPoint | PowerCutStorage | PauseStorage | SlowDisk | ReadErrors
-            | DiskFull => (vec![self.some_storage()], vec![]),
+            KillStorage | KillStorageAtPoint | PowerCutStorage | PauseStorage | SlowDisk | HangDisk
+            | ReadErrors | DiskFull => (vec![self.some_storage()], vec![]),
         };
         let lasts = match kind {
             KillTooMany => Duration::from_millis(TOO_MANY_MS_MIN + self.rng.below(TOO_MANY_MS_MIN / 2)),
+            HangDisk => Duration::from_millis(HANG_MS_MIN + self.rng.below(HANG_MS_MIN)),
             _ => lasts,
         };
         Fault { kind, victims, others, lasts, hits_before: AtomicU64::new(0) }
@@ -394,6 +397,7 @@ impl Faults {
             }
             ClockDrift => world.set_clock_drift(victim, self.rng.below(2000) as i64 - 1000),
             SlowDisk => set(DiskFaults { delay: Duration::from_millis(1 + self.rng.below(500)), ..plain }),
+            HangDisk => set(DiskFaults { hangs: true, ..plain }),
             ReadErrors => set(DiskFaults { read_errors_per_million: 8 * often, ..plain }),
             WriteErrors => set(DiskFaults { write_errors_per_million: often, ..plain }),
             SyncErrors | SyncErrorsMeta => {
@@ -453,7 +457,7 @@ impl Faults {
                 world.slow_link(&fault.others[0], victim, Duration::ZERO);
             }
             ClockDrift => world.set_clock_drift(victim, 0),
-            SlowDisk | ReadErrors | LostWrites | MisdirectedWrites => {
+            SlowDisk | HangDisk | ReadErrors | LostWrites | MisdirectedWrites => {
                 world.set_disk_faults(victim, DiskFaults::default());
             }
             WriteErrors | SyncErrors => self.judge_disk(victim).await,

@@ -38,6 +38,7 @@ pub enum FaultKind {
     KillStorageAtPoint,
     KillMetaAtPoint,
     KillTooMany,
+    HangDisk,
 }
 
 use FaultKind::*;
@@ -55,7 +56,7 @@ pub enum Toll {
 }
 
 impl FaultKind {
-    pub const ALL: [FaultKind; 35] = [
+    pub const ALL: [FaultKind; 36] = [
         KillStorage,
         PowerCutStorage,
         PowerCutAllStorage,
@@ -91,14 +92,16 @@ impl FaultKind {
         KillStorageAtPoint,
         KillMetaAtPoint,
         KillTooMany,
+        HangDisk,
     ];
 
     /// Those that may come with any others. Damage that lasts does not pass every seed beside others yet: see
     /// `docs/test-results.md`. Deaths at points are deaths like others, at places that are chosen. Where too many die for long
-    /// programs are told errors, which hides others' faults.
+    /// programs are told errors, which hides others' faults. A disk that hangs takes much of the patience that others' faults need.
     pub fn mixable() -> Vec<FaultKind> {
         let apart = |k: &FaultKind| {
-            k.toll() == Toll::Lasting || matches!(k, KillStorageAtPoint | KillMetaAtPoint | KillTooMany)
+            k.toll() == Toll::Lasting
+                || matches!(k, KillStorageAtPoint | KillMetaAtPoint | KillTooMany | HangDisk)
         };
         FaultKind::ALL.into_iter().filter(|k| !apart(k)).collect()
     }
@@ -141,6 +144,7 @@ impl FaultKind {
             KillStorageAtPoint => "kill-storage-at-point",
             KillMetaAtPoint => "kill-meta-at-point",
             KillTooMany => "kill-too-many",
+            HangDisk => "hang-disk",
         }
     }
 
@@ -163,7 +167,8 @@ impl FaultKind {
             | SlowDisk
             | ReadErrors
             | KillStorageAtPoint
-            | KillTooMany => Toll::Passing,
+            | KillTooMany
+            | HangDisk => Toll::Passing,
             // A full disk refuses new bytes; what it has it gives.
             DiskFull => Toll::Passing,
             FlipBits | LostWrites | MisdirectedWrites => Toll::Silent,

@@ -11,6 +11,7 @@ pub mod cells;
 mod channels;
 pub mod cuts;
 pub mod format;
+mod hang;
 mod heat;
 pub mod inspect;
 mod late;

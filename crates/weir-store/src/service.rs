@@ -323,10 +323,24 @@ impl StorageNode {
             let acting = node.acting(place).await?;
             let store = acting.target.store.clone();
             let (seq, body, payload) =
-                node.env.tasks.blocking(move || work(&acting.target.store, &acting)).await?;
+                node.on_disk(&store, move || work(&acting.target.store, &acting)).await?;
             store.durable(seq).await?;
             Ok(Reply::with_payload(&body, payload))
         }))
+    }
+    /// Work that waits for the target's disk, which shows in [`Store::answers`].
+    async fn on_disk<T: Send + 'static>(
+        &self,
+        store: &Store,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> T {
+        let under_way = store.begin_disk();
+        let to_its_end = move || {
+            let done = work();
+            under_way.end();
+            done
+        };
+        self.env.tasks.blocking(to_its_end).await
     }
     /// A short change of the index: made in place, answered when durable.
     fn change(
@@ -454,7 +468,8 @@ impl StorageNode {
         }
     }
     async fn read_planned(&self, store: Arc<Store>, plan: crate::read::Plan) -> Result<Reply> {
-        let (answer, payload) = self.env.tasks.blocking(move || store.read(&plan)).await?;
+        let reader = store.clone();
+        let (answer, payload) = self.on_disk(&store, move || reader.read(&plan)).await?;
         Ok(read_reply(&answer, payload))
     }
     fn read_overlays(&self, r: ReadOverlays) -> Handled {
@@ -480,8 +495,7 @@ impl StorageNode {
             let worker = store.clone();
             let cut =
                 format::Cut { from_stripe: r.from_stripe, to_stripe: r.to_stripe, token_epoch: r.fence };
-            let (seq, reply) =
-                node.env.tasks.blocking(move || worker.drop_file(r.file, cut, &r.epochs)).await?;
+            let (seq, reply) = node.on_disk(&store, move || worker.drop_file(r.file, cut, &r.epochs)).await?;
             store.durable(seq).await?;
             // Who reads after this sees none of them come or go.
             let ended = target.under_way.ended(r.file, r.fence);
@@ -512,7 +526,8 @@ impl StorageNode {
         }))
     }
     fn stat_target(&self, r: &StatTarget) -> Handled {
-        Handled::Now(self.target(r.target).map(|t| Reply::new(&t.store.stat())))
+        let stat = |t: Arc<Target>| t.store.answers().map(|()| Reply::new(&t.store.stat()));
+        Handled::Now(self.target(r.target).and_then(stat))
     }
     fn seal_file(&self, r: SealFile) -> Handled {
         let node = self.shared();

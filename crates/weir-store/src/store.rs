@@ -8,6 +8,7 @@
 use crate::alloc::{Extent, Geometry};
 use crate::cells::{self, Admission, Appended, Delta, Numbering, Scope, get};
 use crate::format::*;
+use crate::hang::{DiskWatch, GONE_AFTER, UnderWay};
 use crate::lately::Lately;
 use crate::lookup;
 use crate::points;
@@ -54,6 +55,7 @@ pub struct Store {
     kv: SharedKv,
     slabs: Arc<Slabs>,
     counters: Counters,
+    disk: Arc<DiskWatch>,
     failed: OnceLock<Error>,
     damaged: Mutex<BTreeSet<BadBlock>>,
     /// Versions of writers that were dropped here: whoever gives one up writes it never again, but it may come late.
@@ -122,6 +124,7 @@ impl Store {
             ..Counters::default()
         };
         let slabs = Slabs::open(env.disk.clone(), env.buffers.clone(), dir, geometry, stock.extents)?;
+        let disk = DiskWatch::new(env.clock.clone());
         Ok(Store {
             target,
             dir: dir.into(),
@@ -129,6 +132,7 @@ impl Store {
             kv,
             slabs: Arc::new(slabs),
             counters,
+            disk,
             failed: OnceLock::new(),
             damaged: Mutex::default(),
             given_up: Mutex::default(),
@@ -535,7 +539,10 @@ impl Store {
         if seq <= self.kv.durable() {
             return self.usable();
         }
-        self.kv.wait_durable(seq).await.map_err(|e| self.judge(e))
+        let under_way = self.begin_disk();
+        let durable = self.kv.wait_durable(seq).await;
+        under_way.end();
+        durable.map_err(|e| self.judge(e))
     }
     /// The same, and for a small change on this thread, if that can be now.
     pub async fn durable_here(&self, seq: CommitSeq) -> Result<()> {
@@ -550,6 +557,18 @@ impl Store {
     }
     pub async fn checkpoint(&self) -> Result<()> {
         self.kv.checkpoint().await.map_err(|e| self.judge(e))
+    }
+    /// Work with the disk begins: see [`Store::answers`].
+    pub(crate) fn begin_disk(&self) -> UnderWay {
+        self.disk.begin()
+    }
+    /// An error if nothing that the disk has to do has ended for long. `Io`: its groups go on without it if they can; `Unavailable`: it
+    /// counts as gone.
+    pub fn answers(&self) -> Result<()> {
+        let Some(silent) = self.disk.hangs_for() else { return Ok(()) };
+        let (target, dir) = (self.target, self.dir.display());
+        let why = format!("target {target} in {dir}: its disk has ended nothing for {} s", silent.as_secs());
+        Err(if silent < GONE_AFTER { Error::io(why) } else { Error::unavailable(why) })
     }
     pub fn usable(&self) -> Result<()> {
         match self.failed.get() {

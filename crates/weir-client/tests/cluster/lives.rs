@@ -1,8 +1,9 @@
 //! Clients that die, are silent or leave, and leaders that restart: what was written stays, and who has a file open keeps it.
 use super::*;
 use bytes::Bytes;
+use std::sync::Arc;
 use std::time::Duration;
-use weir_client::{Allocate, OpenMode};
+use weir_client::{Allocate, ClientConfig, NoKernel, OpenMode};
 use weir_env::sim::DiskFaults;
 use weir_proto::ErrorKind;
 use weir_proto::meta::RenameMode;
@@ -723,21 +724,22 @@ fn what_was_given_up_does_not_come_back_with_who_was_away() {
 fn what_a_writer_gave_up_does_not_come_back_from_a_disk_that_hung() {
     for hangs in 0..2 {
         Lab::with(860, "replica:2", 2000).run(2, |lab| async move {
-            let (a, b, world) = (lab.client("a").await, lab.client("b").await, lab.world());
+            let (a, b) = (impatient_client(&lab, "a").await, lab.client("b").await);
             let mut expected = pattern(1, 0, CELL);
             let h = create(&a, "f").await;
             write(&a, h, 0, &expected).await;
             a.fsync(h).await.unwrap();
-            hang(&lab, hangs);
+            hang(&lab, hangs..hangs + 1);
             write(&a, h, 0, &pattern(2, 0, CELL)).await;
             assert!(a.fsync(h).await.is_err());
-            go_on(&lab, hangs);
+            go_on(&lab, hangs..hangs + 1);
             same(&content(&b, "f").await, &expected);
             write(&a, h, 10, b"since").await;
             a.fsync(h).await.unwrap();
             expected[10..15].copy_from_slice(b"since");
-            world.sleep(HUNG).await;
-            world.kill("a");
+            lab.world().sleep(HUNG).await;
+            lab.world().kill("a");
+            lab.world().sleep(Duration::from_secs(5)).await; // its session ends
             same(&content(&lab.client("c").await, "f").await, &expected);
         });
     }
@@ -747,54 +749,57 @@ fn what_a_writer_gave_up_does_not_come_back_from_a_disk_that_hung() {
 #[test]
 fn what_hung_in_a_disk_until_it_was_given_up_is_not_logged() {
     Lab::with(861, "replica:2", 2000).run(2, |lab| async move {
-        let (a, world) = (lab.client("a").await, lab.world());
+        let a = impatient_client(&lab, "a").await;
         let mut expected = pattern(1, 0, CELL);
         let h = create(&a, "f").await;
         write(&a, h, 0, &expected).await;
         a.fsync(h).await.unwrap();
-        (0..2).for_each(|n| hang(&lab, n));
+        hang(&lab, 0..2);
         write(&a, h, 100, &pattern(2, 0, 20_000)).await;
         assert!(a.fsync(h).await.is_err());
-        (0..2).for_each(|n| go_on(&lab, n));
+        go_on(&lab, 0..2);
         let newer = pattern(3, 0, 20_000);
         write(&a, h, 100, &newer).await;
         a.fsync(h).await.unwrap();
         expected[100..20_100].copy_from_slice(&newer);
-        world.sleep(HUNG).await;
+        lab.world().sleep(HUNG).await;
         same(&content(&lab.client("c").await, "f").await, &expected);
     });
 }
 
-/// Longer than a client tries anything.
-const HUNG: Duration = Duration::from_secs(100);
-
-/// What a storage node does with its disk from now on takes so long.
-fn hang(lab: &Lab, n: u8) {
-    lab.world().set_disk_faults(&format!("s{n}"), DiskFaults { delay: HUNG, ..DiskFaults::default() });
+/// Not so long that the target is taken for one that hangs, but longer than this client tries anything.
+const HUNG: Duration = Duration::from_secs(8);
+async fn impatient_client(lab: &Lab, name: &str) -> Client {
+    let config = ClientConfig { patience: HUNG / 3, ..lab.config(name) };
+    Client::connect(lab.env(name), config, Arc::new(NoKernel)).await.unwrap()
 }
-/// What begins from now on does not.
-fn go_on(lab: &Lab, n: u8) {
-    lab.world().set_disk_faults(&format!("s{n}"), DiskFaults::default());
+/// What these storage nodes begin to do with their disks from now on takes so long.
+fn hang(lab: &Lab, nodes: std::ops::Range<u8>) {
+    let faults = DiskFaults { delay: HUNG, ..DiskFaults::default() };
+    nodes.for_each(|n| lab.world().set_disk_faults(&format!("s{n}"), faults));
+}
+fn go_on(lab: &Lab, nodes: std::ops::Range<u8>) {
+    nodes.for_each(|n| lab.world().set_disk_faults(&format!("s{n}"), DiskFaults::default()));
 }
 
 /// A write to a shared file gets to one stripe and hangs at the next; the leader dies, and does not hear that it failed.
 #[test]
 fn what_a_failed_write_left_past_the_end_stays_away_though_the_leader_was_not_told() {
     Lab::new(862).run(6, |lab| async move {
-        let (a, b, world) = (lab.client("a").await, lab.client("b").await, lab.world());
+        let (a, b, world) = (impatient_client(&lab, "a").await, lab.client("b").await, lab.world());
         let (ha, hb) = (create(&a, "f").await, open(&b, "f", OpenMode::BOTH).await);
         let mut expected = pattern(1, 0, CELL);
         write(&a, ha, 0, &expected).await;
         write(&b, hb, 0, &expected).await;
-        (0..6).for_each(|n| hang(&lab, n));
+        hang(&lab, 0..6);
         let failing = a.write(ha, (STRIPE - 1000) as u64, pattern(2, 0, 21_000).into());
         let leader_dies = async {
-            world.sleep(Duration::from_secs(10)).await;
+            world.sleep(HUNG / 6).await;
             lab.kill_meta();
         };
         assert!(tokio::join!(failing, leader_dies).0.is_err());
         a.release(ha).await.unwrap_err();
-        (0..6).for_each(|n| go_on(&lab, n));
+        go_on(&lab, 0..6);
         lab.meta().await;
         world.sleep(Duration::from_secs(5)).await;
         write(&b, hb, 2 * STRIPE, b"far").await;

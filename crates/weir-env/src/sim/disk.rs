@@ -34,6 +34,8 @@ pub struct DiskFaults {
     pub silent_in: &'static str,
     /// Added to each piece of blocking work.
     pub delay: Duration,
+    /// No piece of blocking work ends, nor begins.
+    pub hangs: bool,
 }
 
 /// A misdirected write hits the beginning of its file, where there is something.

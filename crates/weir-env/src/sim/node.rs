@@ -18,9 +18,12 @@ use std::{
     pin::Pin,
     sync::{Arc, Mutex, PoisonError},
     task::{Context, Poll, Waker},
+    time::Duration,
 };
 use tokio::task::AbortHandle;
 
+/// Between looks whether a disk still hangs.
+const HANG_LOOK: Duration = Duration::from_millis(50);
 /// 2026-01-01 00:00 UTC, when every run begins.
 const WALL_START_NS: i64 = 1_767_225_600_000_000_000;
 
@@ -170,18 +173,21 @@ impl TaskRunner for Here {
     /// In place, after a delay that stands for the disk and the way to the thread and back.
     fn blocking(&self, work: Box<dyn FnOnce() + Send>) -> BoxFuture<'static, ()> {
         let config = self.core.config;
-        let (delay, done) = {
+        let (delay, disk) = {
             let mut state = self.core.lock();
             let disk = state.nodes[self.node].disk.clone();
             let slow = disk.lock().unwrap_or_else(PoisonError::into_inner).faults.delay;
-            (state.rng.duration(config.disk_delay) + slow, tokio::sync::oneshot::channel::<()>())
+            (state.rng.duration(config.disk_delay) + slow, disk)
         };
-        let (tx, rx) = done;
+        let (tx, rx) = tokio::sync::oneshot::channel::<()>();
         let here = self.clone();
         self.spawn(
             "blocking",
             Box::pin(async move {
                 here.core.sleep(delay).await;
+                while disk.lock().unwrap_or_else(PoisonError::into_inner).faults.hangs {
+                    here.core.sleep(HANG_LOOK).await;
+                }
                 work();
                 let _ = tx.send(()); // nobody waits any more: the work itself still ran to its end
             }),

@@ -69,8 +69,9 @@ impl StorageNode {
     ) -> Result<(Acting, (Seq, CommitSeq))> {
         let acting = self.acting(r.place).await?;
         let (node, on, request, data) = (self.shared(), acting.clone(), r.clone(), payload.clone());
-        let numbered =
-            self.env.tasks.blocking(move || node.number_overlay(&on, &request, &data, deadline)).await?;
+        let numbered = self
+            .on_disk(&acting.target.store, move || node.number_overlay(&on, &request, &data, deadline))
+            .await?;
         Ok((acting, numbered))
     }
 
@@ -355,8 +356,9 @@ impl StorageNode {
         if data.len() <= INLINE_BYTES_MAX as usize {
             return self.log_mirrored(acting, r, data);
         }
+        let store = acting.target.store.clone();
         let (node, acting, r, data) = (self.shared(), acting.clone(), r.clone(), data.clone());
-        self.env.tasks.blocking(move || node.log_mirrored(&acting, &r, &data)).await
+        self.on_disk(&store, move || node.log_mirrored(&acting, &r, &data)).await
     }
     fn log_mirrored(
         &self,

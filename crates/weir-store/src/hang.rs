@@ -1,0 +1,93 @@
+//! Whether a target's disk still answers. One that hangs takes what it is given and ends none of it, while the process is well
+//! and says so to everybody who asks; its groups had better go on without it.
+//!
+//! A disk that is busy ends something all the time, however long each thing waits: only if nothing ends it hangs.
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use weir_env::{Clock, Instant};
+
+/// Longer than disks take to start, or to set themselves right; much less than a write may take in all.
+pub const HANGS_AFTER: Duration = Duration::from_secs(10);
+/// Then it counts as gone, even if it is needed: who waits for it may still be told in time that it is.
+pub const GONE_AFTER: Duration = Duration::from_secs(20);
+
+/// What is under way at one disk.
+pub struct DiskWatch {
+    clock: Clock,
+    seen: Mutex<Seen>,
+}
+
+#[derive(Default)]
+struct Seen {
+    under_way: usize,
+    /// Something ended, or was the first to begin.
+    last: Instant,
+}
+
+/// Work that has begun. It has ended with [`UnderWay::end`]; dropped before, nobody waits for it any more.
+pub struct UnderWay(Arc<DiskWatch>);
+
+impl DiskWatch {
+    pub fn new(clock: Clock) -> Arc<DiskWatch> {
+        Arc::new(DiskWatch { clock, seen: Mutex::default() })
+    }
+    fn seen(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    pub fn begin(self: &Arc<Self>) -> UnderWay {
+        let now = self.clock.now();
+        let mut seen = self.seen();
+        if seen.under_way == 0 {
+            seen.last = now;
+        }
+        seen.under_way += 1;
+        UnderWay(self.clone())
+    }
+    /// For how long nothing has ended, if that is too long.
+    pub fn hangs_for(&self) -> Option<Duration> {
+        let now = self.clock.now();
+        let seen = self.seen();
+        let silent = now.since(seen.last);
+        (seen.under_way > 0 && silent >= HANGS_AFTER).then_some(silent)
+    }
+}
+
+impl UnderWay {
+    pub fn end(self) {
+        self.0.seen().last = self.0.clock.now();
+    }
+}
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.0.seen().under_way -= 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use weir_env::sim::{SimConfig, World};
+
+    #[test]
+    fn a_disk_hangs_when_nothing_of_what_it_has_to_do_ends() {
+        let world = World::new(1, SimConfig::default());
+        world.run(async {
+            let clock = world.node("a").clock;
+            let watch = DiskWatch::new(clock.clone());
+            clock.sleep(2 * HANGS_AFTER).await;
+            let slow = watch.begin();
+            assert_eq!(watch.hangs_for(), None, "it was idle until now");
+            for _ in 0..4 {
+                clock.sleep(HANGS_AFTER / 2).await;
+                watch.begin().end();
+                assert_eq!(watch.hangs_for(), None, "it is busy");
+            }
+            clock.sleep(HANGS_AFTER).await;
+            drop(watch.begin());
+            assert!(watch.hangs_for() >= Some(HANGS_AFTER), "what was given up has not ended");
+            slow.end();
+            clock.sleep(HANGS_AFTER).await;
+            assert_eq!(watch.hangs_for(), None, "it has nothing to do");
+        });
+    }
+}
