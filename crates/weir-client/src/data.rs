@@ -5,6 +5,7 @@
 //! everything ends by its deadline. Knows nothing of sizes, leases, buffers or handles.
 use crate::gather::{Gather, join_all};
 use crate::late;
+use crate::maps::MapsSeen;
 use crate::member::{Paces, Pacing};
 use crate::status::Counters;
 use bytes::Bytes;
@@ -45,6 +46,7 @@ pub struct Data {
     pub env: Env,
     pub cluster: Cluster,
     pub counters: Arc<Counters>,
+    maps: Arc<MapsSeen>,
     /// Reads that are decoded from others because an answer is late.
     pub hedges: Semaphore,
     pub paces: Mutex<Paces>,
@@ -154,11 +156,12 @@ pub fn is_unreachable(e: &Error) -> bool {
 }
 
 impl Data {
-    pub fn new(env: Env, cluster: Cluster, counters: Arc<Counters>) -> Data {
+    pub fn new(env: Env, cluster: Cluster, counters: Arc<Counters>, maps: Arc<MapsSeen>) -> Data {
         Data {
             env,
             cluster,
             counters,
+            maps,
             hedges: Semaphore::new(HEDGES_MAX),
             paces: Mutex::default(),
             coders: Mutex::default(),
@@ -191,6 +194,26 @@ impl Data {
             )));
         }
         Ok(GroupView { map, index })
+    }
+
+    /// See [`MapsSeen::need`].
+    pub fn need_map(&self, version: u64) {
+        self.maps.need(version);
+    }
+    /// Returns when the map is here under which what is read was written: see [`MapsSeen`].
+    pub async fn needed_map(&self, s: &StripeRef) -> Result<()> {
+        loop {
+            let (needed, here) = (self.maps.needed(), self.cluster.map().version);
+            if here >= needed {
+                return Ok(());
+            }
+            if self.left(s.deadline).is_zero() {
+                return Err(Error::deadline(format!(
+                    "{s}: it may have been written under version {needed} of the cluster map, here is {here}: is the coordinator reachable?"
+                )));
+            }
+            self.wait_newer(here, self.left(s.deadline)).await;
+        }
     }
 
     /// Waits for a map newer than `version`, at most `patience`.
@@ -386,6 +409,7 @@ impl Data {
                 }
             }
             if calls.is_empty() {
+                self.maps.note_written(view.map_version());
                 return Ok(Some(Everywhere { missing, epoch }));
             }
             match self.round(s, &view, calls, done).await? {
@@ -525,7 +549,10 @@ impl Data {
             };
             let sent = self.call_member(&view, through, &request, payload.clone(), Pacing::Write, s.deadline);
             let e = match sent.await {
-                Ok(_) => return Ok(()),
+                Ok(answered) => {
+                    self.maps.note_written(answered.reply.map_version);
+                    return Ok(());
+                }
                 Err(e) => e,
             };
             if is_unreachable(&e) {
@@ -664,7 +691,10 @@ impl Data {
             };
             give_up = None;
             let e = match self.drop_file_at(told, file, from_stripe, fence, deadline).await {
-                Ok(prepared) => return Ok(prepared),
+                Ok(prepared) => {
+                    self.maps.note_written(map.version);
+                    return Ok(prepared);
+                }
                 Err(e) => e,
             };
             if self.left(deadline) <= pause {

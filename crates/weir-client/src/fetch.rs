@@ -63,6 +63,7 @@ impl Data {
     /// A part of a data cell as it is now.
     pub async fn read_cell(&self, s: StripeRef, range: CellRange) -> Result<Part> {
         let repaired_by = self.env.clock.now() + REPAIR_PATIENCE;
+        self.needed_map(&s).await?;
         let mut moves = 0;
         let last = loop {
             let view = self.view(&s)?;
@@ -424,6 +425,9 @@ impl Data {
     pub async fn cells_with_data(&self, s: StripeRef) -> Vec<bool> {
         let scheme = s.layout.scheme;
         let all = vec![true; usize::from(scheme.data)];
+        if self.needed_map(&s).await.is_err() {
+            return all;
+        }
         let Ok(view) = self.view(&s) else { return all };
         for at in usize::from(scheme.data)..scheme.width() {
             if view.state(at) != MemberState::Current {

@@ -453,7 +453,10 @@ impl Inner {
             return Ok(());
         }
         self.leave_inode(&mut node.lock(), node.ino)?;
-        let sent = self.flush_data(node, occasion).await;
+        let mut sent = self.flush_data(node, occasion).await;
+        if sent.is_ok() {
+            sent = self.session.settle_maps(self.deadline()).await;
+        }
         let (failed, sent_end) = {
             let st = node.lock();
             let known = || st.error.clone().unwrap_or_else(|| Error::io("write-back failed"));
@@ -565,7 +568,7 @@ impl Inner {
         self.note_committed(&mut st, &entry);
         drop(committing);
         if st.tenure != tenure {
-            st.apply(&entry, stamp);
+            self.apply_to(&mut st, &entry, stamp);
             self.settle_room(&mut st);
             return Ok(true);
         }
@@ -577,7 +580,7 @@ impl Inner {
         // What was sent to targets since is newer than what the inode holds now.
         st.drop_inline = st.send_count != sends;
         st.inline = if st.drop_inline { Inline::No } else { Inline::Yes(content) };
-        st.apply(&entry, stamp);
+        self.apply_to(&mut st, &entry, stamp);
         self.settle_room(&mut st);
         self.forget_if_saved(node.ino, &st);
         Ok(true)
@@ -670,7 +673,7 @@ impl Inner {
         self.note_committed(&mut st, &entry);
         drop(committing);
         if st.tenure != tenure {
-            st.apply(&entry, stamp);
+            self.apply_to(&mut st, &entry, stamp);
             self.settle_room(&mut st);
             return Ok(());
         }
@@ -683,7 +686,7 @@ impl Inner {
             st.drop_inline = false;
             st.leaving = Bytes::new();
         }
-        st.apply(&entry, stamp);
+        self.apply_to(&mut st, &entry, stamp);
         self.settle_room(&mut st);
         if let Ok(layout) = layout_of(&st, node.ino) {
             let first = layout.stripe_of(st.committed_size());

@@ -223,10 +223,15 @@ impl Inner {
     pub fn apply(&self, entry: &Entry, stamp: u64) -> Stat {
         let node = self.node(entry.attr.ino);
         let mut st = node.lock();
-        st.apply(entry, stamp);
+        self.apply_to(&mut st, entry, stamp);
         let leased = st.lease != LeaseKind::None;
         if leased { st.shown(true) } else { None }
             .unwrap_or_else(|| Stat { attr: entry.attr.clone(), leased })
+    }
+    /// The same, of a node that is locked.
+    pub fn apply_to(&self, st: &mut State, entry: &Entry, stamp: u64) {
+        self.data.need_map(entry.lease.map_version);
+        st.apply(entry, stamp);
     }
     /// Attributes without a lease of their own: they count where one is held already.
     pub fn apply_attr(&self, attr: &Attr, stamp: u64) {
@@ -239,6 +244,7 @@ impl Inner {
                 recover: st.recover,
                 data_end: st.data_end,
                 limited: VolumeId(0),
+                map_version: 0,
             };
             st.apply(&Entry { attr: attr.clone(), lease }, stamp);
         }

@@ -186,7 +186,7 @@ impl Inner {
             let entry = self.session.change_again(self.deadline(), copied).await?;
             let mut st = node.lock();
             let known = st.layers.take();
-            st.apply(&entry, stamp);
+            self.apply_to(&mut st, &entry, stamp);
             if st.lease != LeaseKind::None {
                 st.layers = known.map(|known| without(known, from, to));
             }

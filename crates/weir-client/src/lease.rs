@@ -397,7 +397,7 @@ impl Inner {
         let fresh = self.session.ask(self.deadline(), |session| ReadInline { session, ino }).await?;
         // In one step: nobody sees this size with other bytes.
         let mut st = node.lock();
-        st.apply(&fresh.entry, stamp);
+        self.apply_to(&mut st, &fresh.entry, stamp);
         // What is dirty goes over what the inode holds, and must know of it.
         let wants = !st.is_dirty() || st.inline == Inline::Unknown;
         if wants && st.is_of_version(&fresh.entry) {

@@ -678,7 +678,14 @@ mod tests {
         let attr = Attr { data_version: version, ..attr_of_size(10) };
         Entry {
             attr,
-            lease: Lease { kind, token_epoch: 3, recover: false, data_end: 0, limited: VolumeId(0) },
+            lease: Lease {
+                kind,
+                token_epoch: 3,
+                recover: false,
+                data_end: 0,
+                limited: VolumeId(0),
+                map_version: 0,
+            },
         }
     }
 

@@ -128,7 +128,8 @@ impl Inner {
         let ask = |session| PastOpen { session, cred: cred.clone(), snapshot, ino };
         for _ in 0..RECOVERIES_MAX {
             let opened: PastOpened = self.session.ask(self.deadline(), ask).await?;
-            let PastOpened { attr, inline, fence, recover, unchanged } = opened;
+            let PastOpened { attr, inline, fence, recover, unchanged, map_version } = opened;
+            self.data.need_map(map_version);
             if recover {
                 // A dead writer's last stripes are decided once, for the file and for what is kept of it.
                 let node = self.node(ino);

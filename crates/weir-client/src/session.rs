@@ -4,6 +4,7 @@
 //! not under a new session: so the leader never takes who has a file open for somebody who has not. A change is sent again with
 //! the same (session, slot, seq) until it is answered; leases count only while the leader was heard within their term.
 //! Knows nothing of inodes but that somebody ([`Holder`]) holds leases on them.
+use crate::maps::MapsSeen;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
@@ -11,8 +12,8 @@ use tokio::sync::Semaphore;
 use weir_env::{Env, Instant};
 use weir_proto::lock::{HeldLock, RECLAIM_MAX, ReclaimLocks};
 use weir_proto::meta::{
-    HELD_MAX, HeldLease, KeepAlive, Op, SLOTS, SessionClose, SessionOpen, SessionOpened, SessionResume,
-    SessionResumed,
+    HELD_MAX, HeldLease, KeepAlive, NoteMap, Op, SLOTS, SessionClose, SessionOpen, SessionOpened,
+    SessionResume, SessionResumed,
 };
 use weir_proto::volume::{HeldRoom, ReclaimRoom};
 use weir_proto::{Error, ErrorKind, InodeId, NamespaceId, Request, Result, SessionId};
@@ -48,6 +49,7 @@ pub struct Session {
     namespace: NamespaceId,
     client: String,
     process: String,
+    maps: Arc<MapsSeen>,
     holder: Mutex<Option<Weak<dyn Holder>>>,
     /// Held while the session is opened or resumed.
     standing: tokio::sync::Mutex<Standing>,
@@ -106,6 +108,7 @@ impl Session {
         namespace: NamespaceId,
         client: String,
         process: String,
+        maps: Arc<MapsSeen>,
     ) -> Session {
         Session {
             env,
@@ -113,6 +116,7 @@ impl Session {
             namespace,
             client,
             process,
+            maps,
             holder: Mutex::new(None),
             standing: tokio::sync::Mutex::default(),
             ready_connection: AtomicU64::new(u64::MAX),
@@ -328,10 +332,23 @@ impl Session {
         request: &R,
         deadline: Instant,
     ) -> Result<R::Reply> {
+        while let Some(map_version) = self.maps.untold() {
+            let session = SessionId(self.session.load(Ordering::Acquire));
+            connection.call(&NoteMap { session, map_version }, vec![], self.left(deadline)).await?;
+            self.maps.note_told(map_version);
+        }
         let begun = self.env.clock.now();
         let (reply, _) = connection.call(request, vec![], self.left(deadline)).await?;
         self.heard.fetch_max(begun.0, Ordering::Relaxed);
         Ok(reply)
+    }
+
+    /// Returns when the leader knows under which cluster map this client has written: before anybody is told that it is written.
+    pub async fn settle_maps(&self, deadline: Instant) -> Result<()> {
+        match self.maps.untold() {
+            Some(_) => self.ask(deadline, |session| KeepAlive { session }).await,
+            None => Ok(()),
+        }
     }
 
     /// Pauses if another try can help; otherwise the error.

@@ -41,7 +41,9 @@ impl Client {
         let limited_by = limited_by.to_owned();
         let ask =
             |session| TakeWork { session, leader, bytes, items, wait_ms, limited_by: limited_by.clone() };
-        self.inner.session.once(self.inner.deadline() + wait, &ask).await
+        let taken = self.inner.session.once(self.inner.deadline() + wait, &ask).await?;
+        self.inner.data.need_map(taken.map_version);
+        Ok(taken)
     }
     /// Tells what came of work. What was given to an earlier session of this client is not counted.
     pub async fn work_done(

@@ -210,7 +210,7 @@ impl Inner {
                 Err(e) => return self.turn_over(node, Err(e)).await,
             };
             let mut st = node.lock();
-            st.apply(&taken.entry, stamp);
+            self.apply_to(&mut st, &taken.entry, stamp);
             if !st.is_dirty() || st.inline == Inline::Unknown {
                 st.inline = taken.data.clone().map_or(Inline::No, Inline::Yes);
             }

@@ -650,7 +650,8 @@ impl Inner {
                 Box::pin(self.data.write_overlays(s, token_epoch, overlays)) as BoxFuture<'_, _>
             })
             .collect();
-        join_all(calls).await.into_iter().collect()
+        join_all(calls).await.into_iter().collect::<Result<()>>()?;
+        self.session.settle_maps(deadline).await
     }
 
     /// Sets the size: everything else about the file is saved first. `through`: the open file that this is done through, if any.

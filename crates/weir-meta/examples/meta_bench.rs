@@ -65,6 +65,7 @@ impl Bench {
             space: Arc::new(|| Box::pin(std::future::ready(None))),
             purge: Arc::new(NoTargets),
             gone: Arc::new(|_| false),
+            map_version: Arc::new(|| 0),
         };
         let meta = Meta::open(env, kv, config)?;
         let running = meta.clone();

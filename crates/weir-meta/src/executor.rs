@@ -68,6 +68,8 @@ pub struct MetaConfig {
     /// Whether the process that a client named is gone for certain, as only a leader on the same machine can see. Its
     /// session ends at once instead of after a lease term.
     pub gone: Arc<dyn Fn(&str) -> bool + Send + Sync>,
+    /// The version of the cluster map that this node has; when it starts, not older than its leadership.
+    pub map_version: Arc<dyn Fn() -> u64 + Send + Sync>,
 }
 
 /// The leader of one namespace.
@@ -129,7 +131,33 @@ pub(crate) enum Step {
     Wait(OwnedNotified),
 }
 
+/// How long a map is waited for that a client has and this leader has not, and between looks.
+const MAP_PATIENCE: Duration = Duration::from_secs(5);
+const MAP_LOOK: Duration = Duration::from_millis(10);
+
 impl Leader {
+    /// Something was written under that cluster map.
+    pub fn note_written_under(&self, map_version: u64) {
+        let leases = &mut self.lock().leases;
+        leases.written_under = leases.written_under.max(map_version);
+    }
+    /// Returns when this leader has that map, too.
+    pub async fn wait_for_map(&self, map_version: u64) -> Result<()> {
+        let until = self.env.clock.now() + MAP_PATIENCE;
+        loop {
+            let here = (self.config.map_version)();
+            if here >= map_version {
+                return Ok(());
+            }
+            if self.env.clock.now() >= until {
+                return Err(Error::unavailable(format!(
+                    "written under version {map_version} of the cluster map: this metadata leader has only learned of {here}, try again"
+                )));
+            }
+            self.env.clock.sleep(MAP_LOOK).await;
+        }
+    }
+
     pub fn open(env: &Env, kv: SharedKv, config: MetaConfig) -> Result<Arc<Leader>> {
         let now = env.clock.now();
         let wall = Time { nanos: env.clock.wall().0 };
@@ -157,7 +185,7 @@ impl Leader {
         })?;
         let term = Duration::from_millis(config.lease_ms.into());
         let state = State {
-            leases: LeaseTable::default(),
+            leases: LeaseTable::new((config.map_version)()),
             locks: LockTable::default(),
             rooms,
             recalls: Recalls::default(),

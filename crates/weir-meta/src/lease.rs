@@ -93,6 +93,9 @@ pub struct LeaseTable {
     /// Never iterated.
     states: ByInode<State>,
     of_session: BTreeMap<SessionId, BTreeSet<InodeId>>,
+    /// The newest cluster map under which anything was written. A target that its group goes on without may not know that, so whoever
+    /// reads waits for that map.
+    pub written_under: u64,
 }
 
 /// A map by inode number, which is never iterated.
@@ -158,6 +161,9 @@ impl State {
 }
 
 impl LeaseTable {
+    pub fn new(written_under: u64) -> LeaseTable {
+        LeaseTable { written_under, ..LeaseTable::default() }
+    }
     /// Adds to `out` what must be recalled before `session` may do what it needs.
     pub fn conflicts(&self, session: SessionId, ino: InodeId, need: Need, out: &mut Vec<Conflict>) {
         let Some(state) = self.states.get(&ino) else { return };

@@ -535,7 +535,14 @@ impl Inode {
     /// What a lease on it says beside its kind, which is granted later.
     pub fn lease(&self, recover: bool) -> Lease {
         let (kind, limited) = (LeaseKind::None, VolumeId(0));
-        Lease { kind, token_epoch: self.token_epoch, recover, data_end: self.data_end, limited }
+        Lease {
+            kind,
+            token_epoch: self.token_epoch,
+            recover,
+            data_end: self.data_end,
+            limited,
+            map_version: 0,
+        }
     }
     /// Whether a target may hold cells of it.
     pub fn may_have_cells(&self) -> bool {
@@ -569,7 +576,14 @@ pub fn directory_attr(dir: InodeId, access: &Access, tally: &Tally) -> Attr {
 
 /// The lease that nothing was granted with.
 pub fn no_lease() -> Lease {
-    Lease { kind: LeaseKind::None, token_epoch: 0, recover: false, data_end: 0, limited: VolumeId(0) }
+    Lease {
+        kind: LeaseKind::None,
+        token_epoch: 0,
+        recover: false,
+        data_end: 0,
+        limited: VolumeId(0),
+        map_version: 0,
+    }
 }
 
 #[cfg(test)]

@@ -439,6 +439,27 @@ impl Meta {
         Ok(())
     }
 
+    /// Whoever reads after the answer waits for that map.
+    fn note_map(&self, call: &Call) -> Outcome {
+        let (leader, r) = match call.decode::<NoteMap>() {
+            Ok(r) => (self.leader.clone(), r),
+            Err(e) => return Outcome::refused(e),
+        };
+        let noted = move |leader: &Leader| {
+            leader.lock().session(r.session)?;
+            leader.note_written_under(r.map_version);
+            Ok(())
+        };
+        if r.map_version <= (leader.config.map_version)() {
+            return Outcome::now(noted(&leader));
+        }
+        // A number that no map has would keep everybody from reading.
+        Outcome::Waits(Box::pin(async move {
+            leader.wait_for_map(r.map_version).await?;
+            noted(&leader).map(|()| Reply::new(&()))
+        }))
+    }
+
     fn session_close(&self, r: &SessionClose) -> Result<CommitSeq> {
         let mut state = self.leader.lock();
         self.leader.end_session(&mut state, r.session, "closed by the client")?;
@@ -711,6 +732,7 @@ impl Meta {
     fn session_call(&self, call: &Call) -> Outcome {
         let on = &call.connection;
         match call.method {
+            NoteMap::METHOD => self.note_map(call),
             KeepAlive::METHOD => Outcome::now(call.decode().and_then(|r| self.keep_alive(&r, on))),
             ReleaseLease::METHOD => Outcome::now(call.decode().and_then(|r| self.release(&r))),
             EndTurn::METHOD => Outcome::now(call.decode().and_then(|r| self.end_turn(&r))),

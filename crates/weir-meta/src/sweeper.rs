@@ -116,8 +116,11 @@ fn spawn_drop(leader: &Arc<Leader>, item: &Item) -> tokio::sync::oneshot::Receiv
     let file = FileId { namespace: leader.config.namespace, inode: item.ino };
     let Garbage { first_pg, pg_count, cut } = item.garbage;
     let drop_stripes = leader.config.purge.drop_stripes(file, first_pg, pg_count, cut);
+    let leader_too = leader.clone();
     leader.env.tasks.spawn("drop file", async move {
-        let _ = tx.send(drop_stripes.await); // the sweeper was ended
+        let dropped = drop_stripes.await;
+        leader_too.note_written_under((leader_too.config.map_version)());
+        let _ = tx.send(dropped); // the sweeper was ended
     });
     rx
 }

@@ -112,7 +112,11 @@ message!(
         attempt: u32,
     }
 );
-message!(OverlayWritten { seq: Seq });
+message!(OverlayWritten {
+    seq: Seq,
+    /// Under which cluster map all its keepers have it.
+    map_version: u64,
+});
 message!(
     /// The sequencer's copy to a parity target. Sequence numbers of one cell arrive in order, or wait. `again`: it repeats
     /// what it has for long, so that all copies are the same: no fence stops that, and it replaces what is there.

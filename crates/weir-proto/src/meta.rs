@@ -111,6 +111,8 @@ message!(
         /// The volume whose limit of bytes stands over new data of the file (see `TakeRoom`); 0: none does. Told where Write
         /// may be granted, elsewhere 0.
         limited: VolumeId,
+        /// The cluster map under which what this shows is read, or a newer one: a target that is not in its group any more may not know it.
+        map_version: u64,
     }
 );
 message!(Entry { attr: Attr, lease: Lease });
@@ -221,6 +223,11 @@ message!(
     /// one version, at others another. Whoever has the file next recovers it, as if this writer had died. Changes nothing if
     /// another one has written to the file since.
     LeaveDoubt = 126 -> () { op: Op, ino: InodeId }
+);
+message!(
+    /// This client has written under that cluster map. Sent before anybody is told what was written; whoever reads after the answer waits
+    /// for that map.
+    NoteMap = 127 -> () { session: SessionId, map_version: u64 }
 );
 
 message!(

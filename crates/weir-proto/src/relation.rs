@@ -202,6 +202,8 @@ message!(WorkTaken {
     /// The number of this leader, for as long as it leads.
     leader: u64,
     relations: Vec<RelationWork>,
+    /// As in `Lease`.
+    map_version: u64,
 });
 message!(RelationWork {
     relation: RelationId,

@@ -82,6 +82,8 @@ message!(PastOpened {
     recover: bool,
     /// The file itself has the same bytes now, and nobody may be writing it.
     unchanged: bool,
+    /// As in `Lease`.
+    map_version: u64,
 });
 
 message!(

@@ -281,6 +281,7 @@ async fn run_meta(env: Env) -> Result<()> {
     let server = weir_rpc::serve(&env, &listen, cluster.identity(), gate.clone()).await?;
     cluster.join(Membership { addrs: server.addrs().to_vec(), targets: Vec::new() }, no_reports()).await?;
     let lead = cluster.lead_namespace("root").await?;
+    let followed = cluster.clone();
     let policy = cluster.clone();
     let config = MetaConfig {
         namespace: lead.namespace,
@@ -290,6 +291,7 @@ async fn run_meta(env: Env) -> Result<()> {
         space: Arc::new(|| Box::pin(std::future::ready(None))),
         purge: Arc::new(ClusterPurge(cluster.clone())),
         gone: Arc::new(|_| false),
+        map_version: Arc::new(move || followed.map().version),
     };
     let meta = Meta::open(&env, kv, config)?;
     gate.open(Arc::new(meta.clone()));

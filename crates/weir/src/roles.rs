@@ -284,6 +284,7 @@ async fn run_meta(node: Node) -> Outcome<()> {
     let membership = Membership { addrs: server.addrs().to_vec(), targets: Vec::new() };
     cluster.join(membership, no_reports()).await?;
     let lead = cluster.lead_namespace(&meta.namespace).await?;
+    let followed = cluster.clone();
     let config = MetaConfig {
         namespace: lead.namespace,
         lease_ms: lead.map.settings.lease_ms,
@@ -292,6 +293,7 @@ async fn run_meta(node: Node) -> Outcome<()> {
         space: Arc::new(space_of_targets(cluster.clone())),
         purge: Arc::new(ClusterPurge(cluster.clone())),
         gone: Arc::new(is_gone),
+        map_version: Arc::new(move || followed.map().version),
     };
     let meta = weir_meta::Meta::open(&node.env, kv.clone(), config)?;
     gate.open(Arc::new(meta.clone()));

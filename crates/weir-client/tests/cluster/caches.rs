@@ -269,3 +269,37 @@ fn a_name_is_absent_without_asking_where_every_name_is_known_until_another_clien
         assert!(a.lookup(&root(), dir, b"y").await.unwrap().is_none());
     });
 }
+
+/// Its group goes on without a target that is cut off from the coordinator, and so is who reads: neither knows.
+#[test]
+fn who_does_not_know_that_a_target_is_out_reads_nothing_old_there() {
+    for (victim, shared) in (0..6).flat_map(|victim| [(victim, false), (victim, true)]) {
+        Lab::new(870 + victim).run(6, |lab| async move {
+            let (a, b, world) = (lab.client("a").await, lab.client("b").await, lab.world());
+            let mut data = pattern(1, 0, STRIPE);
+            let ha = create(&a, "f").await;
+            write(&a, ha, 0, &data).await;
+            a.fsync(ha).await.unwrap();
+            let hb = open(&b, "f", if shared { OpenMode::BOTH } else { OpenMode::READ }).await;
+            if shared {
+                write(&b, hb, 0, &data[..1]).await;
+                write(&a, ha, 0, &data[..1]).await;
+            }
+            same(&read(&b, hb, 0, STRIPE).await, &data);
+            let out = format!("s{victim}");
+            [out.as_str(), "b"].iter().for_each(|who| world.partition(who, "coord"));
+            world.sleep(Duration::from_secs(3)).await; // its silence is noticed
+            for cell in 0..4 {
+                let at = cell * CELL + 100;
+                data[at..at + 5].copy_from_slice(b"newer");
+                write(&a, ha, at, b"newer").await;
+            }
+            a.fsync(ha).await.unwrap();
+            let heals = async {
+                world.sleep(Duration::from_secs(5)).await;
+                world.heal_all();
+            };
+            same(&tokio::join!(read(&b, hb, 0, STRIPE), heals).0, &data);
+        });
+    }
+}

@@ -239,6 +239,7 @@ impl Lab {
         let membership = Membership { addrs: server.addrs().to_vec(), targets: vec![] };
         cluster.join(membership, no_reports()).await.unwrap();
         let lead = cluster.lead_namespace("root").await.unwrap();
+        let followed = cluster.clone();
         let of = cluster.clone();
         let layout = move |policy: &weir_proto::volume::Policy| {
             let layout = weir_coord::layout_in(&of.map(), policy.scheme, policy.pool.as_deref(), 0).ok()?;
@@ -263,6 +264,7 @@ impl Lab {
             space: Arc::new(|| Box::pin(std::future::ready(None))),
             purge: Arc::new(ClusterPurge(cluster.clone())),
             gone: Arc::new(|_| false),
+            map_version: Arc::new(move || followed.map().version),
         };
         let meta = Arc::new(Meta::open(&env, self.kv("meta"), config).unwrap());
         assert!(gate.behind.set(meta.clone()).is_ok());

@@ -217,7 +217,8 @@ impl Rules<'_> {
         inode.recover || (inode.dirty && (writer_died() || other_died()))
     }
     fn entry(&self, ino: InodeId, inode: &Inode) -> Entry {
-        Entry { attr: inode.attr(ino), lease: inode.lease(self.must_recover(ino, inode)) }
+        let lease = inode.lease(self.must_recover(ino, inode));
+        Entry { attr: inode.attr(ino), lease: Lease { map_version: self.leases.written_under, ..lease } }
     }
 }
 

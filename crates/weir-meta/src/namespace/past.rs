@@ -240,7 +240,8 @@ pub fn look(read: &dyn Read, rules: &Rules<'_>, r: &PastOpen) -> Result<PastOpen
         // Nothing was written yet: what is in its object now came later.
         attr.layout = None;
     }
-    Ok(PastOpened { attr, inline, fence, recover, unchanged })
+    let map_version = rules.leases.written_under;
+    Ok(PastOpened { attr, inline, fence, recover, unchanged, map_version })
 }
 
 /// The layers of a file, as it is or was.

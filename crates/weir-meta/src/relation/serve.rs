@@ -495,10 +495,11 @@ impl Leader {
     /// Work, when it may be given, and files of which all is to be brought back.
     fn offer_work(&self, r: &TakeWork) -> Result<(WorkTaken, CommitSeq, BTreeSet<InodeId>)> {
         let now = self.env.clock.now();
-        {
+        let map_version = {
             let mut state = self.lock();
             state.session(r.session)?.heard = now;
-        }
+            state.leases.written_under
+        };
         let mut lanes = self.relations.lock();
         lanes.movers.insert(r.session, (now, r.limited_by.clone()));
         let leader = lanes.leader;
@@ -511,7 +512,7 @@ impl Leader {
                 ));
             }
         }
-        let mut taken = WorkTaken { leader, relations: Vec::new() };
+        let mut taken = WorkTaken { leader, relations: Vec::new(), map_version };
         if !lanes.former.is_empty() {
             return Ok((taken, CommitSeq(0), BTreeSet::new()));
         }

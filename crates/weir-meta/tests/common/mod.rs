@@ -104,6 +104,7 @@ pub async fn start(world: &World) -> Node {
         space: Arc::new(|| Box::pin(std::future::ready(SPACE.get()))),
         purge: targets.clone(),
         gone: Arc::new(|process| GONE.with_borrow(|gone| gone.iter().any(|p| p == process))),
+        map_version: Arc::new(|| 0),
     };
     let meta = Meta::open(&env, kv, config).unwrap();
     let running = meta.clone();

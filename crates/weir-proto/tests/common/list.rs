@@ -17,7 +17,7 @@ macro_rules! for_every_message {
             meta::{Op, Cred, Time, Range, Attr, Layers, Lease, Entry, SessionOpen, SessionOpened, HeldLease, SessionResume,
                 SessionResumed, KeepAlive, SessionClose, Lookup, Looked, GetAttr, ReadLink, LinkTarget, ReadDir,
                 ListEntry, Listing, GetXattr, XattrValue, ListXattr, XattrNames, GetUsage, Usage, StatFs, FsStat,
-                AcquireLease, ReleaseLease, Open, Opened, Close, Closed, ReadInline, InlineData, Recovered, LeaveDoubt, TakeTurn, EndTurn, Create, Created,
+                AcquireLease, ReleaseLease, Open, Opened, Close, Closed, ReadInline, InlineData, Recovered, LeaveDoubt, NoteMap, TakeTurn, EndTurn, Create, Created,
                 Mkdir, Made, Symlink, Mknod, Link, Unlink, Rmdir, Removed, Rename, Renamed, SetAttr, Commit,
                 SetXattr, RemoveXattr, CreateNameless, NoteAccess, AccessTime, Recall}
             volume::{Quota, Policy, KeepSnapshots, Keeping, Volume, VolumeCreate, VolumeList, VolumePage, VolumeGet, VolumeAt, VolumeChange, VolumeDelete, VolumeClone,

@@ -46,12 +46,13 @@ impl StorageNode {
                 };
                 let store = acting.target.store.clone();
                 // The mirrors first: they write while this thread does.
-                let mirrors: BoxFuture<'_, Result<()>> =
-                    Box::pin(node.mirror(acting.clone(), &r, seq, payload.clone(), deadline));
-                let local: BoxFuture<'_, Result<()>> = Box::pin(store.durable_here(committed));
-                let done: Result<()> = join_all(vec![mirrors, local]).await.into_iter().collect();
+                let mirrors = node.mirror(acting.clone(), &r, seq, payload.clone(), deadline);
+                let (mirrored, local) = tokio::join!(mirrors, store.durable_here(committed));
                 store.pass(points::OVERLAY_DURABLE);
-                let Err(e) = done else { return Ok(Reply::new(&OverlayWritten { seq })) };
+                let e = match local.and(mirrored) {
+                    Ok(map_version) => return Ok(Reply::new(&OverlayWritten { seq, map_version })),
+                    Err(e) => e,
+                };
                 node.give_up(&acting, &r, seq).await;
                 // `Exists`: the number is void somewhere. Another one is not.
                 if e.kind != ErrorKind::Exists || node.env.clock.now() >= deadline {
@@ -124,7 +125,7 @@ impl StorageNode {
 
     /// Returns once every live member that keeps this cell's log has the overlay, under the newest epoch, and k or more are current.
     /// Members that went down since it was numbered are told to those under that epoch: who comes back asks them for what was
-    /// written since an epoch in which it was current, and that may be newer than the one in which this was logged.
+    /// written since an epoch in which it was current, and that may be newer than the one in which this was logged. Under which map.
     async fn mirror(
         &self,
         mut acting: Acting,
@@ -132,7 +133,7 @@ impl StorageNode {
         seq: Seq,
         payload: Bytes,
         deadline: Instant,
-    ) -> Result<()> {
+    ) -> Result<u64> {
         let mut told = down_mask(acting.group());
         let mut held: BTreeSet<usize> = BTreeSet::from([acting.position]);
         loop {
@@ -148,7 +149,7 @@ impl StorageNode {
             } else if wanting.is_empty() {
                 let mask = down_mask(group);
                 if mask & !told == 0 {
-                    return Ok(());
+                    return Ok(acting.map.version);
                 }
                 let problem = self.tell_missing(&acting, r.cell, mask).await;
                 told |= if problem.is_none() { mask } else { 0 };
