@@ -3,11 +3,12 @@
 //! Invariants: one name, one live process; one disk, one live node; ids are never reused.
 //! Knows nothing of connections' bytes or of the store: the server carries the decisions out.
 use crate::decide::{
-    HealthLimits, Presence, Strikes, Verdict, create_groups, judge, rejoin_groups, target_back,
+    HealthLimits, Presence, Strikes, Verdict, create_groups, is_spare, judge, rejoin_groups, target_back,
     target_cleared, target_down, target_failed,
 };
 use crate::identity::check_pool_name;
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 use weir_env::{Addr, Instant};
 use weir_proto::coord::{Join, TargetOffer, TargetReport};
 use weir_proto::map::{ClusterMap, Node, Role, Target, TargetState};
@@ -19,6 +20,11 @@ const NAME_MAX: usize = 64;
 const ADDRS_MAX: usize = 16;
 /// Most targets that one node brings.
 const TARGETS_MAX: usize = 256;
+/// A disk that ends nothing for so long hangs: longer than one takes to start, or to set itself right; much less than a write may take.
+const HANGS_AFTER: Duration = Duration::from_secs(10);
+/// The same of one that is needed: who waits for it may still be told in time that it is gone, and targets that share a disk which is
+/// busy for a moment are not all lost at once.
+const GONE_AFTER: Duration = Duration::from_secs(15);
 
 /// One member, as far as it is not in the map.
 #[derive(Clone, Debug)]
@@ -127,9 +133,20 @@ impl Members {
             if report.failed && target_failed(map, report.target) {
                 tracing::error!("{} failed: its disk is not used any more", report.target);
             }
+            self.judge_hang(map, &report);
             self.reports.insert(report.target, report);
         }
         Ok(())
+    }
+
+    /// Whether the target's disk hangs for so long that it counts as one that does not answer.
+    pub fn judge_hang(&mut self, map: &ClusterMap, report: &TargetReport) -> bool {
+        let (target, hangs) = (report.target, Duration::from_millis(report.hangs_ms.into()));
+        let is_out = hangs >= GONE_AFTER || hangs >= HANGS_AFTER && is_spare(map, target);
+        if is_out && self.suspects.insert(target) {
+            tracing::warn!("{target} hangs: its disk has ended nothing for {} s", hangs.as_secs());
+        }
+        is_out
     }
 
     /// A failed target may be used again, unless its own process still says otherwise.

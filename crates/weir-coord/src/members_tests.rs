@@ -133,6 +133,7 @@ fn a_failed_disk_is_out_for_good() {
         debt_cells: 0,
         damaged_blocks: 0,
         repaired_blocks: 0,
+        hangs_ms: 0,
     };
     // A node speaks for its own targets only.
     world.members.heard(&mut world.map, NodeId(1), 1, vec![report.clone()], at(1)).unwrap();
@@ -153,6 +154,7 @@ fn a_failed_target_is_cleared_by_hand_once_its_process_is_a_new_one() {
         debt_cells: 0,
         damaged_blocks: 0,
         repaired_blocks: 0,
+        hangs_ms: 0,
     };
     world.members.heard(&mut world.map, NodeId(2), 2, vec![report.clone()], at(1)).unwrap();
     world.reconcile(at(1));
@@ -165,6 +167,33 @@ fn a_failed_target_is_cleared_by_hand_once_its_process_is_a_new_one() {
     clear(&mut world, 2).unwrap();
     world.reconcile(at(2));
     assert_eq!((world.target(2), world.member(2)), (TargetState::Up, MemberState::Behind));
+}
+
+/// Three hang, and two of them have a group of two copies for themselves: one is done without soon, the others when they count as gone.
+#[test]
+fn a_target_whose_disk_hangs_is_done_without_as_long_as_it_is_not_needed() {
+    let mut world = World::with_six();
+    let quiet = |n: u32, hangs_ms: u32| TargetReport {
+        target: TargetId(n),
+        failed: false,
+        capacity: 1,
+        used: 0,
+        debt_cells: 0,
+        damaged_blocks: 0,
+        repaired_blocks: 0,
+        hangs_ms,
+    };
+    let mut after = |hangs_ms: u32| {
+        for n in 1..=3 {
+            let (node, reports) = (NodeId(n), vec![quiet(n, hangs_ms)]);
+            world.members.heard(&mut world.map, node, n.into(), reports, at(1)).unwrap();
+            world.reconcile(at(1));
+        }
+        (1..=3).filter(|n| world.target(*n) == TargetState::Down).count()
+    };
+    assert_eq!((after(9_999), after(10_000), after(14_999), after(15_000)), (0, 1, 1, 3));
+    assert!(world.members.judge_hang(&world.map, &quiet(1, 20_000)), "still");
+    assert!(!world.members.judge_hang(&world.map, &quiet(1, 0)), "it goes on");
 }
 
 #[test]

@@ -18,7 +18,7 @@ use weir_proto::coord::{
     MakeGroups, MapReply, ReportTarget, TargetReport,
 };
 use weir_proto::map::{ClusterMap, MemberState, NamespaceEntry, Node, Role, TargetState};
-use weir_proto::{Epoch, Error, ErrorKind, NamespaceId, NodeId, Result, TargetId, Wire};
+use weir_proto::{Epoch, Error, NamespaceId, NodeId, Result, TargetId, Wire};
 
 /// The key of the map in the store.
 pub const MAP_KEY: &str = "map";
@@ -342,7 +342,7 @@ impl Owner {
                 if report.failed {
                     crate::decide::target_failed(&mut batch.draft, target);
                 }
-                if self.members.suspects.remove(&target) {
+                if !self.members.judge_hang(&batch.draft, &report) && self.members.suspects.remove(&target) {
                     tracing::info!("{target} answers again");
                 }
                 if doubt == Doubt::Slow && set_aside(&mut batch.draft, target) {
@@ -353,12 +353,8 @@ impl Owner {
                     );
                 }
             }
-            // A machine that is busy everywhere must not lose its last targets to a quick look, nor to one disk that they share and
-            // that hangs.
-            Err(e)
-                if (doubt != Doubt::Unusable || e.kind == ErrorKind::Io)
-                    && !is_spare(&batch.draft, target) =>
-            {
+            // A machine that is busy everywhere must not lose its last targets to a quick look.
+            Err(e) if doubt != Doubt::Unusable && !is_spare(&batch.draft, target) => {
                 tracing::warn!("{target} does not answer quickly, and is needed: {e}");
             }
             Err(e) => {

@@ -53,6 +53,7 @@ fn report(target: TargetId) -> TargetReport {
         debt_cells: 0,
         damaged_blocks: 0,
         repaired_blocks: 0,
+        hangs_ms: 0,
     }
 }
 

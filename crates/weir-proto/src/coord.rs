@@ -38,6 +38,8 @@ message!(
         damaged_blocks: u64,
         /// Of those, repaired.
         repaired_blocks: u64,
+        /// For how long its disk has ended nothing of what it has to do, ms.
+        hangs_ms: u32,
     }
 );
 message!(

@@ -6,11 +6,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use weir_env::{Clock, Instant};
 
-/// Longer than disks take to start, or to set themselves right; much less than a write may take in all.
-pub const HANGS_AFTER: Duration = Duration::from_secs(10);
-/// Then it counts as gone, even if it is needed: who waits for it may still be told in time that it is.
-pub const GONE_AFTER: Duration = Duration::from_secs(20);
-
 /// What is under way at one disk.
 pub struct DiskWatch {
     clock: Clock,
@@ -43,12 +38,11 @@ impl DiskWatch {
         seen.under_way += 1;
         UnderWay(self.clone())
     }
-    /// For how long nothing has ended, if that is too long.
-    pub fn hangs_for(&self) -> Option<Duration> {
+    /// For how long nothing of it has ended.
+    pub fn hangs_for(&self) -> Duration {
         let now = self.clock.now();
         let seen = self.seen();
-        let silent = now.since(seen.last);
-        (seen.under_way > 0 && silent >= HANGS_AFTER).then_some(silent)
+        if seen.under_way > 0 { now.since(seen.last) } else { Duration::ZERO }
     }
 }
 
@@ -74,20 +68,21 @@ mod tests {
         world.run(async {
             let clock = world.node("a").clock;
             let watch = DiskWatch::new(clock.clone());
-            clock.sleep(2 * HANGS_AFTER).await;
+            let second = Duration::from_secs(1);
+            clock.sleep(2 * second).await;
             let slow = watch.begin();
-            assert_eq!(watch.hangs_for(), None, "it was idle until now");
+            assert_eq!(watch.hangs_for(), Duration::ZERO, "it was idle until now");
             for _ in 0..4 {
-                clock.sleep(HANGS_AFTER / 2).await;
+                clock.sleep(second).await;
                 watch.begin().end();
-                assert_eq!(watch.hangs_for(), None, "it is busy");
+                assert_eq!(watch.hangs_for(), Duration::ZERO, "it is busy");
             }
-            clock.sleep(HANGS_AFTER).await;
+            clock.sleep(3 * second).await;
             drop(watch.begin());
-            assert!(watch.hangs_for() >= Some(HANGS_AFTER), "what was given up has not ended");
+            assert!(watch.hangs_for() >= 3 * second, "what was given up has not ended");
             slow.end();
-            clock.sleep(HANGS_AFTER).await;
-            assert_eq!(watch.hangs_for(), None, "it has nothing to do");
+            clock.sleep(second).await;
+            assert_eq!(watch.hangs_for(), Duration::ZERO, "it has nothing to do");
         });
     }
 }

@@ -506,6 +506,12 @@ impl StorageNode {
         for (member, stat) in participants(group).into_iter().zip(stats) {
             answers[member] = stat.ok();
         }
+        // A seal of that version went on without this member, which did its part too late: of other overlays, perhaps.
+        let went_on = |s: &CellStat| s.base == version && s.missing & (1 << position) != 0;
+        if answers.iter().flatten().any(went_on) {
+            let seq = target.store.drop_prepared(&scope, cell, version, UNFENCED)?;
+            return target.store.durable(seq).await;
+        }
         let data = usize::from(group.scheme.data);
         let verdict = resolve(version, absent, scope.current, &answers, data);
         let leads = leader(group) == Some(position);

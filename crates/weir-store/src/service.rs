@@ -328,7 +328,7 @@ impl StorageNode {
             Ok(Reply::with_payload(&body, payload))
         }))
     }
-    /// Work that waits for the target's disk, which shows in [`Store::answers`].
+    /// Work that waits for the target's disk, which shows in what the target reports if it hangs.
     async fn on_disk<T: Send + 'static>(
         &self,
         store: &Store,
@@ -526,8 +526,7 @@ impl StorageNode {
         }))
     }
     fn stat_target(&self, r: &StatTarget) -> Handled {
-        let stat = |t: Arc<Target>| t.store.answers().map(|()| Reply::new(&t.store.stat()));
-        Handled::Now(self.target(r.target).and_then(stat))
+        Handled::Now(self.target(r.target).map(|t| Reply::new(&t.store.stat())))
     }
     fn seal_file(&self, r: SealFile) -> Handled {
         let node = self.shared();

@@ -8,7 +8,7 @@
 use crate::alloc::{Extent, Geometry};
 use crate::cells::{self, Admission, Appended, Delta, Numbering, Scope, get};
 use crate::format::*;
-use crate::hang::{DiskWatch, GONE_AFTER, UnderWay};
+use crate::hang::{DiskWatch, UnderWay};
 use crate::lately::Lately;
 use crate::lookup;
 use crate::points;
@@ -514,6 +514,7 @@ impl Store {
             debt_cells: count(&self.counters.debt_cells),
             damaged_blocks: self.persisted(DAMAGED_COUNT),
             repaired_blocks: self.persisted(REPAIRED_COUNT),
+            hangs_ms: u32::try_from(self.disk.hangs_for().as_millis()).unwrap_or(u32::MAX),
         }
     }
     pub fn stat(&self) -> TargetStat {
@@ -558,17 +559,9 @@ impl Store {
     pub async fn checkpoint(&self) -> Result<()> {
         self.kv.checkpoint().await.map_err(|e| self.judge(e))
     }
-    /// Work with the disk begins: see [`Store::answers`].
+    /// Work with the disk begins: see [`DiskWatch`].
     pub(crate) fn begin_disk(&self) -> UnderWay {
         self.disk.begin()
-    }
-    /// An error if nothing that the disk has to do has ended for long. `Io`: its groups go on without it if they can; `Unavailable`: it
-    /// counts as gone.
-    pub fn answers(&self) -> Result<()> {
-        let Some(silent) = self.disk.hangs_for() else { return Ok(()) };
-        let (target, dir) = (self.target, self.dir.display());
-        let why = format!("target {target} in {dir}: its disk has ended nothing for {} s", silent.as_secs());
-        Err(if silent < GONE_AFTER { Error::io(why) } else { Error::unavailable(why) })
     }
     pub fn usable(&self) -> Result<()> {
         match self.failed.get() {
