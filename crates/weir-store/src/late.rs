@@ -5,7 +5,7 @@ use std::time::Duration;
 use weir_env::BoxFuture;
 use weir_proto::coord::Doubt;
 use weir_proto::map::{ClusterMap, MemberState};
-use weir_proto::{Error, Result, TargetId};
+use weir_proto::{Error, PgId, Result, TargetId};
 
 /// A mirror logs an overlay in a millisecond or two; a disk that flushes its own caches takes a hundred now and then.
 const SILENT_AFTER: Duration = Duration::from_millis(300);
@@ -46,6 +46,16 @@ impl StorageNode {
                     next = doubts.next();
                 }
             }
+        }
+    }
+
+    /// Returns when the group has a newer epoch than now.
+    pub(crate) async fn epoch_passes(&self, group: PgId) {
+        let epoch_in = |map: &ClusterMap| map.group(group).map(|g| g.epoch);
+        let mut map = self.peers.map();
+        let now = epoch_in(&map);
+        while epoch_in(&map) == now {
+            map = self.peers.wait_newer(map.version, LOOK_EVERY).await.unwrap_or(map);
         }
     }
 

@@ -301,7 +301,12 @@ impl StorageNode {
         if let Err(e) = self.void_under_newest(acting, cell, seq, token_epoch).await {
             tracing::debug!(%cell, %seq, "make a failed overlay void: {e}");
         }
-        if let Err(e) = self.agree_on(target, cell, group).await {
+        let agreed = tokio::select! {
+            agreed = self.agree_on(target, cell, group) => agreed,
+            // Who does not answer has gone down, perhaps; the writer waits for this.
+            () = self.epoch_passes(group) => Err(Error::unavailable("the group has changed")),
+        };
+        if let Err(e) = agreed {
             tracing::debug!(%cell, %seq, "a failed overlay is not void everywhere yet: {e}");
             target.agreement().differs(cell, group);
         }
