@@ -307,11 +307,14 @@ impl Session {
     ) -> Result<R::Reply> {
         let mut pause = RETRY_PAUSE;
         loop {
-            let e = match self.once(deadline, &make).await {
-                Ok(reply) => return Ok(reply),
-                Err(e) => e,
+            let (e, under) = match self.ready(deadline).await {
+                Ok((connection, session)) => match self.send(&connection, &make(session), deadline).await {
+                    Ok(reply) => return Ok(reply),
+                    Err(e) => (e, Some(session)),
+                },
+                Err(e) => (e, None),
             };
-            self.again_or(e, deadline, &mut pause).await.map_err(|e| e.doing(R::NAME))?;
+            self.again_or(e, under, deadline, &mut pause).await.map_err(|e| e.doing(R::NAME))?;
         }
     }
 
@@ -351,9 +354,15 @@ impl Session {
         }
     }
 
-    /// Pauses if another try can help; otherwise the error.
-    async fn again_or(&self, e: Error, deadline: Instant, pause: &mut Duration) -> Result<()> {
-        if e.kind == ErrorKind::Stale && self.session_is_gone(deadline).await {
+    /// Pauses if another try can help; otherwise the error. `under`: the session with which it was asked.
+    async fn again_or(
+        &self,
+        e: Error,
+        under: Option<SessionId>,
+        deadline: Instant,
+        pause: &mut Duration,
+    ) -> Result<()> {
+        if e.kind == ErrorKind::Stale && self.session_is_gone(under, deadline).await {
             return Ok(());
         }
         if e.kind != ErrorKind::Unavailable {
@@ -368,12 +377,16 @@ impl Session {
     }
 
     /// `Stale` may mean the inode or the session: asks. If it is the session, the next request takes up a new one.
-    async fn session_is_gone(&self, deadline: Instant) -> bool {
-        self.ask_for_session(deadline).await.is_err_and(|e| e.kind == ErrorKind::Stale)
+    async fn session_is_gone(&self, under: Option<SessionId>, deadline: Instant) -> bool {
+        match self.ask_for_session(deadline).await {
+            // Somebody else has found that, and taken up the next one.
+            Ok(session) => under.is_some_and(|under| under != session),
+            Err(e) => e.kind == ErrorKind::Stale,
+        }
     }
 
-    /// Whether the leader knows the session. `Stale`: not any more, and the next request takes up a new one.
-    async fn ask_for_session(&self, deadline: Instant) -> Result<()> {
+    /// The session, if the leader knows it. `Stale`: not any more, and the next request takes up a new one.
+    async fn ask_for_session(&self, deadline: Instant) -> Result<SessionId> {
         let (connection, session) = self.ready(deadline).await?;
         let known = self.send(&connection, &KeepAlive { session }, deadline).await;
         if known.as_ref().is_err_and(|e| e.kind == ErrorKind::Stale) {
@@ -384,7 +397,7 @@ impl Session {
                 standing.connection = None;
             }
         }
-        known
+        known.map(|()| session)
     }
 
     /// Makes a change happen once: the same (session, slot, seq) until it is answered. `Io`: the session expired before that, and
@@ -456,7 +469,7 @@ impl Session {
             };
             let refused = e.kind == ErrorKind::Stale;
             in_doubt |= !refused && sent.is_some();
-            self.again_or(e, deadline, &mut pause).await.map_err(|e| e.doing(R::NAME))?;
+            self.again_or(e, sent, deadline, &mut pause).await.map_err(|e| e.doing(R::NAME))?;
             if refused && !in_doubt {
                 sent = None; // the leader did not know the session: it did nothing
             }
@@ -482,7 +495,10 @@ impl Session {
     /// Tells the leader that this client is there.
     pub async fn keep_alive(&self) {
         let known = match self.is_taken_up() {
-            true => self.ask_for_session(self.env.clock.now() + self.keep_alive_period()).await,
+            true => {
+                let soon = self.env.clock.now() + self.keep_alive_period();
+                self.ask_for_session(soon).await.map(drop)
+            }
             false => self.ready_again().await,
         };
         let Err(e) = known else { return };
@@ -511,13 +527,13 @@ impl Session {
             let e = match self.ready(deadline).await {
                 Ok((_, session)) if self.leases_hold() => return Ok(session),
                 Ok(_) => match self.ask_for_session(deadline).await {
-                    Ok(()) => continue,
+                    Ok(_) => continue,
                     Err(e) => e,
                 },
                 Err(e) => e,
             };
             if e.kind != ErrorKind::Stale {
-                self.again_or(e, deadline, &mut pause).await?;
+                self.again_or(e, None, deadline, &mut pause).await?;
             }
         }
     }
