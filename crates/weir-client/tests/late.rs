@@ -229,3 +229,40 @@ fn disks_that_hang_fail_no_write_as_long_as_enough_others_do_not() {
         });
     }
 }
+
+/// Its group goes on without it, and seals again, with what was written since, under the same version.
+#[test]
+fn who_does_its_part_of_a_seal_too_late_does_not_take_it_for_the_one_that_went_on() {
+    for victim in 0..2 {
+        Lab::with(51, "replica:2", 2000).run(2, |lab| async move {
+            let (a, world) = (lab.client("a").await, lab.world());
+            world.sleep(Duration::from_secs(10)).await; // what follows a start is done
+            let mut data = pattern(1, 0, CELL);
+            let h = create(&a, "f").await;
+            a.write(h, 0, Bytes::from(data.clone())).await.unwrap();
+            a.fsync(h).await.unwrap();
+            let mut change = async |seed: u64, at: usize| {
+                let part = pattern(seed, 0, 30_000);
+                data[at..at + part.len()].copy_from_slice(&part);
+                a.write(h, at as u64, Bytes::from(part)).await.unwrap();
+                a.fsync(h).await.unwrap();
+            };
+            for n in 0..12 {
+                change(20 + n, 100).await; // so much that it is worth a seal
+            }
+            let hangs = |hangs| DiskFaults { hangs, ..DiskFaults::default() };
+            world.set_disk_faults(&format!("s{victim}"), hangs(true));
+            world.sleep(Duration::from_secs(6)).await; // the seal begins
+            change(3, 20_000).await;
+            world.sleep(Duration::from_secs(20)).await; // and goes on without it
+            world.set_disk_faults(&format!("s{victim}"), hangs(false));
+            world.sleep(Duration::from_secs(10)).await;
+            lab.all_current().await.unwrap();
+            lab.kill_storage(1 - victim);
+            let c = lab.client("c").await;
+            let ino = c.lookup(&root(), ROOT, b"f").await.unwrap().unwrap().attr.ino;
+            let hc = c.open(&root(), ino, OpenMode::READ).await.unwrap().handle;
+            assert!(c.read(hc, 0, data.len()).await.unwrap().concat() == data);
+        });
+    }
+}
