@@ -328,7 +328,8 @@ impl StorageNode {
             Ok(Reply::with_payload(&body, payload))
         }))
     }
-    /// Work that waits for the target's disk, which shows in what the target reports if it hangs.
+    /// Work that waits for the target's disk, which shows in what the target reports if it hangs: a piece of a stripe at most, nothing that
+    /// takes long by itself.
     async fn on_disk<T: Send + 'static>(
         &self,
         store: &Store,
@@ -495,7 +496,8 @@ impl StorageNode {
             let worker = store.clone();
             let cut =
                 format::Cut { from_stripe: r.from_stripe, to_stripe: r.to_stripe, token_epoch: r.fence };
-            let (seq, reply) = node.on_disk(&store, move || worker.drop_file(r.file, cut, &r.epochs)).await?;
+            let (seq, reply) =
+                node.env.tasks.blocking(move || worker.drop_file(r.file, cut, &r.epochs)).await?;
             store.durable(seq).await?;
             // Who reads after this sees none of them come or go.
             let ended = target.under_way.ended(r.file, r.fence);
