@@ -126,6 +126,12 @@ fn to_seal_above_what_a_writer_prepares_loses_bytes() {
 }
 
 #[test]
+fn to_take_ones_late_part_of_a_seal_for_that_of_another_loses_bytes() {
+    let rules = Rules { suspicions: 1, seals: 2, ..mirrored(&[(0, 0, 1), (0, 1, 2)]) };
+    fails(&rules, Shortcut::LatePartCounts, 2_000_000);
+}
+
+#[test]
 fn to_compare_logs_of_older_cells_only_brings_bytes_back() {
     fails(&Rules { crashes: 1, ..over(mirrored(&[(0, 0, 1)])) }, Shortcut::LogsOfOlderCells, 1_000_000);
 }
@@ -246,6 +252,10 @@ fn larger_configurations() {
         ("1+1, two writes, two suspicions", Rules { suspicions: 2, ..mirrored(&three[..2]) }),
         ("1+1, two writes, a seal, a crash", Rules { crashes: 1, seals: 1, ..mirrored(&three[..2]) }),
         ("1+1, two writes, a seal, a suspicion", Rules { suspicions: 1, seals: 1, ..mirrored(&three[..2]) }),
+        (
+            "1+1, two writes, two seals, a suspicion",
+            Rules { suspicions: 1, seals: 2, ..mirrored(&three[..2]) },
+        ),
         ("2+1, a write, two seals, a crash", Rules { crashes: 1, seals: 2, ..ec(&three[..1]) }),
         ("2+1, a write, a seal, a suspicion", Rules { suspicions: 1, seals: 1, ..ec(&three[..1]) }),
         ("2+1, a write, two suspicions", Rules { suspicions: 2, ..ec(&three[..1]) }),

@@ -57,6 +57,8 @@ pub enum Shortcut {
     LogsOfOlderCells,
     /// A member that is told again who is missing does not say that it has no fragment any more. (Found by the simulator.)
     ForgottenIsMarked,
+    /// A member that has done its part of a seal takes any that is committed under that version for the same. (Found by the simulator.)
+    LatePartCounts,
 }
 
 /// How a client writes the stripe whole, once.

@@ -266,6 +266,15 @@ pub fn settle(rules: &Rules, s: &mut State, at: usize) -> Option<()> {
     let told: Vec<Option<CellStat>> = (0..rules.width())
         .map(|p| (current.contains(&p) && answers(s, &acting, p)).then(|| stat(s, &acting, p)))
         .collect();
+    let went_on = |t: &CellStat| t.base == doubt.version && t.missing & (1 << at) != 0;
+    if !rules.has(Shortcut::LatePartCounts) && told.iter().flatten().any(went_on) {
+        let epoch = acting.epoch();
+        let dropped = s.targets[at].change(|txn, delta| {
+            cells::check_epoch(txn, GROUP, epoch)?;
+            cells::drop_prepared(txn, cell(at), doubt.version, delta)
+        });
+        return dropped.then_some(());
+    }
     let leads = leader(acting.group()) == Some(at);
     let settling = |phase| Seal {
         leader: at,
