@@ -518,8 +518,9 @@ impl Inner {
         let stamp = self.stamp();
         match self.session.change_again(self.deadline(), |op| Commit { op, ..commit.clone() }).await {
             Ok(entry) => {
-                node.lock().untold_end = None;
-                self.apply(&entry, stamp);
+                let mut st = node.lock();
+                st.untold_end = st.untold_end.filter(|untold| *untold > end);
+                self.apply_to(&mut st, &entry, stamp);
             }
             // Fenced: who cut the file has dropped it; or it was removed.
             Err(e) if matches!(e.kind, ErrorKind::Stale | ErrorKind::NotFound) => {
