@@ -302,6 +302,7 @@ impl StorageNode {
             tracing::debug!(%cell, %seq, "make a failed overlay void: {e}");
         }
         let agreed = tokio::select! {
+            biased;
             agreed = self.agree_on(target, cell, group) => agreed,
             // Who does not answer has gone down, perhaps; the writer waits for this.
             () = self.epoch_passes(group) => Err(Error::unavailable("the group has changed")),
