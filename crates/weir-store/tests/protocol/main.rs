@@ -126,6 +126,7 @@ fn to_seal_above_what_a_writer_prepares_loses_bytes() {
 }
 
 #[test]
+#[ignore = "minutes, gigabytes: make model"]
 fn to_take_ones_late_part_of_a_seal_for_that_of_another_loses_bytes() {
     let rules = Rules { suspicions: 1, seals: 2, ..mirrored(&[(0, 0, 1), (0, 1, 2)]) };
     fails(&rules, Shortcut::LatePartCounts, 2_000_000);
