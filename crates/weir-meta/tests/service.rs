@@ -39,6 +39,22 @@ fn a_change_is_seen_by_others_at_once_and_their_caches_are_recalled() {
     });
 }
 
+/// A number that no map has would keep everybody from reading.
+#[test]
+fn a_cluster_map_that_the_leader_does_not_know_is_not_asked_of_readers() {
+    simulate(3, async |world| {
+        let _meta = start(&world).await;
+        let a = Client::start(&world, "a").await;
+        let ino = a.create(ROOT, "f").await.unwrap().entry.attr.ino;
+        for (map_version, told) in [(MAP_VERSION - 1, true), (MAP_VERSION, true), (u64::MAX, false)] {
+            let noted = a.call(&NoteMap { session: a.session, map_version }).await;
+            assert_eq!(noted.map_err(|e| e.kind), if told { Ok(()) } else { Err(ErrorKind::Unavailable) });
+            let lease = a.open(ino, true, false).await.unwrap().entry.lease;
+            assert_eq!(lease.map_version, MAP_VERSION, "what it had when it began, or was told since");
+        }
+    });
+}
+
 #[test]
 fn a_shared_file_has_no_leases_until_one_is_left() {
     simulate(2, async |world| {

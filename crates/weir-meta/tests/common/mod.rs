@@ -16,6 +16,8 @@ use weir_rpc::{Call, Connection, Handled, Identity, Reply, Server, Service};
 
 pub const LEASE_MS: u32 = 4000;
 pub const PATIENCE: Duration = Duration::from_secs(60);
+/// Of the cluster map that the leader has.
+pub const MAP_VERSION: u64 = 7;
 pub const ROOT: InodeId = InodeId::ROOT;
 
 /// Targets that remember what was dropped, and may be out of reach.
@@ -104,7 +106,7 @@ pub async fn start(world: &World) -> Node {
         space: Arc::new(|| Box::pin(std::future::ready(SPACE.get()))),
         purge: targets.clone(),
         gone: Arc::new(|process| GONE.with_borrow(|gone| gone.iter().any(|p| p == process))),
-        map_version: Arc::new(|| 0),
+        map_version: Arc::new(|| MAP_VERSION),
     };
     let meta = Meta::open(&env, kv, config).unwrap();
     let running = meta.clone();
