@@ -18,7 +18,8 @@ use weir_proto::{Error, InodeId, Result, VolumeId};
 
 /// Names of a path at home at most: twins that lead in a circle are damage.
 const DEPTH_MAX: usize = 1 << 16;
-/// Where a file waits at home, in its root, whose names there are all taken: its number follows, and one that makes it free.
+/// Where a file waits at home, in its root, whose names there are all taken, or a directory that is no more: its number
+/// follows, and one that makes it free.
 const WAITS: &str = ".weir-waits";
 /// Names of a file that are looked at for one that home can know it by.
 const NAMES_LOOKED_AT: usize = 64;
@@ -325,10 +326,16 @@ impl Tree<'_> {
         }
         // Found by the look at what was there before: only if it is so now, or a mover may have done it.
         let now = find_link(self.read, place.dir, &place.name)?.is_some_and(|link| link.ino == ino);
-        let (Some(path), Some(first), true) = (self.path(&place)?, twin.places.first(), certain || now)
-        else {
+        if !certain && !now {
             return Ok(None);
-        };
+        }
+        if self.twin(place.dir)?.is_none() && present(self.read, ino)?.is_some() {
+            return self.make_above(place.dir);
+        }
+        if let Some(aside) = self.place_aside(ino, &twin)? {
+            return self.move_to(ino, &twin, aside, place);
+        }
+        let (Some(path), Some(first)) = (self.path(&place)?, twin.places.first()) else { return Ok(None) };
         let Some(from) = self.path(first)? else { return Ok(None) };
         let action = NameAction::Link { from, path, expect: expected(&twin) };
         Ok(Some(Step { ino, action, effect: Effect::Link { ino, place }, last: true }))
@@ -337,39 +344,53 @@ impl Tree<'_> {
     fn vanish(&self, ino: InodeId, place: TwinPlace, last: bool) -> Result<Option<Step>> {
         let Some(twin) = self.twin(ino)?.filter(|twin| twin.places.contains(&place)) else { return Ok(None) };
         let Some(path) = self.path(&place)? else { return Ok(None) };
-        if self.stays_by_another_name(ino, &twin)? {
+        if self.would_be_forgotten(ino, &twin)? {
             return self.leave(ino, &twin, place);
         }
         let action = NameAction::Remove { path, kind: twin.kind, expect: expected(&twin) };
         Ok(Some(Step { ino, action, effect: Effect::Drop { ino, place }, last }))
     }
 
-    // ---- where home knows one name of each file only
+    // ---- what loses its last name at home, and has others here
 
-    /// Whether a file that loses a name, which it has at home, has others here.
-    fn stays_by_another_name(&self, ino: InodeId, twin: &Twin) -> Result<bool> {
-        let one_name = !self.links && twin.kind != FileKind::Directory;
-        Ok(one_name && find_inode(self.read, ino)?.is_some_and(|inode| inode.nlink > 0))
+    /// Whether a file that loses a name at home is still here, and would be there no more.
+    fn would_be_forgotten(&self, ino: InodeId, twin: &Twin) -> Result<bool> {
+        let last = twin.places.len() == 1 && twin.kind != FileKind::Directory;
+        Ok(last && find_inode(self.read, ino)?.is_some_and(|inode| inode.nlink > 0))
     }
 
-    /// To a name that it keeps; if home has others under all of these, it waits aside for one that is still to come.
+    /// Aside, where it waits for a name that is still to come; where home knows one name only, first to another one that it
+    /// keeps, unless home has others under all of these.
     fn leave(&self, ino: InodeId, twin: &Twin, place: TwinPlace) -> Result<Option<Step>> {
-        let to = match self.name_that_stays(ino, &place)? {
+        let stays = if self.links { None } else { self.name_that_stays(ino, &place)? };
+        let to = match stays {
             Some(to) => to,
-            None => self.place_to_wait(ino, &place)?,
+            None => self.place_to_wait(ino)?,
         };
         self.move_to(ino, twin, place, to)
     }
-    fn place_to_wait(&self, ino: InodeId, place: &TwinPlace) -> Result<TwinPlace> {
+    /// Where a file waits.
+    fn place_aside(&self, ino: InodeId, twin: &Twin) -> Result<Option<TwinPlace>> {
+        for place in twin.places.iter().filter(|place| place.name.starts_with(WAITS.as_bytes())) {
+            if find_link(self.read, place.dir, &place.name)?.is_none_or(|link| link.ino != ino) {
+                return Ok(Some(place.clone()));
+            }
+        }
+        Ok(None)
+    }
+    /// Free, so it is not where the file is.
+    fn place_to_wait(&self, ino: InodeId) -> Result<TwinPlace> {
         let dir = volume::load(self.read, self.volume)?.root;
         for n in 0u64.. {
             let to = TwinPlace { dir, name: Bytes::from(format!("{WAITS}-{:x}-{n}", ino.0)) };
-            if to != *place && occupant(self.read, self.relation, &to)?.is_none() {
+            if occupant(self.read, self.relation, &to)?.is_none() {
                 return Ok(to);
             }
         }
         Err(Error::damaged(format!("home has no free name for inode {ino}")))
     }
+
+    // ---- where home knows one name of each file only
 
     /// What has to be done before `ino` can have a place at home, where a file may be under one that it got before its turn.
     fn clear(&self, ino: InodeId, place: &TwinPlace) -> Result<Option<Step>> {
@@ -423,11 +444,12 @@ impl Tree<'_> {
         if twin.as_ref().is_some_and(|twin| twin.places.contains(&to)) {
             return Ok(None);
         }
-        // A directory that was there before, and was not looked at yet: it must be there first.
+        // A directory that was there before, and was not looked at yet, or that is no more: it must be there first.
         if self.twin(to.dir)?.is_none() {
             return match twin {
-                Some(_) => self.make_above(to.dir),
-                None => Ok(None), // it will be looked at together with what is in it
+                Some(_) if present(self.read, ino)?.is_some() => self.make_above(to.dir),
+                // What is no more is removed where it is; the rest is looked at together with what is in that directory.
+                _ => Ok(None),
             };
         }
         let replaced = match occupant(self.read, self.relation, &to)?.filter(|other| *other != ino) {
@@ -435,7 +457,7 @@ impl Tree<'_> {
             None => None,
         };
         if let Some((other, twin)) = &replaced
-            && self.stays_by_another_name(*other, twin)?
+            && self.would_be_forgotten(*other, twin)?
         {
             return self.vanish(*other, to, false);
         }
@@ -459,11 +481,12 @@ impl Tree<'_> {
         Ok(Some(Step { ino, action, effect: Effect::Move { ino, from, to, replaced: other }, last: true }))
     }
 
-    /// The topmost directory on the way to `dir` that home lacks.
+    /// The topmost directory on the way to `dir` that home lacks. One that is no more is made aside, for as long as something
+    /// that is still there is in it: what comes of that is told by the changes that follow.
     fn make_above(&self, dir: InodeId) -> Result<Option<Step>> {
         let (mut at, mut seen) = (dir, BTreeSet::new());
         while seen.insert(at) {
-            let Some((above, name)) = place_of(self.read, at)? else { return Ok(None) };
+            let Some((above, name)) = place_of(self.read, at)? else { return self.make_aside(at) };
             if self.twin(above)?.is_some() {
                 let step = self.make(at, TwinPlace { dir: above, name }, true)?;
                 return Ok(step.map(|step| Step { last: false, ..step }));
@@ -473,6 +496,12 @@ impl Tree<'_> {
         Ok(None)
     }
 
+    fn make_aside(&self, dir: InodeId) -> Result<Option<Step>> {
+        let place = self.place_to_wait(dir)?;
+        let step = self.make_gone(dir, FileKind::Directory, place)?;
+        Ok(step.map(|step| Step { last: false, ..step }))
+    }
+
     fn exchanged(
         &self,
         ino: InodeId,
@@ -480,16 +509,25 @@ impl Tree<'_> {
         place: TwinPlace,
         other_place: TwinPlace,
     ) -> Result<Option<Step>> {
-        let (Some(twin), Some(other_twin)) = (self.twin(ino)?, self.twin(other)?) else { return Ok(None) };
-        // Who is there under another one of its names stays; the other one gets the name that it has now.
-        match (twin.places.contains(&place), other_twin.places.contains(&other_place)) {
-            (true, true) => {}
-            (true, false) => return self.renamed(ino, place, other_place),
-            (false, true) => return self.renamed(other, other_place, place),
-            (false, false) => return Ok(None),
-        }
+        let (twin, other_twin) = (self.twin(ino)?, self.twin(other)?);
+        let one_there = twin.as_ref().filter(|twin| twin.places.contains(&place));
+        let other_there = other_twin.as_ref().filter(|twin| twin.places.contains(&other_place));
+        let (Some(twin), Some(other_twin)) = (one_there, other_there) else {
+            // One after the other, first who is there under that name: the other one may have to be made, or be there under
+            // another one of its names, where it stays.
+            let mut moves = [(ino, &place, &other_place), (other, &other_place, &place)];
+            if one_there.is_none() {
+                moves.reverse();
+            }
+            for (ino, from, to) in moves {
+                if let Some(step) = self.renamed(ino, from.clone(), to.clone())? {
+                    return Ok(Some(Step { last: false, ..step }));
+                }
+            }
+            return Ok(None);
+        };
         let (Some(one), Some(two)) = (self.path(&place)?, self.path(&other_place)?) else { return Ok(None) };
-        let (expect, other_expect) = (expected(&twin), expected(&other_twin));
+        let (expect, other_expect) = (expected(twin), expected(other_twin));
         let action = NameAction::Exchange { one, other: two, expect, other_expect };
         Ok(Some(Step { ino, action, effect: Effect::Swap { ino, other, place, other_place }, last: true }))
     }

@@ -36,6 +36,8 @@ struct Home {
     things: BTreeMap<String, Thing>,
     next: u64,
     actions: u64,
+    /// By id.
+    made: BTreeMap<u64, InodeId>,
     /// Like S3: files come in pieces and are seen as a whole, and have one name.
     in_pieces: bool,
 }
@@ -63,6 +65,9 @@ impl Thing {
         self.bytes.len() as u64 == size && before.is_some_and(|before| before != size) && is_ours
     }
 }
+
+/// Where one of two that are exchanged is meanwhile.
+const ASIDE: &str = "aside";
 
 fn text(path: &Bytes) -> String {
     String::from_utf8(path.to_vec()).unwrap()
@@ -152,7 +157,18 @@ impl Home {
                 }
                 self.rename(&text(from), &text(to), replaced.is_some())
             }
-            NameAction::Exchange { .. } => panic!("this test exchanges nothing"),
+            NameAction::Exchange { one, other, expect, other_expect } => {
+                let (one, other) = (text(one), text(other));
+                let is = |path: &str, expect| self.things.get(path).is_some_and(|t| t.is_as_expected(expect));
+                if is(&one, other_expect) && is(&other, expect) {
+                    return; // by an earlier try
+                }
+                self.is_as_we_left_it(&one, expect);
+                self.is_as_we_left_it(&other, other_expect);
+                self.rename(&one, ASIDE, false);
+                self.rename(&other, &one, false);
+                self.rename(ASIDE, &other, false);
+            }
             NameAction::Attributes { path, .. } if path.is_empty() => {} // home's root
             NameAction::Attributes { path, attrs, expect, .. } => {
                 let mode = attrs.mode;
@@ -238,6 +254,8 @@ struct Bench {
     open: Vec<InodeId>,
     /// What a mover was given last.
     last: String,
+    /// Whether files and directories change their names with each other, too.
+    exchanges: bool,
 }
 
 /// Names of a directory, as a client sees them.
@@ -260,6 +278,7 @@ impl Bench {
             recovered: 0,
             open: vec![],
             last: String::new(),
+            exchanges: false,
         };
         (bench, mover)
     }
@@ -307,6 +326,7 @@ impl Bench {
             (6..=8, Some(_)) => {
                 let (new_parent, _) = self.dirs[pick(self.dirs.len())].clone();
                 let new_name = format!("n{}", pick(6));
+                let exchanges = self.exchanges && pick(2) == 0;
                 let r = Rename {
                     op: self.client.op(),
                     cred: root(),
@@ -314,7 +334,7 @@ impl Bench {
                     name: b(&name),
                     new_parent,
                     new_name: b(&new_name),
-                    mode: RenameMode::Replace,
+                    mode: if exchanges { RenameMode::Exchange } else { RenameMode::Replace },
                 };
                 let replaced = list(&self.client, new_parent).await;
                 let replaced = replaced.into_iter().find(|e| text(&e.name) == new_name);
@@ -445,6 +465,7 @@ impl Bench {
                 continue;
             }
             let stamp = self.home.act(&item.action);
+            self.assert_nothing_lost(item).await;
             names.push(NameDone { number: item.number, outcome: Outcome::Done { stamp } });
         }
         let mut opened = BTreeSet::new();
@@ -497,6 +518,21 @@ impl Bench {
             mover.call(&done).await.unwrap();
         }
         true
+    }
+
+    /// Home may have the only bytes of a file: it forgets none that is still here.
+    async fn assert_nothing_lost(&mut self, done: &NameWork) {
+        if let NameAction::Make { path, .. } = &done.action {
+            self.home.made.insert(self.home.things[&text(path)].id, done.ino);
+        }
+        let there: BTreeSet<u64> = self.home.things.values().map(|thing| thing.id).collect();
+        let (made, lost) =
+            std::mem::take(&mut self.home.made).into_iter().partition(|(id, _)| there.contains(id));
+        self.home.made = made;
+        for ino in BTreeMap::into_values(lost) {
+            let is_here = self.client.getattr(ino).await.is_ok_and(|here| here.attr.nlink > 0);
+            assert!(!is_here, "home forgets {ino} by {:?}", done.action);
+        }
     }
 
     /// All there is to do; it has an end while nobody changes anything.
@@ -585,10 +621,14 @@ fn set_attr(op: Op, ino: InodeId) -> SetAttr {
 
 /// `before`: so much is done before the relation is made. Tells how many actions home saw, and how many files movers recovered.
 fn play(seed: u64, in_pieces: bool, before: usize, steps: usize) -> (u64, u64) {
+    play_and_exchange(seed, in_pieces, before, steps, false)
+}
+fn play_and_exchange(seed: u64, in_pieces: bool, before: usize, steps: usize, exchanges: bool) -> (u64, u64) {
     println!("seed {seed}");
     simulate(seed, async |world| {
         let _meta = start(&world).await;
         let (mut bench, mut mover) = Bench::start(&world, in_pieces).await;
+        bench.exchanges = exchanges;
         for _ in 0..before {
             bench.use_volume(&world).await;
         }
@@ -638,6 +678,19 @@ fn a_volume_that_was_there_before_is_brought_home_while_it_changes() {
         play(seed, seed % 4 == 3, 80, 40);
     }
 }
+/// As the others, and names of two are exchanged.
+#[test]
+fn home_ends_as_the_volume_is_where_names_are_exchanged() {
+    for seed in 0..120 {
+        let before = if seed < 80 { 0 } else { 80 };
+        play_and_exchange(20_000 + seed, seed % 3 == 0, before, 60 - before / 4, true);
+    }
+}
+/// Another name of the file is in a directory that was there before, and nobody has looked at yet.
+#[test]
+fn home_forgets_nothing_whose_other_name_is_not_known_yet() {
+    play(2393, false, 80, 40);
+}
 /// The end of a file that was complete, then cut and written again, waits for the cut, which waits for the rename before it.
 #[test]
 fn a_rename_does_not_wait_for_an_end_that_waits_for_a_later_cut() {
@@ -655,19 +708,23 @@ fn a_file_that_is_no_more_leaves_no_name_behind_where_it_was_before() {
 }
 /// Tells all histories that fail, not the first one only.
 #[test]
-#[ignore = "two minutes: 15,000 seeds"]
+#[ignore = "five minutes: 30,000 seeds"]
 fn home_ends_as_the_volume_is_long() {
-    let anew = (0..5000).map(|seed| (seed, false, 0, 60));
-    let in_pieces = (10_000..15_000).map(|seed| (seed, true, 0, 60));
-    let there_before = (1000..6000).map(|seed| (seed, seed % 4 == 3, 80, 40));
     let (mut count, mut failed) = (0, Vec::new());
-    for (seed, in_pieces, before, steps) in anew.chain(in_pieces).chain(there_before) {
-        count += 1;
-        if std::panic::catch_unwind(|| play(seed, in_pieces, before, steps)).is_err() {
-            failed.push((seed, in_pieces, before, steps));
+    for exchanges in [false, true] {
+        let anew = (0..5000).map(|seed| (seed, false, 0, 60));
+        let in_pieces = (10_000..15_000).map(|seed| (seed, true, 0, 60));
+        let there_before = (1000..6000).map(|seed| (seed, seed % 4 == 3, 80, 40));
+        for (seed, in_pieces, before, steps) in anew.chain(in_pieces).chain(there_before) {
+            count += 1;
+            let history = (seed, in_pieces, before, steps, exchanges);
+            let play = || play_and_exchange(seed, in_pieces, before, steps, exchanges);
+            if std::panic::catch_unwind(play).is_err() {
+                failed.push(history);
+            }
         }
     }
-    assert!(failed.is_empty(), "{} of {count} histories: play{failed:?}", failed.len());
+    assert!(failed.is_empty(), "{} of {count} histories: play_and_exchange{failed:?}", failed.len());
 }
 
 #[test]

@@ -1,9 +1,9 @@
-//! A home that knows one name of each file and shows it when it is complete: histories that random ones found.
+//! Histories that random ones found, most of them at a home that knows one name of each file and shows it when it is complete.
 use super::*;
 
 /// A home that has files `names`, and under the first name of each what follows after a `=` is known here, too.
-async fn at_home(world: &World, names: &[&str]) -> (Bench, Client) {
-    let (mut bench, mut mover) = Bench::start(world, true).await;
+async fn at_home(world: &World, names: &[&str], in_pieces: bool) -> (Bench, Client) {
+    let (mut bench, mut mover) = Bench::start(world, in_pieces).await;
     bench.add_relation().await;
     for name in names {
         let (name, other) = name.split_once('=').map_or((*name, None), |(name, other)| (name, Some(other)));
@@ -22,27 +22,46 @@ impl Bench {
     async fn settle(&self, world: &World) {
         world.node("dice").clock.sleep(std::time::Duration::from_millis(50)).await;
     }
-    async fn find(&self, name: &str) -> InodeId {
-        self.client.lookup(ROOT, name).await.unwrap().entry.unwrap().attr.ino
+    async fn find(&self, path: &str) -> InodeId {
+        let (parent, name) = self.place(path).await;
+        self.client.lookup(parent, name).await.unwrap().entry.unwrap().attr.ino
     }
-    async fn make(&mut self, name: &str) {
-        let made = self.client.create(ROOT, name).await.unwrap();
+    /// In the root or in a directory there.
+    async fn place<'p>(&self, path: &'p str) -> (InodeId, &'p str) {
+        let Some((dir, name)) = path.split_once('/') else { return (ROOT, path) };
+        (self.client.lookup(ROOT, dir).await.unwrap().entry.unwrap().attr.ino, name)
+    }
+    async fn make(&mut self, path: &str) {
+        let (parent, name) = self.place(path).await;
+        let made = self.client.create(parent, name).await.unwrap();
         let ino = made.entry.attr.ino;
         self.volume.files.insert(ino, Vec::new());
         self.write(&made.entry, 1).await;
         self.client.close(ino, true).await.unwrap();
     }
-    async fn link(&self, name: &str, other: &str) {
-        let (op, ino) = (self.client.op(), self.find(name).await);
-        self.client.call(&Link { op, cred: root(), ino, parent: ROOT, name: b(other) }).await.unwrap();
+    async fn link(&self, path: &str, other: &str) {
+        let (op, ino, (parent, name)) = (self.client.op(), self.find(path).await, self.place(other).await);
+        self.client.call(&Link { op, cred: root(), ino, parent, name: b(name) }).await.unwrap();
+    }
+    async fn unlink(&self, path: &str) {
+        let (parent, name) = self.place(path).await;
+        self.client.unlink(parent, name).await.unwrap();
+    }
+    async fn mkdir(&self, path: &str) {
+        let (parent, name) = self.place(path).await;
+        self.client.mkdir(parent, name).await.unwrap();
+    }
+    async fn rmdir(&self, name: &str) {
+        let r = Rmdir { op: self.client.op(), cred: root(), parent: ROOT, name: b(name) };
+        self.client.call(&r).await.unwrap();
     }
     async fn rename(&self, from: &str, to: &str) {
         self.rename_as(from, to, RenameMode::Replace).await;
     }
     async fn rename_as(&self, from: &str, to: &str, mode: RenameMode) {
-        let (op, parent) = (self.client.op(), ROOT);
-        let (name, new_name) = (b(from), b(to));
-        let r = Rename { op, cred: root(), parent, name, new_parent: parent, new_name, mode };
+        let ((parent, name), (new_parent, new_name)) = (self.place(from).await, self.place(to).await);
+        let (op, cred, name, new_name) = (self.client.op(), root(), b(name), b(new_name));
+        let r = Rename { op, cred, parent, name, new_parent, new_name, mode };
         self.client.call(&r).await.unwrap();
     }
     async fn chmod(&self, name: &str, mode: u32) {
@@ -80,9 +99,12 @@ impl Bench {
 
 /// Plays a history from a volume that is at home.
 fn history(names: &[&str], then: impl AsyncFnOnce(Bench, Client, World)) {
+    history_at(true, names, then);
+}
+fn history_at(in_pieces: bool, names: &[&str], then: impl AsyncFnOnce(Bench, Client, World)) {
     simulate(17, async |world| {
         let _meta = start(&world).await;
-        let (bench, mover) = at_home(&world, names).await;
+        let (bench, mover) = at_home(&world, names, in_pieces).await;
         then(bench, mover, world.clone()).await;
     });
 }
@@ -223,6 +245,57 @@ fn a_file_that_changes_names_with_one_that_is_there_under_another_gets_its_own()
         history(&["a=b", "c"], async |mut bench, mut mover, world| {
             bench.rename_as(one, two, RenameMode::Exchange).await;
             bench.names_half_way(&mut mover, &world).await;
+            bench.ends_right(&mut mover, &world).await;
+        });
+    }
+}
+
+/// Home hears of it when that directory is no more.
+#[test]
+fn what_was_in_a_directory_that_is_no_more_is_where_it_went() {
+    for in_pieces in [false, true] {
+        history_at(in_pieces, &["a", "b=c"], async |mut bench, mut mover, world| {
+            bench.mkdir("d").await;
+            bench.mkdir("e").await;
+            bench.make("e/f").await;
+            bench.ship_all(&mut mover, &world).await;
+            bench.rmdir("d").await;
+            bench.mkdir("d").await;
+            for name in ["a", "b", "e"] {
+                bench.rename(name, &format!("d/{name}")).await;
+            }
+            bench.rename("d/a", "g").await;
+            bench.unlink("d/b").await;
+            bench.rename("d/e", "a").await;
+            bench.rmdir("d").await;
+            bench.ends_right(&mut mover, &world).await;
+        });
+    }
+}
+/// If it was evicted, home has its only bytes.
+#[test]
+fn home_forgets_nothing_that_had_its_only_name_in_a_directory_that_is_no_more() {
+    for in_pieces in [false, true] {
+        history_at(in_pieces, &["a"], async |mut bench, mut mover, world| {
+            bench.mkdir("d").await;
+            bench.link("a", "d/a").await;
+            bench.unlink("a").await;
+            bench.rename("d/a", "b").await;
+            bench.rmdir("d").await;
+            bench.ends_right(&mut mover, &world).await;
+        });
+    }
+}
+/// As programs do that replace a file by one that they make elsewhere.
+#[test]
+fn what_takes_the_place_of_another_from_a_directory_that_is_no_more_is_there() {
+    for (in_pieces, one, two) in [(false, "d/x", "a"), (false, "a", "d/x"), (true, "d/x", "a")] {
+        history_at(in_pieces, &["a"], async |mut bench, mut mover, world| {
+            bench.mkdir("d").await;
+            bench.make("d/x").await;
+            bench.rename_as(one, two, RenameMode::Exchange).await;
+            bench.unlink("d/x").await;
+            bench.rmdir("d").await;
             bench.ends_right(&mut mover, &world).await;
         });
     }
