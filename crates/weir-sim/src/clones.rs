@@ -193,6 +193,9 @@ impl Clones {
         let mut dirs = vec![(0, cloned.root)];
         while let Some((number, dir)) = dirs.pop() {
             for name in names_in(client, dir).await? {
+                if name == crate::tree::NAME {
+                    continue;
+                }
                 let found = client.lookup(&root_cred(), dir, name.as_bytes()).await?;
                 let attr = found.unwrap_or_else(|| panic!("{}: {name} was just listed", cloned.name)).attr;
                 if attr.kind == FileKind::Directory {
@@ -355,7 +358,8 @@ impl Clones {
                 cloned.files.iter().flatten().map(|entry| entry.name.as_str()).collect();
             for dir in self.dirs_of(client, cloned).await? {
                 for name in names_in(client, dir).await? {
-                    let is_dir = (1..self.work.dirs.len()).any(|n| format!("d{n}") == name);
+                    let is_dir = name == crate::tree::NAME
+                        || (1..self.work.dirs.len()).any(|n| format!("d{n}") == name);
                     assert!(
                         is_dir || expected.remove(name.as_str()),
                         "{when}: {}: {name} is in it",

@@ -21,6 +21,7 @@ pub mod past;
 mod seats;
 pub mod shrink;
 mod tiny;
+mod tree;
 mod turn;
 /// As the binary joins its roles: the same code.
 #[allow(dead_code)]
@@ -76,6 +77,8 @@ pub struct Options {
     pub clones: bool,
     /// Processes of every client count under locks.
     pub locks: bool,
+    /// A tree of directories is changed.
+    pub tree: bool,
     /// Keep the trace as text.
     pub log: bool,
 }
@@ -97,6 +100,7 @@ impl Default for Options {
             snapshots: false,
             clones: false,
             locks: false,
+            tree: false,
             log: false,
         }
     }
@@ -288,7 +292,7 @@ fn attend(world: &World, cluster: &Arc<Cluster>, work: &Arc<Workload>, me: usize
         };
         work.seats.seated(me, client.clone());
         let life = work.seats.who(me).life;
-        for app in 0..work.apps() {
+        for app in work.apps() {
             let rng = world.rng(&format!("client {me}, application {app}, life {life}"));
             tasks.spawn("application", work.clone().use_files(client.clone(), me, app, rng));
         }

@@ -60,6 +60,9 @@ struct Args {
     /// Processes of every client count under locks
     #[arg(long, default_value = "no")]
     locks: Choice,
+    /// A tree of directories is changed
+    #[arg(long, default_value = "no")]
+    tree: Choice,
     /// The first run that breaks a promise is made smaller
     #[arg(long, default_value = "yes")]
     shrink: Choice,
@@ -234,6 +237,7 @@ impl Args {
             snapshots: self.snapshots == Choice::Yes,
             clones: self.clones == Choice::Yes,
             locks: self.locks == Choice::Yes,
+            tree: self.tree == Choice::Yes,
             log: self.log.is_some(),
             ..base
         };

@@ -104,6 +104,7 @@ pub fn table(met: &Met, kinds: &[FaultKind]) -> String {
             &crate::past::OPERATIONS,
             &crate::clones::OPERATIONS,
             &crate::locks::OPERATIONS,
+            &crate::tree::OPERATIONS,
         ];
         OPERATIONS.into_iter().chain(others.concat())
     };

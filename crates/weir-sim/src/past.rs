@@ -8,6 +8,7 @@ use crate::cluster::Cluster;
 use crate::model::FileModel;
 use crate::seats::Seats;
 use crate::tiny::PastTiny;
+use crate::tree::PastTree;
 use crate::workload::{Workload, root_cred};
 use std::{
     collections::BTreeMap,
@@ -49,6 +50,7 @@ struct Taken {
     /// What the first look showed, by name.
     shared: BTreeMap<String, Vec<u8>>,
     tiny: Vec<PastTiny>,
+    tree: Option<PastTree>,
 }
 
 /// All that are there.
@@ -125,6 +127,11 @@ impl Past {
     async fn take(&self, client: &Client, op: u64, is_amid: bool) -> Result<(), Error> {
         // While nobody uses turn files, what is in them is known; to wait for that takes time.
         let slots = if is_amid { Vec::new() } else { self.work.all_slots().await };
+        let tree = match self.work.tree.as_ref().filter(|_| !is_amid) {
+            Some(tree) => Some(tree.before_snapshot().await),
+            None => None,
+        };
+        let (_nobody_changes_it, tree) = tree.unzip();
         let tiny = self.work.tiny.before_snapshot();
         let name = format!("s{op}");
         self.work.log(op, format_args!("snapshot {name}"));
@@ -140,8 +147,8 @@ impl Past {
             })
             .collect();
         let tiny = self.work.tiny.after_snapshot(tiny);
-        let shared = BTreeMap::new();
-        self.held().push(Taken { number: taken.number, name, turn_files, shared, tiny });
+        let (shared, tree) = (BTreeMap::new(), tree.flatten());
+        self.held().push(Taken { number: taken.number, name, turn_files, shared, tiny, tree });
         Ok(())
     }
 
@@ -173,6 +180,14 @@ impl Past {
         for past in &mut taken.tiny {
             let Some(got) = self.read(client, taken.number, past.ino()).await? else { continue };
             self.work.tiny.check_past(past, got, format_args!("in snapshot {}, {when}", taken.name));
+        }
+        if let Some(tree) = &taken.tree {
+            let what = format!("{when}: the tree in snapshot {}", taken.name);
+            tree.verify(client, taken.number, &what).await?;
+            for (ino, bytes) in tree.contents() {
+                let got = self.read(client, taken.number, ino).await?;
+                assert!(got.is_none_or(|got| got == bytes), "{what}: bytes of inode {ino}");
+            }
         }
         for (name, ino) in self.work.shared_files() {
             let what = format!("{when}: {name} ({ino:?}) in snapshot {}", taken.name);

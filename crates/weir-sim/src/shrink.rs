@@ -34,6 +34,9 @@ pub fn command(seed: u64, options: &Options) -> String {
     if options.locks {
         words.push("--locks yes".into());
     }
+    if options.tree {
+        words.push("--tree yes".into());
+    }
     words.join(" ")
 }
 

@@ -12,6 +12,7 @@ use crate::marks::Marks;
 use crate::model::{FileModel, What, Who, bytes_of};
 use crate::seats::Seats;
 use crate::tiny::TinyFiles;
+use crate::tree::{self, SharedTree};
 use crate::turn::{SETTLE_LOOK, Turn};
 use bytes::Bytes;
 use std::{
@@ -28,10 +29,12 @@ use weir_env::{Instant, Rng, sim::World};
 use weir_proto::meta::{Cred, FileKind, Usage};
 use weir_proto::{Error, InodeId};
 
-/// Applications of one client: two on turn files, one on shared files, two on small files, two that count under locks.
-const APPS: usize = 7;
+/// Applications of one client: two on turn files, one on shared files, two on small files, two that count under locks, one on
+/// the tree.
+const APPS: usize = 8;
 const ON_SHARED_FILES: usize = 2;
 const ON_TINY_FILES: std::ops::Range<usize> = 3..5;
+const ON_TREE: usize = 7;
 /// What an operation may take: its patience, and a little for the work after the last wait.
 const OPERATION_MAX: Duration = Duration::from_secs(35);
 /// What the wait for movers that die may add to it.
@@ -56,6 +59,7 @@ pub struct Workload {
     shared: Vec<SharedFile>,
     pub tiny: TinyFiles,
     counters: Option<Counters>,
+    pub tree: Option<SharedTree>,
     has_clones: bool,
     /// Operations not begun, of each client's applications.
     left: Vec<[AtomicU64; APPS]>,
@@ -163,9 +167,19 @@ impl Workload {
         }
         let counters =
             if options.locks { Some(Counters::prepare(world, client, seats).await?) } else { None };
+        let tree = if options.tree { Some(SharedTree::prepare(client).await?) } else { None };
         let counts = if options.locks { options.operations / 2 + 1 } else { 0 };
         let all = options.operations;
-        let each = [all, all, all / 10 + 1, all / 2 + 1, all / 2 + 1, counts, counts];
+        let each = [
+            all,
+            all,
+            all / 10 + 1,
+            all / 2 + 1,
+            all / 2 + 1,
+            counts,
+            counts,
+            if options.tree { all } else { 0 },
+        ];
         Ok(Workload {
             world: world.clone(),
             seats: seats.clone(),
@@ -176,6 +190,7 @@ impl Workload {
             shared,
             tiny: TinyFiles::new(world, seats, options.clients * ON_TINY_FILES.len()),
             counters,
+            tree,
             has_clones: options.clones,
             left: (0..options.clients).map(|_| each.map(AtomicU64::new)).collect(),
             pause_us_max: options.pause_ms_max * 1000,
@@ -185,8 +200,12 @@ impl Workload {
     }
 
     /// Applications of each client in this run.
-    pub fn apps(&self) -> usize {
-        if self.counters.is_some() { APPS } else { ON_TINY_FILES.end }
+    pub fn apps(&self) -> impl Iterator<Item = usize> {
+        let (counts, on_tree) = (self.counters.is_some(), self.tree.is_some());
+        (0..APPS).filter(move |app| match *app {
+            ON_TREE => on_tree,
+            app => counts || app < ON_TINY_FILES.end,
+        })
     }
     pub fn operations(&self) -> u64 {
         self.found().operations
@@ -276,6 +295,10 @@ impl Workload {
             } else if ON_TINY_FILES.contains(&app) {
                 let process = me * ON_TINY_FILES.len() + app - ON_TINY_FILES.start;
                 self.tiny.step(&self, &client, me, process, &rng).await;
+                self.take_one(me, app);
+            } else if let Some(tree) = self.tree.as_ref().filter(|_| app == ON_TREE) {
+                self.rest(&rng).await;
+                tree.step(&self, &client, me, &rng).await;
                 self.take_one(me, app);
             } else if let Some(counters) = self.counters.as_ref().filter(|_| app > ON_SHARED_FILES) {
                 self.rest(&rng).await;
@@ -435,6 +458,9 @@ impl Workload {
             counters.verify(client, when).await?;
         }
         self.tiny.verify(self, client, when).await?;
+        if let Some(tree) = &self.tree {
+            tree.verify(self, client, when).await?;
+        }
         self.verify_names(client, when).await?;
         // With a home bytes still come back that somebody wanted, and deleted clones go: what is used changes while it is added up.
         let looks = if self.home.is_some() || self.has_clones { USAGE_LOOKS } else { 1 };
@@ -462,6 +488,7 @@ impl Workload {
         expected.extend(self.shared.iter().map(|f| (0, f.name.clone())));
         expected.extend(self.counters.iter().flat_map(Counters::all).map(|c| (0, c.name.clone())));
         expected.extend(self.tiny.names().await);
+        expected.extend(self.tree.iter().map(|_| (0, tree::NAME.to_owned())));
         expected.extend(self.clones().keys().map(|name| (0, name.clone())));
         for slot in &self.slots {
             if let Some(file) = &slot.lock().await.file {
@@ -497,14 +524,14 @@ impl Workload {
             }
         }
         let all = below.iter().fold((0, 0), |sum, dir| (sum.0 + dir.0, sum.1 + dir.1));
-        let clones = self.usage_of_clones(client).await?;
+        let beside = self.usage_beside(client).await?;
         for (n, dir) in self.dirs.iter().enumerate() {
             let (bytes, files) = if n == 0 { all } else { below[n] };
             let expected = match n {
                 0 => Usage {
-                    bytes: bytes + clones.bytes,
-                    files: files + clones.files,
-                    directories: DIRS as u64 - 1 + clones.directories,
+                    bytes: bytes + beside.bytes,
+                    files: files + beside.files,
+                    directories: DIRS as u64 - 1 + beside.directories,
                 },
                 _ => Usage { bytes, files, directories: 0 },
             };
@@ -528,14 +555,18 @@ impl Workload {
                 }
             }
         }
-        let (left, clones) = (client.usage(InodeId::ROOT).await?, self.usage_of_clones(client).await?);
+        if let Some(tree) = &self.tree {
+            tree.remove_all(client).await?;
+        }
+        let (left, clones) = (client.usage(InodeId::ROOT).await?, self.usage_beside(client).await?);
         assert_eq!((left.bytes, left.files), (clones.bytes, clones.files), "everything was removed");
         Ok(())
     }
 
-    /// With their topmost directories.
-    async fn usage_of_clones(&self, client: &Client) -> Result<Usage, Error> {
-        let roots: Vec<InodeId> = self.clones().values().copied().collect();
+    /// Of the tree and of clones, with their topmost directories.
+    async fn usage_beside(&self, client: &Client) -> Result<Usage, Error> {
+        let mut roots: Vec<InodeId> = self.clones().values().copied().collect();
+        roots.extend(self.tree.as_ref().map(|tree| tree.root));
         let mut sum = Usage { bytes: 0, files: 0, directories: 0 };
         for root in roots {
             let used = client.usage(root).await?;

@@ -253,7 +253,7 @@ impl Lane {
                 return Ok(());
             }
             let (changes, relies) = touches(&what);
-            let barrier = is_barrier(&what);
+            let mut barrier = is_barrier(&what);
             let waits = self.names_out.contains_key(&number)
                 || before.is_in_the_way(&changes, &relies)
                 || (barrier
@@ -267,6 +267,13 @@ impl Lane {
                             offer.void_cuts.push((ino, number));
                         }
                         continue;
+                    }
+                    Some(step) if moves_a_directory(&step) && !barrier => {
+                        // One that was made aside gets its name.
+                        barrier = true;
+                        if before.is_empty() && !self.paths_in_use() && !self.waits_for_pieces(look, offer)? {
+                            self.give_name(look, offer, number, step);
+                        }
                     }
                     Some(step) => {
                         let others = may_be_done.iter().filter(|(other, _)| *other != number);

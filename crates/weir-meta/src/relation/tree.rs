@@ -18,8 +18,7 @@ use weir_proto::{Error, InodeId, Result, VolumeId};
 
 /// Names of a path at home at most: twins that lead in a circle are damage.
 const DEPTH_MAX: usize = 1 << 16;
-/// Where a file waits at home, in its root, whose names there are all taken, or a directory that is no more: its number
-/// follows, and one that makes it free.
+/// Where something waits at home, in its root, for a name that it can have there: its number follows, and one that makes it free.
 const WAITS: &str = ".weir-waits";
 /// Names of a file that are looked at for one that home can know it by.
 const NAMES_LOOKED_AT: usize = 64;
@@ -318,10 +317,11 @@ impl Tree<'_> {
     /// A name is there: of something new, or another one of what has a name already. `whole`: it may have content.
     fn appear(&self, ino: InodeId, place: TwinPlace, certain: bool, whole: bool) -> Result<Option<Step>> {
         let Some(twin) = self.twin(ino)? else { return self.make(ino, place, whole) };
-        if twin.places.contains(&place) || twin.kind == FileKind::Directory {
+        if twin.places.contains(&place) {
             return Ok(None);
         }
-        if !self.links {
+        let is_directory = twin.kind == FileKind::Directory;
+        if !self.links && !is_directory {
             return self.replace_old_name(ino, &twin, place);
         }
         // Found by the look at what was there before: only if it is so now, or a mover may have done it.
@@ -330,10 +330,13 @@ impl Tree<'_> {
             return Ok(None);
         }
         if self.twin(place.dir)?.is_none() && present(self.read, ino)?.is_some() {
-            return self.make_above(place.dir);
+            return self.make_aside(place.dir);
         }
-        if let Some(aside) = self.place_aside(ino, &twin)? {
-            return self.move_to(ino, &twin, aside, place);
+        match self.place_aside(ino, &twin)? {
+            Some(aside) if is_directory => return self.move_directory(ino, &twin, aside, place),
+            Some(aside) => return self.move_to(ino, &twin, aside, place),
+            None if is_directory => return Ok(None),
+            None => {}
         }
         let (Some(path), Some(first)) = (self.path(&place)?, twin.places.first()) else { return Ok(None) };
         let Some(from) = self.path(first)? else { return Ok(None) };
@@ -369,7 +372,7 @@ impl Tree<'_> {
         };
         self.move_to(ino, twin, place, to)
     }
-    /// Where a file waits.
+    /// Where it waits.
     fn place_aside(&self, ino: InodeId, twin: &Twin) -> Result<Option<TwinPlace>> {
         for place in twin.places.iter().filter(|place| place.name.starts_with(WAITS.as_bytes())) {
             if find_link(self.read, place.dir, &place.name)?.is_none_or(|link| link.ino != ino) {
@@ -439,15 +442,26 @@ impl Tree<'_> {
         Ok(Some(Step { ino, action, effect: Effect::Yield { ino, from, to }, last: false }))
     }
 
+    fn move_directory(
+        &self,
+        ino: InodeId,
+        twin: &Twin,
+        from: TwinPlace,
+        to: TwinPlace,
+    ) -> Result<Option<Step>> {
+        let step = self.move_to(ino, twin, from.clone(), to.clone())?;
+        Ok(step.map(|step| Step { effect: Effect::Move { ino, from, to, replaced: None }, ..step }))
+    }
+
     fn renamed(&self, ino: InodeId, from: TwinPlace, to: TwinPlace) -> Result<Option<Step>> {
         let twin = self.twin(ino)?;
         if twin.as_ref().is_some_and(|twin| twin.places.contains(&to)) {
             return Ok(None);
         }
-        // A directory that was there before, and was not looked at yet, or that is no more: it must be there first.
+        // A directory that home does not have (yet): it must be there first.
         if self.twin(to.dir)?.is_none() {
             return match twin {
-                Some(_) if present(self.read, ino)?.is_some() => self.make_above(to.dir),
+                Some(_) if present(self.read, ino)?.is_some() => self.make_aside(to.dir),
                 // What is no more is removed where it is; the rest is looked at together with what is in that directory.
                 _ => Ok(None),
             };
@@ -481,24 +495,14 @@ impl Tree<'_> {
         Ok(Some(Step { ino, action, effect: Effect::Move { ino, from, to, replaced: other }, last: true }))
     }
 
-    /// The topmost directory on the way to `dir` that home lacks. One that is no more is made aside, for as long as something
-    /// that is still there is in it: what comes of that is told by the changes that follow.
-    fn make_above(&self, dir: InodeId) -> Result<Option<Step>> {
-        let (mut at, mut seen) = (dir, BTreeSet::new());
-        while seen.insert(at) {
-            let Some((above, name)) = place_of(self.read, at)? else { return self.make_aside(at) };
-            if self.twin(above)?.is_some() {
-                let step = self.make(at, TwinPlace { dir: above, name }, true)?;
-                return Ok(step.map(|step| Step { last: false, ..step }));
-            }
-            at = above;
-        }
-        Ok(None)
-    }
-
+    /// A directory that was there before, and was not looked at yet, or that was left out because it is no more, or what it was made
+    /// in: made where it is in nobody's way. A name that comes to it, or its removal, is told by what follows in the queue.
     fn make_aside(&self, dir: InodeId) -> Result<Option<Step>> {
         let place = self.place_to_wait(dir)?;
-        let step = self.make_gone(dir, FileKind::Directory, place)?;
+        let step = match present(self.read, dir)? {
+            Some(_) => self.make(dir, place, true)?,
+            None => self.make_gone(dir, FileKind::Directory, place)?,
+        };
         Ok(step.map(|step| Step { last: false, ..step }))
     }
 

@@ -165,12 +165,12 @@ impl Home {
         self.wait_synced(client).await?;
         let files = self.compare(client).await?;
         let rng = self.world.rng("meddling");
-        let files: Vec<(InodeId, HomePath)> = files.into_iter().collect();
+        let files: Vec<(InodeId, Vec<HomePath>)> = files.into_iter().collect();
         if files.is_empty() {
             return Ok(());
         }
-        let (ino, path) = &files[rng.below(files.len() as u64) as usize];
-        self.damage(client, *ino, path).await?;
+        let (ino, paths) = &files[rng.below(files.len() as u64) as usize];
+        self.damage(client, *ino, paths).await?;
         self.meddle(client).await?;
         self.wait_synced(client).await?;
         self.compare(client).await.map(|_| ())
@@ -239,12 +239,12 @@ impl Home {
         self.wait_synced(client).await
     }
 
-    /// Names, kinds, sizes, attributes and bytes. The files.
-    async fn compare(&self, client: &Client) -> Result<BTreeMap<InodeId, HomePath>> {
+    /// Names, kinds, sizes, attributes and bytes. The files with their names.
+    async fn compare(&self, client: &Client) -> Result<BTreeMap<InodeId, Vec<HomePath>>> {
         self.wait_settled(client).await?;
         let mut at_home = self.home.all();
         at_home.remove(&HomePath::root());
-        let (mut files, mut dirs) = (BTreeMap::new(), vec![(InodeId::ROOT, HomePath::root())]);
+        let (mut files, mut dirs) = (BTreeMap::<_, Vec<_>>::new(), vec![(InodeId::ROOT, HomePath::root())]);
         while let Some((dir, path)) = dirs.pop() {
             for name in workload::names_in(client, dir).await? {
                 let path = path.join(name.as_bytes())?;
@@ -259,7 +259,7 @@ impl Home {
                         let got = workload::read_whole(client, attr.ino).await?;
                         assert!(got == thing.bytes, "{path} at home: {} bytes", differ(&got, &thing.bytes));
                         assert_eq!(thing.attrs.mtime, attr.mtime, "{path} at home: time of its bytes");
-                        files.insert(attr.ino, path);
+                        files.entry(attr.ino).or_default().push(path);
                     }
                 }
             }
@@ -269,7 +269,8 @@ impl Home {
     }
 
     /// What is at home only, and damaged there, is not read as good; and it is read again when the damage is mended.
-    async fn damage(&self, client: &Client, ino: InodeId, path: &HomePath) -> Result<()> {
+    async fn damage(&self, client: &Client, ino: InodeId, paths: &[HomePath]) -> Result<()> {
+        let path = &paths[0];
         let good = workload::read_whole(client, ino).await?;
         let deadline = self.world.now() + PATIENCE;
         let evicted = loop {
@@ -298,7 +299,7 @@ impl Home {
         match workload::read_whole(&reader, ino).await {
             Ok(got) => panic!("{path}: read as good, though damaged at home: {}", differ(&got, &good)),
             Err(e) => assert!(
-                e.to_string().contains(&path.to_string()),
+                paths.iter().any(|path| e.to_string().contains(&path.to_string())),
                 "{path} is damaged at home, and who reads it is told: {e}"
             ),
         }

@@ -1,0 +1,520 @@
+//! A tree of directories and files that all clients change, one change at a time: made, linked, moved with all that is below,
+//! exchanged, marked and removed.
+//!
+//! Oracle: a change is done or refused as POSIX has it, as a whole, and whoever looks after it sees just that: names, links, modes,
+//! attributes, bytes. One that ended with an error, or whose client died, is done or not; who has the tree next finds out which.
+
+use crate::model::{Who, bytes_of};
+use crate::seats::LEAVES;
+use crate::workload::{Workload, close, names_in, read_whole, root_cred};
+use bytes::Bytes;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Display;
+use std::time::Duration;
+use weir_client::{Client, OpenMode, SetAttrs};
+use weir_env::{Instant, Rng};
+use weir_proto::meta::{Attr, FileKind, RenameMode};
+use weir_proto::{Error, ErrorKind, InodeId, NameRule};
+
+/// The topmost directory, in the volume's.
+pub const NAME: &str = "tree";
+/// Names in each directory are `n0` and so on.
+const NAMES: u64 = 5;
+const DIRS_MAX: usize = 9;
+const FILES_MAX: usize = 12;
+const FILE_BYTES_MAX: u64 = 150_000;
+const MARK: &[u8] = b"user.mark";
+const PAST_ENTRIES: u32 = 3;
+
+pub const CHANGE: &str = "tree change";
+pub const LOOK: &str = "tree look";
+/// What is done to the tree, in the table of what has met.
+pub const OPERATIONS: [&str; 2] = [CHANGE, LOOK];
+
+/// Names, links, modes and attributes below one directory.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Tree {
+    root: InodeId,
+    nodes: BTreeMap<InodeId, Node>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Node {
+    mode: u32,
+    /// An extended attribute; empty: it has none.
+    mark: Bytes,
+    /// Of a directory.
+    entries: Option<BTreeMap<String, InodeId>>,
+}
+
+/// A place for a name.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Place {
+    dir: InodeId,
+    name: String,
+}
+
+#[derive(Clone, Debug)]
+enum Change {
+    MakeDirectory(Place),
+    MakeFile(Place),
+    Link { ino: InodeId, place: Place },
+    Remove { place: Place, is_directory: bool },
+    Rename { from: Place, to: Place, mode: RenameMode },
+    Mode { ino: InodeId, mode: u32 },
+    Mark { ino: InodeId, mark: Bytes },
+}
+
+const DIRECTORY_MODE: u32 = 0o755;
+const FILE_MODE: u32 = 0o644;
+
+impl Tree {
+    fn new(root: InodeId) -> Tree {
+        let top = Node { mode: DIRECTORY_MODE, mark: Bytes::new(), entries: Some(BTreeMap::new()) };
+        Tree { root, nodes: BTreeMap::from([(root, top)]) }
+    }
+
+    fn entries(&self, dir: InodeId) -> Option<&BTreeMap<String, InodeId>> {
+        self.nodes.get(&dir)?.entries.as_ref()
+    }
+    fn at(&self, place: &Place) -> Option<InodeId> {
+        self.entries(place.dir)?.get(&place.name).copied()
+    }
+    fn is_directory(&self, ino: InodeId) -> bool {
+        self.entries(ino).is_some()
+    }
+    fn links(&self, ino: InodeId) -> usize {
+        let all = self.nodes.values().filter_map(|node| node.entries.as_ref());
+        all.flat_map(BTreeMap::values).filter(|other| **other == ino).count()
+    }
+    /// Whether `ino` is `dir`, or somewhere below it.
+    fn is_within(&self, ino: InodeId, dir: InodeId) -> bool {
+        ino == dir || self.entries(dir).into_iter().flatten().any(|(_, below)| self.is_within(ino, *below))
+    }
+
+    fn put(&mut self, place: &Place, ino: InodeId) {
+        let dir = self.nodes.get_mut(&place.dir).expect("a directory of the tree");
+        dir.entries.as_mut().expect("a directory").insert(place.name.clone(), ino);
+    }
+    /// A name goes, and what has no other one.
+    fn take(&mut self, place: &Place) -> InodeId {
+        let dir = self.nodes.get_mut(&place.dir).expect("a directory of the tree");
+        dir.entries.as_mut().expect("a directory").remove(&place.name).expect("a name of the tree")
+    }
+    fn forget_nameless(&mut self, ino: InodeId) {
+        if self.links(ino) == 0 {
+            self.nodes.remove(&ino);
+        }
+    }
+
+    /// What a change leaves; none: POSIX refuses it. `made`: which inode is made.
+    fn after(&self, change: &Change, made: InodeId) -> Option<Tree> {
+        let mut tree = self.clone();
+        match change {
+            Change::MakeDirectory(place) | Change::MakeFile(place) => {
+                let is_directory = matches!(change, Change::MakeDirectory(_));
+                let mode = if is_directory { DIRECTORY_MODE } else { FILE_MODE };
+                let node = Node { mode, mark: Bytes::new(), entries: is_directory.then(BTreeMap::new) };
+                self.at(place).is_none().then_some(())?;
+                tree.nodes.insert(made, node);
+                tree.put(place, made);
+            }
+            Change::Link { ino, place } => {
+                self.at(place).is_none().then_some(())?;
+                tree.put(place, *ino);
+            }
+            Change::Remove { place, .. } => {
+                let ino = self.at(place)?;
+                self.is_empty(ino).then_some(())?;
+                tree.take(place);
+                tree.forget_nameless(ino);
+            }
+            Change::Rename { from, to, mode } => return self.renamed(from, to, *mode),
+            Change::Mode { ino, mode } => tree.nodes.get_mut(ino)?.mode = *mode,
+            Change::Mark { ino, mark } => tree.nodes.get_mut(ino)?.mark = mark.clone(),
+        }
+        Some(tree)
+    }
+    /// A file, or a directory without entries.
+    fn is_empty(&self, ino: InodeId) -> bool {
+        self.entries(ino).is_none_or(BTreeMap::is_empty)
+    }
+    fn renamed(&self, from: &Place, to: &Place, mode: RenameMode) -> Option<Tree> {
+        let (ino, there) = (self.at(from)?, self.at(to));
+        // Below itself.
+        if self.is_directory(ino) && self.is_within(to.dir, ino) && from != to {
+            return None;
+        }
+        let mut tree = self.clone();
+        match (mode, there) {
+            (RenameMode::NoReplace, Some(_)) | (RenameMode::Exchange, None) => return None,
+            (_, Some(other)) if other == ino => {} // two names of one file
+            (RenameMode::Exchange, Some(other)) => {
+                if self.is_directory(other) && self.is_within(from.dir, other) {
+                    return None;
+                }
+                tree.put(from, other);
+                tree.put(to, ino);
+            }
+            (_, there) => {
+                if let Some(other) = there {
+                    let alike = self.is_directory(ino) == self.is_directory(other);
+                    (alike && self.is_empty(other)).then_some(())?;
+                }
+                tree.take(from);
+                tree.put(to, ino);
+                there.into_iter().for_each(|other| tree.forget_nameless(other));
+            }
+        }
+        Some(tree)
+    }
+}
+
+/// The tree as the last change left it.
+struct State {
+    tree: Tree,
+    /// Bytes that are known: of which operation, and how many.
+    contents: BTreeMap<InodeId, (u64, usize)>,
+    /// A change that may be done or not, whose it is, and since when nobody works at it.
+    pending: Option<(Change, Who, Instant)>,
+}
+
+pub struct SharedTree {
+    pub root: InodeId,
+    state: tokio::sync::Mutex<State>,
+}
+
+/// As a snapshot shows it.
+pub struct PastTree {
+    tree: Tree,
+    contents: BTreeMap<InodeId, (u64, usize)>,
+}
+
+impl SharedTree {
+    /// Makes the topmost directory.
+    pub async fn prepare(client: &Client) -> Result<SharedTree, Error> {
+        let made = client.mkdir(&root_cred(), InodeId::ROOT, NAME.as_bytes(), DIRECTORY_MODE).await?;
+        let root = made.attr.ino;
+        let state = State { tree: Tree::new(root), contents: BTreeMap::new(), pending: None };
+        Ok(SharedTree { root, state: tokio::sync::Mutex::new(state) })
+    }
+
+    /// One operation of a process of client `me`.
+    pub async fn step(&self, work: &Workload, client: &Client, me: usize, rng: &Rng) {
+        let mut state = self.state.lock().await;
+        let operation = if rng.below(4) == 0 { LOOK } else { CHANGE };
+        let under_way = work.begin(me, operation);
+        let excused = work.seats.excuses_all(me);
+        let turn = TreeTurn { work, client, me: work.seats.who(me), rng, op: under_way.op };
+        let done = async {
+            turn.settle(&mut state).await?;
+            match operation {
+                LOOK => turn.look(&state).await,
+                _ => turn.change(&mut state).await,
+            }
+        };
+        let done = done.await;
+        if let Err(e) = done {
+            if let Some((.., since)) = &mut state.pending {
+                *since = work.world.now();
+            }
+            work.complain(me, excused, format!("operation {}, c{me}: {operation}", turn.op), &e);
+        }
+    }
+
+    /// The tree as `client` sees it, who has nothing cached.
+    pub async fn verify(&self, work: &Workload, client: &Client, when: &str) -> Result<(), Error> {
+        let mut state = self.state.lock().await;
+        let (nobody, rng) = (crate::seats::Seats::nobody(), work.world.rng("verify the tree"));
+        let turn = TreeTurn { work, client, me: nobody, rng: &rng, op: 0 };
+        turn.settle(&mut state).await.map_err(|e| e.doing(when))?;
+        let attrs = turn.compare(&state, when).await.map_err(|e| e.doing(when))?;
+        for ino in state.contents.keys() {
+            turn.read(&state, *ino).await.map_err(|e| e.doing(when))?;
+        }
+        let directories = attrs.values().filter(|attr| attr.kind == FileKind::Directory).count() as u64 - 1;
+        let told = client.usage(self.root).await?;
+        let expected = (attrs.len() as u64 - 1 - directories, directories);
+        assert_eq!((told.files, told.directories), expected, "{when}: files and directories of the tree");
+        Ok(())
+    }
+
+    /// What a snapshot that is taken while this is held will show; none: not known.
+    pub async fn before_snapshot(&self) -> (impl Drop, Option<PastTree>) {
+        let state = self.state.lock().await;
+        let past = PastTree { tree: state.tree.clone(), contents: state.contents.clone() };
+        let known = state.pending.is_none().then_some(past);
+        (state, known)
+    }
+
+    pub async fn remove_all(&self, client: &Client) -> Result<(), Error> {
+        let (tree, _) = look_at(client, self.root).await?;
+        let mut dirs = vec![self.root];
+        let mut n = 0;
+        while let Some(dir) = dirs.get(n).copied() {
+            for (name, ino) in tree.entries(dir).into_iter().flatten() {
+                match tree.is_directory(*ino) {
+                    true => dirs.push(*ino),
+                    false => client.unlink(&root_cred(), dir, name.as_bytes()).await?,
+                }
+            }
+            n += 1;
+        }
+        for dir in dirs.into_iter().rev() {
+            for (name, ino) in tree.entries(dir).into_iter().flatten() {
+                if tree.is_directory(*ino) {
+                    client.rmdir(&root_cred(), dir, name.as_bytes()).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Everything below a directory, with the attributes of each inode.
+async fn look_at(client: &Client, root: InodeId) -> Result<(Tree, BTreeMap<InodeId, Attr>), Error> {
+    let (mut tree, mut attrs) = (Tree::new(root), BTreeMap::new());
+    let mut inodes = vec![root];
+    while let Some(ino) = inodes.pop() {
+        if attrs.contains_key(&ino) {
+            continue;
+        }
+        let attr = client.getattr(ino).await?.attr;
+        let mark = match client.get_xattr(ino, MARK).await {
+            Err(e) if e.kind == ErrorKind::Name(NameRule::NoAttribute) => Bytes::new(),
+            mark => mark?,
+        };
+        let mut entries = BTreeMap::new();
+        if attr.kind == FileKind::Directory {
+            for name in names_in(client, ino).await? {
+                let found = client.lookup(&root_cred(), ino, name.as_bytes()).await?;
+                let found = found.unwrap_or_else(|| panic!("{name} was just listed")).attr.ino;
+                inodes.push(found);
+                entries.insert(name, found);
+            }
+        }
+        let entries = (attr.kind == FileKind::Directory).then_some(entries);
+        tree.nodes.insert(ino, Node { mode: attr.mode & 0o7777, mark, entries });
+        attrs.insert(ino, attr);
+    }
+    Ok((tree, attrs))
+}
+
+impl PastTree {
+    /// A snapshot shows names, modes and attributes as they were.
+    pub async fn verify(&self, client: &Client, snapshot: u32, what: &str) -> Result<(), Error> {
+        let mut found = Tree::new(self.tree.root);
+        let mut inodes = vec![self.tree.root];
+        while let Some(ino) = inodes.pop() {
+            let attr = client.past_attr(snapshot, ino).await?;
+            let mark = match client.past_get_xattr(snapshot, ino, MARK).await {
+                Err(e) if e.kind == ErrorKind::Name(NameRule::NoAttribute) => Bytes::new(),
+                mark => mark?,
+            };
+            let (mut entries, mut after) = (BTreeMap::new(), 0);
+            while attr.kind == FileKind::Directory {
+                let listing = client.past_list(&root_cred(), snapshot, ino, after, PAST_ENTRIES).await?;
+                for entry in &listing.entries {
+                    after = entry.cookie;
+                    inodes.push(entry.attr.ino);
+                    entries.insert(String::from_utf8_lossy(&entry.name).into_owned(), entry.attr.ino);
+                }
+                if listing.end {
+                    break;
+                }
+            }
+            let entries = (attr.kind == FileKind::Directory).then_some(entries);
+            found.nodes.insert(ino, Node { mode: attr.mode & 0o7777, mark, entries });
+        }
+        assert_eq!(found, self.tree, "{what}: the tree");
+        Ok(())
+    }
+    /// Files and what is in them.
+    pub fn contents(&self) -> impl Iterator<Item = (InodeId, Vec<u8>)> {
+        self.contents.iter().map(|(ino, (op, len))| (*ino, bytes_of(*op, 0, *len)))
+    }
+}
+
+/// One operation.
+struct TreeTurn<'w> {
+    work: &'w Workload,
+    client: &'w Client,
+    me: Who,
+    rng: &'w Rng,
+    op: u64,
+}
+
+impl TreeTurn<'_> {
+    /// Finds out whether a change in doubt is done.
+    async fn settle(&self, state: &mut State) -> Result<(), Error> {
+        let Some((change, who, since)) = &state.pending else { return Ok(()) };
+        // What is on its way may still arrive.
+        while self.work.seats.is_leaving(*who) || self.work.world.now() < *since + LEAVES {
+            self.work.world.sleep(Duration::from_millis(200)).await;
+        }
+        let (seen, _) = look_at(self.client, state.tree.root).await?;
+        let made = match change {
+            Change::MakeDirectory(place) | Change::MakeFile(place) => seen.at(place),
+            _ => None,
+        };
+        let after = state.tree.after(change, made.unwrap_or(InodeId(0)));
+        self.log(format_args!("{change:?} is done: {}", Some(&seen) == after.as_ref()));
+        assert!(
+            seen == state.tree || Some(&seen) == after.as_ref(),
+            "operation {}: {change:?} is half done: {seen:?}, before {:?}",
+            self.op,
+            state.tree
+        );
+        self.leaves(state, seen);
+        Ok(())
+    }
+    fn leaves(&self, state: &mut State, tree: Tree) {
+        state.contents.retain(|ino, _| tree.nodes.contains_key(ino));
+        (state.tree, state.pending) = (tree, None);
+    }
+
+    fn log(&self, what: impl Display) {
+        self.work.log(self.op, format_args!("c{} tree: {what}", self.me.client));
+    }
+
+    async fn look(&self, state: &State) -> Result<(), Error> {
+        self.log("look");
+        self.compare(state, &format!("operation {}", self.op)).await?;
+        match self.some(&state.contents.keys().copied().collect::<Vec<_>>()) {
+            Some(ino) => self.read(state, *ino).await,
+            None => Ok(()),
+        }
+    }
+    async fn compare(&self, state: &State, what: &str) -> Result<BTreeMap<InodeId, Attr>, Error> {
+        let (seen, attrs) = look_at(self.client, state.tree.root).await?;
+        assert_eq!(seen, state.tree, "{what}: c{} sees another tree", self.me.client);
+        for (ino, attr) in attrs.iter().filter(|(_, attr)| attr.kind != FileKind::Directory) {
+            assert_eq!(attr.nlink as usize, state.tree.links(*ino), "{what}: links of {ino}");
+            if let Some((_, len)) = state.contents.get(ino) {
+                assert_eq!(attr.size, *len as u64, "{what}: size of {ino}");
+            }
+        }
+        Ok(attrs)
+    }
+    async fn read(&self, state: &State, ino: InodeId) -> Result<(), Error> {
+        let (op, len) = state.contents[&ino];
+        let got = read_whole(self.client, ino).await?;
+        assert!(got == bytes_of(op, 0, len), "operation {}: {ino} of the tree: {} bytes", self.op, got.len());
+        Ok(())
+    }
+
+    async fn change(&self, state: &mut State) -> Result<(), Error> {
+        let change = self.choose(&state.tree);
+        self.log(format_args!("{change:?}"));
+        state.pending = Some((change.clone(), self.me, self.work.world.now()));
+        let made = match self.carry_out(&change).await {
+            Ok(made) => made,
+            Err(e)
+                if matches!(
+                    e.kind,
+                    ErrorKind::NotFound | ErrorKind::Exists | ErrorKind::Invalid | ErrorKind::Name(_)
+                ) && state.tree.after(&change, InodeId(0)).is_none() =>
+            {
+                state.pending = None; // as it must be
+                return Ok(());
+            }
+            Err(e) => return Err(e),
+        };
+        let after = state.tree.after(&change, made);
+        let after = after
+            .unwrap_or_else(|| panic!("operation {}: {change:?} was not refused: {:?}", self.op, state.tree));
+        self.leaves(state, after);
+        if let Change::MakeFile(_) = change {
+            let len = self.rng.below(self.rng.below(FILE_BYTES_MAX) + 1) as usize;
+            let handle = self.client.open(&root_cred(), made, OpenMode::WRITE).await?.handle;
+            let wrote = self.client.write(handle, 0, bytes_of(self.op, 0, len).into()).await;
+            let synced = self.client.fsync(handle).await;
+            close(self.client, handle).await?;
+            wrote.and(synced.map(|()| 0))?;
+            state.contents.insert(made, (self.op, len));
+        }
+        Ok(())
+    }
+
+    /// Which inode was made, if one was.
+    async fn carry_out(&self, change: &Change) -> Result<InodeId, Error> {
+        let (client, cred) = (self.client, &root_cred());
+        let none = InodeId(0);
+        match change {
+            Change::MakeDirectory(Place { dir, name }) => {
+                Ok(client.mkdir(cred, *dir, name.as_bytes(), DIRECTORY_MODE).await?.attr.ino)
+            }
+            Change::MakeFile(Place { dir, name }) => {
+                let made =
+                    client.create(cred, *dir, name.as_bytes(), FILE_MODE, true, OpenMode::WRITE).await?;
+                close(client, made.handle).await?;
+                Ok(made.stat.attr.ino)
+            }
+            Change::Link { ino, place } => {
+                client.link(cred, *ino, place.dir, place.name.as_bytes()).await.map(|_| none)
+            }
+            Change::Remove { place, is_directory: true } => {
+                client.rmdir(cred, place.dir, place.name.as_bytes()).await.map(|()| none)
+            }
+            Change::Remove { place, is_directory: false } => {
+                client.unlink(cred, place.dir, place.name.as_bytes()).await.map(|()| none)
+            }
+            Change::Rename { from, to, mode } => {
+                let (name, new_name) = (from.name.as_bytes(), to.name.as_bytes());
+                client.rename(cred, from.dir, name, to.dir, new_name, *mode).await.map(|()| none)
+            }
+            Change::Mode { ino, mode } => {
+                let set = SetAttrs { mode: Some(*mode), ..SetAttrs::default() };
+                client.setattr(cred, *ino, None, set).await.map(|_| none)
+            }
+            Change::Mark { ino, mark } => {
+                client.set_xattr(cred, *ino, MARK, mark, false, false).await.map(|()| none)
+            }
+        }
+    }
+
+    fn some<'a, T>(&self, list: &'a [T]) -> Option<&'a T> {
+        list.get(self.rng.below(list.len().max(1) as u64) as usize)
+    }
+    fn some_place(&self, dirs: &[InodeId]) -> Place {
+        let dir = *self.some(dirs).expect("the topmost directory");
+        Place { dir, name: format!("n{}", self.rng.below(NAMES)) }
+    }
+    /// Mostly something that can be done.
+    fn choose(&self, tree: &Tree) -> Change {
+        let all: Vec<InodeId> = tree.nodes.keys().copied().filter(|ino| *ino != tree.root).collect();
+        let files: BTreeSet<InodeId> = all.iter().copied().filter(|ino| !tree.is_directory(*ino)).collect();
+        let dirs: Vec<InodeId> = tree.nodes.keys().copied().filter(|ino| tree.is_directory(*ino)).collect();
+        let named: Vec<Place> = dirs
+            .iter()
+            .flat_map(|dir| {
+                tree.entries(*dir)
+                    .into_iter()
+                    .flatten()
+                    .map(|(name, _)| Place { dir: *dir, name: name.clone() })
+            })
+            .collect();
+        let files: Vec<InodeId> = files.into_iter().collect();
+        let place = self.some_place(&dirs);
+        let old = self.some(&named).cloned().unwrap_or_else(|| place.clone());
+        let ino = self.some(&all).copied();
+        let file = self.some(&files).copied();
+        match (self.rng.below(20), ino, file) {
+            (0..3, ..) if dirs.len() < DIRS_MAX => Change::MakeDirectory(place),
+            (3..7, ..) if files.len() < FILES_MAX => Change::MakeFile(place),
+            (7..9, _, Some(ino)) => Change::Link { ino, place },
+            (9, Some(ino), _) => Change::Mode { ino, mode: 0o700 + self.rng.below(64) as u32 },
+            (10, Some(ino), _) => Change::Mark { ino, mark: Bytes::from(format!("{}", self.op)) },
+            (11..14, ..) => {
+                let is_directory = tree.at(&old).is_some_and(|ino| tree.is_directory(ino));
+                Change::Remove { place: old, is_directory }
+            }
+            (14..16, ..) => {
+                let to = self.some(&named).cloned().unwrap_or(place);
+                Change::Rename { from: old, to, mode: RenameMode::Exchange }
+            }
+            (16, ..) => Change::Rename { from: old, to: place, mode: RenameMode::NoReplace },
+            _ => Change::Rename { from: old, to: place, mode: RenameMode::Replace },
+        }
+    }
+}
