@@ -156,6 +156,36 @@ fn a_mover_that_is_lost_harms_nobody() {
     });
 }
 
+/// A mover that had a part of it to the end that the file had then gives that up, when it is longer and evicted anew.
+#[test]
+fn what_is_cut_and_evicted_again_on_its_way_back_comes_in_whole_stripes() {
+    simulate(12, async |world| {
+        let meta = start(&world).await;
+        let (user, mover) = (Client::start(&world, "user").await, Client::start(&world, "mover").await);
+        let ino = file_at_home(&meta, &user, "f", 2 * STRIPE + 3).await;
+        user.evict(ino, 0, u64::MAX).await.unwrap();
+        let want = WantRecall { session: user.session, ino, from: 0, to: u64::MAX };
+        user.call(&want).await.unwrap();
+        let lost = mover.take(8, &[]).await.remove(0);
+        assert_eq!((lost.from, lost.to), (0, 2 * STRIPE + 3));
+        for size in [STRIPE + 5, 4 * STRIPE] {
+            let (op, size) = (user.op(), Some(size));
+            let (cred, mode, uid, gid, atime, mtime) = (root(), None, None, None, None, None);
+            user.call(&SetAttr { op, cred, ino, mode, uid, gid, size, atime, mtime }).await.unwrap();
+        }
+        user.evict(ino, 0, u64::MAX).await.unwrap();
+        user.call(&want).await.unwrap();
+        mover.failed(&lost, "another token epoch is there", true).await;
+        while user.residence(ino).await.evicted > 0 {
+            for work in mover.take(8, &[]).await {
+                let ends = [STRIPE + 5, 4 * STRIPE].contains(&work.to) || work.to % STRIPE == 0;
+                assert!(work.from % STRIPE == 0 && ends, "no whole stripes: {work:?}");
+                mover.filled(&work).await.unwrap();
+            }
+        }
+    });
+}
+
 #[test]
 fn a_recall_that_cannot_be_served_says_why() {
     simulate(3, async |world| {

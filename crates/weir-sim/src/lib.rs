@@ -21,7 +21,7 @@ pub mod past;
 mod seats;
 pub mod shrink;
 mod tiny;
-mod tree;
+pub mod tree;
 mod turn;
 /// As the binary joins its roles: the same code.
 #[allow(dead_code)]

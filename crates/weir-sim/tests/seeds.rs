@@ -121,6 +121,25 @@ fn a_clone_shows_its_snapshot_and_each_side_changes_for_itself() {
     }
 }
 
+/// Directories are moved with all that is below, exchanged, linked into and removed, by clients and servers that die, and home follows.
+#[test]
+fn names_are_changed_as_a_whole_or_not_at_all() {
+    use FaultKind::*;
+    let options = |seed| Options { tree: true, snapshots: seed % 3 == 0, ..Options::mixed(seed) };
+    let met = keep_every_promise(700_000..700_024, options).met;
+    for operation in weir_sim::tree::OPERATIONS {
+        assert!(met.keys().any(|(_, met)| *met == operation), "no fault met {operation:?}");
+    }
+    let options = |_| Options {
+        tree: true,
+        home: true,
+        operations: 150,
+        faults: vec![KillMeta, KillClient],
+        ..Options::default()
+    };
+    keep_every_promise(703_003..703_013, options);
+}
+
 /// Disks that are told to fail do, while somebody uses them.
 #[test]
 fn faults_of_disks_bite() {
