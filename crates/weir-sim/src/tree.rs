@@ -8,7 +8,7 @@ use crate::model::{Who, bytes_of};
 use crate::seats::LEAVES;
 use crate::workload::{Workload, close, names_in, read_whole, root_cred};
 use bytes::Bytes;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::time::Duration;
 use weir_client::{Client, OpenMode, SetAttrs};
@@ -280,10 +280,7 @@ async fn look_at(client: &Client, root: InodeId) -> Result<(Tree, BTreeMap<Inode
             continue;
         }
         let attr = client.getattr(ino).await?.attr;
-        let mark = match client.get_xattr(ino, MARK).await {
-            Err(e) if e.kind == ErrorKind::Name(NameRule::NoAttribute) => Bytes::new(),
-            mark => mark?,
-        };
+        let mark = mark_of(client.get_xattr(ino, MARK).await)?;
         let mut entries = BTreeMap::new();
         if attr.kind == FileKind::Directory {
             for name in names_in(client, ino).await? {
@@ -300,6 +297,33 @@ async fn look_at(client: &Client, root: InodeId) -> Result<(Tree, BTreeMap<Inode
     Ok((tree, attrs))
 }
 
+/// Who has none has an empty one.
+fn mark_of(found: Result<Bytes, Error>) -> Result<Bytes, Error> {
+    match found {
+        Err(e) if e.kind == ErrorKind::Name(NameRule::NoAttribute) => Ok(Bytes::new()),
+        found => found,
+    }
+}
+
+/// What was in a directory.
+async fn past_names(
+    client: &Client,
+    snapshot: u32,
+    dir: InodeId,
+) -> Result<BTreeMap<String, InodeId>, Error> {
+    let (mut names, mut after) = (BTreeMap::new(), 0);
+    loop {
+        let listing = client.past_list(&root_cred(), snapshot, dir, after, PAST_ENTRIES).await?;
+        for entry in &listing.entries {
+            after = entry.cookie;
+            names.insert(String::from_utf8_lossy(&entry.name).into_owned(), entry.attr.ino);
+        }
+        if listing.end {
+            return Ok(names);
+        }
+    }
+}
+
 impl PastTree {
     /// A snapshot shows names, modes and attributes as they were.
     pub async fn verify(&self, client: &Client, snapshot: u32, what: &str) -> Result<(), Error> {
@@ -307,23 +331,13 @@ impl PastTree {
         let mut inodes = vec![self.tree.root];
         while let Some(ino) = inodes.pop() {
             let attr = client.past_attr(snapshot, ino).await?;
-            let mark = match client.past_get_xattr(snapshot, ino, MARK).await {
-                Err(e) if e.kind == ErrorKind::Name(NameRule::NoAttribute) => Bytes::new(),
-                mark => mark?,
-            };
-            let (mut entries, mut after) = (BTreeMap::new(), 0);
-            while attr.kind == FileKind::Directory {
-                let listing = client.past_list(&root_cred(), snapshot, ino, after, PAST_ENTRIES).await?;
-                for entry in &listing.entries {
-                    after = entry.cookie;
-                    inodes.push(entry.attr.ino);
-                    entries.insert(String::from_utf8_lossy(&entry.name).into_owned(), entry.attr.ino);
-                }
-                if listing.end {
-                    break;
-                }
+            let mark = mark_of(client.past_get_xattr(snapshot, ino, MARK).await)?;
+            let mut entries = None;
+            if attr.kind == FileKind::Directory {
+                let names = past_names(client, snapshot, ino).await?;
+                inodes.extend(names.values());
+                entries = Some(names);
             }
-            let entries = (attr.kind == FileKind::Directory).then_some(entries);
             found.nodes.insert(ino, Node { mode: attr.mode & 0o7777, mark, entries });
         }
         assert_eq!(found, self.tree, "{what}: the tree");
@@ -482,19 +496,14 @@ impl TreeTurn<'_> {
     }
     /// Mostly something that can be done.
     fn choose(&self, tree: &Tree) -> Change {
+        let (dirs, files): (Vec<InodeId>, Vec<InodeId>) =
+            tree.nodes.keys().partition(|ino| tree.is_directory(**ino));
         let all: Vec<InodeId> = tree.nodes.keys().copied().filter(|ino| *ino != tree.root).collect();
-        let files: BTreeSet<InodeId> = all.iter().copied().filter(|ino| !tree.is_directory(*ino)).collect();
-        let dirs: Vec<InodeId> = tree.nodes.keys().copied().filter(|ino| tree.is_directory(*ino)).collect();
-        let named: Vec<Place> = dirs
-            .iter()
-            .flat_map(|dir| {
-                tree.entries(*dir)
-                    .into_iter()
-                    .flatten()
-                    .map(|(name, _)| Place { dir: *dir, name: name.clone() })
-            })
-            .collect();
-        let files: Vec<InodeId> = files.into_iter().collect();
+        let mut named = Vec::new();
+        for dir in &dirs {
+            let names = tree.entries(*dir).into_iter().flatten();
+            named.extend(names.map(|(name, _)| Place { dir: *dir, name: name.clone() }));
+        }
         let place = self.some_place(&dirs);
         let old = self.some(&named).cloned().unwrap_or_else(|| place.clone());
         let ino = self.some(&all).copied();
