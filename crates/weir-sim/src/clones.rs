@@ -8,6 +8,7 @@ use crate::cluster::Cluster;
 use crate::model::{FileModel, What, Who, bytes_of};
 use crate::seats::Seats;
 use crate::tiny::PastTiny;
+use crate::tree::PastTree;
 use crate::workload::{Workload, close, names_in, read_all, read_whole, root_cred};
 use bytes::Bytes;
 use std::{
@@ -67,6 +68,7 @@ struct Cloned {
     then: BTreeMap<(usize, String), Expected>,
     /// Names that nobody knew for certain.
     uncertain: BTreeSet<(usize, String)>,
+    tree: Option<PastTree>,
     /// None: nobody listed it yet.
     files: Option<Vec<Entry>>,
 }
@@ -140,6 +142,11 @@ impl Clones {
     async fn take(&self, client: &Client, op: u64) -> Result<(), Error> {
         // While nobody uses turn files, what is in them is known.
         let slots = self.work.all_slots().await;
+        let tree = match &self.work.tree {
+            Some(tree) => Some(tree.before_snapshot().await),
+            None => None,
+        };
+        let (nobody_changes_it, tree) = tree.unzip();
         let tiny = self.work.tiny.before_snapshot();
         let name = format!("clone{op}");
         self.work.log(op, format_args!("clone {name}"));
@@ -153,7 +160,7 @@ impl Clones {
             then.insert((file.dir, file.name.clone()), Expected::Model { model, in_doubt });
         }
         let uncertain = self.work.found().uncertain.clone();
-        drop(slots);
+        drop((slots, nobody_changes_it));
         let new = NewVolume {
             name: name.clone(),
             path: Bytes::from(format!("/{name}")),
@@ -173,7 +180,8 @@ impl Clones {
         };
         self.work.clones().insert(name.clone(), made.root);
         let (volume, root) = (made.id, made.root);
-        self.held().push(Cloned { volume, root, name, then, uncertain, files: None });
+        let tree = tree.flatten();
+        self.held().push(Cloned { volume, root, name, then, uncertain, tree, files: None });
         Ok(())
     }
 
@@ -250,6 +258,10 @@ impl Clones {
         self.list_recovered(client, cloned).await?;
         for entry in cloned.files.iter_mut().flatten() {
             self.look(client, entry, &format!("{when}: {} of {}", entry.name, cloned.name)).await?;
+        }
+        if let Some(tree) = &cloned.tree {
+            let what = format!("{when}: the tree of {}", cloned.name);
+            tree.verify_clone(client, cloned.root, &what).await?;
         }
         Ok(())
     }

@@ -92,6 +92,31 @@ impl Tree {
         ino == dir || self.entries(dir).into_iter().flatten().any(|(_, below)| self.is_within(ino, *below))
     }
 
+    /// Everything below the topmost directory.
+    fn paths(&self) -> BTreeMap<String, InodeId> {
+        let (mut paths, mut dirs) = (BTreeMap::new(), vec![(String::new(), self.root)]);
+        while let Some((above, dir)) = dirs.pop() {
+            for (name, ino) in self.entries(dir).into_iter().flatten() {
+                let path = format!("{above}/{name}");
+                if self.is_directory(*ino) {
+                    dirs.push((path.clone(), *ino));
+                }
+                paths.insert(path, *ino);
+            }
+        }
+        paths
+    }
+    /// The same whichever inodes it has: of each path whether it is a directory, its mode and mark, and its file's first path.
+    fn shape(&self) -> BTreeMap<String, (bool, u32, Bytes, String)> {
+        let (paths, mut first) = (self.paths(), BTreeMap::new());
+        paths.iter().rev().for_each(|(path, ino)| drop(first.insert(*ino, path.clone())));
+        let of = |ino: InodeId| {
+            let Node { mode, mark, entries } = &self.nodes[&ino];
+            (entries.is_some(), *mode, mark.clone(), first[&ino].clone())
+        };
+        paths.iter().map(|(path, ino)| (path.clone(), of(*ino))).collect()
+    }
+
     fn put(&mut self, place: &Place, ino: InodeId) {
         let dir = self.nodes.get_mut(&place.dir).expect("a directory of the tree");
         dir.entries.as_mut().expect("a directory").insert(place.name.clone(), ino);
@@ -184,7 +209,7 @@ pub struct SharedTree {
     state: tokio::sync::Mutex<State>,
 }
 
-/// As a snapshot shows it.
+/// As a snapshot or a clone shows it.
 pub struct PastTree {
     tree: Tree,
     contents: BTreeMap<InodeId, (u64, usize)>,
@@ -341,6 +366,21 @@ impl PastTree {
             found.nodes.insert(ino, Node { mode: attr.mode & 0o7777, mark, entries });
         }
         assert_eq!(found, self.tree, "{what}: the tree");
+        Ok(())
+    }
+    /// A clone shows it as it was, under inodes of its own.
+    pub async fn verify_clone(&self, client: &Client, volume: InodeId, what: &str) -> Result<(), Error> {
+        let found = client.lookup(&root_cred(), volume, NAME.as_bytes()).await?;
+        let root = found.unwrap_or_else(|| panic!("{what}: it is not there")).attr.ino;
+        let (seen, _) = look_at(client, root).await?;
+        assert_eq!(seen.shape(), self.tree.shape(), "{what}");
+        let seen = seen.paths();
+        for (path, ino) in self.tree.paths() {
+            if let Some((op, len)) = self.contents.get(&ino) {
+                let got = read_whole(client, seen[&path]).await.map_err(|e| e.doing(what))?;
+                assert!(got == bytes_of(*op, 0, *len), "{what}: {path} has {} bytes", got.len());
+            }
+        }
         Ok(())
     }
     /// Files and what is in them.
