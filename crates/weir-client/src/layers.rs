@@ -49,8 +49,9 @@ fn touches(layers: &[Layer], stripe: u64, from: u64, to: u64) -> bool {
     layers.iter().any(|l| l.from < to && up(l.to) > from)
 }
 
-/// `ranges` cut at the borders of layers, with the object that each part is in. Layers begin with stripes; one that ends within a
-/// stripe has all of it: the rest is in none, whatever a copy of before a cut has left in the file's own object.
+/// `ranges` cut where the object changes, with the object that each part is in. Layers begin with stripes; one that ends within a
+/// stripe has all of it: the rest is in none, whatever a copy of before a cut has left in the file's own object. Two that follow each
+/// other in one object are as one: whoever was given a part of it to copy has split it.
 pub fn by_object(
     layers: &[Layer],
     own: InodeId,
@@ -58,20 +59,24 @@ pub fn by_object(
     ranges: &[(u64, u64)],
 ) -> Vec<(Option<InodeId>, u64, u64)> {
     let up = |at: u64| at.checked_next_multiple_of(stripe).unwrap_or(u64::MAX);
-    let mut parts = Vec::new();
+    let mut parts: Vec<(Option<InodeId>, u64, u64)> = Vec::new();
+    let mut add = |object, from, to| match parts.last_mut() {
+        Some((last, _, end)) if *last == object && *end == from => *end = to,
+        _ => parts.push((object, from, to)),
+    };
     for (from, to) in ranges {
         let mut at = *from;
         for layer in layers.iter().filter(|l| l.from < *to && up(l.to) > *from) {
             let whole = up(layer.to);
             for (object, end) in [(Some(own), layer.from), (Some(layer.object), layer.to), (None, whole)] {
                 if at < end.min(*to) {
-                    parts.push((object, at, end.min(*to)));
+                    add(object, at, end.min(*to));
                     at = end.min(*to);
                 }
             }
         }
         if at < *to {
-            parts.push((Some(own), at, *to));
+            add(Some(own), at, *to);
         }
     }
     parts
@@ -313,6 +318,15 @@ mod tests {
         assert_eq!(parts(&[(50, 310)]), expected);
         assert_eq!(parts(&[(120, 130), (210, 220)]), [(own, 120, 130), (two, 210, 220)]);
         assert_eq!(parts(&[(260, 270), (290, 301)]), [(None, 260, 270), (None, 290, 300), (own, 300, 301)]);
+    }
+
+    /// Who compares what it knows with what the leader says would never find them the same.
+    #[test]
+    fn a_layer_that_is_split_is_the_same() {
+        let parts = |layers: &[Layer]| by_object(layers, OWN, 100, &[(0, 350)]);
+        let split = parts(&[layer(0, 100, 1), layer(100, 200, 1), layer(200, 250, 1)]);
+        assert_eq!(split, parts(&[layer(0, 250, 1)]));
+        assert_eq!(split, [(Some(InodeId(1)), 0, 250), (None, 250, 300), (Some(OWN), 300, 350)]);
     }
 
     #[test]
