@@ -263,7 +263,9 @@ impl Recalls {
         let beyond: Vec<Place> = self.wishes.range((ino, size)..=(ino, u64::MAX)).map(|(p, _)| *p).collect();
         beyond.into_iter().for_each(|place| drop(self.remove(place)));
         // Nor when a mover gives it up: the file may be longer then, and evicted anew.
-        self.under_way.retain(|place, _| place.0 != ino || place.1 < size);
+        let beyond: Vec<Place> =
+            self.under_way.range((ino, size)..=(ino, u64::MAX)).map(|(p, _)| *p).collect();
+        beyond.iter().for_each(|place| drop(self.under_way.remove(place)));
         for (_, u) in self.under_way.range_mut((ino, 0)..(ino, size)) {
             u.to = u.to.min(size);
         }

@@ -130,14 +130,19 @@ fn names_are_changed_as_a_whole_or_not_at_all() {
     for operation in weir_sim::tree::OPERATIONS {
         assert!(met.keys().any(|(_, met)| *met == operation), "no fault met {operation:?}");
     }
-    let options = |_| Options {
-        tree: true,
-        home: true,
+    let with_home = Options { tree: true, home: true, ..Options::default() };
+    let faults = vec![KillMeta, KillClient];
+    keeps_every_promise(703_003..703_013, |_| Options {
         operations: 150,
-        faults: vec![KillMeta, KillClient],
-        ..Options::default()
-    };
-    keep_every_promise(703_003..703_013, options);
+        faults: faults.clone(),
+        ..with_home.clone()
+    });
+    // A directory that home lacked was made in another one's place.
+    keeps_every_promise(703_057..703_058, |_| Options {
+        operations: 300,
+        faults: vec![KillMeta],
+        ..with_home.clone()
+    });
 }
 
 /// Disks that are told to fail do, while somebody uses them.
