@@ -168,7 +168,10 @@ impl Channel {
             drop(one_at_a_time);
             let _ = tell.send(result); // nobody waits any more
         });
-        told.await.unwrap_or_else(|_| Err(Error::unavailable("this node stops")))
+        told.await.unwrap_or_else(|_| {
+            inner.note_failure(Error::unavailable("this node stops"));
+            Err(inner.failed())
+        })
     }
 }
 

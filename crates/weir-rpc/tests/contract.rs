@@ -241,6 +241,21 @@ fn a_dial_goes_on_when_nobody_waits_for_it() {
     });
 }
 
+/// Whoever still asks in the name of a process that has ended waits as long as for a node that is away.
+#[test]
+fn a_node_that_stops_does_not_dial_without_a_pause() {
+    let world = weir_env::sim::World::new(9, Default::default());
+    world.run(async {
+        let near = world.node("near");
+        let addr = "tcp:10.0.0.1:7000".parse().unwrap();
+        let channel = Channel::new(&near, vec![addr], identity(&near, "near"), Arc::new(NoService));
+        world.kill("near");
+        let begun = world.now();
+        assert_eq!(channel.connection(PATIENCE).await.unwrap_err().kind, ErrorKind::Unavailable);
+        assert!(world.now().since(begun) >= PATIENCE);
+    });
+}
+
 async fn an_address_that_is_about_to_be_free_is_waited_for(env: &Env, addr: &Addr) {
     let before = env.net.listen(addr).await.unwrap();
     let bound = before.local_addr();
