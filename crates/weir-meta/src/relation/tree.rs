@@ -201,13 +201,14 @@ pub fn step(
     let (volume, links) = (record.volume, record.rules().links);
     let tree = Tree { read, relation, volume, links, gone };
     let step = tree.step(what, tried)?;
-    match what {
-        What::Removed { ino, last: true, .. } | What::Renamed { replaced: Some((ino, true)), .. }
-            if step.is_none() =>
-        {
-            tree.left_over(*ino)
-        }
-        _ => Ok(step),
+    let (What::Removed { ino: gone, last: true, .. } | What::Renamed { replaced: Some((gone, true)), .. }) =
+        what
+    else {
+        return Ok(step);
+    };
+    match step {
+        Some(step) => Ok(Some(Step { last: step.last && !tree.leaves_over(*gone, &step.effect)?, ..step })),
+        None => tree.left_over(*gone),
     }
 }
 
@@ -261,12 +262,21 @@ impl Tree<'_> {
         }
     }
 
-    /// What is no more, and home has under a name that it had before: one that another file took back meanwhile.
+    /// What is no more, and home has under a name that it had before: one that another file took back meanwhile, or aside.
     fn left_over(&self, ino: InodeId) -> Result<Option<Step>> {
         let Some(twin) = self.twin(ino)? else { return Ok(None) };
         let (Some(place), None) = (twin.places.first(), present(self.read, ino)?) else { return Ok(None) };
         let step = self.vanish(ino, place.clone(), true)?;
         Ok(step.map(|step| Step { last: twin.places.len() == 1, ..step }))
+    }
+
+    /// Whether home has it under other names than one that a step takes from it.
+    fn leaves_over(&self, ino: InodeId, effect: &Effect) -> Result<bool> {
+        let goes = match effect {
+            Effect::Drop { ino: from, .. } | Effect::Move { replaced: Some(from), .. } => *from == ino,
+            _ => false,
+        };
+        Ok(self.twin(ino)?.is_some_and(|twin| twin.places.len() > usize::from(goes)))
     }
 
     /// Makes something that home does not have, where the volume has it.
@@ -461,9 +471,12 @@ impl Tree<'_> {
         // A directory that home does not have (yet): it must be there first.
         if self.twin(to.dir)?.is_none() {
             return match twin {
+                Some(twin) if twin.kind == FileKind::Directory => self.make_aside(to.dir),
                 Some(_) if present(self.read, ino)?.is_some() => self.make_aside(to.dir),
-                // What is no more is removed where it is; the rest is looked at together with what is in that directory.
-                _ => Ok(None),
+                // It is no more, and another one may get its name.
+                Some(_) => self.vanish(ino, from, false),
+                // It is looked at together with what is in that directory.
+                None => Ok(None),
             };
         }
         let replaced = match occupant(self.read, self.relation, &to)?.filter(|other| *other != ino) {

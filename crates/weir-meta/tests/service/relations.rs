@@ -634,9 +634,10 @@ fn play_and_exchange(seed: u64, in_pieces: bool, before: usize, steps: usize, ex
         }
         bench.add_relation().await;
         let dice = world.node("dice");
+        let (rests, steps) = if seed % 2 == 1 && exchanges { (100, 4 * steps) } else { (3, steps) };
         for _ in 0..steps {
             bench.use_volume(&world).await;
-            while dice.rng.below(3) == 0 {
+            while dice.rng.below(rests) == 0 {
                 bench.ship(&mut mover, &world, false).await;
             }
         }

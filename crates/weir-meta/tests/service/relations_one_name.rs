@@ -26,10 +26,13 @@ impl Bench {
         let (parent, name) = self.place(path).await;
         self.client.lookup(parent, name).await.unwrap().entry.unwrap().attr.ino
     }
-    /// In the root or in a directory there.
     async fn place<'p>(&self, path: &'p str) -> (InodeId, &'p str) {
-        let Some((dir, name)) = path.split_once('/') else { return (ROOT, path) };
-        (self.client.lookup(ROOT, dir).await.unwrap().entry.unwrap().attr.ino, name)
+        let (mut dir, mut rest) = (ROOT, path);
+        while let Some((name, below)) = rest.split_once('/') {
+            dir = self.client.lookup(dir, name).await.unwrap().entry.unwrap().attr.ino;
+            rest = below;
+        }
+        (dir, rest)
     }
     async fn make(&mut self, path: &str) {
         let (parent, name) = self.place(path).await;
@@ -51,8 +54,9 @@ impl Bench {
         let (parent, name) = self.place(path).await;
         self.client.mkdir(parent, name).await.unwrap();
     }
-    async fn rmdir(&self, name: &str) {
-        let r = Rmdir { op: self.client.op(), cred: root(), parent: ROOT, name: b(name) };
+    async fn rmdir(&self, path: &str) {
+        let (parent, name) = self.place(path).await;
+        let r = Rmdir { op: self.client.op(), cred: root(), parent, name: b(name) };
         self.client.call(&r).await.unwrap();
     }
     async fn rename(&self, from: &str, to: &str) {
@@ -296,6 +300,44 @@ fn what_takes_the_place_of_another_from_a_directory_that_is_no_more_is_there() {
             bench.rename_as(one, two, RenameMode::Exchange).await;
             bench.unlink("d/x").await;
             bench.rmdir("d").await;
+            bench.ends_right(&mut mover, &world).await;
+        });
+    }
+}
+/// A directory went into one that is no more, and is no more itself: what takes its name meanwhile is not in its way.
+#[test]
+fn what_takes_the_name_of_a_directory_that_went_where_none_is_any_more_is_there() {
+    for in_pieces in [false, true] {
+        history_at(in_pieces, &["a", "b"], async |mut bench, mut mover, world| {
+            bench.mkdir("e").await;
+            bench.make("e/f").await;
+            bench.ship_all(&mut mover, &world).await;
+            bench.mkdir("d").await;
+            bench.rename("e", "d/e").await;
+            bench.rename("a", "d/a").await;
+            for name in ["e", "a"] {
+                bench.make(name).await;
+            }
+            for name in ["d/e/f", "d/a"] {
+                bench.unlink(name).await;
+            }
+            bench.rmdir("d/e").await;
+            bench.rmdir("d").await;
+            bench.ends_right(&mut mover, &world).await;
+        });
+    }
+}
+/// It is made aside only because something went through it, and is replaced where it was here.
+#[test]
+fn a_directory_that_another_one_replaced_does_not_stay_aside() {
+    for in_pieces in [false, true] {
+        history_at(in_pieces, &["a"], async |mut bench, mut mover, world| {
+            bench.mkdir("e").await;
+            bench.ship_all(&mut mover, &world).await;
+            bench.mkdir("d").await;
+            bench.rename("a", "d/a").await;
+            bench.rename("d/a", "a").await;
+            bench.rename("e", "d").await;
             bench.ends_right(&mut mover, &world).await;
         });
     }
