@@ -327,7 +327,6 @@ impl Client {
     pub async fn fallocate(&self, handle: Handle, what: Allocate, offset: u64, len: u64) -> Result<()> {
         self.inner.fallocate(handle, what, offset, len).await
     }
-    /// Start of data at or after `offset`; `None` past the end.
     /// Copies between open files; how many bytes, fewer only at the end of `from` or where more would take long.
     pub async fn copy_range(
         &self,
@@ -351,6 +350,7 @@ impl Client {
     pub fn leaves_access_time(&self, handle: Handle) {
         self.inner.leaves_access_time(handle)
     }
+    /// Start of data at or after `offset`; `None`: there is none.
     pub async fn seek_data(&self, handle: Handle, offset: u64) -> Result<Option<u64>> {
         self.inner.seek_data(handle, offset).await
     }

@@ -52,11 +52,22 @@ struct Local {
 
 /// What tells whether bytes were evicted since.
 #[derive(Clone, Copy)]
-struct Seen {
+pub struct Seen {
     leased: bool,
     leases_lost: u64,
     evictions: u64,
     token_epoch: u32,
+}
+
+impl State {
+    pub fn seen(&self) -> Seen {
+        Seen {
+            leased: self.lease != LeaseKind::None,
+            leases_lost: self.leases_lost,
+            evictions: self.evictions,
+            token_epoch: self.token_epoch,
+        }
+    }
 }
 
 /// How one try to read ended.
@@ -395,14 +406,13 @@ impl Inner {
             |(a, b): &(u64, u64)| st.fetching.range(..b).next_back().is_some_and(|(_, end)| end > a);
         let being_fetched =
             keep && (assembly.missing.iter().any(overlaps) || (strays && !assembly.is_complete()));
-        let (leases_lost, evictions, token_epoch) = (st.leases_lost, st.evictions, st.token_epoch);
-        let seen = Seen { leased: keep, leases_lost, evictions, token_epoch };
-        Ok(Local { assembly, layout, data_change: st.data_change, keep, size, being_fetched, seen })
+        let (data_change, seen) = (st.data_change, st.seen());
+        Ok(Local { assembly, layout, data_change, keep, size, being_fetched, seen })
     }
 
     /// Whether bytes may have been evicted since a look: no lease has protected them all the while, or this client itself has
     /// asked for it, and the file was cut.
-    async fn was_evicted(&self, node: &Node, seen: Seen) -> Result<bool> {
+    pub async fn was_evicted(&self, node: &Node, seen: Seen) -> Result<bool> {
         {
             let st = node.lock();
             let own = st.evicting.is_some() || st.evictions != seen.evictions;

@@ -34,22 +34,22 @@ impl Inner {
         let file = self.handle(handle)?;
         loop {
             self.wait_for_own_eviction(&file.node, 0, u64::MAX).await;
-            let evictions = file.node.lock().evictions;
+            // Targets know what was sent to them.
+            self.flush(&file.node, Occasion::Growing, false).await?;
+            self.prepare_read(&file.node).await?;
+            let seen = file.node.lock().seen();
             let found = self.seek_once(&file.node, offset, data).await?;
-            // What this client evicts meanwhile looks like a hole.
-            if file.node.lock().evictions == evictions {
+            // What is evicted meanwhile looks like a hole.
+            if !self.was_evicted(&file.node, seen).await? {
                 return Ok(found);
             }
         }
     }
 
     async fn seek_once(&self, node: &Arc<Node>, offset: u64, data: bool) -> Result<Option<u64>> {
-        // Targets know what was sent to them.
-        self.flush(node, Occasion::Growing, false).await?;
-        self.prepare_read(node).await?;
-        let (size, inline, layout) = {
+        let (size, inline, layout, object) = {
             let st = node.lock();
-            (st.size(), st.inline.clone(), layout_of(&st, node.ino).ok())
+            (st.size(), st.inline.clone(), layout_of(&st, node.ino).ok(), st.object(node.ino))
         };
         if offset >= size {
             return Ok(None);
@@ -62,7 +62,6 @@ impl Inner {
         // In an older object there is data, too, for all that is asked here.
         let up = |at: u64| at.checked_next_multiple_of(layout.stripe_bytes()).unwrap_or(u64::MAX);
         away.extend(self.layers(node, offset).await?.iter().map(|l| (l.from, up(l.to))));
-        let object = node.lock().object(node.ino);
         let (first, last) = (layout.stripe_of(offset), layout.stripe_of(size - 1));
         let mut stripe = first;
         while stripe <= last {

@@ -296,7 +296,7 @@ fn what_was_at_home_only_is_read_in_a_snapshot_as_long_as_it_is_as_it_was() {
     });
 }
 
-/// Readers with and without leases, while the file is evicted and comes back again and again under them.
+/// Readers with and without leases, while the file is evicted and comes back again and again under them. Nor are they told of a hole.
 #[test]
 fn readers_never_see_zeros_however_often_bytes_come_and_go() {
     for seed in 0..12 {
@@ -325,7 +325,11 @@ fn readers_never_see_zeros_however_often_bytes_come_and_go() {
                         let at = env.rng.below(bytes.len() as u64) as usize;
                         let len = (1 + env.rng.below(2 * STRIPE as u64) as usize).min(bytes.len() - at);
                         let seen = read(&reader, h, at as u64, len).await;
-                        same(&seen, &bytes[at..at + len], &format!("reader {n}, round {round}, from {at}"));
+                        let context = format!("reader {n}, round {round}, from {at}");
+                        same(&seen, &bytes[at..at + len], &context);
+                        let (at, end) = (at as u64, bytes.len() as u64);
+                        assert_eq!(reader.seek_data(h, at).await.unwrap(), Some(at), "data: {context}");
+                        assert_eq!(reader.seek_hole(h, at).await.unwrap(), Some(end), "a hole: {context}");
                     }
                     tx.send(n).await.unwrap();
                 }));

@@ -4,10 +4,10 @@ use crate::home::may_not_yet;
 use crate::model::{What, Who, bytes_of};
 use crate::workload::{DIRS, Slot, TurnFile, Workload, close, read_all, root_cred};
 use std::{collections::BTreeMap, fmt::Display, time::Duration};
-use weir_client::{Allocate, Client, Handle, OpenMode, SetAttrs};
+use weir_client::{Allocate, Client, Handle, OpenMode, Opened, SetAttrs};
 use weir_env::Rng;
-use weir_proto::Error;
 use weir_proto::meta::RenameMode;
+use weir_proto::{Error, InodeId};
 
 /// 4 × 64 KiB.
 const STRIPE_BYTES: u64 = 262_144;
@@ -55,8 +55,9 @@ impl Turn<'_> {
             72..78 => "truncate",
             78..82 => "punch",
             82..87 => "close",
-            87..90 => "stat",
-            90..94 => "rename",
+            87..89 => "stat",
+            89..91 => "seek",
+            91..94 => "rename",
             94..97 => "read all",
             _ => "unlink",
         }
@@ -80,6 +81,7 @@ impl Turn<'_> {
             "punch" => self.punch(file).await,
             "close" => self.close(file).await,
             "stat" => self.stat(file).await,
+            "seek" => self.seek(file).await,
             "evict" => self.evict(file).await,
             "rename" => self.rename(file).await,
             "read all" => self.read_and_check(file, 0, file.model.len() as usize + 5000).await,
@@ -150,13 +152,29 @@ impl Turn<'_> {
         self.work.log(self.op, format_args!("{} create {name} in d{dir}", self.who()));
         let parent = self.work.dirs[dir];
         self.work.found().uncertain.insert((dir, name.clone()));
-        let created =
-            self.client.create(&root_cred(), parent, name.as_bytes(), 0o644, true, OpenMode::BOTH).await;
-        let opened = created.doing("create")?;
+        let opened = if self.rng.below(8) == 0 {
+            self.create_and_name(parent, &name).await?
+        } else {
+            let created =
+                self.client.create(&root_cred(), parent, name.as_bytes(), 0o644, true, OpenMode::BOTH).await;
+            created.doing("create")?
+        };
         self.work.found().uncertain.remove(&(dir, name.clone()));
         let handles = BTreeMap::from([(self.me.client, (opened.handle, self.me))]);
         let (ino, model) = (opened.stat.attr.ino, Default::default());
         Ok(TurnFile { dir, name, ino, model, handles, moving: false, written: 0, owed: BTreeMap::new() })
+    }
+
+    /// A file that gets its name when it is open, as programs do that show no half-made file.
+    async fn create_and_name(&self, parent: InodeId, name: &str) -> Told<Opened> {
+        let created = self.client.create_nameless(&root_cred(), parent, 0o644, OpenMode::BOTH).await;
+        let opened = created.doing("create without a name")?;
+        let linked = self.client.link(&root_cred(), opened.stat.attr.ino, parent, name.as_bytes()).await;
+        if linked.is_err() {
+            let _ = self.client.release(opened.handle).await; // its errors count with the name that it did not get
+        }
+        linked.doing("give it a name")?;
+        Ok(opened)
     }
 
     async fn handle(&self, file: &mut TurnFile) -> Told<Handle> {
@@ -328,9 +346,11 @@ impl Turn<'_> {
         let handle = self.sure_handle(file).await?;
         let offset = self.rng.below(file.model.len() + 1);
         let len = 1 + self.rng.below(100_000);
+        let grows = offset + len > file.model.len();
+        let how = if grows || self.rng.below(2) == 0 { Allocate::PunchHole } else { Allocate::ZeroRange };
         self.log(file, format_args!("punch {len} at {offset}"));
         file.model.begin(self.me, self.op, What::Zero { offset, len });
-        self.client.fallocate(handle, Allocate::PunchHole, offset, len).await.doing("punch")?;
+        self.client.fallocate(handle, how, offset, len).await.doing("punch")?;
         self.done(file);
         Ok(())
     }
@@ -355,6 +375,33 @@ impl Turn<'_> {
         }
         let (size, len) = (stat.attr.size, file.model.len());
         assert_eq!(size, len, "operation {}: {} sees a wrong size of {}", self.op, self.who(), file.name);
+        self.saw(file);
+        Ok(())
+    }
+
+    /// What is called a hole reads as zeros.
+    async fn seek(&self, file: &mut TurnFile) -> Told<()> {
+        let handle = self.sure_handle(file).await?;
+        let offset = self.rng.below(file.model.len() + 1);
+        self.log(file, format_args!("seek from {offset}"));
+        let data = self.client.seek_data(handle, offset).await.doing("seek data")?;
+        let hole = self.client.seek_hole(handle, offset).await.doing("seek a hole")?;
+        if self.doubts_self(file) {
+            return Ok(());
+        }
+        let len = file.model.len();
+        let data = data.unwrap_or(len);
+        let is_zero =
+            |from: u64, to: u64| file.model.read(from, (to - from) as usize).iter().all(|b| *b == 0);
+        let is_right = (offset..=len).contains(&data)
+            && is_zero(offset, data)
+            && hole.is_none_or(|hole| (offset..=len).contains(&hole) && is_zero(hole, hole + 1))
+            && hole.is_none() == (offset == len);
+        assert!(
+            is_right,
+            "operation {}: {} of {len} bytes from {offset}: data at {data}, a hole at {hole:?}",
+            self.op, file.name
+        );
         self.saw(file);
         Ok(())
     }
