@@ -3,8 +3,8 @@ use super::*;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use weir_client::{Client, Forget, Handle, KernelCache, OpenMode};
-use weir_proto::InodeId;
 use weir_proto::meta::RenameMode;
+use weir_proto::{InodeId, VolumeId};
 
 #[derive(Default)]
 struct Kernel(Mutex<Vec<(InodeId, Forget)>>);
@@ -270,10 +270,11 @@ fn a_name_is_absent_without_asking_where_every_name_is_known_until_another_clien
     });
 }
 
-/// Its group goes on without a target that is cut off from the coordinator, and so is who reads: neither knows.
+/// Its group goes on without a target that is cut off from the coordinator, and so is who reads, the file or a snapshot: neither knows.
 #[test]
 fn who_does_not_know_that_a_target_is_out_reads_nothing_old_there() {
-    for (victim, shared) in (0..6).flat_map(|victim| [(victim, false), (victim, true)]) {
+    for (victim, how) in (0..6).flat_map(|victim| ["alone", "shared", "snapshot"].map(|how| (victim, how))) {
+        let shared = how == "shared";
         Lab::new(870 + victim).run(6, |lab| async move {
             let (a, b, world) = (lab.client("a").await, lab.client("b").await, lab.world());
             let mut data = pattern(1, 0, STRIPE);
@@ -299,7 +300,16 @@ fn who_does_not_know_that_a_target_is_out_reads_nothing_old_there() {
                 world.sleep(Duration::from_secs(5)).await;
                 world.heal_all();
             };
-            same(&tokio::join!(read(&b, hb, 0, STRIPE), heals).0, &data);
+            let looks = async {
+                if how != "snapshot" {
+                    return read(&b, hb, 0, STRIPE).await;
+                }
+                let ino = a.lookup(&root(), ROOT, b"f").await.unwrap().unwrap().attr.ino;
+                let snapshot = a.take_snapshot(&root(), VolumeId::ROOT, "s").await.unwrap().number;
+                let file = b.past_open(&root(), snapshot, ino).await.unwrap();
+                b.past_read(&file, 0, STRIPE).await.unwrap().concat()
+            };
+            same(&tokio::join!(looks, heals).0, &data);
         });
     }
 }
