@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use weir_env::sim::World;
 use weir_proto::meta::*;
 use weir_proto::relation::*;
-use weir_proto::volume::VolumeGet;
+use weir_proto::volume::{Keeping, VolumeChange, VolumeGet};
 use weir_proto::{InodeId, VolumeId};
 
 #[path = "relations_one_name.rs"]
@@ -256,6 +256,7 @@ struct Bench {
     last: String,
     /// Whether files and directories change their names with each other, too.
     exchanges: bool,
+    keeps_trash: bool,
 }
 
 /// Names of a directory, as a client sees them.
@@ -279,6 +280,7 @@ impl Bench {
             open: vec![],
             last: String::new(),
             exchanges: false,
+            keeps_trash: false,
         };
         (bench, mover)
     }
@@ -292,11 +294,40 @@ impl Bench {
         self.relation = Some(self.client.call(&r).await.unwrap().id);
     }
 
+    /// From now on what is removed goes into the trash.
+    async fn keep_trash(&self) {
+        let (op, cred, volume) = (self.client.op(), root(), VolumeId::ROOT);
+        let (name, owner, admins, quota, policy) = (None, None, None, None, None);
+        let keeping = Some(Keeping { trash_s: 70_000, ..Keeping::NOTHING });
+        let change = VolumeChange { op, cred, volume, name, owner, admins, quota, policy, keeping };
+        self.client.call(&change).await.unwrap();
+    }
+    async fn trash(&self) -> Option<InodeId> {
+        let found = self.client.lookup(ROOT, ".trash").await.unwrap();
+        found.entry.map(|entry| entry.attr.ino)
+    }
+    /// Directories of the trash.
+    async fn trash_dirs(&self) -> Vec<InodeId> {
+        let mut dirs = Vec::from_iter(self.trash().await);
+        let mut n = 0;
+        while n < dirs.len() {
+            let entries = list(&self.client, dirs[n]).await;
+            dirs.extend(entries.iter().filter(|e| e.kind == FileKind::Directory).map(|e| e.ino));
+            n += 1;
+        }
+        dirs
+    }
+
     /// Something at random that a user might do.
     async fn use_volume(&mut self, world: &World) {
         let env = world.node("dice");
         let pick = |n: usize| env.rng.below(n as u64) as usize;
-        let (dir, _) = self.dirs[pick(self.dirs.len())].clone();
+        let (mut dir, _) = self.dirs[pick(self.dirs.len())].clone();
+        if self.keeps_trash && pick(5) == 0 {
+            // Something is taken out of the trash, or removed for good.
+            let dirs = self.trash_dirs().await;
+            dir = dirs.get(pick(dirs.len().max(1))).copied().unwrap_or(dir);
+        }
         let entries = list(&self.client, dir).await;
         let name = format!("n{}", pick(6));
         let there = entries.iter().find(|e| text(&e.name) == name).cloned();
@@ -564,15 +595,20 @@ impl Bench {
     async fn tree(&self) -> BTreeMap<String, (FileKind, Vec<u8>, u32, InodeId)> {
         let (mut tree, mut queue) = (BTreeMap::new(), vec![(ROOT, String::new())]);
         while let Some((dir, path)) = queue.pop() {
-            for entry in list(&self.client, dir).await {
-                let path =
-                    if path.is_empty() { text(&entry.name) } else { format!("{path}/{}", text(&entry.name)) };
-                let mode = self.client.getattr(entry.ino).await.unwrap().attr.mode;
-                let bytes = self.volume.files.get(&entry.ino).cloned().unwrap_or_default();
-                if entry.kind == FileKind::Directory {
-                    queue.push((entry.ino, path.clone()));
+            let entries = list(&self.client, dir).await;
+            let mut entries = Vec::from_iter(entries.into_iter().map(|e| (text(&e.name), e.ino, e.kind)));
+            if let Some(ino) = self.trash().await.filter(|_| dir == ROOT) {
+                // It is found by its name only.
+                entries.push((".trash".to_owned(), ino, FileKind::Directory));
+            }
+            for (name, ino, kind) in entries {
+                let path = if path.is_empty() { name } else { format!("{path}/{name}") };
+                let mode = self.client.getattr(ino).await.unwrap().attr.mode;
+                let bytes = self.volume.files.get(&ino).cloned().unwrap_or_default();
+                if kind == FileKind::Directory {
+                    queue.push((ino, path.clone()));
                 }
-                tree.insert(path, (entry.kind, bytes, mode, entry.ino));
+                tree.insert(path, (kind, bytes, mode, ino));
             }
         }
         tree
@@ -629,6 +665,10 @@ fn play_and_exchange(seed: u64, in_pieces: bool, before: usize, steps: usize, ex
         let _meta = start(&world).await;
         let (mut bench, mut mover) = Bench::start(&world, in_pieces).await;
         bench.exchanges = exchanges;
+        bench.keeps_trash = exchanges && seed % 4 >= 2;
+        if bench.keeps_trash {
+            bench.keep_trash().await;
+        }
         for _ in 0..before {
             bench.use_volume(&world).await;
         }
