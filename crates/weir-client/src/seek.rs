@@ -2,7 +2,7 @@
 //!
 //! Invariant: what is called a hole reads as zeros. The opposite may be: holes are told in whole cells, and where it is not
 //! known what a cell has, it is called data.
-use crate::api::Handle;
+use crate::api::{Forget, Handle};
 use crate::gather::join_all;
 use crate::inner::{Inner, layout_of};
 use crate::node::{Inline, Node};
@@ -34,6 +34,10 @@ impl Inner {
         let file = self.handle(handle)?;
         loop {
             self.wait_for_own_eviction(&file.node, 0, u64::MAX).await;
+            if file.node.lock().open_write > 0 {
+                // What a program wrote to mapped memory is nowhere else until the kernel has to part with it.
+                self.invalidate(file.node.ino, Forget::All).await;
+            }
             // Targets know what was sent to them.
             self.flush(&file.node, Occasion::Growing, false).await?;
             self.prepare_read(&file.node).await?;

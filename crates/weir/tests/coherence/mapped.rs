@@ -25,6 +25,7 @@ for line in sys.stdin:
     elif word[0] == 'read': answer = os.pread(fd, int(word[2]), at).decode().replace(chr(0), '.')
     elif word[0] == 'write': os.pwrite(fd, word[2].encode(), at)
     elif word[0] == 'cut': os.ftruncate(fd, at)
+    elif word[0] == 'data': answer = os.lseek(fd, at, os.SEEK_DATA)
     print(answer, flush=True)
 "#;
 
@@ -119,6 +120,25 @@ fn a_mapping_reads_and_writes_are_one_on_a_mount() {
     assert_eq!((one.load(5_000, 4), other.read(5_000, 4)), ("....".into(), "....".into()));
     assert_eq!(one.load(8_192, 4), "....");
     [one, other, private].into_iter().for_each(Mapper::close);
+}
+
+/// A sparse file has data where something was stored, also before the kernel has parted with it.
+#[test]
+fn what_is_stored_in_a_hole_is_data() {
+    if !can_mount() || !has("python3") {
+        return;
+    }
+    let cluster = Cluster::start(1);
+    let path = cluster.mount().join("f");
+    std::fs::File::create(&path).unwrap().set_len(64 << 20).unwrap();
+    let (mut one, mut other) = (Mapper::shared(&path), Mapper::shared(&path));
+    for at in [50 << 20, 30 << 20, 10 << 20] {
+        one.store(at, "stored");
+        let found: usize = other.ask("data 0").parse().unwrap();
+        assert!(found <= at && at - found < 8 << 20, "data at {found}, not at {at}");
+        assert_eq!(other.load(at, 6), "stored");
+    }
+    [one, other].into_iter().for_each(Mapper::close);
 }
 
 /// What is stored and synced on one mount is read and loaded on the other, whoever opened first.
