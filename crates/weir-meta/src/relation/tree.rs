@@ -471,12 +471,13 @@ impl Tree<'_> {
         // A directory that home does not have (yet): it must be there first.
         if self.twin(to.dir)?.is_none() {
             return match twin {
-                Some(twin) if twin.kind == FileKind::Directory => self.make_aside(to.dir),
-                Some(_) if present(self.read, ino)?.is_some() => self.make_aside(to.dir),
-                // It is no more, and another one may get its name.
-                Some(_) => self.vanish(ino, from, false),
                 // It is looked at together with what is in that directory.
                 None => Ok(None),
+                // It is no more, and another one may get its name.
+                Some(twin) if twin.kind != FileKind::Directory && present(self.read, ino)?.is_none() => {
+                    self.vanish(ino, from, false)
+                }
+                Some(_) => self.make_aside(to.dir),
             };
         }
         let replaced = match occupant(self.read, self.relation, &to)?.filter(|other| *other != ino) {
