@@ -14,14 +14,6 @@ use weir_proto::volume::{
 use weir_proto::{InodeId, VolumeId};
 
 impl Client {
-    async fn keep(&self, keeping: Keeping) -> Volume {
-        let (op, cred, volume) = (self.op(), root(), VolumeId::ROOT);
-        let (name, owner, admins, quota, policy) = (None, None, None, None, None);
-        let keeping = Some(keeping);
-        self.call(&VolumeChange { op, cred, volume, name, owner, admins, quota, policy, keeping })
-            .await
-            .unwrap()
-    }
     async fn snapshots(&self) -> Vec<Snapshot> {
         let ask = SnapshotList { session: self.session, volume: VolumeId::ROOT };
         self.call(&ask).await.unwrap().snapshots

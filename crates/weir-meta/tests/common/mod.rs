@@ -11,7 +11,10 @@ use weir_kv::engine::{Engine, EngineConfig};
 use weir_meta::{LayoutPolicy, Meta, MetaConfig, Purge, StripeCut};
 use weir_proto::map::{Role, Scheme};
 use weir_proto::meta::*;
-use weir_proto::{ClusterId, Error, FileId, InodeId, NamespaceId, PgId, Request, Result, SessionId};
+use weir_proto::volume::{Keeping, Volume, VolumeChange};
+use weir_proto::{
+    ClusterId, Error, FileId, InodeId, NamespaceId, PgId, Request, Result, SessionId, VolumeId,
+};
 use weir_rpc::{Call, Connection, Handled, Identity, Reply, Server, Service};
 
 pub const LEASE_MS: u32 = 4000;
@@ -210,6 +213,15 @@ impl Client {
     }
     pub async fn unlink(&self, parent: InodeId, name: &str) -> Result<Removed> {
         self.call(&Unlink { op: self.op(), cred: root(), parent, name: b(name) }).await
+    }
+    /// What the topmost volume keeps of its past from now on.
+    pub async fn keep(&self, keeping: Keeping) -> Volume {
+        let (op, cred, volume) = (self.op(), root(), VolumeId::ROOT);
+        let (name, owner, admins, quota, policy) = (None, None, None, None, None);
+        let keeping = Some(keeping);
+        self.call(&VolumeChange { op, cred, volume, name, owner, admins, quota, policy, keeping })
+            .await
+            .unwrap()
     }
     pub async fn lookup(&self, parent: InodeId, name: &str) -> Result<Looked> {
         self.call(&Lookup { session: self.session, cred: root(), parent, name: b(name) }).await

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use weir_env::sim::World;
 use weir_proto::meta::*;
 use weir_proto::relation::*;
-use weir_proto::volume::{Keeping, VolumeChange, VolumeGet};
+use weir_proto::volume::{Keeping, VolumeGet};
 use weir_proto::{InodeId, VolumeId};
 
 #[path = "relations_one_name.rs"]
@@ -294,14 +294,6 @@ impl Bench {
         self.relation = Some(self.client.call(&r).await.unwrap().id);
     }
 
-    /// From now on what is removed goes into the trash.
-    async fn keep_trash(&self) {
-        let (op, cred, volume) = (self.client.op(), root(), VolumeId::ROOT);
-        let (name, owner, admins, quota, policy) = (None, None, None, None, None);
-        let keeping = Some(Keeping { trash_s: 70_000, ..Keeping::NOTHING });
-        let change = VolumeChange { op, cred, volume, name, owner, admins, quota, policy, keeping };
-        self.client.call(&change).await.unwrap();
-    }
     async fn trash(&self) -> Option<InodeId> {
         let found = self.client.lookup(ROOT, ".trash").await.unwrap();
         found.entry.map(|entry| entry.attr.ino)
@@ -667,7 +659,7 @@ fn play_and_exchange(seed: u64, in_pieces: bool, before: usize, steps: usize, ex
         bench.exchanges = exchanges;
         bench.keeps_trash = exchanges && seed % 4 >= 2;
         if bench.keeps_trash {
-            bench.keep_trash().await;
+            bench.client.keep(Keeping { trash_s: 70_000, ..Keeping::NOTHING }).await;
         }
         for _ in 0..before {
             bench.use_volume(&world).await;
