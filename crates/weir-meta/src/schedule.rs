@@ -52,13 +52,14 @@ impl Meta {
     }
 
     async fn keep_schedule(&self, next: &mut Next, volume: VolumeId, keeping: &Keeping) -> Result<()> {
-        let every_s = keeping.snapshots_every_s;
-        let known = next.get(&volume).filter(|(every, _)| *every == every_s).map(|(_, due)| *due);
+        let (every_s, now) = (keeping.snapshots_every_s, self.leader().wall());
+        // No later than a clock that goes right would have it: one that was ahead does not stop the schedule.
+        let latest = snapshot::due(Some(now), every_s);
+        let known = next.get(&volume).filter(|(every, due)| *every == every_s && due.nanos <= latest.nanos);
         let due = match known {
-            Some(due) => due,
-            None => self.first_due(volume, every_s)?,
+            Some((_, due)) => *due,
+            None => self.first_due(volume, every_s, now)?,
         };
-        let now = self.leader().wall();
         let then = match due.nanos <= now.nanos {
             false => due,
             true => match self.keep_one(volume, keeping).await {
@@ -74,14 +75,12 @@ impl Meta {
         Ok(())
     }
 
-    fn first_due(&self, volume: VolumeId, every_s: u32) -> Result<Time> {
+    fn first_due(&self, volume: VolumeId, every_s: u32, now: Time) -> Result<Time> {
         let mut last = None;
         self.leader().kv.read(&mut |read| {
             last = snapshot::last_scheduled(read, volume)?;
             Ok(())
         })?;
-        let now = self.leader().wall();
-        // A clock that was ahead does not stop the schedule.
         Ok(snapshot::due(last.filter(|last| last.nanos <= now.nanos), every_s))
     }
 

@@ -68,6 +68,19 @@ fn snapshots_are_taken_by_schedule_with_what_writers_have_and_through_restarts()
 }
 
 #[test]
+fn a_clock_that_is_set_back_does_not_stop_the_schedule() {
+    simulate(97, async |world| {
+        let _meta = start(&world).await;
+        let a = Client::start(&world, "a").await;
+        a.keep(Keeping { snapshots_every_s: 60, ..Keeping::NOTHING }).await;
+        assert!(a.until(MINUTE, async |a| a.snapshots().await.len() == 1).await);
+        world.set_wall_offset("meta", -3600 * 1_000_000_000);
+        a.create(ROOT, "f").await.unwrap();
+        assert!(a.until(2 * MINUTE, async |a| a.snapshots().await.len() == 2).await);
+    });
+}
+
+#[test]
 fn what_cannot_be_kept_is_refused() {
     simulate(92, async |world| {
         let _meta = start(&world).await;

@@ -181,7 +181,8 @@ fn follows(read: &dyn Read, dir: InodeId) -> Result<Option<(RelationId, Relation
 fn is_due(read: &dyn Read, id: RelationId, dir: InodeId, wall: Time, apart: Duration) -> Result<bool> {
     let Some(value) = read.get(&keys::followed(id, dir))? else { return Ok(false) };
     let known = FollowedRecord::from_value(&value, || format!("when directory {dir} was read at home"))?;
-    Ok(known.at.nanos.saturating_add(apart.as_nanos() as i64) <= wall.nanos)
+    // A clock that was ahead does not keep it from being read.
+    Ok(known.at.nanos > wall.nanos || known.at.nanos.saturating_add(apart.as_nanos() as i64) <= wall.nanos)
 }
 
 /// When the directory was read at home whose names are the oldest.
