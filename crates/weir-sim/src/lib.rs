@@ -21,6 +21,7 @@ pub mod past;
 mod seats;
 pub mod shrink;
 mod tiny;
+mod trash;
 pub mod tree;
 mod turn;
 /// As the binary joins its roles: the same code.
@@ -79,6 +80,8 @@ pub struct Options {
     pub locks: bool,
     /// A tree of directories is changed.
     pub tree: bool,
+    /// What is removed goes to a trash.
+    pub trash: bool,
     /// Keep the trace as text.
     pub log: bool,
 }
@@ -101,6 +104,7 @@ impl Default for Options {
             clones: false,
             locks: false,
             tree: false,
+            trash: false,
             log: false,
         }
     }
@@ -339,6 +343,11 @@ async fn verify_from_all_sides(
     if let Some(home) = &work.home {
         let client = cluster.client("lifts the limit").await?;
         home.lift_limit(&client).await?;
+        client.shutdown().await?;
+    }
+    if let Some(trash) = &work.trash {
+        let client = cluster.client("has the trash stay").await?;
+        trash.stays(&client).await?;
         client.shutdown().await?;
     }
     verify(cluster, work, beside, "after everything healed").await?;

@@ -63,6 +63,9 @@ struct Args {
     /// A tree of directories is changed
     #[arg(long, default_value = "no")]
     tree: Choice,
+    /// What is removed goes to a trash
+    #[arg(long, default_value = "no")]
+    trash: Choice,
     /// The first run that breaks a promise is made smaller
     #[arg(long, default_value = "yes")]
     shrink: Choice,
@@ -238,6 +241,7 @@ impl Args {
             clones: self.clones == Choice::Yes,
             locks: self.locks == Choice::Yes,
             tree: self.tree == Choice::Yes,
+            trash: self.trash == Choice::Yes,
             log: self.log.is_some(),
             ..base
         };

@@ -9,7 +9,7 @@ use std::{
 };
 
 /// What applications do.
-pub const OPERATIONS: [&str; 14] = [
+pub const OPERATIONS: [&str; 15] = [
     "create",
     "write",
     "append",
@@ -21,6 +21,7 @@ pub const OPERATIONS: [&str; 14] = [
     "close",
     "stat",
     "rename",
+    "save",
     "unlink",
     "shared-write",
     "shared-read",

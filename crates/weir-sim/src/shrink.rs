@@ -37,6 +37,9 @@ pub fn command(seed: u64, options: &Options) -> String {
     if options.tree {
         words.push("--tree yes".into());
     }
+    if options.trash {
+        words.push("--trash yes".into());
+    }
     words.join(" ")
 }
 

@@ -50,8 +50,10 @@ impl Turn<'_> {
         match rng.below(100) {
             0..35 => "write",
             35..42 => "append",
-            42..65 => "read",
-            65..72 => "fsync",
+            42..61 => "read",
+            61..64 => "save",
+            64..71 => "fsync",
+            71..72 => "rename",
             72..78 => "truncate",
             78..82 => "punch",
             82..87 => "close",
@@ -63,7 +65,8 @@ impl Turn<'_> {
         }
     }
 
-    pub async fn take(&self, slot: &mut Slot, operation: &'static str) -> Told<()> {
+    /// `other`: one that may be replaced by this file, or change names with it.
+    pub async fn take(&self, slot: &mut Slot, operation: &'static str, other: Option<&mut Slot>) -> Told<()> {
         self.work.give_up_if_moving(slot);
         let Some(file) = &mut slot.file else {
             slot.file = Some(self.create().await?);
@@ -83,10 +86,15 @@ impl Turn<'_> {
             "stat" => self.stat(file).await,
             "seek" => self.seek(file).await,
             "evict" => self.evict(file).await,
-            "rename" => self.rename(file).await,
+            "rename" => self.rename(file, other).await,
+            "save" => self.save(file).await,
             "read all" => self.read_and_check(file, 0, file.model.len() as usize + 5000).await,
-            // Whatever it ends with, the place is free.
-            _ => self.unlink(slot.file.take().expect("just seen")).await,
+            // Whatever it ends with, the place is free, unless the file is put back.
+            _ => {
+                let file = slot.file.take().expect("just seen");
+                slot.file = self.unlink(file).await?;
+                Ok(())
+            }
         }
     }
 
@@ -406,21 +414,69 @@ impl Turn<'_> {
         Ok(())
     }
 
-    async fn rename(&self, file: &mut TurnFile) -> Told<()> {
-        let (dir, name) = self.new_name();
-        self.log(file, format_args!("rename to {name} in d{dir}"));
-        let (from, to) = (self.work.dirs[file.dir], self.work.dirs[dir]);
+    async fn rename(&self, file: &mut TurnFile, other: Option<&mut Slot>) -> Told<()> {
+        if let Some(other) = other {
+            self.work.give_up_if_moving(other);
+            match (&mut other.file, self.rng.below(3)) {
+                (Some(there), 0) => return self.exchange(file, there).await,
+                (there @ Some(_), 1) => return self.replace(file, there.take().expect("just seen")).await,
+                _ => {}
+            }
+        }
+        self.rename_to(file, self.new_name(), RenameMode::Replace).await
+    }
+
+    async fn rename_to(&self, file: &mut TurnFile, to: (usize, String), mode: RenameMode) -> Told<()> {
+        let (dir, name) = &to;
+        self.log(file, format_args!("rename to {name} in d{dir} ({mode:?})"));
+        let parents = (self.work.dirs[file.dir], self.work.dirs[*dir]);
         file.moving = true;
-        let (old, new) = ((file.dir, file.name.clone()), (dir, name.clone()));
-        self.work.found().uncertain.extend([old.clone(), new.clone()]);
+        let from = (file.dir, file.name.clone());
+        self.work.found().uncertain.extend([from.clone(), to.clone()]);
         self.client
-            .rename(&root_cred(), from, file.name.as_bytes(), to, name.as_bytes(), RenameMode::Replace)
+            .rename(&root_cred(), parents.0, from.1.as_bytes(), parents.1, name.as_bytes(), mode)
             .await
             .doing("rename")?;
         file.moving = false;
-        self.work.found().uncertain.retain(|known| *known != old && *known != new);
-        (file.dir, file.name) = (dir, name);
+        self.work.found().uncertain.retain(|known| *known != from && *known != to);
+        (file.dir, file.name) = to;
         Ok(())
+    }
+
+    async fn replace(&self, file: &mut TurnFile, mut there: TurnFile) -> Told<()> {
+        self.rename_to(file, (there.dir, there.name.clone()), RenameMode::Replace).await?;
+        // Who was cut off since it opened that one may be told errors.
+        there.handles.retain(|_, (_, who)| *who == self.me);
+        self.read_removed(&mut there).await
+    }
+
+    async fn exchange(&self, file: &mut TurnFile, other: &mut TurnFile) -> Told<()> {
+        let before = (file.dir, file.name.clone());
+        other.moving = true;
+        self.rename_to(file, (other.dir, other.name.clone()), RenameMode::Exchange).await?;
+        (other.dir, other.name) = before;
+        other.moving = false;
+        Ok(())
+    }
+
+    /// As programs do that show no half-made file: written anew under another name, which then takes the place of the old one.
+    async fn save(&self, file: &mut TurnFile) -> Told<()> {
+        let mut new = self.create().await?;
+        let place = (file.dir, file.name.clone());
+        // Whatever becomes of it, until it has the name of the old one.
+        self.work.found().uncertain.insert((new.dir, new.name.clone()));
+        for _ in 0..=self.rng.below(3) {
+            self.write(&mut new).await?;
+        }
+        if self.rng.below(2) == 0 {
+            self.fsync(&mut new).await?;
+        }
+        if self.rng.below(2) == 0 {
+            self.close(&mut new).await?;
+        }
+        file.moving = true; // which of the two has its name is not known if this fails
+        self.rename_to(&mut new, place, RenameMode::Replace).await?;
+        self.read_removed(&mut std::mem::replace(file, new)).await
     }
 
     /// Gives the space of a file or of a part of it back, as soon as home has it.
@@ -455,8 +511,8 @@ impl Turn<'_> {
         Ok(())
     }
 
-    /// Removes the name; who has it open still reads it.
-    async fn unlink(&self, mut file: TurnFile) -> Told<()> {
+    /// Removes the name; who has it open still reads it. From the trash it is put back at times.
+    async fn unlink(&self, mut file: TurnFile) -> Told<Option<TurnFile>> {
         self.log(&file, "unlink");
         self.work.found().uncertain.insert((file.dir, file.name.clone()));
         let parent = self.work.dirs[file.dir];
@@ -468,12 +524,37 @@ impl Turn<'_> {
             .await
             .doing("lookup after unlink")?;
         assert!(gone.is_none(), "operation {}: {} is still there after its unlink", self.op, file.name);
+        self.read_removed(&mut file).await?;
+        let Some(trash) = &self.work.trash else { return Ok(None) };
+        if self.rng.below(2) == 0 {
+            trash.threw(&file.name, file.ino, file.model);
+            return Ok(None);
+        }
+        let Some((from, old)) = trash.find(self.client, file.ino).await.doing("look into the trash")? else {
+            return Ok(None);
+        };
+        let (dir, name) = self.new_name();
+        self.log(&file, format_args!("put back as {name} in d{dir}"));
+        self.work.found().uncertain.insert((dir, name.clone()));
+        let (to, mode) = (self.work.dirs[dir], RenameMode::NoReplace);
+        let put = self.client.rename(&root_cred(), from, old.as_bytes(), to, name.as_bytes(), mode).await;
+        match put {
+            Err(e) if trash.may_lose(&e) => return Ok(None),
+            put => put.doing("put back")?,
+        }
+        self.work.found().uncertain.remove(&(dir, name.clone()));
+        (file.dir, file.name) = (dir, name);
+        Ok(Some(file))
+    }
+
+    /// Who has a file open that has no name any more still reads it.
+    async fn read_removed(&self, file: &mut TurnFile) -> Told<()> {
         let Some((handle, who)) = file.handles.remove(&self.me.client) else { return Ok(()) };
         if !self.work.seats.is_alive(who) {
             return Ok(());
         }
         let got = read_all(self.client, handle, 0, usize::MAX).await.doing("read an unlinked file")?;
-        if !self.doubts_self(&file) {
+        if !self.doubts_self(file) {
             file.model
                 .check(0, got.len() + 1, &got)
                 .unwrap_or_else(|e| panic!("operation {}: unlinked {}: {e}", self.op, file.name));

@@ -12,6 +12,7 @@ use crate::marks::Marks;
 use crate::model::{FileModel, What, Who, bytes_of};
 use crate::seats::Seats;
 use crate::tiny::TinyFiles;
+use crate::trash::{self, Trash};
 use crate::tree::{self, SharedTree};
 use crate::turn::{SETTLE_LOOK, Turn};
 use bytes::Bytes;
@@ -60,6 +61,7 @@ pub struct Workload {
     pub tiny: TinyFiles,
     counters: Option<Counters>,
     pub tree: Option<SharedTree>,
+    pub trash: Option<Trash>,
     has_clones: bool,
     /// Operations not begun, of each client's applications.
     left: Vec<[AtomicU64; APPS]>,
@@ -168,6 +170,7 @@ impl Workload {
         let counters =
             if options.locks { Some(Counters::prepare(world, client, seats).await?) } else { None };
         let tree = if options.tree { Some(SharedTree::prepare(client).await?) } else { None };
+        let trash = if options.trash { Some(Trash::begin(world, client, options).await?) } else { None };
         let counts = if options.locks { options.operations / 2 + 1 } else { 0 };
         let all = options.operations;
         let each = [
@@ -191,6 +194,7 @@ impl Workload {
             tiny: TinyFiles::new(world, seats, options.clients * ON_TINY_FILES.len()),
             counters,
             tree,
+            trash,
             has_clones: options.clones,
             left: (0..options.clients).map(|_| each.map(AtomicU64::new)).collect(),
             pause_us_max: options.pause_ms_max * 1000,
@@ -324,11 +328,16 @@ impl Workload {
             return;
         }
         let operation = Turn::choose(&slot, rng, self.home.is_some());
+        let mut other = None;
+        if operation == "rename" {
+            // Unless somebody uses it.
+            other = self.slots[rng.below(self.slots.len() as u64) as usize].try_lock().ok();
+        }
         let under_way = self.begin(me, operation);
         let op = under_way.op;
         let turn = Turn { work: self, client, me: self.seats.who(me), rng, op };
         let excused = turn.is_excused(&slot);
-        let done = turn.take(&mut slot, operation).await;
+        let done = turn.take(&mut slot, operation, other.as_deref_mut()).await;
         under_way.check_time(operation);
         if let Err((what, e)) = done {
             self.complain(me, excused, format!("operation {op}, c{me}: {what}"), &e);
@@ -461,9 +470,14 @@ impl Workload {
         if let Some(tree) = &self.tree {
             tree.verify(self, client, when).await?;
         }
+        if let Some(trash) = &self.trash {
+            trash.verify(self, client, when).await?;
+        }
         self.verify_names(client, when).await?;
-        // With a home bytes still come back that somebody wanted, and deleted clones go: what is used changes while it is added up.
-        let looks = if self.home.is_some() || self.has_clones { USAGE_LOOKS } else { 1 };
+        // With a home bytes still come back that somebody wanted, deleted clones go, and so does what was in the trash: what is
+        // used changes while it is added up.
+        let changes = self.home.is_some() || self.has_clones || self.trash.is_some();
+        let looks = if changes { USAGE_LOOKS } else { 1 };
         for _ in 1..looks {
             if self.usage_differs(client).await?.is_none() {
                 return Ok(());
@@ -547,6 +561,9 @@ impl Workload {
 
     /// Removes all files.
     pub async fn remove_all(&self, client: &Client) -> Result<(), Error> {
+        if let Some(trash) = &self.trash {
+            trash.end(client).await?;
+        }
         for dir in &self.dirs {
             for name in names_in(client, *dir).await? {
                 let stat = client.lookup(&root_cred(), *dir, name.as_bytes()).await?;
@@ -558,16 +575,16 @@ impl Workload {
         if let Some(tree) = &self.tree {
             tree.remove_all(client).await?;
         }
-        let (left, clones) = (client.usage(InodeId::ROOT).await?, self.usage_beside(client).await?);
-        assert_eq!((left.bytes, left.files), (clones.bytes, clones.files), "everything was removed");
+        let (left, beside) = (client.usage(InodeId::ROOT).await?, self.usage_beside(client).await?);
+        assert_eq!((left.bytes, left.files), (beside.bytes, beside.files), "everything was removed");
         Ok(())
     }
 
-    /// Of the tree and of clones, with their topmost directories.
+    /// Of the tree, the trash and clones, with their topmost directories.
     async fn usage_beside(&self, client: &Client) -> Result<Usage, Error> {
         let mut roots: Vec<InodeId> = self.clones().values().copied().collect();
         roots.extend(self.tree.as_ref().map(|tree| tree.root));
-        let mut sum = Usage { bytes: 0, files: 0, directories: 0 };
+        let mut sum = trash::usage(client).await?;
         for root in roots {
             let used = client.usage(root).await?;
             sum.bytes += used.bytes;

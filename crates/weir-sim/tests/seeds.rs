@@ -145,6 +145,16 @@ fn names_are_changed_as_a_whole_or_not_at_all() {
     });
 }
 
+/// What is removed is in the trash with all its bytes, comes back, goes when its time is over, and counts all the while.
+#[test]
+fn what_is_removed_is_in_the_trash_until_its_time_is_over() {
+    let options = |seed| Options { trash: true, tree: seed % 2 == 0, ..Options::mixed(seed) };
+    keeps_every_promise(480_000..480_012, options);
+    let faults = vec![FaultKind::KillMeta, FaultKind::KillClient];
+    let with_home = Options { trash: true, home: true, faults, ..Options::default() };
+    keeps_every_promise(481_000..481_008, |_| with_home.clone());
+}
+
 /// Disks that are told to fail do, while somebody uses them.
 #[test]
 fn faults_of_disks_bite() {

@@ -5,6 +5,7 @@
 mod memory;
 
 use crate::Cluster;
+use crate::trash;
 use crate::workload::{self, root_cred};
 pub use memory::MemoryHome;
 use std::collections::BTreeMap;
@@ -17,7 +18,7 @@ use weir_home::mover::{HomeOf, Mover, OpenHome};
 use weir_home::{HomePath, Outcome};
 use weir_proto::meta::{FileKind, Time};
 use weir_proto::relation::{RelationInfo, RelationState, Resolution};
-use weir_proto::volume::Quota;
+use weir_proto::volume::{Quota, TRASH};
 use weir_proto::{Error, ErrorKind, InodeId, NameRule, Result, VolumeId};
 
 pub const URL: &str = "file:///home";
@@ -142,7 +143,7 @@ impl Home {
         while self.world.now() < until {
             let mut dirs = vec![InodeId::ROOT];
             while let Some(dir) = dirs.pop() {
-                for name in workload::names_in(&client, dir).await? {
+                for name in all_names_in(&client, dir).await? {
                     self.world.sleep(GLANCE).await;
                     let found = client.lookup(&root_cred(), dir, name.as_bytes()).await?;
                     dirs.extend(found.filter(|s| s.attr.kind == FileKind::Directory).map(|s| s.attr.ino));
@@ -219,7 +220,7 @@ impl Home {
         let (relation, deadline) = (self.relation(client).await?.id, self.world.now() + PATIENCE);
         let mut dirs = vec![(InodeId::ROOT, HomePath::root())];
         while let Some((dir, path)) = dirs.pop() {
-            for name in workload::names_in(client, dir).await? {
+            for name in all_names_in(client, dir).await? {
                 let path = path.join(name.as_bytes())?;
                 let found = client.lookup(&root_cred(), dir, name.as_bytes()).await?;
                 let attr = found.unwrap_or_else(|| panic!("{path} was just listed")).attr;
@@ -246,7 +247,7 @@ impl Home {
         at_home.remove(&HomePath::root());
         let (mut files, mut dirs) = (BTreeMap::<_, Vec<_>>::new(), vec![(InodeId::ROOT, HomePath::root())]);
         while let Some((dir, path)) = dirs.pop() {
-            for name in workload::names_in(client, dir).await? {
+            for name in all_names_in(client, dir).await? {
                 let path = path.join(name.as_bytes())?;
                 let found = client.lookup(&root_cred(), dir, name.as_bytes()).await?;
                 let attr = found.unwrap_or_else(|| panic!("{path} was just listed")).attr;
@@ -343,6 +344,15 @@ impl Home {
         self.compare(client).await?;
         client.unlink(&cred, InodeId::ROOT, name).await
     }
+}
+
+/// With the volume's trash, which is in no listing.
+async fn all_names_in(client: &Client, dir: InodeId) -> Result<Vec<String>> {
+    let mut names = workload::names_in(client, dir).await?;
+    if dir == InodeId::ROOT && trash::top(client).await?.is_some() {
+        names.push(String::from_utf8_lossy(TRASH).into_owned());
+    }
+    Ok(names)
 }
 
 /// What happens to home and its movers, by name.
