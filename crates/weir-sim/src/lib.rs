@@ -18,6 +18,7 @@ mod locks;
 pub mod marks;
 pub mod model;
 pub mod past;
+pub mod replica;
 mod seats;
 pub mod shrink;
 mod tiny;
@@ -37,6 +38,7 @@ use home::Home;
 pub use kinds::{FaultKind, Toll};
 use marks::Met;
 use past::Past;
+use replica::Replica;
 use seats::{Seats, client_name};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -82,6 +84,8 @@ pub struct Options {
     pub tree: bool,
     /// What is removed goes to a trash.
     pub trash: bool,
+    /// A volume follows a home that strangers change. Not with a home of the volume around it, which would have that, too.
+    pub replica: bool,
     /// Keep the trace as text.
     pub log: bool,
 }
@@ -105,6 +109,7 @@ impl Default for Options {
             locks: false,
             tree: false,
             trash: false,
+            replica: false,
             log: false,
         }
     }
@@ -211,7 +216,12 @@ async fn play(world: World, options: Options, chosen: Arc<AtomicU64>) -> Result<
         true => Some(Home::begin(&world, &cluster, &founder).await?),
         false => None,
     };
-    let work = Arc::new(Workload::prepare(&world, &founder, &seats, &options, home.clone()).await?);
+    let replica = match options.replica {
+        true => Some(Arc::new(Replica::begin(&world, &cluster, &founder).await?)),
+        false => None,
+    };
+    let work = Workload::prepare(&world, &founder, &seats, &options, home.clone(), replica.clone());
+    let work = Arc::new(work.await?);
     founder.shutdown().await?;
     (0..options.clients).for_each(|me| attend(&world, &cluster, &work, me));
     let faults = Faults::new(cluster.clone(), work.clone(), world.clone(), options.clone(), chosen);
@@ -240,6 +250,14 @@ async fn play(world: World, options: Options, chosen: Arc<AtomicU64>) -> Result<
             let _ = tell_ended.send(()); // the run ended with a panic
         });
     }
+    let (tell_still, still) = tokio::sync::oneshot::channel();
+    if let Some(replica) = replica {
+        let work = work.clone();
+        world.node(cluster::HARNESS).tasks.spawn("strangers", async move {
+            replica.disturb(|| work.is_done()).await;
+            let _ = tell_still.send(()); // the run ended with a panic
+        });
+    }
     match &home {
         Some(home) => {
             let mark = |name, begins| work.marks.home_fault(name, begins, work.seats.own_evictions());
@@ -258,6 +276,9 @@ async fn play(world: World, options: Options, chosen: Arc<AtomicU64>) -> Result<
     }
     if options.clones {
         ended.await.map_err(|_| Error::unavailable("the clones ended early"))?;
+    }
+    if options.replica {
+        still.await.map_err(|_| Error::unavailable("the strangers ended early"))?;
     }
     leave(&world, &work, &options).await?;
     verify_from_all_sides(&world, &cluster, &work, (&past, &clones), &options, &faults.spent()).await?;

@@ -66,6 +66,9 @@ struct Args {
     /// What is removed goes to a trash
     #[arg(long, default_value = "no")]
     trash: Choice,
+    /// A volume follows a home that strangers change
+    #[arg(long, default_value = "no", conflicts_with = "home")]
+    replica: Choice,
     /// The first run that breaks a promise is made smaller
     #[arg(long, default_value = "yes")]
     shrink: Choice,
@@ -242,6 +245,7 @@ impl Args {
             locks: self.locks == Choice::Yes,
             tree: self.tree == Choice::Yes,
             trash: self.trash == Choice::Yes,
+            replica: self.replica == Choice::Yes,
             log: self.log.is_some(),
             ..base
         };

@@ -106,6 +106,7 @@ pub fn table(met: &Met, kinds: &[FaultKind]) -> String {
             &crate::clones::OPERATIONS,
             &crate::locks::OPERATIONS,
             &crate::tree::OPERATIONS,
+            &[crate::replica::LOOK],
         ];
         OPERATIONS.into_iter().chain(others.concat())
     };

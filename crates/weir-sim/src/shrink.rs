@@ -40,6 +40,9 @@ pub fn command(seed: u64, options: &Options) -> String {
     if options.trash {
         words.push("--trash yes".into());
     }
+    if options.replica {
+        words.push("--replica yes".into());
+    }
     words.join(" ")
 }
 

@@ -10,6 +10,7 @@ use crate::home::Home;
 use crate::locks::Counters;
 use crate::marks::Marks;
 use crate::model::{FileModel, What, Who, bytes_of};
+use crate::replica::{self, Replica};
 use crate::seats::Seats;
 use crate::tiny::TinyFiles;
 use crate::trash::{self, Trash};
@@ -31,11 +32,12 @@ use weir_proto::meta::{Cred, FileKind, Usage};
 use weir_proto::{Error, InodeId};
 
 /// Applications of one client: two on turn files, one on shared files, two on small files, two that count under locks, one on
-/// the tree.
-const APPS: usize = 8;
+/// the tree, one that reads a replica.
+const APPS: usize = 9;
 const ON_SHARED_FILES: usize = 2;
 const ON_TINY_FILES: std::ops::Range<usize> = 3..5;
 const ON_TREE: usize = 7;
+const ON_REPLICA: usize = 8;
 /// What an operation may take: its patience, and a little for the work after the last wait.
 const OPERATION_MAX: Duration = Duration::from_secs(35);
 /// What the wait for movers that die may add to it.
@@ -62,6 +64,7 @@ pub struct Workload {
     counters: Option<Counters>,
     pub tree: Option<SharedTree>,
     pub trash: Option<Trash>,
+    replica: Option<Arc<Replica>>,
     has_clones: bool,
     /// Operations not begun, of each client's applications.
     left: Vec<[AtomicU64; APPS]>,
@@ -148,6 +151,7 @@ impl Workload {
         seats: &Arc<Seats>,
         options: &crate::Options,
         home: Option<Arc<Home>>,
+        replica: Option<Arc<Replica>>,
     ) -> Result<Workload, Error> {
         let cred = root_cred();
         let mut dirs = vec![InodeId::ROOT];
@@ -182,6 +186,7 @@ impl Workload {
             counts,
             counts,
             if options.tree { all } else { 0 },
+            if replica.is_some() { all } else { 0 },
         ];
         Ok(Workload {
             world: world.clone(),
@@ -195,6 +200,7 @@ impl Workload {
             counters,
             tree,
             trash,
+            replica,
             has_clones: options.clones,
             left: (0..options.clients).map(|_| each.map(AtomicU64::new)).collect(),
             pause_us_max: options.pause_ms_max * 1000,
@@ -206,8 +212,10 @@ impl Workload {
     /// Applications of each client in this run.
     pub fn apps(&self) -> impl Iterator<Item = usize> {
         let (counts, on_tree) = (self.counters.is_some(), self.tree.is_some());
+        let on_replica = self.replica.is_some();
         (0..APPS).filter(move |app| match *app {
             ON_TREE => on_tree,
+            ON_REPLICA => on_replica,
             app => counts || app < ON_TINY_FILES.end,
         })
     }
@@ -303,6 +311,10 @@ impl Workload {
             } else if let Some(tree) = self.tree.as_ref().filter(|_| app == ON_TREE) {
                 self.rest(&rng).await;
                 tree.step(&self, &client, me, &rng).await;
+                self.take_one(me, app);
+            } else if let Some(replica) = self.replica.as_ref().filter(|_| app == ON_REPLICA) {
+                self.rest(&rng).await;
+                replica.step(&self, &client, me, &rng).await;
                 self.take_one(me, app);
             } else if let Some(counters) = self.counters.as_ref().filter(|_| app > ON_SHARED_FILES) {
                 self.rest(&rng).await;
@@ -473,10 +485,14 @@ impl Workload {
         if let Some(trash) = &self.trash {
             trash.verify(self, client, when).await?;
         }
+        if let Some(replica) = &self.replica {
+            replica.verify(client, when).await?;
+        }
         self.verify_names(client, when).await?;
-        // With a home bytes still come back that somebody wanted, deleted clones go, and so does what was in the trash: what is
-        // used changes while it is added up.
-        let changes = self.home.is_some() || self.has_clones || self.trash.is_some();
+        // With a home bytes still come back that somebody wanted, deleted clones go, and so does what was in the trash or is gone in
+        // what is followed: what is used changes while it is added up.
+        let has_home = self.home.is_some() || self.replica.is_some();
+        let changes = has_home || self.has_clones || self.trash.is_some();
         let looks = if changes { USAGE_LOOKS } else { 1 };
         for _ in 1..looks {
             if self.usage_differs(client).await?.is_none() {
@@ -503,6 +519,7 @@ impl Workload {
         expected.extend(self.counters.iter().flat_map(Counters::all).map(|c| (0, c.name.clone())));
         expected.extend(self.tiny.names().await);
         expected.extend(self.tree.iter().map(|_| (0, tree::NAME.to_owned())));
+        expected.extend(self.replica.iter().map(|_| (0, replica::NAME.to_owned())));
         expected.extend(self.clones().keys().map(|name| (0, name.clone())));
         for slot in &self.slots {
             if let Some(file) = &slot.lock().await.file {
@@ -564,6 +581,9 @@ impl Workload {
         if let Some(trash) = &self.trash {
             trash.end(client).await?;
         }
+        if let Some(replica) = &self.replica {
+            replica.remove(client).await?;
+        }
         for dir in &self.dirs {
             for name in names_in(client, *dir).await? {
                 let stat = client.lookup(&root_cred(), *dir, name.as_bytes()).await?;
@@ -580,10 +600,13 @@ impl Workload {
         Ok(())
     }
 
-    /// Of the tree, the trash and clones, with their topmost directories.
+    /// Of the tree, the trash, the replica and clones, with their topmost directories.
     async fn usage_beside(&self, client: &Client) -> Result<Usage, Error> {
         let mut roots: Vec<InodeId> = self.clones().values().copied().collect();
         roots.extend(self.tree.as_ref().map(|tree| tree.root));
+        // When it was removed there is none any more.
+        let replica = client.lookup(&root_cred(), InodeId::ROOT, replica::NAME.as_bytes()).await?;
+        roots.extend(replica.map(|stat| stat.attr.ino));
         let mut sum = trash::usage(client).await?;
         for root in roots {
             let used = client.usage(root).await?;

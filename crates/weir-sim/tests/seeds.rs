@@ -155,6 +155,17 @@ fn what_is_removed_is_in_the_trash_until_its_time_is_over() {
     keeps_every_promise(481_000..481_008, |_| with_home.clone());
 }
 
+/// Strangers change what a volume follows, and movers, servers and clients die.
+#[test]
+fn who_reads_a_replica_sees_all_of_what_was_at_home() {
+    use FaultKind::*;
+    let options = |seed| Options { replica: true, pause_ms_max: 5000, ..Options::mixed(seed) };
+    let met = keep_every_promise(490_100..490_106, options).met;
+    assert!(met.keys().any(|(_, met)| *met == weir_sim::replica::LOOK), "no fault met a look");
+    let faults = vec![KillMeta, ClockJump];
+    keeps_every_promise(491_100..491_104, |_| Options { faults: faults.clone(), ..options(0) });
+}
+
 /// Disks that are told to fail do, while somebody uses them.
 #[test]
 fn faults_of_disks_bite() {

@@ -62,6 +62,43 @@ struct State {
     one_fails_of: u64,
 }
 
+/// What somebody does at home behind everybody's back.
+pub enum Change {
+    /// A file is made, or written anew.
+    Write {
+        path: HomePath,
+        bytes: Vec<u8>,
+    },
+    MakeDirectory {
+        path: HomePath,
+    },
+    /// With all that is below.
+    Remove {
+        path: HomePath,
+    },
+    /// In the place of what is there.
+    Move {
+        from: HomePath,
+        to: HomePath,
+    },
+    Mode {
+        path: HomePath,
+        mode: u32,
+    },
+}
+
+impl std::fmt::Display for Change {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Change::Write { path, bytes } => write!(f, "write {} bytes to {path}", bytes.len()),
+            Change::MakeDirectory { path } => write!(f, "make {path}"),
+            Change::Remove { path } => write!(f, "remove {path}"),
+            Change::Move { from, to } => write!(f, "move {from} to {to}"),
+            Change::Mode { path, mode } => write!(f, "mode of {path}: {mode:o}"),
+        }
+    }
+}
+
 /// The home itself. Cheap to clone.
 #[derive(Clone, Default)]
 pub struct MemoryHome(Arc<Mutex<State>>);
@@ -103,6 +140,32 @@ impl MemoryHome {
         let state = self.lock();
         let tree = &state.now;
         tree.names.iter().map(|(path, id)| (path.clone(), tree.things[id].clone())).collect()
+    }
+    /// Somebody changes it; bytes that are written are of `at`.
+    pub fn change(&self, at: Time, change: &Change) {
+        let state = &mut *self.lock();
+        let new =
+            |kind, mode| thing(kind, Attrs { mode, uid: 0, gid: 0, atime: EPOCH, mtime: at, xattrs: vec![] });
+        match change {
+            Change::Write { path, bytes } => {
+                if state.thing(path).is_none() {
+                    state.put(path, new(FileKind::Regular, 0o644));
+                }
+                let file = state.thing(path).expect("just made");
+                (file.bytes, file.synced, file.attrs.mtime) = (bytes.clone(), bytes.clone(), at);
+            }
+            Change::MakeDirectory { path } => state.put(path, new(FileKind::Directory, 0o755)),
+            Change::Remove { path } => {
+                let below: Vec<_> = state.now.names.keys().filter(|p| p.is_within(path)).cloned().collect();
+                below.iter().for_each(|path| state.drop_name(path));
+            }
+            Change::Move { from, to } => {
+                state.drop_name(to);
+                state.move_name(from, to);
+            }
+            Change::Mode { path, mode } => state.thing(path).expect("it is there").attrs.mode = *mode,
+        }
+        state.settled = state.now.clone();
     }
     /// Changes bytes behind everybody's back. `at`: when a user did it; none: the disk did, and nothing shows it.
     pub fn meddle(&self, path: &HomePath, at: Option<Time>, change: impl FnOnce(&mut Vec<u8>)) {
@@ -163,6 +226,11 @@ impl State {
             found => Err(refused(path, expect, found.map(|(_, stamp)| stamp).as_ref())),
         }
     }
+    fn put(&mut self, path: &HomePath, thing: Thing) {
+        self.last_id += 1;
+        self.now.names.insert(path.clone(), self.last_id);
+        self.now.things.insert(self.last_id, thing);
+    }
     fn drop_name(&mut self, path: &HomePath) {
         let Some(id) = self.now.names.remove(path) else { return };
         if !self.now.names.values().any(|other| *other == id) {
@@ -193,9 +261,7 @@ impl State {
                     Make::Symlink { target } => (FileKind::Symlink, target.clone(), 0),
                     Make::Special { kind, rdev } => (*kind, Bytes::new(), *rdev),
                 };
-                self.last_id += 1;
-                self.now.names.insert(path.clone(), self.last_id);
-                self.now.things.insert(self.last_id, Thing { target, rdev, ..thing(kind, attrs.clone()) });
+                self.put(path, Thing { target, rdev, ..thing(kind, attrs.clone()) });
             }
         }
         Ok(self.stamp_at(path).expect("made"))

@@ -7,13 +7,13 @@ mod memory;
 use crate::Cluster;
 use crate::trash;
 use crate::workload::{self, root_cred};
-pub use memory::MemoryHome;
+pub use memory::{Change, MemoryHome};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 use weir_client::{Client, NewRelation, OpenMode, VolumeEdit};
-use weir_env::{BoxFuture, Env, sim::World};
+use weir_env::{BoxFuture, Env, Rng, sim::World};
 use weir_home::mover::{HomeOf, Mover, OpenHome};
 use weir_home::{HomePath, Outcome};
 use weir_proto::meta::{FileKind, Time};
@@ -50,29 +50,25 @@ impl OpenHome for Opener {
     }
 }
 
-/// Home, its movers, and what came of them.
-pub struct Home {
+/// Movers of a home, which die.
+pub struct Movers {
     world: World,
     cluster: Arc<Cluster>,
     home: MemoryHome,
-    pub evictions: AtomicU64,
 }
 
-impl Home {
-    /// Everything of the root volume goes home from now on.
-    pub async fn begin(world: &World, cluster: &Arc<Cluster>, founder: &Client) -> Result<Arc<Home>> {
-        let home = MemoryHome::default();
-        home.found();
-        let new = NewRelation { url: URL.to_owned(), evict: true, ..NewRelation::default() };
-        founder.add_relation(&root_cred(), VolumeId::ROOT, &new).await?;
-        limit(founder, LIMIT_BYTES).await?;
-        let begun =
-            Home { world: world.clone(), cluster: cluster.clone(), home, evictions: AtomicU64::new(0) };
-        (0..MOVERS).for_each(|n| begun.start_mover(n));
-        Ok(Arc::new(begun))
+impl Movers {
+    /// All of them begin.
+    pub fn new(world: &World, cluster: &Arc<Cluster>, home: &MemoryHome) -> Movers {
+        let movers = Movers { world: world.clone(), cluster: cluster.clone(), home: home.clone() };
+        (0..MOVERS).for_each(|n| movers.start(n));
+        movers
+    }
+    pub fn some(&self, rng: &Rng) -> usize {
+        rng.below(MOVERS as u64) as usize
     }
 
-    fn start_mover(&self, n: usize) {
+    pub fn start(&self, n: usize) {
         let (cluster, home, env) = (self.cluster.clone(), self.home.clone(), self.world.node(&mover_name(n)));
         let node = env.clone();
         env.tasks.spawn("mover", async move {
@@ -87,9 +83,32 @@ impl Home {
         });
     }
 
-    fn kill_mover(&self, n: usize) {
+    pub fn kill(&self, n: usize) {
         self.cluster.holder_goes();
         self.world.kill(&mover_name(n));
+    }
+}
+
+/// Home, its movers, and what came of them.
+pub struct Home {
+    world: World,
+    cluster: Arc<Cluster>,
+    home: MemoryHome,
+    movers: Movers,
+    pub evictions: AtomicU64,
+}
+
+impl Home {
+    /// Everything of the root volume goes home from now on.
+    pub async fn begin(world: &World, cluster: &Arc<Cluster>, founder: &Client) -> Result<Arc<Home>> {
+        let home = MemoryHome::default();
+        home.found();
+        let new = NewRelation { url: URL.to_owned(), evict: true, ..NewRelation::default() };
+        founder.add_relation(&root_cred(), VolumeId::ROOT, &new).await?;
+        limit(founder, LIMIT_BYTES).await?;
+        let movers = Movers::new(world, cluster, &home);
+        let (world, cluster) = (world.clone(), cluster.clone());
+        Ok(Arc::new(Home { world, cluster, home, movers, evictions: AtomicU64::new(0) }))
     }
 
     /// Faults of home and of movers, and looks at everything, until told that it is enough. `mark` is told what begins and ends.
@@ -103,10 +122,10 @@ impl Home {
             mark(name, true);
             match what {
                 0..5 => {
-                    let n = rng.below(MOVERS as u64) as usize;
-                    self.kill_mover(n);
+                    let n = self.movers.some(&rng);
+                    self.movers.kill(n);
                     pause(Duration::from_secs(2)).await;
-                    self.start_mover(n);
+                    self.movers.start(n);
                 }
                 5..7 => {
                     self.home.freeze(true);
@@ -120,10 +139,10 @@ impl Home {
                 }
                 9 => {
                     // Its disk is that of the movers' machine.
-                    (0..MOVERS).for_each(|n| self.kill_mover(n));
+                    (0..MOVERS).for_each(|n| self.movers.kill(n));
                     self.home.power_cut();
                     pause(Duration::from_secs(2)).await;
-                    (0..MOVERS).for_each(|n| self.start_mover(n));
+                    (0..MOVERS).for_each(|n| self.movers.start(n));
                 }
                 _ => {
                     let until = world.now() + Duration::from_nanos(rng.below(LIFE_MAX.as_nanos() as u64));

@@ -1,0 +1,324 @@
+//! A volume that follows a home which strangers change all the while: clients read it, movers and servers die, and home fails.
+//!
+//! Oracle: who reads a file reads all of one state that it had at home, or is told an error if it is not so there any more. Nothing is
+//! changed at home but by strangers. In the end the volume shows what is at home.
+
+use crate::cluster::Cluster;
+use crate::home::{Change, MemoryHome, Movers, may_not_yet};
+use crate::workload::{Workload, names_in, read_whole, root_cred};
+use bytes::Bytes;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use weir_client::{Client, Handle, NewRelation, NewVolume, OpenMode};
+use weir_env::{Rng, sim::World};
+use weir_home::HomePath;
+use weir_proto::meta::{Attr, FileKind, Time};
+use weir_proto::relation::{RelationId, RelationVerb};
+use weir_proto::volume::{Policy, Quota};
+use weir_proto::{Error, ErrorKind, InodeId, Result, VolumeId};
+
+/// Its topmost directory, in the root volume's.
+pub const NAME: &str = "replica";
+/// A home that is empty all at once is not believed.
+const ANCHOR: &[u8] = b"anchor";
+/// Names in each directory are `n0` and so on.
+const NAMES: u64 = 6;
+const THINGS_MAX: usize = 24;
+const DEPTH_MAX: usize = 3;
+const FILE_BYTES_MAX: u64 = 600_000;
+const READ_BYTES_MAX: u64 = 100_000;
+/// Between two things that happen at home, at most.
+const PAUSE_MAX: Duration = Duration::from_secs(3);
+const FAULT_MAX: Duration = Duration::from_secs(10);
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// The volume shows what is at home by then.
+const PATIENCE: Duration = Duration::from_secs(400);
+
+/// In the table of what has met.
+pub const LOOK: &str = "replica look";
+
+pub struct Replica {
+    world: World,
+    pub root: InodeId,
+    volume: VolumeId,
+    relation: RelationId,
+    home: MemoryHome,
+    movers: Movers,
+    /// Of each time (in nanoseconds) that a file was changed at home: what was in it then.
+    states: Mutex<BTreeMap<i64, Vec<u8>>>,
+}
+
+impl Replica {
+    pub async fn begin(world: &World, cluster: &Arc<Cluster>, founder: &Client) -> Result<Replica> {
+        let home = MemoryHome::default();
+        home.found();
+        let no_limit = Quota { bytes_hard: 0, bytes_soft: 0, inodes_hard: 0, inodes_soft: 0, grace_s: 60 };
+        let new = NewVolume {
+            name: NAME.into(),
+            path: Bytes::from(format!("/{NAME}")),
+            owner: 0,
+            group: 0,
+            mode: 0o755,
+            admins: Vec::new(),
+            quota: no_limit,
+            policy: Policy { scheme: None, pool: None },
+        };
+        let made = founder.create_volume(&root_cred(), &new).await?;
+        let movers = Movers::new(world, cluster, &home);
+        let relation = NewRelation { url: "file:///elsewhere".into(), pulls: true, ..NewRelation::default() };
+        let relation = founder.add_relation(&root_cred(), made.id, &relation).await?.id;
+        let (root, volume, states) = (made.root, made.id, Mutex::default());
+        let replica = Replica { world: world.clone(), root, volume, relation, home, movers, states };
+        let path = HomePath::root().join(ANCHOR)?;
+        replica.strange(Change::Write { path, bytes: b"never changed".to_vec() });
+        Ok(replica)
+    }
+
+    // ---- what happens at home
+
+    /// Strangers, and faults of home and of movers, until told that it is enough.
+    pub async fn disturb(&self, is_enough: impl Fn() -> bool) {
+        let rng = self.world.rng("strangers");
+        let pause = |max: Duration| self.world.sleep(Duration::from_nanos(rng.below(max.as_nanos() as u64)));
+        while !is_enough() {
+            pause(PAUSE_MAX).await;
+            match rng.below(12) {
+                0 => {
+                    let n = self.movers.some(&rng);
+                    self.movers.kill(n);
+                    pause(FAULT_MAX).await;
+                    self.movers.start(n);
+                }
+                1 => {
+                    self.home.freeze(true);
+                    pause(FAULT_MAX).await;
+                    self.home.freeze(false);
+                }
+                2 => {
+                    self.home.fail_one_of(2 + rng.below(20));
+                    pause(FAULT_MAX).await;
+                    self.home.fail_one_of(0);
+                }
+                _ => {
+                    for _ in 0..=rng.below(4) {
+                        if let Some(change) = self.some_change(&rng) {
+                            self.strange(change);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn strange(&self, change: Change) {
+        self.world.trace(&format!("at home: {change}"));
+        let mut states = self.states.lock().unwrap_or_else(PoisonError::into_inner);
+        // No two have the same time.
+        let last = states.keys().next_back().copied().unwrap_or_default();
+        let nanos = (last + 1).max(self.world.now().0 as i64);
+        self.home.change(Time { nanos }, &change);
+        if let Change::Write { bytes, .. } = change {
+            states.insert(nanos, bytes);
+        }
+    }
+
+    fn some_change(&self, rng: &Rng) -> Option<Change> {
+        let all = self.home.all();
+        let is_kind = |kind| all.iter().filter(move |(_, thing)| thing.kind == kind).map(|(path, _)| path);
+        let some =
+            |list: &[&HomePath]| list.get(rng.below(list.len().max(1) as u64) as usize).map(|p| (*p).clone());
+        let is_ours = |path: &&HomePath| path.name().is_some_and(|name| name != ANCHOR);
+        let files: Vec<_> = is_kind(FileKind::Regular).filter(is_ours).collect();
+        let dirs: Vec<_> = is_kind(FileKind::Directory).filter(|dir| dir.names().len() < DEPTH_MAX).collect();
+        let things: Vec<_> = all.keys().filter(is_ours).collect();
+        let place = some(&dirs)?.join(format!("n{}", rng.below(NAMES)).as_bytes()).expect("a good name");
+        let is_free = !all.contains_key(&place);
+        let bytes = |len: u64| (0..len).map(|_| rng.next_u64() as u8).collect::<Vec<u8>>();
+        let len = rng.below(rng.below(FILE_BYTES_MAX) + 1);
+        let old = some(&files);
+        Some(match rng.below(12) {
+            0..3 if is_free && things.len() < THINGS_MAX => Change::Write { path: place, bytes: bytes(len) },
+            3 if is_free && things.len() < THINGS_MAX => Change::MakeDirectory { path: place },
+            4..6 => Change::Write { path: old?, bytes: bytes(len) },
+            6 => {
+                let path = old?;
+                let bytes = [&all[&path].bytes[..], &bytes(len / 4)].concat();
+                Change::Write { path, bytes }
+            }
+            7 => {
+                let path = old?;
+                let kept = all[&path].bytes.len() / 2;
+                let bytes = all[&path].bytes[..kept].to_vec();
+                Change::Write { path, bytes }
+            }
+            8 => Change::Remove { path: some(&things)? },
+            9 => Change::Mode { path: some(&things)?, mode: 0o700 + rng.below(64) as u32 },
+            _ => {
+                let from = some(&things)?;
+                let to = if rng.below(2) == 0 { place } else { some(&things)? };
+                // A file in the place of a file, or anything where nothing is.
+                let fits = all.get(&to).is_none_or(|there| {
+                    there.kind == FileKind::Regular && all[&from].kind == FileKind::Regular
+                });
+                (fits && !to.is_within(&from)).then_some(Change::Move { from, to })?
+            }
+        })
+    }
+
+    // ---- what clients see
+
+    /// One operation of a process of client `me`.
+    pub async fn step(&self, work: &Workload, client: &Client, me: usize, rng: &Rng) {
+        let under_way = work.begin(me, LOOK);
+        let excused = work.seats.excuses_all(me);
+        if let Err(e) = self.look(client, rng).await {
+            work.complain(me, excused, format!("operation {}, c{me}: {LOOK}", under_way.op), &e);
+        }
+    }
+
+    /// Goes down to some file, and reads it.
+    async fn look(&self, client: &Client, rng: &Rng) -> Result<()> {
+        let (mut dir, mut path) = (self.root, HomePath::root());
+        loop {
+            let found = match self.some_entry(client, dir, rng).await {
+                Err(e) if is_gone(&e) => return Ok(()),
+                found => found?,
+            };
+            let Some((name, attr)) = found else { return Ok(()) };
+            path = path.join(name.as_bytes())?;
+            if attr.kind == FileKind::Directory {
+                dir = attr.ino;
+                continue;
+            }
+            let handle = match client.open(&root_cred(), attr.ino, OpenMode::READ).await {
+                Err(e) if is_gone(&e) => return Ok(()),
+                opened => opened?.handle,
+            };
+            let read = self.read(client, handle, &path, &attr, rng).await;
+            let _ = client.release(handle).await; // it was only read
+            read?;
+            if rng.below(4) == 0 {
+                match client.evict(&root_cred(), attr.ino, 0, u64::MAX).await {
+                    Err(e) if is_gone(&e) || may_not_yet(&e) => {}
+                    evicted => drop(evicted?),
+                }
+            }
+            return Ok(());
+        }
+    }
+
+    async fn some_entry(&self, client: &Client, dir: InodeId, rng: &Rng) -> Result<Option<(String, Attr)>> {
+        let mut names = names_in(client, dir).await?;
+        if names.is_empty() {
+            return Ok(None);
+        }
+        let name = names.swap_remove(rng.below(names.len() as u64) as usize);
+        let found = client.lookup(&root_cred(), dir, name.as_bytes()).await?;
+        Ok(found.map(|stat| (name, stat.attr)))
+    }
+
+    async fn read(
+        &self,
+        client: &Client,
+        handle: Handle,
+        path: &HomePath,
+        attr: &Attr,
+        rng: &Rng,
+    ) -> Result<()> {
+        let mut got = Vec::new();
+        loop {
+            let want = 1 + rng.below(READ_BYTES_MAX) as usize;
+            let parts = match client.read(handle, got.len() as u64, want).await {
+                Err(_) if !self.is_at_home(path, attr) => return Ok(()),
+                parts => parts.map_err(|e| e.doing(format_args!("read {path} ({:?})", attr.ino)))?,
+            };
+            if parts.iter().all(|part| part.is_empty()) {
+                break;
+            }
+            parts.iter().for_each(|part| got.extend_from_slice(part));
+            self.world.sleep(Duration::from_millis(rng.below(50))).await;
+        }
+        self.check(path, attr, &got);
+        Ok(())
+    }
+
+    fn is_at_home(&self, path: &HomePath, attr: &Attr) -> bool {
+        self.home.all().get(path).is_some_and(|thing| thing.attrs.mtime == attr.mtime)
+    }
+
+    fn check(&self, path: &HomePath, attr: &Attr, got: &[u8]) {
+        self.world.trace(&format!("{path} ({:?}) was read: {} bytes", attr.ino, got.len()));
+        let states = self.states.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = states.get(&attr.mtime.nanos);
+        let what = format!("{path} ({:?}) of {:?}, {} bytes", attr.ino, attr.mtime, attr.size);
+        let state = state.unwrap_or_else(|| panic!("{what}: it was never so at home"));
+        let differs = state.iter().zip(got).position(|(a, b)| a != b);
+        assert!(
+            state == got,
+            "{what}: {} bytes were read of {}, the first that differs is {differs:?}",
+            got.len(),
+            state.len()
+        );
+    }
+
+    // ---- the end
+
+    /// The volume shows what is at home.
+    pub async fn verify(&self, client: &Client, when: &str) -> Result<()> {
+        let deadline = self.world.now() + PATIENCE;
+        loop {
+            let differs = match self.difference(client).await {
+                Err(e) if is_gone(&e) => format!("{e}"),
+                Ok(None) => return Ok(()),
+                differs => differs.map_err(|e| e.doing(when))?.unwrap_or_default(),
+            };
+            assert!(self.world.now() < deadline, "{when}: the replica is not as home is: {differs}");
+            self.world.sleep(LOOK_EVERY).await;
+        }
+    }
+
+    async fn difference(&self, client: &Client) -> Result<Option<String>> {
+        let mut at_home = self.home.all();
+        at_home.remove(&HomePath::root());
+        let mut dirs = vec![(self.root, HomePath::root())];
+        while let Some((dir, above)) = dirs.pop() {
+            for name in names_in(client, dir).await? {
+                let path = above.join(name.as_bytes())?;
+                let found = client.lookup(&root_cred(), dir, name.as_bytes()).await?;
+                let (Some(stat), Some(thing)) = (found, at_home.remove(&path)) else {
+                    return Ok(Some(format!("{path} is not in both")));
+                };
+                let attr = stat.attr;
+                if (attr.kind, attr.mode & 0o7777) != (thing.kind, thing.attrs.mode) {
+                    return Ok(Some(format!("{path}: {:?}, mode {:o}", attr.kind, attr.mode)));
+                }
+                if attr.kind == FileKind::Directory {
+                    dirs.push((attr.ino, path));
+                    continue;
+                }
+                if (attr.size, attr.mtime) != (thing.bytes.len() as u64, thing.attrs.mtime) {
+                    return Ok(Some(format!("{path}: {} bytes of {:?}", attr.size, attr.mtime)));
+                }
+                let got = read_whole(client, attr.ino).await.map_err(|e| e.doing(&path))?;
+                self.check(&path, &attr, &got);
+            }
+        }
+        Ok((!at_home.is_empty()).then(|| format!("only home has {:?}", at_home.keys())))
+    }
+
+    pub async fn remove(&self, client: &Client) -> Result<()> {
+        client.change_relation(&root_cred(), self.relation, RelationVerb::Remove).await?;
+        client.delete_volume(&root_cred(), self.volume, true).await?;
+        let deadline = self.world.now() + PATIENCE;
+        while client.volumes(VolumeId(0)).await?.0.iter().any(|volume| volume.id == self.volume) {
+            assert!(self.world.now() < deadline, "the replica is not removed to its end");
+            self.world.sleep(LOOK_EVERY).await;
+        }
+        Ok(())
+    }
+}
+
+fn is_gone(e: &Error) -> bool {
+    matches!(e.kind, ErrorKind::NotFound | ErrorKind::Stale)
+}
