@@ -101,6 +101,44 @@ fn each_of_several_snapshots_shows_its_own_time_and_goes_alone() {
     });
 }
 
+/// Seed 486017: a tree is removed in which somebody has files open, small ones and such as have bytes in two objects.
+#[test]
+fn what_a_snapshot_shows_of_a_removed_directory_stays_when_who_had_its_files_open_closes_them() {
+    let lab = Lab::new(79);
+    lab.run(6, |lab| async move {
+        let a = lab.client("a").await;
+        let dir = a.mkdir(&root(), InodeId::ROOT, b"d", 0o755).await.unwrap().attr.ino;
+        let mut files = Vec::new();
+        for (name, mut bytes) in [("small", b"before".to_vec()), ("large", pattern(1, 0, 3 * STRIPE))] {
+            let made = a.create(&root(), dir, name.as_bytes(), 0o644, true, OpenMode::BOTH).await.unwrap();
+            write(&a, made.handle, 0, &bytes).await;
+            a.fsync(made.handle).await.unwrap();
+            a.set_xattr(&root(), made.stat.attr.ino, b"user.mark", b"kept", true, false).await.unwrap();
+            bytes[..2].copy_from_slice(b"it");
+            files.push((made, bytes));
+        }
+        snap(&a, "earlier").await;
+        for (made, bytes) in &files {
+            write(&a, made.handle, 0, &bytes[..2]).await;
+            a.fsync(made.handle).await.unwrap();
+        }
+        let s = snap(&a, "s").await;
+        a.unlink(&root(), dir, b"small").await.unwrap();
+        a.unlink(&root(), dir, b"large").await.unwrap();
+        a.rmdir(&root(), InodeId::ROOT, b"d").await.unwrap();
+        for (made, bytes) in files {
+            write(&a, made.handle, 1, b"later").await;
+            a.release(made.handle).await.unwrap();
+            lab.env("a").clock.sleep(Duration::from_secs(5)).await; // of the world: the sweeper has its time
+            let ino = made.stat.attr.ino;
+            let file = a.past_open(&root(), s, ino).await.unwrap();
+            let got = a.past_read(&file, 0, bytes.len() + 1).await.unwrap().concat();
+            assert_eq!(differs(&got, &bytes), None, "inode {ino}");
+            assert_eq!(&a.past_get_xattr(s, ino, b"user.mark").await.unwrap()[..], b"kept");
+        }
+    });
+}
+
 /// Who read the file in the snapshot has fenced its object, which stays the file's.
 #[test]
 fn a_file_is_written_after_a_snapshot_of_it_was_read_and_removed() {

@@ -126,7 +126,8 @@ pub struct Inode {
     pub btime: Time,
     pub data_version: u64,
     pub layout: Option<Layout>,
-    /// Directory of the first link: it is charged. `NEVER_NAMED`: it has had no name yet and may get one.
+    /// Directory of the first link: it is charged. `NEVER_NAMED`: it has had no name yet and may get one. Of a file without a name
+    /// any more: its volume's topmost directory.
     pub parent: InodeId,
     /// Raised each time a writer that is not the last one gets the right to write.
     pub token_epoch: u32,

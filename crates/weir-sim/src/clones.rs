@@ -9,17 +9,15 @@ use crate::model::{FileModel, What, Who, bytes_of};
 use crate::seats::Seats;
 use crate::tiny::PastTiny;
 use crate::tree::PastTree;
-use crate::workload::{Workload, close, names_in, read_all, read_whole, root_cred};
-use bytes::Bytes;
+use crate::workload::{Workload, close, names_in, new_volume, read_all, read_whole, root_cred};
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
-use weir_client::{Allocate, Client, NewVolume, OpenMode, SetAttrs};
+use weir_client::{Allocate, Client, OpenMode, SetAttrs};
 use weir_env::{Rng, sim::World};
 use weir_proto::meta::{FileKind, RenameMode};
-use weir_proto::volume::{Policy, Quota};
 use weir_proto::{Error, ErrorKind, InodeId, VolumeId};
 
 /// Clones at the same time.
@@ -161,16 +159,7 @@ impl Clones {
         }
         let uncertain = self.work.found().uncertain.clone();
         drop((slots, nobody_changes_it));
-        let new = NewVolume {
-            name: name.clone(),
-            path: Bytes::from(format!("/{name}")),
-            owner: 0,
-            group: 0,
-            mode: 0o755,
-            admins: Vec::new(),
-            quota: Quota { bytes_hard: 0, bytes_soft: 0, inodes_hard: 0, inodes_soft: 0, grace_s: 60 },
-            policy: Policy { scheme: None, pool: None },
-        };
+        let new = new_volume(&name);
         let made = match client.clone_volume(&root_cred(), VolumeId::ROOT, &name, true, &new).await {
             // Some of it may be at home only.
             Err(e) if self.work.home.is_some() && e.kind == ErrorKind::Unsupported => {

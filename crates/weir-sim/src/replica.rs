@@ -4,19 +4,17 @@
 //! changed at home but by strangers. In the end the volume shows what is at home.
 
 use crate::cluster::Cluster;
-use crate::home::{Change, MemoryHome, Movers, may_not_yet};
-use crate::workload::{Workload, names_in, read_whole, root_cred};
-use bytes::Bytes;
+use crate::home::{Change, MemoryHome, Movers, Thing, may_not_yet};
+use crate::workload::{Workload, is_gone, names_in, new_volume, read_whole, root_cred};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use weir_client::{Client, Handle, NewRelation, NewVolume, OpenMode};
+use weir_client::{Client, Handle, NewRelation, OpenMode};
 use weir_env::{Rng, sim::World};
 use weir_home::HomePath;
 use weir_proto::meta::{Attr, FileKind, Time};
 use weir_proto::relation::{RelationId, RelationVerb};
-use weir_proto::volume::{Policy, Quota};
-use weir_proto::{Error, ErrorKind, InodeId, Result, VolumeId};
+use weir_proto::{InodeId, Result, VolumeId};
 
 /// Its topmost directory, in the root volume's.
 pub const NAME: &str = "replica";
@@ -40,36 +38,33 @@ pub const LOOK: &str = "replica look";
 
 pub struct Replica {
     world: World,
-    pub root: InodeId,
+    root: InodeId,
     volume: VolumeId,
     relation: RelationId,
     home: MemoryHome,
     movers: Movers,
-    /// Of each time (in nanoseconds) that a file was changed at home: what was in it then.
-    states: Mutex<BTreeMap<i64, Vec<u8>>>,
+    strangers: Mutex<Strangers>,
+}
+
+#[derive(Default)]
+struct Strangers {
+    /// Of each time (in nanoseconds) that they changed a file: what was in it then.
+    states: BTreeMap<i64, Vec<u8>>,
+    /// Home as they left it.
+    left: BTreeMap<HomePath, Thing>,
 }
 
 impl Replica {
     pub async fn begin(world: &World, cluster: &Arc<Cluster>, founder: &Client) -> Result<Replica> {
         let home = MemoryHome::default();
         home.found();
-        let no_limit = Quota { bytes_hard: 0, bytes_soft: 0, inodes_hard: 0, inodes_soft: 0, grace_s: 60 };
-        let new = NewVolume {
-            name: NAME.into(),
-            path: Bytes::from(format!("/{NAME}")),
-            owner: 0,
-            group: 0,
-            mode: 0o755,
-            admins: Vec::new(),
-            quota: no_limit,
-            policy: Policy { scheme: None, pool: None },
-        };
-        let made = founder.create_volume(&root_cred(), &new).await?;
+        let made = founder.create_volume(&root_cred(), &new_volume(NAME)).await?;
         let movers = Movers::new(world, cluster, &home);
         let relation = NewRelation { url: "file:///elsewhere".into(), pulls: true, ..NewRelation::default() };
         let relation = founder.add_relation(&root_cred(), made.id, &relation).await?.id;
-        let (root, volume, states) = (made.root, made.id, Mutex::default());
-        let replica = Replica { world: world.clone(), root, volume, relation, home, movers, states };
+        let strangers = Mutex::new(Strangers { left: home.all(), ..Strangers::default() });
+        let (root, volume) = (made.root, made.id);
+        let replica = Replica { world: world.clone(), root, volume, relation, home, movers, strangers };
         let path = HomePath::root().join(ANCHOR)?;
         replica.strange(Change::Write { path, bytes: b"never changed".to_vec() });
         Ok(replica)
@@ -113,14 +108,23 @@ impl Replica {
 
     fn strange(&self, change: Change) {
         self.world.trace(&format!("at home: {change}"));
-        let mut states = self.states.lock().unwrap_or_else(PoisonError::into_inner);
+        self.check_home();
+        let mut strangers = self.strangers();
         // No two have the same time.
-        let last = states.keys().next_back().copied().unwrap_or_default();
+        let last = strangers.states.keys().next_back().copied().unwrap_or_default();
         let nanos = (last + 1).max(self.world.now().0 as i64);
         self.home.change(Time { nanos }, &change);
         if let Change::Write { bytes, .. } = change {
-            states.insert(nanos, bytes);
+            strangers.states.insert(nanos, bytes);
         }
+        strangers.left = self.home.all();
+    }
+
+    fn strangers(&self) -> MutexGuard<'_, Strangers> {
+        self.strangers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    fn check_home(&self) {
+        assert!(self.home.all() == self.strangers().left, "home was changed, and not by a stranger");
     }
 
     fn some_change(&self, rng: &Rng) -> Option<Change> {
@@ -249,8 +253,8 @@ impl Replica {
 
     fn check(&self, path: &HomePath, attr: &Attr, got: &[u8]) {
         self.world.trace(&format!("{path} ({:?}) was read: {} bytes", attr.ino, got.len()));
-        let states = self.states.lock().unwrap_or_else(PoisonError::into_inner);
-        let state = states.get(&attr.mtime.nanos);
+        let strangers = self.strangers();
+        let state = strangers.states.get(&attr.mtime.nanos);
         let what = format!("{path} ({:?}) of {:?}, {} bytes", attr.ino, attr.mtime, attr.size);
         let state = state.unwrap_or_else(|| panic!("{what}: it was never so at home"));
         let differs = state.iter().zip(got).position(|(a, b)| a != b);
@@ -266,6 +270,7 @@ impl Replica {
 
     /// The volume shows what is at home.
     pub async fn verify(&self, client: &Client, when: &str) -> Result<()> {
+        self.check_home();
         let deadline = self.world.now() + PATIENCE;
         loop {
             let differs = match self.difference(client).await {
@@ -317,8 +322,4 @@ impl Replica {
         }
         Ok(())
     }
-}
-
-fn is_gone(e: &Error) -> bool {
-    matches!(e.kind, ErrorKind::NotFound | ErrorKind::Stale)
 }

@@ -6,7 +6,7 @@
 use crate::FaultKind;
 use crate::model::FileModel;
 use crate::seats::Seats;
-use crate::workload::{Workload, names_in, read_whole, root_cred};
+use crate::workload::{Workload, is_gone, names_in, read_whole, root_cred};
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -14,7 +14,7 @@ use weir_client::{Client, VolumeEdit};
 use weir_env::{Rng, sim::World};
 use weir_proto::meta::{FileKind, Usage};
 use weir_proto::volume::{Keeping, TRASH};
-use weir_proto::{Error, ErrorKind, InodeId, VolumeId};
+use weir_proto::{Error, InodeId, VolumeId};
 
 /// Less than a run takes.
 const SHORT_S: u32 = 15;
@@ -129,10 +129,6 @@ pub async fn usage(client: &Client) -> Result<Usage, Error> {
         used.directories += 1;
     }
     Ok(used)
-}
-
-fn is_gone(e: &Error) -> bool {
-    matches!(e.kind, ErrorKind::NotFound | ErrorKind::Stale)
 }
 
 /// What is in it, each file with its directory and name. It may be emptied meanwhile.

@@ -26,10 +26,11 @@ use std::{
     },
     time::Duration,
 };
-use weir_client::{Client, Handle, OpenMode};
+use weir_client::{Client, Handle, NewVolume, OpenMode};
 use weir_env::{Instant, Rng, sim::World};
 use weir_proto::meta::{Cred, FileKind, Usage};
-use weir_proto::{Error, InodeId};
+use weir_proto::volume::{Policy, Quota};
+use weir_proto::{Error, ErrorKind, InodeId};
 
 /// Applications of one client: two on turn files, one on shared files, two on small files, two that count under locks, one on
 /// the tree, one that reads a replica.
@@ -670,6 +671,25 @@ impl SharedFile {
         let known = whole.len() as usize;
         let longer = self.lossy.load(Relaxed) && got.len() > known && got[known..].iter().all(|b| *b == 0);
         whole.check(0, got.len() + 1, if longer { &got[..known] } else { got })
+    }
+}
+
+/// What is looked for is no more.
+pub fn is_gone(e: &Error) -> bool {
+    matches!(e.kind, ErrorKind::NotFound | ErrorKind::Stale)
+}
+
+/// A volume without limits, in the root volume's topmost directory.
+pub fn new_volume(name: &str) -> NewVolume {
+    NewVolume {
+        name: name.to_owned(),
+        path: Bytes::from(format!("/{name}")),
+        owner: 0,
+        group: 0,
+        mode: 0o755,
+        admins: Vec::new(),
+        quota: Quota { bytes_hard: 0, bytes_soft: 0, inodes_hard: 0, inodes_soft: 0, grace_s: 60 },
+        policy: Policy { scheme: None, pool: None },
     }
 }
 

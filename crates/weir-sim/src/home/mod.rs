@@ -7,7 +7,7 @@ mod memory;
 use crate::Cluster;
 use crate::trash;
 use crate::workload::{self, root_cred};
-pub use memory::{Change, MemoryHome};
+pub use memory::{Change, MemoryHome, Thing};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
