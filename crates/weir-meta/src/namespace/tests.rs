@@ -17,6 +17,8 @@ mod trash;
 mod volumes;
 
 const ME: SessionId = SessionId(1);
+/// Somebody else.
+const OTHER: SessionId = SessionId(2);
 
 pub struct World {
     kv: Arc<dyn Kv>,
@@ -387,7 +389,6 @@ fn a_nameless_file_lives_until_its_last_close() {
 
 #[test]
 fn a_nameless_file_that_is_opened_again_outlives_who_had_it_open_when_it_lost_its_name() {
-    const OTHER: SessionId = SessionId(2);
     let mut w = World::new();
     let f = w.create(&root(), InodeId::ROOT, "f", 0o644).unwrap().entry.attr.ino;
     w.leases.open(OTHER, f, true, false);

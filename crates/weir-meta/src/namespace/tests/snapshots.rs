@@ -28,6 +28,8 @@ pub struct Model {
     next: u64,
     /// By number: name and what it shows.
     taken: BTreeMap<u32, (String, Tree)>,
+    /// Files that somebody else has open, also when they have no name any more.
+    open: Vec<InodeId>,
 }
 
 impl Model {
@@ -38,6 +40,7 @@ impl Model {
             home: BTreeMap::new(),
             next: 0,
             taken: BTreeMap::new(),
+            open: Vec::new(),
         }
     }
     fn fresh(&mut self) -> u64 {
@@ -306,6 +309,31 @@ impl Model {
         true
     }
 
+    fn open(&mut self, ino: InodeId) {
+        if !self.open.contains(&ino) {
+            self.w.leases.open(OTHER, ino, true, false);
+            self.open.push(ino);
+        }
+    }
+    fn close(&mut self, which: usize) {
+        if !self.open.is_empty() {
+            let ino = self.open.swap_remove(which % self.open.len());
+            self.w.leases.close(OTHER, ino, 1, 0);
+            self.w.change(|cx| release_orphan(cx, ino, OTHER)).unwrap();
+        }
+    }
+
+    /// A directory goes with the files in it, if no directory is.
+    fn remove_all(&mut self, dir: InodeId) {
+        self.w.all(dir).iter().for_each(|e| drop(self.w.unlink(&root(), dir, &text(&e.name))));
+        let now = self.now();
+        let Some((path, _)) = now.iter().find(|(path, t)| t.attr.ino == dir && !path.is_empty()) else {
+            return;
+        };
+        let (above, name) = path.rsplit_once('/').unwrap();
+        drop(self.w.rmdir(&root(), now[above].attr.ino, name));
+    }
+
     /// One random thing; most that cannot be done are refused, which is right, too.
     fn step(&mut self, (what, a, b): (u8, usize, usize)) {
         let (Some(at), Some(to)) = (self.find(a), self.find(b)) else { return };
@@ -345,12 +373,20 @@ impl Model {
             (20, Some(ino)) => drop(self.evict(ino, 0, u64::MAX)),
             (21, Some(ino)) => drop(self.evict(ino, b as u64 % 3 * STRIPE, (b as u64 % 5 + 1) * STRIPE)),
             (22, Some(ino)) => self.bring_back(ino, b as u64 % 5 * STRIPE, u64::MAX),
+            (23, Some(ino)) => self.open(ino),
+            (24, _) => self.close(b),
+            (25, _) => self.remove_all(at.0),
+            (26, _) if !self.open.is_empty() => self.write(self.open[a % self.open.len()], b as u64 % 5),
             _ => {}
         }
         self.sweep();
     }
 
     fn finish(mut self) {
+        while !self.open.is_empty() {
+            self.close(0);
+        }
+        self.check();
         while !self.taken.is_empty() {
             self.delete(0);
         }
@@ -401,7 +437,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
     #[test]
     fn a_snapshot_shows_what_was_there_whatever_comes_and_leaves_nothing_behind(
-        steps in prop::collection::vec((0..23u8, 0..64usize, 0..100_000usize), 1..80),
+        steps in prop::collection::vec((0..27u8, 0..64usize, 0..100_000usize), 1..80),
     ) {
         let mut model = Model::new();
         for (n, step) in steps.into_iter().enumerate() {
@@ -626,7 +662,7 @@ fn a_schedule_takes_what_has_changed_and_removes_only_its_own() {
     w.change(|cx| snapshot::delete(cx, &r)).unwrap();
     assert!(w.keep_schedule(start + 72 * 3600, &keep));
     // Files that are written anew are news as well as names are.
-    let mut m = Model { w, cells: BTreeMap::new(), home: BTreeMap::new(), next: 0, taken: BTreeMap::new() };
+    let mut m = Model { w, ..Model::new() };
     let ino = m.file((InodeId::ROOT, "f1")).unwrap();
     m.write(ino, 0);
     assert!(m.w.keep_schedule(start + 73 * 3600, &keep) && !m.w.keep_schedule(start + 74 * 3600, &keep));
