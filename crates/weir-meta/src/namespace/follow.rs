@@ -3,7 +3,7 @@
 //! Invariants: a file that changed at home is another file here, whose bytes are all there; whoever has the old one open
 //! reads of it what it was, or an error, and never of both. What is told is the whole of a range of names, so what is here and
 //! was not told is gone there, and telling it twice changes nothing. Names go at once; what is in a directory that is gone
-//! goes in small steps afterwards, the oldest first, so that what is charged above it is still there.
+//! goes in small steps afterwards, and is charged to the topmost directory until then.
 //!
 //! Knows nothing of who reads home, and when.
 use super::adopt::{Into, xattrs_of};
@@ -282,11 +282,17 @@ fn forget_name(cx: &mut Cx<'_>, relation: RelationId, dir: InodeId, name: &[u8],
     store::trim_receipts(cx.txn, relation, ino, 0)
 }
 
-/// A directory loses its name; what is in it goes afterwards.
+/// A directory loses its name; what is in it goes afterwards. Until then it is charged to the topmost one: what it was in may go first.
 fn put_aside(cx: &mut Cx<'_>, r: &TellAgain, name: &[u8], link: &Link) -> Result<()> {
     let mut tally = load_tally(cx.read(), r.dir)?;
     cx.remove_name(r.dir, &mut tally, name, link);
     cx.put_tally(r.dir, &tally);
+    let access = load_access(cx.read(), link.ino)?;
+    let all = Charge::directory(&super::usage_of(cx.read(), link.ino)?);
+    let top = volume::load(cx.read(), access.volume)?.root;
+    cx.charge(r.dir, all.back())?;
+    cx.charge(top, all)?;
+    cx.put_access(link.ino, &Access { parent: top, ..access });
     forget_name(cx, r.relation, r.dir, name, link.ino)?;
     let number = last_doomed(cx.read())?.map_or(0, |number| number + 1);
     let doomed = DoomedRecord { relation: r.relation, dir: link.ino };

@@ -1044,6 +1044,55 @@ fn a_volume_that_pulls_is_as_home_is_told_and_nobody_changes_it() {
     });
 }
 
+/// Seed 492018: a mover had read a directory before the one above it was gone at home, and told of it while that was being emptied here.
+#[test]
+fn what_is_gone_at_home_from_a_directory_that_is_gone_there_itself_goes_to_its_end() {
+    simulate(16, async |world| {
+        let _meta = start(&world).await;
+        let (user, mover) = (Client::start(&world, "user").await, Client::start(&world, "mover").await);
+        let add = RelationAdd {
+            direction: Direction::Pull,
+            evict: false,
+            ..relation_to(user.op(), "file:///data")
+        };
+        let relation = user.call(&add).await.unwrap().id;
+        let directory = |name: &str| entry(name, FileKind::Directory, 0, "");
+        let list = async |dir, entries: Vec<HomeEntry>| {
+            for part in entries.chunks(200) {
+                let (op, end) = (mover.op(), part.last() == entries.last());
+                let tell = TellListing { op, relation, dir, entries: part.to_vec(), end };
+                mover.call(&tell).await.unwrap();
+            }
+        };
+        let find = async |dir, name| user.lookup(dir, name).await.unwrap().entry.unwrap().attr.ino;
+        list(ROOT, vec![directory("a"), directory("stays")]).await;
+        let a = find(ROOT, "a").await;
+        // More than is removed at once.
+        let files = (0..900).map(|n| entry(&format!("f{n:03}"), FileKind::Regular, 1, ""));
+        list(a, std::iter::once(directory("c")).chain(files).collect()).await;
+        let c = find(a, "c").await;
+        list(c, vec![directory("d")]).await;
+        let d = find(c, "d").await;
+        list(d, vec![entry("f", FileKind::Regular, 10, "")]).await;
+        let again = |dir, entries| {
+            let (op, after, upto) = (mover.op(), Bytes::new(), None);
+            TellAgain { op, relation, dir, after, entries, upto }
+        };
+        mover.call(&again(ROOT, vec![directory("stays")])).await.unwrap();
+        mover.call(&again(c, vec![])).await.unwrap();
+        let usage = GetUsage { session: user.session, dir: ROOT };
+        let deadline = user.env.clock.now() + PATIENCE;
+        loop {
+            let now = user.call(&usage).await.unwrap();
+            if (now.bytes, now.files, now.directories) == (0, 0, 1) {
+                break;
+            }
+            assert!(user.env.clock.now() < deadline, "{now:?}");
+            user.env.clock.sleep(std::time::Duration::from_millis(10)).await;
+        }
+    });
+}
+
 /// A directory is read again when somebody looks at it, if it was not a moment ago, and in the background; and movers are given nothing
 /// that changes home.
 #[test]
