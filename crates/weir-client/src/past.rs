@@ -146,7 +146,14 @@ impl Inner {
                 continue;
             }
             if attr.evicted > 0 {
-                let itself = if unchanged { Some(self.open_itself(ino).await?) } else { None };
+                let itself = match unchanged {
+                    true => match self.open_itself(ino).await {
+                        // It was removed meanwhile: asked again, that is known.
+                        Err(e) if e.kind == ErrorKind::Stale => continue,
+                        opened => Some(opened?),
+                    },
+                    false => None,
+                };
                 return Ok(PastFile { snapshot, attr, inline, layers: Vec::new(), itself });
             }
             let layers = match attr.layers {
@@ -186,7 +193,7 @@ impl Inner {
             }
         }
         Err(Error::io(format!(
-            "file {ino}: bytes of it were at home only when the snapshot was taken, and it was written, or opened for that, since: \
+            "file {ino}: bytes of it were at home only when the snapshot was taken, and it was written, opened for that, or removed since: \
              they can be had at home, if at all"
         )))
     }

@@ -8,8 +8,9 @@ use crate::cluster::Cluster;
 use crate::model::{FileModel, What, Who, bytes_of};
 use crate::seats::Seats;
 use crate::tiny::PastTiny;
+use crate::trash;
 use crate::tree::PastTree;
-use crate::workload::{Workload, close, names_in, new_volume, read_all, read_whole, root_cred};
+use crate::workload::{Workload, close, is_gone, names_in, new_volume, read_all, read_whole, root_cred};
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -215,18 +216,21 @@ impl Clones {
         Ok(())
     }
 
-    /// What a dead writer left is decided by who opens the file next; a clone waits for that.
+    /// What a dead writer left is decided by who opens the file next; a clone waits for that, also where the file is in the trash by now,
+    /// or has no name any more: then for its last close.
     async fn recover(&self, client: &Client) -> Result<(), Error> {
+        self.work.close_nameless().await;
+        let mut files: Vec<InodeId> = trash::files(client).await?.into_keys().collect();
         for dir in &self.work.dirs {
             for name in names_in(client, *dir).await? {
-                let found = client.lookup(&root_cred(), *dir, name.as_bytes()).await?;
-                let Some(attr) = found.map(|stat| stat.attr).filter(|a| a.kind == FileKind::Regular) else {
-                    continue;
-                };
-                match read_whole(client, attr.ino).await {
-                    Err(e) if e.kind == ErrorKind::NotFound => {} // it was removed meanwhile
-                    read => drop(read?),
-                }
+                let found = client.lookup(&root_cred(), *dir, name.as_bytes()).await?.map(|stat| stat.attr);
+                files.extend(found.filter(|attr| attr.kind == FileKind::Regular).map(|attr| attr.ino));
+            }
+        }
+        for ino in files {
+            match read_whole(client, ino).await {
+                Err(e) if is_gone(&e) => {} // it was removed meanwhile
+                read => drop(read?),
             }
         }
         Ok(())

@@ -2,8 +2,10 @@
 
 use crate::home::may_not_yet;
 use crate::model::{What, Who, bytes_of};
+use crate::trash::Trash;
 use crate::workload::{DIRS, Slot, TurnFile, Workload, close, read_all, root_cred};
-use std::{collections::BTreeMap, fmt::Display, time::Duration};
+use std::collections::{BTreeMap, btree_map::Entry};
+use std::{fmt::Display, time::Duration};
 use weir_client::{Allocate, Client, Handle, OpenMode, Opened, SetAttrs};
 use weir_env::Rng;
 use weir_proto::meta::RenameMode;
@@ -443,11 +445,9 @@ impl Turn<'_> {
         Ok(())
     }
 
-    async fn replace(&self, file: &mut TurnFile, mut there: TurnFile) -> Told<()> {
+    async fn replace(&self, file: &mut TurnFile, there: TurnFile) -> Told<()> {
         self.rename_to(file, (there.dir, there.name.clone()), RenameMode::Replace).await?;
-        // Who was cut off since it opened that one may be told errors.
-        there.handles.retain(|_, (_, who)| *who == self.me);
-        self.read_removed(&mut there).await
+        self.leave_nameless(there).await
     }
 
     async fn exchange(&self, file: &mut TurnFile, other: &mut TurnFile) -> Told<()> {
@@ -476,7 +476,7 @@ impl Turn<'_> {
         }
         file.moving = true; // which of the two has its name is not known if this fails
         self.rename_to(&mut new, place, RenameMode::Replace).await?;
-        self.read_removed(&mut std::mem::replace(file, new)).await
+        self.leave_nameless(std::mem::replace(file, new)).await
     }
 
     /// Gives the space of a file or of a part of it back, as soon as home has it.
@@ -525,12 +525,21 @@ impl Turn<'_> {
             .doing("lookup after unlink")?;
         assert!(gone.is_none(), "operation {}: {} is still there after its unlink", self.op, file.name);
         self.read_removed(&mut file).await?;
-        let Some(trash) = &self.work.trash else { return Ok(None) };
-        if self.rng.below(2) == 0 {
-            trash.threw(&file.name, file.ino, file.model);
-            return Ok(None);
+        if let Some(trash) = &self.work.trash {
+            if self.rng.below(2) == 0 {
+                return self.put_back(trash, file).await;
+            }
+            trash.threw(&file.name, file.ino, file.model.clone());
         }
-        let Some((from, old)) = trash.find(self.client, file.ino).await.doing("look into the trash")? else {
+        self.work.found().nameless.push(file);
+        Ok(None)
+    }
+
+    /// None: it is gone from the trash already.
+    async fn put_back(&self, trash: &Trash, mut file: TurnFile) -> Told<Option<TurnFile>> {
+        let found = trash.find(self.client, file.ino).await.doing("look into the trash")?;
+        let Some((from, old)) = found else {
+            self.work.found().nameless.push(file);
             return Ok(None);
         };
         let (dir, name) = self.new_name();
@@ -539,7 +548,10 @@ impl Turn<'_> {
         let (to, mode) = (self.work.dirs[dir], RenameMode::NoReplace);
         let put = self.client.rename(&root_cred(), from, old.as_bytes(), to, name.as_bytes(), mode).await;
         match put {
-            Err(e) if trash.may_lose(&e) => return Ok(None),
+            Err(e) if trash.may_lose(&e) => {
+                self.work.found().nameless.push(file);
+                return Ok(None);
+            }
             put => put.doing("put back")?,
         }
         self.work.found().uncertain.remove(&(dir, name.clone()));
@@ -547,12 +559,20 @@ impl Turn<'_> {
         Ok(Some(file))
     }
 
-    /// Who has a file open that has no name any more still reads it.
+    /// A file has lost its name. Who else has it open keeps it.
+    async fn leave_nameless(&self, mut file: TurnFile) -> Told<()> {
+        let read = self.read_removed(&mut file).await;
+        self.work.found().nameless.push(file);
+        read
+    }
+
+    /// Who has a file open that has no name any more still reads it, if it was not cut off since.
     async fn read_removed(&self, file: &mut TurnFile) -> Told<()> {
-        let Some((handle, who)) = file.handles.remove(&self.me.client) else { return Ok(()) };
-        if !self.work.seats.is_alive(who) {
+        let Entry::Occupied(open) = file.handles.entry(self.me.client) else { return Ok(()) };
+        if open.get().1 != self.me {
             return Ok(());
         }
+        let (handle, _) = open.remove();
         let got = read_all(self.client, handle, 0, usize::MAX).await.doing("read an unlinked file")?;
         if !self.doubts_self(file) {
             file.model
