@@ -61,7 +61,11 @@ impl Meta {
                         () = over => {}
                     }
                 }
-                Err(e) => return e.doing("list a clone's directories"),
+                Err(e) => {
+                    if let Err(e) = leader.stand(e, "list a clone's directories").await {
+                        return e;
+                    }
+                }
             }
         }
     }

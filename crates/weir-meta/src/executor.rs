@@ -131,6 +131,8 @@ pub(crate) enum Step {
     Wait(OwnedNotified),
 }
 
+/// Between tries of what the leader cannot do by itself, s.
+const STAND_S: u64 = 5;
 /// How long a map is waited for that a client has and this leader has not, and between looks.
 const MAP_PATIENCE: Duration = Duration::from_secs(5);
 const MAP_LOOK: Duration = Duration::from_millis(10);
@@ -239,6 +241,17 @@ impl Leader {
     }
     pub fn wall(&self) -> Time {
         Time { nanos: self.env.clock.wall().0 }
+    }
+
+    /// After a failure of what the leader does by itself. If its store failed the node must stop; else only this stands still, is tried
+    /// again after a while, and clients are served all the same.
+    pub async fn stand(&self, e: Error, what: &str) -> Result<()> {
+        if e.kind == ErrorKind::Io {
+            return Err(e.doing(what));
+        }
+        tracing::error!("{what}: {e}; this is tried again every {STAND_S} s, all else goes on");
+        self.env.clock.sleep(Duration::from_secs(STAND_S)).await;
+        Ok(())
     }
 
     /// Tries once. Conflicting leases are returned for their recall, and the inodes are parked on in `parked`.

@@ -24,7 +24,11 @@ impl Meta {
             match self.remove_next().await {
                 Ok(true) => {}
                 Ok(false) => self.leader().removal.notified().await,
-                Err(e) => return e.doing("remove deleted volumes"),
+                Err(e) => {
+                    if let Err(e) = self.leader().stand(e, "remove deleted volumes").await {
+                        return e;
+                    }
+                }
             }
         }
     }

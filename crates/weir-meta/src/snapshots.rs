@@ -86,8 +86,10 @@ impl Meta {
                 (step, state.newest)
             };
             // What is not durable is not much, and who waits for the journal comes in between.
-            if let Err(e) = step.and(leader.durable(newest).await) {
-                return e.doing("remove a snapshot");
+            if let Err(e) = step.and(leader.durable(newest).await)
+                && let Err(e) = leader.stand(e, "remove a snapshot").await
+            {
+                return e;
             }
         }
     }

@@ -3,7 +3,10 @@ mod common;
 
 use common::*;
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::time::Duration;
+use weir_kv::Kv;
+use weir_kv::engine::{Engine, EngineConfig};
 use weir_meta::Level;
 use weir_proto::meta::{FileKind, LeaseKind, ReadDir};
 use weir_proto::snapshot::{Snapshot, SnapshotDelete, SnapshotList, SnapshotTake};
@@ -64,6 +67,31 @@ fn snapshots_are_taken_by_schedule_with_what_writers_have_and_through_restarts()
         c.create(ROOT, "h").await.unwrap();
         c.env.clock.sleep(3 * MINUTE).await;
         assert_eq!(c.snapshots().await.len(), 3, "no more, and what is there stays");
+    });
+}
+
+/// What the leader cannot make sense of when it tidies up is tried again, and told; nobody is refused service for it.
+#[test]
+fn a_leader_that_cannot_tidy_up_serves_its_clients() {
+    simulate(98, async |world| {
+        let env = world.node("meta");
+        let config = EngineConfig { cache_bytes: 1 << 20, journal_bytes_max: 4 << 20 };
+        let kv = Engine::open(&env, Path::new("/meta"), config).await.unwrap();
+        // A directory that is gone at a home.
+        let doomed = [&b"e"[..], &0u64.to_be_bytes()].concat();
+        let written = kv.transact(&mut |txn| {
+            txn.put(&doomed, b"damaged");
+            Ok(())
+        });
+        kv.wait_durable(written.unwrap()).await.unwrap();
+        drop(kv);
+        world.kill("meta");
+        let _meta = start(&world).await;
+        let a = Client::start(&world, "a").await;
+        for n in 0..10 {
+            a.create(ROOT, &format!("f{n}")).await.unwrap();
+            a.env.clock.sleep(Duration::from_secs(5)).await; // of the world: it has tried again
+        }
     });
 }
 

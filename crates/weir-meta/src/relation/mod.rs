@@ -129,50 +129,60 @@ pub(crate) async fn run(leader: Arc<Leader>) -> Error {
         match pass(&leader) {
             Ok(true) => tokio::task::yield_now().await,
             Ok(false) => leader.relations.changed.notified().await,
-            Err(e) => return e.doing("take changes over"),
+            Err(e) => {
+                if let Err(e) = leader.stand(e, "take changes over").await {
+                    return e;
+                }
+            }
         }
     }
 }
 
-/// One round over all relations; whether there is more to do.
+/// One round over all relations; whether there is more to do. One that fails does not hold the others up.
 fn pass(leader: &Arc<Leader>) -> Result<bool> {
     let ids: Vec<RelationId> = leader.relations.lock().lanes.keys().copied().collect();
     let now = Time { nanos: leader.env.clock.wall().0 };
-    let mut more = false;
+    let (mut more, mut failed) = (false, None);
     for id in ids {
-        if let Some(left) = remove_some(leader, id)? {
-            more |= left;
-            continue;
-        }
-        let (mut volume, mut seen) = (None, false);
-        leader.kv.transact(&mut |txn| {
-            volume = store::find_relation(txn, id)?.map(|r| r.volume);
-            seen = taken::look(txn, id, now)?;
-            Ok(())
-        })?;
-        let mut lanes = leader.relations.lock();
-        let Some(lane) = lanes.lanes.get_mut(&id) else { continue };
-        if seen {
-            lane.orphans.look_again();
-        }
-        let mut left = false;
-        leader.kv.transact(&mut |txn| {
-            left = taken::take(txn, id, lane)?;
-            Ok(())
-        })?;
-        more |= left || seen;
-        drop(lanes);
-        more |= orphans::look(leader, id)?;
-        if let Some(volume) = volume {
-            let mut left = false;
-            leader.kv.transact(&mut |txn| {
-                left = taken::forget(txn, volume)?;
-                Ok(())
-            })?;
-            more |= left;
+        match pass_one(leader, id, now) {
+            Ok(left) => more |= left,
+            Err(e) => failed = Some(e.doing(format_args!("relation {id}"))),
         }
     }
     leader.relations.work.notify_waiters();
+    failed.map_or(Ok(more), Err)
+}
+
+fn pass_one(leader: &Arc<Leader>, id: RelationId, now: Time) -> Result<bool> {
+    if let Some(left) = remove_some(leader, id)? {
+        return Ok(left);
+    }
+    let (mut volume, mut seen) = (None, false);
+    leader.kv.transact(&mut |txn| {
+        volume = store::find_relation(txn, id)?.map(|r| r.volume);
+        seen = taken::look(txn, id, now)?;
+        Ok(())
+    })?;
+    let mut lanes = leader.relations.lock();
+    let Some(lane) = lanes.lanes.get_mut(&id) else { return Ok(false) };
+    if seen {
+        lane.orphans.look_again();
+    }
+    let mut left = false;
+    leader.kv.transact(&mut |txn| {
+        left = taken::take(txn, id, lane)?;
+        Ok(())
+    })?;
+    let mut more = left || seen;
+    drop(lanes);
+    more |= orphans::look(leader, id)?;
+    if let Some(volume) = volume {
+        leader.kv.transact(&mut |txn| {
+            left = taken::forget(txn, volume)?;
+            Ok(())
+        })?;
+        more |= left;
+    }
     Ok(more)
 }
 
