@@ -6,12 +6,12 @@
 
 use crate::model::{Who, bytes_of};
 use crate::seats::LEAVES;
-use crate::workload::{Workload, close, names_in, read_whole, root_cred};
+use crate::workload::{Workload, close, names_in, read_all, read_whole, root_cred};
 use bytes::Bytes;
 use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::time::Duration;
-use weir_client::{Client, OpenMode, SetAttrs};
+use weir_client::{Client, Handle, OpenMode, SetAttrs};
 use weir_env::{Instant, Rng};
 use weir_proto::meta::{Attr, FileKind, RenameMode};
 use weir_proto::{Error, ErrorKind, InodeId, NameRule};
@@ -202,6 +202,15 @@ struct State {
     contents: BTreeMap<InodeId, (u64, usize)>,
     /// A change that may be done or not, whose it is, and since when nobody works at it.
     pending: Option<(Change, Who, Instant)>,
+    /// Files that somebody has open, whatever becomes of their names, and their bytes.
+    held: Vec<Held>,
+}
+
+struct Held {
+    who: Who,
+    handle: Handle,
+    ino: InodeId,
+    bytes: (u64, usize),
 }
 
 pub struct SharedTree {
@@ -220,7 +229,8 @@ impl SharedTree {
     pub async fn prepare(client: &Client) -> Result<SharedTree, Error> {
         let made = client.mkdir(&root_cred(), InodeId::ROOT, NAME.as_bytes(), DIRECTORY_MODE).await?;
         let root = made.attr.ino;
-        let state = State { tree: Tree::new(root), contents: BTreeMap::new(), pending: None };
+        let (tree, contents) = (Tree::new(root), BTreeMap::new());
+        let state = State { tree, contents, pending: None, held: Vec::new() };
         Ok(SharedTree { root, state: tokio::sync::Mutex::new(state) })
     }
 
@@ -234,7 +244,7 @@ impl SharedTree {
         let done = async {
             turn.settle(&mut state).await?;
             match operation {
-                LOOK => turn.look(&state).await,
+                LOOK => turn.look(&mut state).await,
                 _ => turn.change(&mut state).await,
             }
         };
@@ -431,13 +441,29 @@ impl TreeTurn<'_> {
         self.work.log(self.op, format_args!("c{} tree: {what}", self.me.client));
     }
 
-    async fn look(&self, state: &State) -> Result<(), Error> {
+    async fn look(&self, state: &mut State) -> Result<(), Error> {
         self.log("look");
         self.compare(state, &format!("operation {}", self.op)).await?;
-        match self.some(&state.contents.keys().copied().collect::<Vec<_>>()) {
-            Some(ino) => self.read(state, *ino).await,
-            None => Ok(()),
+        match (self.rng.below(3), self.some(&state.contents.keys().copied().collect::<Vec<_>>())) {
+            (0, Some(ino)) => self.read(state, *ino).await,
+            (1, Some(ino)) => self.hold(state, *ino).await,
+            _ => self.let_go(state).await,
         }
+    }
+    async fn hold(&self, state: &mut State, ino: InodeId) -> Result<(), Error> {
+        let handle = self.client.open(&root_cred(), ino, OpenMode::READ).await?.handle;
+        state.held.push(Held { who: self.me, handle, ino, bytes: state.contents[&ino] });
+        Ok(())
+    }
+    /// One of those that this client has open, if it was not cut off since.
+    async fn let_go(&self, state: &mut State) -> Result<(), Error> {
+        state.held.retain(|held| held.who.client != self.me.client || held.who == self.me);
+        let Some(mine) = state.held.iter().position(|held| held.who == self.me) else { return Ok(()) };
+        let Held { handle, ino, bytes: (op, len), .. } = state.held.remove(mine);
+        let got = read_all(self.client, handle, 0, len + 1).await?;
+        let is_right = got == bytes_of(op, 0, len);
+        assert!(is_right, "operation {}: {ino} of the tree, open: {} bytes", self.op, got.len());
+        close(self.client, handle).await
     }
     async fn compare(&self, state: &State, what: &str) -> Result<BTreeMap<InodeId, Attr>, Error> {
         let (seen, attrs) = look_at(self.client, state.tree.root).await?;
