@@ -7,6 +7,7 @@ use crate::cluster::Cluster;
 use crate::home::{Change, MemoryHome, Movers, Thing, may_not_yet};
 use crate::workload::{Workload, is_gone, names_in, new_volume, read_whole, root_cred};
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use weir_client::{Client, Handle, NewRelation, OpenMode};
@@ -14,7 +15,7 @@ use weir_env::{Rng, sim::World};
 use weir_home::HomePath;
 use weir_proto::meta::{Attr, FileKind, Time};
 use weir_proto::relation::{RelationId, RelationVerb};
-use weir_proto::{InodeId, Result, VolumeId};
+use weir_proto::{ErrorKind, InodeId, Result, VolumeId};
 
 /// Its topmost directory, in the root volume's.
 pub const NAME: &str = "replica";
@@ -29,6 +30,8 @@ const READ_BYTES_MAX: u64 = 100_000;
 /// Between two things that happen at home, at most.
 const PAUSE_MAX: Duration = Duration::from_secs(3);
 const FAULT_MAX: Duration = Duration::from_secs(10);
+/// A client's patience, and the lease term of a mover that died with the question.
+const SILENCE_FELT: Duration = Duration::from_secs(40);
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// The volume shows what is at home by then.
 const PATIENCE: Duration = Duration::from_secs(400);
@@ -44,6 +47,8 @@ pub struct Replica {
     home: MemoryHome,
     movers: Movers,
     strangers: Mutex<Strangers>,
+    /// Until then it is excused that a question which home or a mover has to answer was not, in nanoseconds.
+    silent_until: AtomicU64,
 }
 
 #[derive(Default)]
@@ -64,7 +69,16 @@ impl Replica {
         let relation = founder.add_relation(&root_cred(), made.id, &relation).await?.id;
         let strangers = Mutex::new(Strangers { left: home.all(), ..Strangers::default() });
         let (root, volume) = (made.root, made.id);
-        let replica = Replica { world: world.clone(), root, volume, relation, home, movers, strangers };
+        let replica = Replica {
+            world: world.clone(),
+            root,
+            volume,
+            relation,
+            home,
+            movers,
+            strangers,
+            silent_until: AtomicU64::new(0),
+        };
         let path = HomePath::root().join(ANCHOR)?;
         replica.strange(Change::Write { path, bytes: b"never changed".to_vec() });
         Ok(replica)
@@ -78,7 +92,11 @@ impl Replica {
         let pause = |max: Duration| self.world.sleep(Duration::from_nanos(rng.below(max.as_nanos() as u64)));
         while !is_enough() {
             pause(PAUSE_MAX).await;
-            match rng.below(12) {
+            let what = rng.below(12);
+            if what < 3 {
+                self.silent_until.store(u64::MAX, Relaxed);
+            }
+            match what {
                 0 => {
                     let n = self.movers.some(&rng);
                     self.movers.kill(n);
@@ -102,6 +120,9 @@ impl Replica {
                         }
                     }
                 }
+            }
+            if what < 3 {
+                self.silent_until.store((self.world.now() + SILENCE_FELT).0, Relaxed);
             }
         }
     }
@@ -177,6 +198,9 @@ impl Replica {
         let under_way = work.begin(me, LOOK);
         let excused = work.seats.excuses_all(me);
         if let Err(e) = self.look(client, rng).await {
+            let silent =
+                e.kind == ErrorKind::Deadline && self.world.now().0 < self.silent_until.load(Relaxed);
+            let excused = excused || silent;
             work.complain(me, excused, format!("operation {}, c{me}: {LOOK}", under_way.op), &e);
         }
     }
