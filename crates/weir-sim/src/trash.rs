@@ -8,7 +8,7 @@ use crate::model::FileModel;
 use crate::seats::Seats;
 use crate::workload::{Workload, is_gone, names_in, read_whole, root_cred};
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use weir_client::{Client, VolumeEdit};
 use weir_env::{Rng, sim::World};
@@ -50,8 +50,10 @@ impl Trash {
 
     /// A turn file has lost its name.
     pub fn threw(&self, name: &str, ino: InodeId, model: FileModel) {
-        let mut removed = self.removed.lock().unwrap_or_else(PoisonError::into_inner);
-        removed.push(Removed { name: name.to_owned(), ino, model });
+        self.removed().push(Removed { name: name.to_owned(), ino, model });
+    }
+    fn removed(&self) -> MutexGuard<'_, Vec<Removed>> {
+        self.removed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Where a file is that was removed a moment ago; none: it is gone already.
@@ -72,7 +74,7 @@ impl Trash {
     }
 
     pub async fn verify(&self, work: &Workload, client: &Client, when: &str) -> Result<(), Error> {
-        let mut removed = std::mem::take(&mut *self.removed.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut removed = std::mem::take(&mut *self.removed());
         let there = files(client).await?;
         for file in &mut removed {
             let what = format!("{when}: {} ({:?}) in the trash", file.name, file.ino);
@@ -89,14 +91,14 @@ impl Trash {
             }
             file.model.check(0, got.len() + 1, &got).unwrap_or_else(|e| panic!("{what}: {e}"));
         }
-        *self.removed.lock().unwrap_or_else(PoisonError::into_inner) = removed;
+        *self.removed() = removed;
         Ok(())
     }
 
     /// Nothing is kept any more.
     pub async fn end(&self, client: &Client) -> Result<(), Error> {
         set(client, 0).await?;
-        self.removed.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.removed().clear();
         let deadline = self.world.now() + PATIENCE;
         loop {
             let left = usage(client).await?;

@@ -946,6 +946,20 @@ fn names_of_an_adopted_home_come_when_they_are_wanted() {
     });
 }
 
+/// Until the root has so many bytes, files and directories.
+async fn becomes_used(user: &Client, expected: (u64, u64, u64)) {
+    let usage = GetUsage { session: user.session, dir: ROOT };
+    let deadline = user.env.clock.now() + PATIENCE;
+    loop {
+        let now = user.call(&usage).await.unwrap();
+        if (now.bytes, now.files, now.directories) == expected {
+            return;
+        }
+        assert!(user.env.clock.now() < deadline, "{now:?}");
+        user.env.clock.sleep(std::time::Duration::from_millis(10)).await;
+    }
+}
+
 #[test]
 fn a_volume_that_pulls_is_as_home_is_told_and_nobody_changes_it() {
     simulate(14, async |world| {
@@ -1028,16 +1042,7 @@ fn a_volume_that_pulls_is_as_home_is_told_and_nobody_changes_it() {
         let last = [entry("d", FileKind::Regular, 3, ""), newer[2].clone()];
         mover.call(&tell("", &last, None)).await.unwrap();
         assert_eq!(names().await.len(), 2);
-        let usage = GetUsage { session: user.session, dir: ROOT };
-        let deadline = user.env.clock.now() + PATIENCE;
-        loop {
-            let now = user.call(&usage).await.unwrap();
-            if (now.bytes, now.files, now.directories) == (0, 2, 0) {
-                break;
-            }
-            assert!(user.env.clock.now() < deadline, "{now:?}");
-            user.env.clock.sleep(std::time::Duration::from_millis(10)).await;
-        }
+        becomes_used(&user, (0, 2, 0)).await;
         let all = RelationList { session: user.session, volume: None };
         let info = user.call(&all).await.unwrap().relations.remove(0);
         assert_eq!((info.shipped_names, info.backlog_names, info.backlog_bytes), (0, 0, 0));
@@ -1080,16 +1085,7 @@ fn what_is_gone_at_home_from_a_directory_that_is_gone_there_itself_goes_to_its_e
         };
         mover.call(&again(ROOT, vec![directory("stays")])).await.unwrap();
         mover.call(&again(c, vec![])).await.unwrap();
-        let usage = GetUsage { session: user.session, dir: ROOT };
-        let deadline = user.env.clock.now() + PATIENCE;
-        loop {
-            let now = user.call(&usage).await.unwrap();
-            if (now.bytes, now.files, now.directories) == (0, 0, 1) {
-                break;
-            }
-            assert!(user.env.clock.now() < deadline, "{now:?}");
-            user.env.clock.sleep(std::time::Duration::from_millis(10)).await;
-        }
+        becomes_used(&user, (0, 0, 1)).await;
     });
 }
 
