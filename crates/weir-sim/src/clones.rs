@@ -221,6 +221,10 @@ impl Clones {
     async fn recover(&self, client: &Client) -> Result<(), Error> {
         self.work.close_nameless().await;
         let mut files: Vec<InodeId> = trash::files(client).await?.into_keys().collect();
+        if let Some(tree) = &self.work.tree {
+            tree.close_held(&self.work).await;
+            files.extend(tree.files().await);
+        }
         for dir in &self.work.dirs {
             for name in names_in(client, *dir).await? {
                 let found = client.lookup(&root_cred(), *dir, name.as_bytes()).await?.map(|stat| stat.attr);
@@ -254,7 +258,10 @@ impl Clones {
         }
         if let Some(tree) = &cloned.tree {
             let what = format!("{when}: the tree of {}", cloned.name);
-            tree.verify_clone(client, cloned.root, &what).await?;
+            if tree.verify_clone(client, cloned.root, &what).await.is_err() {
+                self.recover(client).await?;
+                tree.verify_clone(client, cloned.root, &what).await?;
+            }
         }
         Ok(())
     }
