@@ -17,7 +17,8 @@ use std::time::Duration;
 use weir_env::Instant;
 use weir_proto::lock::LockFree;
 use weir_proto::meta::{
-    AcquireLease, Cred, Entry, LeaseKind, LeaveDoubt, ReadInline, Recall, Recovered, ReleaseLease,
+    AcquireLease, Cred, Entry, LeaseKind, LeaveDoubt, ReadInline, Recall, RecoverFile, Recovered,
+    ReleaseLease,
 };
 use weir_proto::recall::EvictOwn;
 use weir_proto::{Error, ErrorKind, InodeId, PgId, Request, Result, Version};
@@ -97,6 +98,18 @@ impl Callbacks {
             Ok(Reply::new(&()))
         }))
     }
+
+    fn recover_file(&self, call: &Call) -> Handled {
+        let ino = match call.decode::<RecoverFile>() {
+            Ok(asked) => asked.ino,
+            Err(e) => return Handled::Now(Err(e)),
+        };
+        let Some(client) = self.client() else { return Handled::Now(Ok(Reply::new(&()))) };
+        Handled::Later(Box::pin(async move {
+            client.decide_what_was_left(ino).await?;
+            Ok(Reply::new(&()))
+        }))
+    }
 }
 
 impl Service for Callbacks {
@@ -110,6 +123,9 @@ impl Service for Callbacks {
         }
         if call.method == EvictOwn::METHOD {
             return self.evict_own(&call);
+        }
+        if call.method == RecoverFile::METHOD {
+            return self.recover_file(&call);
         }
         if call.method != Recall::METHOD {
             return Handled::Now(Err(call.unknown()));

@@ -131,18 +131,7 @@ impl Inner {
             let PastOpened { attr, inline, fence, recover, unchanged, map_version } = opened;
             self.data.need_map(map_version);
             if recover {
-                // A dead writer's last stripes are decided once, for the file and for what is kept of it.
-                let node = self.node(ino);
-                let looked = async {
-                    // Under a lease of before the death nothing is seen of it.
-                    self.refresh(&node).await?;
-                    self.prepare_read(&node).await
-                };
-                match looked.await {
-                    // It is removed since, and went with its last writer.
-                    Err(e) if e.kind == ErrorKind::Stale => {}
-                    looked => looked?,
-                }
+                self.decide_what_was_left(ino).await?;
                 continue;
             }
             if attr.evicted > 0 {
@@ -173,6 +162,21 @@ impl Inner {
             return Ok(PastFile { snapshot, attr, inline, layers, itself: None });
         }
         Err(Error::unavailable(format!("file {ino}: its last writer died, and its recovery does not end")))
+    }
+
+    /// A dead writer's last stripes are decided once, for the file and for what snapshots and clones have of it.
+    pub async fn decide_what_was_left(&self, ino: InodeId) -> Result<()> {
+        let node = self.node(ino);
+        let looked = async {
+            // Under a lease of before the death nothing is seen of it.
+            self.refresh(&node).await?;
+            self.prepare_read(&node).await
+        };
+        match looked.await {
+            // It is removed since, and went with its last writer.
+            Err(e) if e.kind == ErrorKind::Stale => Ok(()),
+            looked => looked,
+        }
     }
 
     /// Whoever may read a file in a snapshot may read what it still is.

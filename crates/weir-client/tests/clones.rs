@@ -60,22 +60,28 @@ fn a_clone_has_what_was_written_before_it_and_nothing_of_later() {
 }
 
 #[test]
-fn a_file_whose_writer_died_is_cloned_when_it_is_recovered() {
+fn files_whose_writer_died_are_cloned_though_nobody_opens_them() {
     let lab = Lab::with(172, "ec:4+2", 1000);
     lab.run(6, |lab| async move {
         let (a, b) = (lab.client("a").await, lab.client("b").await);
-        let (_, h) = create(&a, "f").await;
         let old = pattern(5, 0, STRIPE + 1234);
-        write(&a, h, 0, &old).await;
+        for name in ["f", "nameless"] {
+            let (_, h) = create(&a, name).await;
+            write(&a, h, 0, &old).await;
+        }
+        let nameless = open(&b, InodeId::ROOT, "nameless").await;
         let made = clone(&b, VolumeId::ROOT, "clone").await;
         lab.world().kill("a");
         lab.env("b").clock.sleep(Duration::from_secs(5)).await; // of the world: its session ends
-        let original = open(&b, InodeId::ROOT, "f").await;
-        assert_eq!(differs(&read(&b, original, old.len() + 1).await, &old), None);
-        let h = open(&b, made.root, "f").await;
-        assert_eq!(differs(&read(&b, h, old.len() + 1).await, &old), None);
-        write(&b, h, 10, b"new").await;
-        assert_eq!(differs(&read(&b, original, old.len() + 1).await, &old), None);
+        b.unlink(&root(), InodeId::ROOT, b"nameless").await.unwrap();
+        for name in ["f", "nameless"] {
+            let h = open(&b, made.root, name).await;
+            assert_eq!(differs(&read(&b, h, old.len() + 1).await, &old), None);
+            write(&b, h, 10, b"new").await;
+        }
+        for original in [nameless, open(&b, InodeId::ROOT, "f").await] {
+            assert_eq!(differs(&read(&b, original, old.len() + 1).await, &old), None);
+        }
     });
 }
 

@@ -4,25 +4,38 @@
 //! restart changes nothing. A directory that cannot be listed now holds up nobody but those who wait for it.
 
 use crate::executor::Leader;
-use crate::namespace::clone;
+use crate::namespace::clone::{self, Listing};
 use crate::service::Meta;
+use crate::session::Session;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::Notify;
 use weir_env::Instant;
 use weir_kv::Read;
-use weir_proto::{Error, ErrorKind, InodeId, Result, VolumeId};
+use weir_proto::meta::RecoverFile;
+use weir_proto::{Error, ErrorKind, InodeId, Result, SessionId, VolumeId};
+use weir_rpc::Connection;
 
 /// A directory that could not be listed is tried again after this.
 const RETRY: Duration = Duration::from_secs(2);
+/// For a client that recovers a file; targets may be silent.
+const RECOVERY_PATIENCE: Duration = Duration::from_secs(30);
 
 /// What somebody waits for, and what did not work.
 #[derive(Default)]
 pub(crate) struct Clones {
     wanted: Mutex<BTreeSet<InodeId>>,
     failed: Mutex<BTreeMap<InodeId, (Instant, String)>>,
+    asked: Mutex<Asked>,
     pub call: Notify,
+}
+
+/// Which client was asked last to recover what a dead writer left, and whether it is at it.
+#[derive(Clone, Copy, Default)]
+struct Asked {
+    last: SessionId,
+    under_way: bool,
 }
 
 impl Leader {
@@ -84,20 +97,52 @@ impl Meta {
             return Ok(true);
         };
         match self.step(&mut |cx| clone::list_some(cx, volume, dir)).await {
-            Ok(false) => {}
-            Ok(true) => {
+            Ok(Listing::Some) => {}
+            Ok(Listing::WaitsFor(file)) => self.ask_to_recover(dir, file),
+            Ok(Listing::All) => {
                 self.clones(|c| c.wanted.lock().unwrap_or_else(PoisonError::into_inner).remove(&dir));
                 leader.lock().wake(dir);
             }
             Err(e) if e.kind == ErrorKind::Io => return Err(e),
             Err(e) => {
                 tracing::warn!(volume = %volume, directory = %dir, "a clone's directory is not listed: {e}");
-                let now = leader.env.clock.now();
-                let mut failed = leader.clones.failed.lock().unwrap_or_else(PoisonError::into_inner);
-                failed.insert(dir, (now, e.context));
+                self.failed(dir, e.context);
             }
         }
         Ok(true)
+    }
+
+    fn failed(&self, dir: InodeId, why: String) {
+        let now = self.leader().env.clock.now();
+        self.clones(|c| c.failed.lock().unwrap_or_else(PoisonError::into_inner).insert(dir, (now, why)));
+    }
+
+    /// Only clients know what to do about the stripes of a dead writer, and nobody may ever open the file again: it may be in the trash,
+    /// or have no name. One client is asked at a time, the next one if it cannot.
+    fn ask_to_recover(&self, dir: InodeId, file: InodeId) {
+        self.failed(dir, format!("a writer of inode {file} died, and what it left is not recovered yet"));
+        let leader = self.leader().clone();
+        let asked = self.clones(|c| *c.asked.lock().unwrap_or_else(PoisonError::into_inner));
+        if asked.under_way {
+            return;
+        }
+        let Some((session, connection)) = next_client(&leader, asked.last) else { return };
+        self.clones(|c| {
+            *c.asked.lock().unwrap_or_else(PoisonError::into_inner) =
+                Asked { last: session, under_way: true };
+        });
+        leader.clone().env.tasks.spawn("ask a client to recover a file", async move {
+            let recovered = connection.call(&RecoverFile { ino: file }, Vec::new(), RECOVERY_PATIENCE).await;
+            let clones = &leader.clones;
+            clones.asked.lock().unwrap_or_else(PoisonError::into_inner).under_way = false;
+            match recovered {
+                Ok(_) => drop(clones.failed.lock().unwrap_or_else(PoisonError::into_inner).remove(&dir)),
+                Err(e) => {
+                    tracing::debug!(%session, inode = %file, "a dead writer's file is not recovered: {e}")
+                }
+            }
+            clones.call.notify_one();
+        });
     }
 
     fn clones<T>(&self, ask: impl FnOnce(&Clones) -> T) -> T {
@@ -136,4 +181,16 @@ impl Meta {
         });
         Ok(next)
     }
+}
+
+/// The next client after this one, in turn, that was heard of within its lease's term.
+fn next_client(leader: &Leader, after: SessionId) -> Option<(SessionId, Connection)> {
+    let (now, state) = (leader.env.clock.now(), leader.lock());
+    let live = |(id, session): (&SessionId, &Session)| {
+        let connection = session.connection.clone().filter(|_| now.since(session.heard) < leader.term());
+        connection.map(|connection| (*id, connection))
+    };
+    let live: Vec<_> = state.sessions.iter().filter_map(live).collect();
+    let next = live.iter().find(|(id, _)| *id > after).or(live.first());
+    next.cloned()
 }

@@ -336,3 +336,7 @@ message!(
     /// Give a lease back (down to `keep`): flush, commit, drop caches, then answer. The answer is the release.
     Recall = 300 -> () { ino: InodeId, keep: LeaseKind }
 );
+message!(
+    /// A writer of the file died, and somebody waits for what it left to be decided: do so, as who opens the file does, then answer.
+    RecoverFile = 303 -> () { ino: InodeId }
+);

@@ -27,6 +27,9 @@ const INFLIGHT_BYTES_MAX: usize = 64 << 20;
 const INFLIGHT_UNIT: usize = 4 << 10;
 /// With more calls under way than this, frames are gathered by the writer task instead of being written in place.
 const INLINE_CALLS_MAX: usize = 4;
+/// This part of its caller's patience a service does without, and at most this much: its answer has to arrive.
+const TIME_TO_TELL_PART: u32 = 16;
+const TIME_TO_TELL_MAX: Duration = Duration::from_millis(500);
 /// A connection silent this long is asked for a sign of life,
 pub const PING_AFTER: Duration = Duration::from_secs(5);
 /// and is dead after this long.
@@ -442,7 +445,7 @@ impl Inner {
             return Err(ended("closed by this node"));
         };
         let patience = Duration::from_millis(header.patience_ms.into());
-        let deadline = self.env.clock.now() + patience;
+        let deadline = self.env.clock.now() + patience.saturating_sub(time_to_tell(patience));
         let call = Call { method: header.method, body, payload, deadline, connection: Connection(handle) };
         match service.handle_or_defer(call, Defer { inner: self, call: header.call }) {
             Some(Handled::Now(result)) => self.reply(header.call, result),
@@ -694,6 +697,10 @@ impl Drop for CloseOnPanic<'_> {
             self.0.close(Error::io("the service panicked"), true);
         }
     }
+}
+
+fn time_to_tell(patience: Duration) -> Duration {
+    (patience / TIME_TO_TELL_PART).min(TIME_TO_TELL_MAX)
 }
 
 fn millis_rounded_up(d: Duration) -> u32 {

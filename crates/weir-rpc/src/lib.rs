@@ -41,7 +41,7 @@ pub struct Call {
     pub body: Bytes,
     /// Lies at the start of an aligned buffer of the node's pool, unless it is empty.
     pub payload: Bytes,
-    /// When the caller stops waiting.
+    /// When to answer why it takes so long: a moment before the caller stops waiting.
     pub deadline: Instant,
     /// The connection it came on: the way to call the caller back.
     pub connection: Connection,

@@ -241,6 +241,22 @@ fn a_dial_goes_on_when_nobody_waits_for_it() {
     });
 }
 
+/// In the simulator, whose machines do not stall.
+#[test]
+fn why_it_is_late_is_told_in_time() {
+    let world = weir_env::sim::World::new(8, Default::default());
+    world.run(async {
+        let (near, far) = (world.node("near"), world.node("far"));
+        let (_server, _, addr) = server(&far, &"tcp:10.0.0.1:7000".parse().unwrap()).await;
+        let client = client(&near, &addr).await;
+        world.slow_link("far", "near", Duration::from_millis(30));
+        for patience in [1, 30, 300].map(Duration::from_secs) {
+            let e = client.call(&TooLate { why: "it rains".into() }, vec![], patience).await.unwrap_err();
+            assert_eq!((e.kind, e.context.contains("it rains")), (ErrorKind::Deadline, true), "{e:?}");
+        }
+    });
+}
+
 /// Whoever still asks in the name of a process that has ended waits as long as for a node that is away.
 #[test]
 fn a_node_that_stops_does_not_dial_without_a_pause() {

@@ -8,9 +8,8 @@ use crate::cluster::Cluster;
 use crate::model::{FileModel, What, Who, bytes_of};
 use crate::seats::Seats;
 use crate::tiny::PastTiny;
-use crate::trash;
 use crate::tree::PastTree;
-use crate::workload::{Workload, close, is_gone, names_in, new_volume, read_all, read_whole, root_cred};
+use crate::workload::{Workload, close, names_in, new_volume, read_all, read_whole, root_cred};
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -216,52 +215,13 @@ impl Clones {
         Ok(())
     }
 
-    /// What a dead writer left is decided by who opens the file next; a clone waits for that, also where the file is in the trash by now,
-    /// or has no name any more: then for its last close.
-    async fn recover(&self, client: &Client) -> Result<(), Error> {
-        self.work.close_nameless().await;
-        let mut files: Vec<InodeId> = trash::files(client).await?.into_keys().collect();
-        if let Some(tree) = &self.work.tree {
-            tree.close_held(&self.work).await;
-            files.extend(tree.files().await);
-        }
-        for dir in &self.work.dirs {
-            for name in names_in(client, *dir).await? {
-                let found = client.lookup(&root_cred(), *dir, name.as_bytes()).await?.map(|stat| stat.attr);
-                files.extend(found.filter(|attr| attr.kind == FileKind::Regular).map(|attr| attr.ino));
-            }
-        }
-        for ino in files {
-            match read_whole(client, ino).await {
-                Err(e) if is_gone(&e) => {} // it was removed meanwhile
-                read => drop(read?),
-            }
-        }
-        Ok(())
-    }
-
-    async fn list_recovered(&self, client: &Client, cloned: &mut Cloned) -> Result<(), Error> {
-        match self.list(client, cloned).await {
-            Err(e) => {
-                self.world.trace(&format!("{} cannot be listed yet: {e}", cloned.name));
-                self.recover(client).await?;
-                self.list(client, cloned).await
-            }
-            listed => listed,
-        }
-    }
-
     async fn compare(&self, client: &Client, cloned: &mut Cloned, when: &str) -> Result<(), Error> {
-        self.list_recovered(client, cloned).await?;
+        self.list(client, cloned).await?;
         for entry in cloned.files.iter_mut().flatten() {
             self.look(client, entry, &format!("{when}: {} of {}", entry.name, cloned.name)).await?;
         }
         if let Some(tree) = &cloned.tree {
-            let what = format!("{when}: the tree of {}", cloned.name);
-            if tree.verify_clone(client, cloned.root, &what).await.is_err() {
-                self.recover(client).await?;
-                tree.verify_clone(client, cloned.root, &what).await?;
-            }
+            tree.verify_clone(client, cloned.root, &format!("{when}: the tree of {}", cloned.name)).await?;
         }
         Ok(())
     }
@@ -291,7 +251,7 @@ impl Clones {
     /// One change of one file, on targets when it ends. Files that nobody looked at since are changed, too, where it is known what is
     /// in them.
     async fn change(&self, client: &Client, cloned: &mut Cloned, op: u64, rng: &Rng) -> Result<(), Error> {
-        self.list_recovered(client, cloned).await?;
+        self.list(client, cloned).await?;
         let files = cloned.files.as_mut().expect("just listed");
         if files.is_empty() {
             return Ok(());

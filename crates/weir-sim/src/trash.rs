@@ -134,7 +134,7 @@ pub async fn usage(client: &Client) -> Result<Usage, Error> {
 }
 
 /// What is in it, each file with its directory and name. It may be emptied meanwhile.
-pub async fn files(client: &Client) -> Result<BTreeMap<InodeId, (InodeId, String)>, Error> {
+async fn files(client: &Client) -> Result<BTreeMap<InodeId, (InodeId, String)>, Error> {
     let mut files = BTreeMap::new();
     let mut dirs: Vec<InodeId> = top(client).await?.into_iter().collect();
     while let Some(dir) = dirs.pop() {

@@ -274,20 +274,6 @@ impl SharedTree {
         Ok(())
     }
 
-    pub async fn files(&self) -> Vec<InodeId> {
-        let tree = &self.state.lock().await.tree;
-        tree.nodes.keys().copied().filter(|ino| !tree.is_directory(*ino)).collect()
-    }
-    /// Whoever has a file open closes it.
-    pub async fn close_held(&self, work: &Workload) {
-        let held = std::mem::take(&mut self.state.lock().await.held);
-        for Held { who, handle, .. } in held {
-            if let Some(client) = work.seats.client(who.client).filter(|_| work.seats.is_alive(who)) {
-                let _ = close(&client, handle).await; // it was only read
-            }
-        }
-    }
-
     /// What a snapshot that is taken while this is held will show; none: not known.
     pub async fn before_snapshot(&self) -> (impl Drop, Option<PastTree>) {
         let state = self.state.lock().await;

@@ -430,19 +430,15 @@ impl Workload {
 
     /// Closes every file; an error here is one that `close` reported.
     pub async fn close_all(&self) {
-        self.close_nameless().await;
+        let nameless = std::mem::take(&mut self.found().nameless);
+        for mut file in nameless {
+            self.close_everywhere(&mut file).await;
+        }
         for slot in &self.slots {
             let mut slot = slot.lock().await;
             if let Some(file) = &mut slot.file {
                 self.close_everywhere(file).await;
             }
-        }
-    }
-    /// Closes what has no name any more.
-    pub async fn close_nameless(&self) {
-        let nameless = std::mem::take(&mut self.found().nameless);
-        for mut file in nameless {
-            self.close_everywhere(&mut file).await;
         }
     }
     /// Closes a file at every client that is alive.

@@ -198,16 +198,26 @@ enum What {
     File { inode: Inode, inline: Option<Vec<u8>>, layers: Vec<(u64, LayerRecord)>, recover: bool },
 }
 
-/// Lists some of a directory. True: all of it is listed.
-pub fn list_some(cx: &mut Cx<'_>, clone: VolumeId, dir: InodeId) -> Result<bool> {
-    let Some(record) = find(cx.read(), clone)? else { return Ok(true) };
-    let Some(value) = cx.txn.get(&keys::clone(clone, dir))? else { return Ok(true) };
+/// How far the listing of a directory has come.
+#[derive(Default)]
+pub enum Listing {
+    #[default]
+    All,
+    Some,
+    /// Up to this file: a writer of it died, and what that left is decided before anybody shares it.
+    WaitsFor(InodeId),
+}
+
+/// Lists some of a directory.
+pub fn list_some(cx: &mut Cx<'_>, clone: VolumeId, dir: InodeId) -> Result<Listing> {
+    let Some(record) = find(cx.read(), clone)? else { return Ok(Listing::All) };
+    let Some(value) = cx.txn.get(&keys::clone(clone, dir))? else { return Ok(Listing::All) };
     let unlisted = UnlistedRecord::from_value(&value, || format!("what directory {dir} is like"))?;
     let Some(mut access) = find_access(cx.read(), dir)? else {
         cx.txn.delete(&keys::clone(clone, dir));
-        return Ok(true);
+        return Ok(Listing::All);
     };
-    let (found, end) = {
+    let (found, mut listing) = {
         let past = Past::new(cx.read(), cx.rules.snapshots, record.snapshot)?;
         read_some(cx, &past, unlisted.source, unlisted.after)?
     };
@@ -218,6 +228,10 @@ pub fn list_some(cx: &mut Cx<'_>, clone: VolumeId, dir: InodeId) -> Result<bool>
     let mut charge = Charge::default();
     let mut after = unlisted.after;
     for entry in found {
+        if matches!(entry.what, What::File { recover: true, .. }) {
+            listing = Listing::WaitsFor(entry.ino);
+            break;
+        }
         after = entry.cookie;
         let added = make_one(cx, (clone, dir), &mut tally, entry)?;
         charge.bytes += added.bytes;
@@ -227,25 +241,25 @@ pub fn list_some(cx: &mut Cx<'_>, clone: VolumeId, dir: InodeId) -> Result<bool>
     (tally.mtime, tally.ctime) = (mtime, ctime);
     cx.put_tally(dir, &tally);
     cx.charge(dir, charge)?;
-    if end {
+    if matches!(listing, Listing::All) {
         access.mode &= !UNLISTED;
         cx.put_access(dir, &access);
         cx.txn.delete(&keys::clone(clone, dir));
     } else {
         cx.txn.put(&keys::clone(clone, dir), &UnlistedRecord { after, ..unlisted }.to_value());
     }
-    Ok(end)
+    Ok(listing)
 }
 
-fn read_some(cx: &Cx<'_>, past: &Past<'_>, dir: InodeId, after: u64) -> Result<(Vec<Found>, bool)> {
+fn read_some(cx: &Cx<'_>, past: &Past<'_>, dir: InodeId, after: u64) -> Result<(Vec<Found>, Listing)> {
     let tally = load_tally(past, dir)?;
     let trash = trash::of(cx.read(), past.volume())?;
-    let (mut names, mut end, mut bad) = (Vec::new(), true, None);
+    let (mut names, mut listing, mut bad) = (Vec::new(), Listing::All, None);
     let (start, stop) = (keys::listed(dir, after + 1), keys::listed(dir, tally.next_cookie));
     if after + 1 < tally.next_cookie {
         past.scan(&start, &stop, &mut |key, value| {
             if names.len() == LISTED_AT_ONCE {
-                end = false;
+                listing = Listing::Some;
                 return Scan::Stop;
             }
             match Listed::from_value(value, || format!("an entry of directory {dir}")) {
@@ -265,7 +279,7 @@ fn read_some(cx: &Cx<'_>, past: &Past<'_>, dir: InodeId, after: u64) -> Result<(
             found.push(Found { name, ino, cookie, kind, xattrs, what });
         }
     }
-    Ok((found, end))
+    Ok((found, listing))
 }
 
 fn look(cx: &Cx<'_>, past: &Past<'_>, ino: InodeId, kind: FileKind) -> Result<What> {
@@ -276,7 +290,6 @@ fn look(cx: &Cx<'_>, past: &Past<'_>, ino: InodeId, kind: FileKind) -> Result<Wh
     let inline = past.get(&keys::data(ino))?;
     let layers = if inode.layered() > 0 { layers::ranges(past, ino, 0, usize::MAX)? } else { Vec::new() };
     let recover = match find_inode(cx.read(), ino)? {
-        // What a dead writer left is decided before anybody shares it.
         Some(now) => now.object(ino) == inode.object(ino) && cx.rules.must_recover(ino, &now),
         None => false,
     };
@@ -291,16 +304,12 @@ fn make_one(
     entry: Found,
 ) -> Result<Charge> {
     let Found { name, ino: source, kind, xattrs, what, .. } = entry;
-    if let What::File { inode, recover, .. } = &what {
-        if *recover {
-            return Err(Error::unavailable(format!(
-                "inode {source} is to be recovered before it is cloned: a writer of it died; open it once"
-            )));
-        }
-        if let Some(known) = known_file(cx, clone, source)?.filter(|_| inode.nlink > 1) {
-            link(cx, dir, tally, &name, known)?;
-            return Ok(Charge::default());
-        }
+    if let What::File { inode, .. } = &what
+        && inode.nlink > 1
+        && let Some(known) = known_file(cx, clone, source)?
+    {
+        link(cx, dir, tally, &name, known)?;
+        return Ok(Charge::default());
     }
     let ino = cx.next_ino(tally)?;
     cx.insert_name(dir, tally, &name, ino, kind);

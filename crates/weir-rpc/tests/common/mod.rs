@@ -42,6 +42,10 @@ message!(
     /// Answered with this many bytes.
     Produce = 9007 -> () { bytes: u32 }
 );
+message!(
+    /// Answered when it is too late, with the reason.
+    TooLate = 9008 -> () { why: String }
+);
 
 pub struct Bench {
     pub env: Env,
@@ -94,6 +98,13 @@ impl Service for Shared {
                     call.connection.call(&Echo { words }, vec![call.payload], PATIENCE).await?;
                 Ok(Reply::with_payload(&answer, payload))
             })),
+            TooLate::METHOD => {
+                let clock = self.0.env.clock.clone();
+                Handled::Later(Box::pin(async move {
+                    clock.sleep_until(call.deadline).await;
+                    Err(Error::deadline(call.decode::<TooLate>()?.why))
+                }))
+            }
             Panic::METHOD => Handled::Later(Box::pin(async move { panic!("as asked") })),
             Produce::METHOD => Handled::Now(
                 call.decode::<Produce>()
