@@ -23,15 +23,15 @@ test: setup lint ## Format, lints and all tests; none is left out
 
 # Seeds of the long run; those of `make test` are others. Applications rest so long that a run is ten minutes of simulated time, and
 # meets some 150 faults. A tenth as many runs have a home, snapshots, locks, a tree of directories and a trash, too, and as many a
-# volume that follows a home.
+# volume that follows a home; all of these have volumes with limits.
 SEEDS ?= 10000
 SIMULATE = target/release/weir-sim --jobs $$(nproc) --pause-ms 28000 --marks yes
 LONG = cargo test --release --locked -p
 test-long: ## Hours: SEEDS=10000 simulated clusters for ten minutes each, fsx 20 × 1 M, 10,000 sequences beside a local file system, sqlite from four mounts, 500 histories of four mounts, 30,000 of a volume and its home, HDF5 followed for ten minutes, power cuts, kills, 10,000 volumes
 	cargo build --release --locked -p weir-sim
 	$(SIMULATE) --seed 100000 --runs $(SEEDS)
-	$(SIMULATE) --seed 200000 --runs $$(($(SEEDS) / 10)) --home yes --snapshots yes --locks yes --tree yes --trash yes
-	$(SIMULATE) --seed 300000 --runs $$(($(SEEDS) / 10)) --replica yes
+	$(SIMULATE) --seed 200000 --runs $$(($(SEEDS) / 10)) --home yes --snapshots yes --locks yes --tree yes --trash yes --limits yes
+	$(SIMULATE) --seed 300000 --runs $$(($(SEEDS) / 10)) --replica yes --limits yes
 	WEIR_DIFFERENTIAL=0..10000 $(LONG) weir --test differential
 	$(LONG) weir --test posix -- --ignored --test-threads 1
 	$(LONG) weir --test locks -- --ignored

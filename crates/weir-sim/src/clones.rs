@@ -167,7 +167,7 @@ impl Clones {
             }
             made => made?,
         };
-        self.work.clones().insert(name.clone(), made.root);
+        self.work.volumes().insert(name.clone(), made.root);
         let (volume, root) = (made.id, made.root);
         let tree = tree.flatten();
         self.held().push(Cloned { volume, root, name, then, uncertain, tree, files: None });
@@ -177,7 +177,7 @@ impl Clones {
     async fn remove(&self, client: &Client, which: usize) -> Result<(), Error> {
         let cloned = self.held().remove(which);
         client.delete_volume(&root_cred(), cloned.volume, true).await?;
-        self.work.clones().remove(&cloned.name);
+        self.work.volumes().remove(&cloned.name);
         Ok(())
     }
 

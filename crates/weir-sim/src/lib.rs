@@ -14,6 +14,7 @@ mod cluster;
 mod faults;
 pub mod home;
 mod kinds;
+pub mod limits;
 mod locks;
 pub mod marks;
 pub mod model;
@@ -86,6 +87,8 @@ pub struct Options {
     pub trash: bool,
     /// A volume follows a home that strangers change. Not with a home of the volume around it, which would have that, too.
     pub replica: bool,
+    /// Volumes with limits are made, written until they are full, and deleted.
+    pub limits: bool,
     /// Keep the trace as text.
     pub log: bool,
 }
@@ -110,6 +113,7 @@ impl Default for Options {
             tree: false,
             trash: false,
             replica: false,
+            limits: false,
             log: false,
         }
     }
@@ -258,6 +262,16 @@ async fn play(world: World, options: Options, chosen: Arc<AtomicU64>) -> Result<
             let _ = tell_still.send(()); // the run ended with a panic
         });
     }
+    let (tell_deleted, deleted) = tokio::sync::oneshot::channel();
+    if options.limits {
+        let (work, cluster) = (work.clone(), cluster.clone());
+        world.node(cluster::HARNESS).tasks.spawn("limits", async move {
+            if let Some(limits) = &work.limits {
+                limits.disturb(&work, &cluster).await;
+            }
+            let _ = tell_deleted.send(()); // the run ended with a panic
+        });
+    }
     match &home {
         Some(home) => {
             let mark = |name, begins| work.marks.home_fault(name, begins, work.seats.own_evictions());
@@ -279,6 +293,9 @@ async fn play(world: World, options: Options, chosen: Arc<AtomicU64>) -> Result<
     }
     if options.replica {
         still.await.map_err(|_| Error::unavailable("the strangers ended early"))?;
+    }
+    if options.limits {
+        deleted.await.map_err(|_| Error::unavailable("the volumes with limits ended early"))?;
     }
     leave(&world, &work, &options).await?;
     verify_from_all_sides(&world, &cluster, &work, (&past, &clones), &options, &faults.spent()).await?;

@@ -69,6 +69,9 @@ struct Args {
     /// A volume follows a home that strangers change
     #[arg(long, default_value = "no", conflicts_with = "home")]
     replica: Choice,
+    /// Volumes with limits are made, written until they are full, and deleted
+    #[arg(long, default_value = "no")]
+    limits: Choice,
     /// The first run that breaks a promise is made smaller
     #[arg(long, default_value = "yes")]
     shrink: Choice,
@@ -246,6 +249,7 @@ impl Args {
             tree: self.tree == Choice::Yes,
             trash: self.trash == Choice::Yes,
             replica: self.replica == Choice::Yes,
+            limits: self.limits == Choice::Yes,
             log: self.log.is_some(),
             ..base
         };

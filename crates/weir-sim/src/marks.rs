@@ -107,6 +107,7 @@ pub fn table(met: &Met, kinds: &[FaultKind]) -> String {
             &crate::locks::OPERATIONS,
             &crate::tree::OPERATIONS,
             &[crate::replica::LOOK],
+            &crate::limits::OPERATIONS,
         ];
         OPERATIONS.into_iter().chain(others.concat())
     };

@@ -19,6 +19,7 @@ use weir_proto::{ErrorKind, InodeId, Result, VolumeId};
 
 /// Its topmost directory, in the root volume's.
 pub const NAME: &str = "replica";
+const URL: &str = "file:///elsewhere";
 /// A home that is empty all at once is not believed.
 const ANCHOR: &[u8] = b"anchor";
 /// Names in each directory are `n0` and so on.
@@ -64,8 +65,8 @@ impl Replica {
         let home = MemoryHome::default();
         home.found();
         let made = founder.create_volume(&root_cred(), &new_volume(NAME)).await?;
-        let movers = Movers::new(world, cluster, &home);
-        let relation = NewRelation { url: "file:///elsewhere".into(), pulls: true, ..NewRelation::default() };
+        let movers = Movers::new(world, cluster, URL, &home);
+        let relation = NewRelation { url: URL.into(), pulls: true, ..NewRelation::default() };
         let relation = founder.add_relation(&root_cred(), made.id, &relation).await?.id;
         let strangers = Mutex::new(Strangers { left: home.all(), ..Strangers::default() });
         let (root, volume) = (made.root, made.id);

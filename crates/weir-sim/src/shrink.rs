@@ -43,6 +43,9 @@ pub fn command(seed: u64, options: &Options) -> String {
     if options.replica {
         words.push("--replica yes".into());
     }
+    if options.limits {
+        words.push("--limits yes".into());
+    }
     words.join(" ")
 }
 

@@ -7,6 +7,7 @@
 //! An error that nothing excuses breaks a promise.
 
 use crate::home::Home;
+use crate::limits::Limits;
 use crate::locks::Counters;
 use crate::marks::Marks;
 use crate::model::{FileModel, What, Who, bytes_of};
@@ -33,12 +34,13 @@ use weir_proto::volume::{Policy, Quota};
 use weir_proto::{Error, ErrorKind, InodeId};
 
 /// Applications of one client: two on turn files, one on shared files, two on small files, two that count under locks, one on
-/// the tree, one that reads a replica.
-const APPS: usize = 9;
+/// the tree, one that reads a replica, one in volumes with limits.
+const APPS: usize = 10;
 const ON_SHARED_FILES: usize = 2;
 const ON_TINY_FILES: std::ops::Range<usize> = 3..5;
 const ON_TREE: usize = 7;
 const ON_REPLICA: usize = 8;
+const ON_LIMITS: usize = 9;
 /// What an operation may take: its patience, and a little for the work after the last wait.
 const OPERATION_MAX: Duration = Duration::from_secs(35);
 /// What the wait for movers that die may add to it.
@@ -66,13 +68,14 @@ pub struct Workload {
     pub tree: Option<SharedTree>,
     pub trash: Option<Trash>,
     replica: Option<Arc<Replica>>,
+    pub limits: Option<Limits>,
     has_clones: bool,
     /// Operations not begun, of each client's applications.
     left: Vec<[AtomicU64; APPS]>,
     pause_us_max: u64,
     found: Mutex<Found>,
-    /// Topmost directories of the clones of the volume, by their names in its own.
-    clones: Mutex<BTreeMap<String, InodeId>>,
+    /// Topmost directories of volumes that are made and deleted, by their names in that of the volume around them.
+    volumes: Mutex<BTreeMap<String, InodeId>>,
 }
 
 #[derive(Default)]
@@ -190,6 +193,7 @@ impl Workload {
             counts,
             if options.tree { all } else { 0 },
             if replica.is_some() { all } else { 0 },
+            if options.limits { all } else { 0 },
         ];
         Ok(Workload {
             world: world.clone(),
@@ -204,21 +208,23 @@ impl Workload {
             tree,
             trash,
             replica,
+            limits: options.limits.then(|| Limits::new(world)),
             has_clones: options.clones,
             left: (0..options.clients).map(|_| each.map(AtomicU64::new)).collect(),
             pause_us_max: options.pause_ms_max * 1000,
             found: Mutex::default(),
-            clones: Mutex::default(),
+            volumes: Mutex::default(),
         })
     }
 
     /// Applications of each client in this run.
     pub fn apps(&self) -> impl Iterator<Item = usize> {
         let (counts, on_tree) = (self.counters.is_some(), self.tree.is_some());
-        let on_replica = self.replica.is_some();
+        let (on_replica, on_limits) = (self.replica.is_some(), self.limits.is_some());
         (0..APPS).filter(move |app| match *app {
             ON_TREE => on_tree,
             ON_REPLICA => on_replica,
+            ON_LIMITS => on_limits,
             app => counts || app < ON_TINY_FILES.end,
         })
     }
@@ -240,8 +246,8 @@ impl Workload {
         self.found.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub fn clones(&self) -> MutexGuard<'_, BTreeMap<String, InodeId>> {
-        self.clones.lock().unwrap_or_else(PoisonError::into_inner)
+    pub fn volumes(&self) -> MutexGuard<'_, BTreeMap<String, InodeId>> {
+        self.volumes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub fn begin(&self, me: usize, operation: &'static str) -> UnderWay<'_> {
@@ -319,6 +325,10 @@ impl Workload {
                 self.rest(&rng).await;
                 replica.step(&self, &client, me, &rng).await;
                 self.take_one(me, app);
+            } else if let Some(limits) = self.limits.as_ref().filter(|_| app == ON_LIMITS) {
+                self.rest(&rng).await;
+                limits.step(&self, &client, me, &rng).await;
+                self.take_one(me, app);
             } else if let Some(counters) = self.counters.as_ref().filter(|_| app > ON_SHARED_FILES) {
                 self.rest(&rng).await;
                 counters.step(&self, &client, me, &rng).await;
@@ -388,7 +398,9 @@ impl Workload {
     ) -> Result<(), Error> {
         let who = self.seats.who(me);
         if self.is_doubtful(&file.model(me)) {
-            while self.seats.is_broken() {
+            // What a life before put past the end shows when somebody makes the file longer.
+            let is_on_its_way = || file.model(me).is_on_its_way(|who| self.seats.is_leaving(who));
+            while self.seats.is_broken() || is_on_its_way() {
                 self.world.sleep(SETTLE_LOOK).await;
             }
             file.settle(client, handle, me, who).await?;
@@ -439,6 +451,9 @@ impl Workload {
             if let Some(file) = &mut slot.file {
                 self.close_everywhere(file).await;
             }
+        }
+        if let Some(limits) = &self.limits {
+            limits.close_all(self).await;
         }
     }
     /// Closes a file at every client that is alive.
@@ -495,11 +510,15 @@ impl Workload {
         if let Some(replica) = &self.replica {
             replica.verify(client, when).await?;
         }
+        if let Some(limits) = &self.limits {
+            limits.verify(client, when).await?;
+        }
         self.verify_names(client, when).await?;
-        // With a home bytes still come back that somebody wanted, deleted clones go, and so does what was in the trash or is gone in
+        // With a home bytes still come back that somebody wanted, deleted volumes go, and so does what was in the trash or is gone in
         // what is followed: what is used changes while it is added up.
         let has_home = self.home.is_some() || self.replica.is_some();
-        let changes = has_home || self.has_clones || self.trash.is_some();
+        let has_volumes = self.has_clones || self.limits.is_some();
+        let changes = has_home || has_volumes || self.trash.is_some();
         let looks = if changes { USAGE_LOOKS } else { 1 };
         for _ in 1..looks {
             if self.usage_differs(client).await?.is_none() {
@@ -527,7 +546,7 @@ impl Workload {
         expected.extend(self.tiny.names().await);
         expected.extend(self.tree.iter().map(|_| (0, tree::NAME.to_owned())));
         expected.extend(self.replica.iter().map(|_| (0, replica::NAME.to_owned())));
-        expected.extend(self.clones().keys().map(|name| (0, name.clone())));
+        expected.extend(self.volumes().keys().map(|name| (0, name.clone())));
         for slot in &self.slots {
             if let Some(file) = &slot.lock().await.file {
                 expected.insert((file.dir, file.name.clone()));
@@ -591,6 +610,9 @@ impl Workload {
         if let Some(replica) = &self.replica {
             replica.remove(client).await?;
         }
+        if let Some(limits) = &self.limits {
+            limits.remove_all(self, client).await?;
+        }
         for dir in &self.dirs {
             for name in names_in(client, *dir).await? {
                 let stat = client.lookup(&root_cred(), *dir, name.as_bytes()).await?;
@@ -607,9 +629,9 @@ impl Workload {
         Ok(())
     }
 
-    /// Of the tree, the trash, the replica and clones, with their topmost directories.
+    /// Of the tree, the trash, the replica and other volumes, with their topmost directories.
     async fn usage_beside(&self, client: &Client) -> Result<Usage, Error> {
-        let mut roots: Vec<InodeId> = self.clones().values().copied().collect();
+        let mut roots: Vec<InodeId> = self.volumes().values().copied().collect();
         roots.extend(self.tree.as_ref().map(|tree| tree.root));
         // When it was removed there is none any more.
         let replica = client.lookup(&root_cred(), InodeId::ROOT, replica::NAME.as_bytes()).await?;

@@ -173,6 +173,16 @@ fn who_reads_a_replica_sees_all_of_what_was_at_home() {
     keeps_every_promise(491_100..491_104, |_| Options { faults: faults.clone(), ..options(0) });
 }
 
+/// Whoever dies: no limit is passed, what was synced stays, and what the dead had been granted is used by others.
+#[test]
+fn a_limit_holds_and_all_of_it_can_be_used() {
+    let options = |seed| Options { limits: true, pause_ms_max: 3000, ..Options::mixed(seed) };
+    let met = keep_every_promise(600_000..600_008, options).met;
+    assert!(met.keys().any(|(_, met)| *met == weir_sim::limits::WRITE), "no fault met a write");
+    let faults = vec![FaultKind::KillClient];
+    keeps_every_promise(601_000..601_006, |_| Options { faults: faults.clone(), ..options(0) });
+}
+
 /// Disks that are told to fail do, while somebody uses them.
 #[test]
 fn faults_of_disks_bite() {

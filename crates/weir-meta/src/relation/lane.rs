@@ -353,6 +353,8 @@ impl Lane {
             }
             What::Attributes { ino } | What::Resized { ino, .. } | What::Removed { ino, .. } => *ino,
             What::Linked { ino, .. } => *ino,
+            // One more name of what home has already, found where all that is in a volume is looked at.
+            What::Made { ino, .. } if tree::find_twin(look.read, look.relation, *ino)?.is_some() => *ino,
             _ => return Ok(false),
         };
         if matches!(what, What::Removed { last: true, .. }) {

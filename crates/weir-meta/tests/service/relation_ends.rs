@@ -297,6 +297,41 @@ fn a_directory_whose_times_are_being_set_is_renamed_after_that() {
     });
 }
 
+/// All that is in a volume is looked at for a new home, and a file has two names: the second one is given out when what is being
+/// written under the first one is told. Else whoever makes it may tell later how the file was before, and what home has would pass
+/// for a stranger's.
+#[test]
+fn a_second_name_that_is_found_waits_for_what_is_being_written() {
+    simulate(16, async |world| {
+        let _meta = start(&world).await;
+        let (user, mover) = (Client::start(&world, "user").await, Client::start(&world, "mover").await);
+        let ino = write_new(&user, "f", 10).await;
+        user.close(ino, true).await.unwrap();
+        let mut parent = ROOT; // so deep that it is found last
+        for _ in 0..3 {
+            parent = user.mkdir(parent, "d").await.unwrap().entry.attr.ino;
+        }
+        user.call(&Link { op: user.op(), cred: root(), ino, parent, name: b("second") }).await.unwrap();
+        let relation = user.call(&relation_to(user.op(), "file:///data")).await.unwrap().id;
+        let (mut leader, mut held, mut is_linked) = (0, Vec::new(), false);
+        let deadline = user.env.clock.now() + PATIENCE;
+        while !is_linked {
+            assert!(user.env.clock.now() < deadline, "the second name is never given out");
+            let work = take(&mover, &mut leader).await;
+            let is_nothing_new = work.iter().all(|w| w.names.is_empty() && w.extents.is_empty());
+            for work in work {
+                held.extend(work.extents.iter().map(|e| wrote(e, done())));
+                is_linked |= work.names.iter().any(|n| matches!(n.action, NameAction::Link { .. }));
+                assert!(!is_linked || held.is_empty(), "linked while it is being written");
+                tell(&mover, relation, &work.names, vec![]).await;
+            }
+            if is_nothing_new && !held.is_empty() {
+                tell(&mover, relation, &[], std::mem::take(&mut held)).await;
+            }
+        }
+    });
+}
+
 /// Its end of then may be told after what was written since has gone home.
 #[test]
 fn a_file_that_is_written_on_is_not_settled() {

@@ -8,16 +8,16 @@ use crate::Cluster;
 use crate::trash;
 use crate::workload::{self, root_cred};
 pub use memory::{Change, MemoryHome, Thing};
-use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use weir_client::{Client, NewRelation, OpenMode, VolumeEdit};
 use weir_env::{BoxFuture, Env, Rng, sim::World};
 use weir_home::mover::{HomeOf, Mover, OpenHome};
 use weir_home::{HomePath, Outcome};
 use weir_proto::meta::{FileKind, Time};
-use weir_proto::relation::{RelationInfo, RelationState, Resolution};
+use weir_proto::relation::{RelationInfo, RelationState, RelationVerb, Resolution};
 use weir_proto::volume::{Quota, TRASH};
 use weir_proto::{Error, ErrorKind, InodeId, NameRule, Result, VolumeId};
 
@@ -39,28 +39,38 @@ fn mover_name(n: usize) -> String {
     format!("mover{n}")
 }
 
+/// Homes by their URLs.
+type Homes = Arc<Mutex<BTreeMap<String, MemoryHome>>>;
+
 struct Opener {
     env: Env,
-    home: MemoryHome,
+    homes: Homes,
 }
 
 impl OpenHome for Opener {
-    fn open(&self, _which: &HomeOf) -> BoxFuture<'_, Outcome<Arc<dyn weir_home::Home>>> {
-        Box::pin(async { Ok(Arc::new(self.home.open(self.env.clone())) as Arc<dyn weir_home::Home>) })
+    fn open(&self, which: &HomeOf) -> BoxFuture<'_, Outcome<Arc<dyn weir_home::Home>>> {
+        let home = at(&self.homes, &which.url).open(self.env.clone());
+        Box::pin(async { Ok(Arc::new(home) as Arc<dyn weir_home::Home>) })
     }
 }
 
-/// Movers of a home, which die.
+fn at(homes: &Homes, url: &str) -> MemoryHome {
+    let homes = homes.lock().unwrap_or_else(PoisonError::into_inner);
+    homes.get(url).unwrap_or_else(|| panic!("nobody has a home at {url}")).clone()
+}
+
+/// Movers of homes, which die.
 pub struct Movers {
     world: World,
     cluster: Arc<Cluster>,
-    home: MemoryHome,
+    homes: Homes,
 }
 
 impl Movers {
     /// All of them begin.
-    pub fn new(world: &World, cluster: &Arc<Cluster>, home: &MemoryHome) -> Movers {
-        let movers = Movers { world: world.clone(), cluster: cluster.clone(), home: home.clone() };
+    pub fn new(world: &World, cluster: &Arc<Cluster>, url: &str, home: &MemoryHome) -> Movers {
+        let homes = Arc::new(Mutex::new(BTreeMap::from([(url.to_owned(), home.clone())])));
+        let movers = Movers { world: world.clone(), cluster: cluster.clone(), homes };
         (0..MOVERS).for_each(|n| movers.start(n));
         movers
     }
@@ -69,10 +79,11 @@ impl Movers {
     }
 
     pub fn start(&self, n: usize) {
-        let (cluster, home, env) = (self.cluster.clone(), self.home.clone(), self.world.node(&mover_name(n)));
+        let (cluster, homes, env) =
+            (self.cluster.clone(), self.homes.clone(), self.world.node(&mover_name(n)));
         let node = env.clone();
         env.tasks.spawn("mover", async move {
-            let mover = Mover::new(node.clone(), Arc::new(Opener { env: node, home }));
+            let mover = Mover::new(node.clone(), Arc::new(Opener { env: node, homes }));
             loop {
                 // It connects when the leader is there again.
                 if let Ok(client) = cluster.client(&mover_name(n)).await {
@@ -106,7 +117,7 @@ impl Home {
         let new = NewRelation { url: URL.to_owned(), evict: true, ..NewRelation::default() };
         founder.add_relation(&root_cred(), VolumeId::ROOT, &new).await?;
         limit(founder, LIMIT_BYTES).await?;
-        let movers = Movers::new(world, cluster, &home);
+        let movers = Movers::new(world, cluster, URL, &home);
         let (world, cluster) = (world.clone(), cluster.clone());
         Ok(Arc::new(Home { world, cluster, home, movers, evictions: AtomicU64::new(0) }))
     }
@@ -117,8 +128,8 @@ impl Home {
         let pause = |max: Duration| world.sleep(Duration::from_nanos(rng.below(max.as_nanos() as u64)));
         while !is_enough() {
             pause(LIFE_MAX).await;
-            let what = rng.below(12);
-            let name = FAULTS[[0, 0, 0, 0, 0, 1, 1, 2, 2, 3, 4, 4][what as usize]];
+            let what = rng.below(15);
+            let name = FAULTS[[0, 0, 0, 0, 0, 1, 1, 2, 2, 3, 4, 4, 5, 5, 5][what as usize]];
             mark(name, true);
             match what {
                 0..5 => {
@@ -144,6 +155,11 @@ impl Home {
                     pause(Duration::from_secs(2)).await;
                     (0..MOVERS).for_each(|n| self.movers.start(n));
                 }
+                12.. => {
+                    if let Err(e) = self.change_other(&rng).await {
+                        world.trace(&format!("another home may have come, or gone: {e}"));
+                    }
+                }
                 _ => {
                     let until = world.now() + Duration::from_nanos(rng.below(LIFE_MAX.as_nanos() as u64));
                     // The leader may be away: then nobody looks.
@@ -154,6 +170,37 @@ impl Home {
             }
             mark(name, false);
         }
+    }
+
+    /// The volume gets another home, beside the first one, or loses it, or that one stands still for a while.
+    async fn change_other(&self, rng: &Rng) -> Result<()> {
+        let client = self.cluster.client("changes homes").await?;
+        let cred = root_cred();
+        match (self.other(&client).await?, rng.below(3)) {
+            (None, _) => {
+                let url = format!("file:///other{}", self.world.now().0);
+                self.world.trace(&format!("another home: {url}"));
+                let home = MemoryHome::default();
+                home.found();
+                self.movers.homes.lock().unwrap_or_else(PoisonError::into_inner).insert(url.clone(), home);
+                let new = NewRelation { url, ..NewRelation::default() };
+                client.add_relation(&cred, VolumeId::ROOT, &new).await?;
+            }
+            (Some(other), 0) => {
+                client.change_relation(&cred, other.id, RelationVerb::Pause).await?;
+                self.world.sleep(Duration::from_nanos(rng.below(LIFE_MAX.as_nanos() as u64))).await;
+                client.change_relation(&cred, other.id, RelationVerb::Resume).await?;
+            }
+            (Some(other), _) => {
+                self.world.trace(&format!("no more home at {}", other.url));
+                client.change_relation(&cred, other.id, RelationVerb::Remove).await?;
+            }
+        }
+        client.shutdown().await
+    }
+
+    async fn other(&self, client: &Client) -> Result<Option<RelationInfo>> {
+        Ok(client.relations(None).await?.into_iter().find(|info| info.url != URL))
     }
 
     /// As `ls -l` of all directories does, again and again.
@@ -182,8 +229,8 @@ impl Home {
 
     /// Home is as the volume is; so it is after somebody has meddled with it and others have decided.
     pub async fn verify(&self, client: &Client) -> Result<()> {
-        self.wait_synced(client).await?;
-        let files = self.compare(client).await?;
+        self.verify_other(client).await?;
+        let files = self.compare(client, URL).await?;
         let rng = self.world.rng("meddling");
         let files: Vec<(InodeId, Vec<HomePath>)> = files.into_iter().collect();
         if files.is_empty() {
@@ -192,38 +239,45 @@ impl Home {
         let (ino, paths) = &files[rng.below(files.len() as u64) as usize];
         self.damage(client, *ino, paths).await?;
         self.meddle(client).await?;
-        self.wait_synced(client).await?;
-        self.compare(client).await.map(|_| ())
+        self.compare(client, URL).await.map(|_| ())
+    }
+
+    async fn verify_other(&self, client: &Client) -> Result<()> {
+        let Some(other) = self.other(client).await? else { return Ok(()) };
+        // Whoever paused it may not have come to the end of that.
+        client.change_relation(&root_cred(), other.id, RelationVerb::Resume).await?;
+        self.compare(client, &other.url).await.map(|_| ())
     }
 
     /// Home is empty.
     pub async fn verify_empty(&self, client: &Client) -> Result<()> {
-        self.wait_synced(client).await?;
-        let files = self.compare(client).await?;
+        self.verify_other(client).await?;
+        let files = self.compare(client, URL).await?;
         assert!(files.is_empty(), "everything was removed, but home has {files:?}");
         Ok(())
     }
 
-    async fn relation(&self, client: &Client) -> Result<RelationInfo> {
-        let relations = client.relations(None).await?;
-        relations.into_iter().next().ok_or_else(|| Error::not_found("the relation is gone"))
+    async fn relation(&self, client: &Client, url: &str) -> Result<RelationInfo> {
+        let mut relations = client.relations(None).await?.into_iter();
+        relations.find(|info| info.url == url).ok_or_else(|| Error::not_found("the relation is gone"))
     }
-    async fn wait_synced(&self, client: &Client) -> Result<()> {
+    async fn wait_synced(&self, client: &Client, url: &str) -> Result<()> {
         let synced = |info: &RelationInfo| {
             assert!(info.aside.is_empty(), "set aside though nobody touched home: {:?}", info.aside);
             info.state == RelationState::Synced {}
         };
-        self.wait_for(client, "home is not as the volume is", synced).await.map(|_| ())
+        self.wait_for(client, url, "home is not as the volume is", synced).await.map(|_| ())
     }
     async fn wait_for(
         &self,
         client: &Client,
+        url: &str,
         otherwise: &str,
         is_so: impl Fn(&RelationInfo) -> bool,
     ) -> Result<RelationInfo> {
         let deadline = self.world.now() + PATIENCE;
         loop {
-            let info = self.relation(client).await?;
+            let info = self.relation(client, url).await?;
             if is_so(&info) {
                 return Ok(info);
             }
@@ -235,14 +289,18 @@ impl Home {
     }
 
     /// A file whose writer died a moment ago is in step with home as it was committed; its end goes home when it is recovered.
-    async fn wait_settled(&self, client: &Client) -> Result<()> {
-        let (relation, deadline) = (self.relation(client).await?.id, self.world.now() + PATIENCE);
+    async fn wait_settled(&self, client: &Client, url: &str) -> Result<()> {
+        let (relation, deadline) = (self.relation(client, url).await?.id, self.world.now() + PATIENCE);
+        let apart = volumes_inside(client).await?;
         let mut dirs = vec![(InodeId::ROOT, HomePath::root())];
         while let Some((dir, path)) = dirs.pop() {
             for name in all_names_in(client, dir).await? {
                 let path = path.join(name.as_bytes())?;
                 let found = client.lookup(&root_cred(), dir, name.as_bytes()).await?;
                 let attr = found.unwrap_or_else(|| panic!("{path} was just listed")).attr;
+                if apart.contains(&attr.ino) {
+                    continue;
+                }
                 if attr.kind == FileKind::Directory {
                     dirs.push((attr.ino, path));
                     continue;
@@ -256,13 +314,14 @@ impl Home {
                 }
             }
         }
-        self.wait_synced(client).await
+        self.wait_synced(client, url).await
     }
 
     /// Names, kinds, sizes, attributes and bytes. The files with their names.
-    async fn compare(&self, client: &Client) -> Result<BTreeMap<InodeId, Vec<HomePath>>> {
-        self.wait_settled(client).await?;
-        let mut at_home = self.home.all();
+    async fn compare(&self, client: &Client, url: &str) -> Result<BTreeMap<InodeId, Vec<HomePath>>> {
+        self.wait_synced(client, url).await?;
+        self.wait_settled(client, url).await?;
+        let (mut at_home, apart) = (at(&self.movers.homes, url).all(), volumes_inside(client).await?);
         at_home.remove(&HomePath::root());
         let (mut files, mut dirs) = (BTreeMap::<_, Vec<_>>::new(), vec![(InodeId::ROOT, HomePath::root())]);
         while let Some((dir, path)) = dirs.pop() {
@@ -270,9 +329,12 @@ impl Home {
                 let path = path.join(name.as_bytes())?;
                 let found = client.lookup(&root_cred(), dir, name.as_bytes()).await?;
                 let attr = found.unwrap_or_else(|| panic!("{path} was just listed")).attr;
-                let thing = at_home.remove(&path).unwrap_or_else(|| panic!("home has no {path}"));
+                if apart.contains(&attr.ino) {
+                    continue;
+                }
+                let thing = at_home.remove(&path).unwrap_or_else(|| panic!("home ({url}) has no {path}"));
                 let mode = attr.mode & 0o7777;
-                assert_eq!((thing.kind, thing.attrs.mode), (attr.kind, mode), "{path} at home");
+                assert_eq!((thing.kind, thing.attrs.mode), (attr.kind, mode), "{path} at home ({url})");
                 match attr.kind {
                     FileKind::Directory => dirs.push((attr.ino, path)),
                     _ => {
@@ -345,7 +407,7 @@ impl Home {
         let (ino, path) = (made.stat.attr.ino, HomePath::root().join(name)?);
         client.write(made.handle, 0, b"as it was made".as_slice().into()).await?;
         workload::close(client, made.handle).await?;
-        self.wait_synced(client).await?;
+        self.wait_synced(client, URL).await?;
         self.world.trace("a stranger writes to a file at home");
         let at = Time { nanos: self.world.now().0 as i64 };
         self.home.meddle(&path, Some(at), |bytes| bytes.extend_from_slice(b", and a stranger's"));
@@ -353,16 +415,21 @@ impl Home {
         let handle = client.open(&cred, ino, OpenMode::WRITE).await?.handle;
         client.write(handle, 0, b"of the volume".as_slice().into()).await?;
         workload::close(client, handle).await?;
-        let wait = self.wait_for(client, "a stranger's change was not found", |info| !info.aside.is_empty());
+        let wait = self.wait_for(client, URL, "a stranger's change was not found", |i| !i.aside.is_empty());
         let info = wait.await?;
         let aside = &info.aside[0];
         assert!(aside.ino == ino && aside.diverged, "another file was set aside: {aside:?}");
         assert!(self.home.all()[&path] == strange, "what a stranger wrote at home was changed");
         client.resolve(&cred, info.id, ino, Resolution::KeepVolume).await?;
-        self.wait_synced(client).await?;
-        self.compare(client).await?;
+        self.compare(client, URL).await?;
         client.unlink(&cred, InodeId::ROOT, name).await
     }
+}
+
+/// Topmost directories of the volumes inside the one that has the home: they have none.
+async fn volumes_inside(client: &Client) -> Result<BTreeSet<InodeId>> {
+    let volumes = client.volumes(VolumeId(0)).await?.0;
+    Ok(volumes.into_iter().map(|volume| volume.root).filter(|root| *root != InodeId::ROOT).collect())
 }
 
 /// With the volume's trash, which is in no listing.
@@ -375,8 +442,8 @@ async fn all_names_in(client: &Client, dir: InodeId) -> Result<Vec<String>> {
 }
 
 /// What happens to home and its movers, by name.
-pub const FAULTS: [&str; 5] =
-    ["mover-dies", "home-freezes", "home-fails", "home-loses-power", "all-are-looked-at"];
+pub const FAULTS: [&str; 6] =
+    ["mover-dies", "home-freezes", "home-fails", "home-loses-power", "all-are-looked-at", "another-home"];
 
 /// Above it the leader makes room. Nothing is refused: it is a soft one, with a grace period that no jump of a clock ends.
 /// 0: none.

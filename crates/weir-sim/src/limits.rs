@@ -1,0 +1,490 @@
+//! Volumes with limits: all clients write in them until they are refused, limits go up and down, and volumes are deleted with all that
+//! is in them.
+//!
+//! Oracle: a volume never has more bytes, or names, than its limits allowed at some time. What was synced is there; an `fsync` or a
+//! `close` never says that a limit is reached, for whoever may write was granted the room before. In the end whoever writes in a volume
+//! gets to its limit, to the byte: what dead clients had been granted is back.
+
+use crate::cluster::Cluster;
+use crate::model::Who;
+use crate::workload::{Workload, close, is_gone, names_in, new_volume, read_whole, root_cred};
+use bytes::Bytes;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use weir_client::{Client, Handle, OpenMode, SetAttrs, VolumeEdit};
+use weir_env::{Rng, sim::World};
+use weir_proto::volume::Quota;
+use weir_proto::{ErrorKind, InodeId, Result, VolumeId};
+
+/// Volumes at the same time.
+const VOLUMES_MAX: usize = 3;
+/// Of each volume at the same time.
+const FILES_MAX: usize = 5;
+const LIMIT_BYTES_MAX: u64 = 1_500_000;
+const WRITE_BYTES_MAX: u64 = 400_000;
+/// Between two things that are done to volumes, beside a rest.
+const PAUSE: Duration = Duration::from_millis(100);
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Sessions of dead clients are over by then, and what they were granted is back; a deleted volume is gone.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// What is done, in the table of what has met.
+pub const WRITE: &str = "limited write";
+pub const LOOK: &str = "limited look";
+pub const EDIT: &str = "limit change";
+pub const REMOVE: &str = "limited end";
+pub const OPERATIONS: [&str; 4] = [WRITE, LOOK, EDIT, REMOVE];
+
+pub struct Limits {
+    world: World,
+    volumes: Mutex<Vec<Arc<Limited>>>,
+}
+
+/// A volume with limits.
+struct Limited {
+    id: VolumeId,
+    root: InodeId,
+    name: String,
+    /// The largest limits that it has had.
+    bytes_max: AtomicU64,
+    inodes_max: u64,
+    is_deleted: AtomicBool,
+    files: Mutex<Vec<Arc<File>>>,
+}
+
+struct File {
+    name: String,
+    ino: InodeId,
+    /// Whoever has it may use the file.
+    turn: tokio::sync::Mutex<Known>,
+}
+
+#[derive(Default)]
+struct Known {
+    /// Its name is removed, or may be.
+    is_gone: bool,
+    handles: BTreeMap<usize, (Handle, Who)>,
+    /// Ranges that were written and not synced, and by whom.
+    pending: Vec<(Who, (u64, u64))>,
+    /// Ranges that are there whatever happens.
+    synced: Vec<(u64, u64)>,
+}
+
+impl Known {
+    /// `who` was told whether what it has written is safe.
+    fn told<T>(&mut self, who: Who, safe: &Result<T>) {
+        let (own, others): (Vec<_>, _) =
+            std::mem::take(&mut self.pending).into_iter().partition(|p| p.0 == who);
+        self.pending = others;
+        if safe.is_ok() {
+            self.synced.extend(own.into_iter().map(|(_, range)| range));
+        }
+    }
+    fn was_cut(&mut self, size: u64) {
+        let cut = |(from, to): (u64, u64)| (from < size).then_some((from, to.min(size)));
+        self.synced = std::mem::take(&mut self.synced).into_iter().filter_map(cut).collect();
+        let pending = std::mem::take(&mut self.pending).into_iter();
+        self.pending = pending.filter_map(|(who, range)| Some((who, cut(range)?))).collect();
+    }
+    /// All that was ever written at a place is the same there: a byte of a file that is none of its own is of another file, or place.
+    fn check(&self, what: &str, ino: InodeId, got: &[u8]) {
+        let wrong = (0..got.len() as u64).find(|at| ![0, byte(ino, *at)].contains(&got[*at as usize]));
+        assert!(wrong.is_none(), "{what}: wrong byte at {wrong:?}");
+        for (from, to) in &self.synced {
+            let lost = (*from..*to).find(|at| got.get(*at as usize) != Some(&byte(ino, *at)));
+            assert!(
+                lost.is_none(),
+                "{what}: {from}..{to} was synced, and is lost at {lost:?} of {}",
+                got.len()
+            );
+        }
+    }
+}
+
+/// Never 0.
+fn byte(ino: InodeId, at: u64) -> u8 {
+    (ino.0.wrapping_mul(37).wrapping_add(at).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8 | 1
+}
+
+fn some_limit(rng: &Rng) -> u64 {
+    1 + rng.below(1 + rng.below(LIMIT_BYTES_MAX))
+}
+fn quota(bytes: u64, inodes: u64) -> Quota {
+    Quota { bytes_hard: bytes, bytes_soft: 0, inodes_hard: inodes, inodes_soft: 0, grace_s: 60 }
+}
+
+impl Limits {
+    pub fn new(world: &World) -> Limits {
+        Limits { world: world.clone(), volumes: Mutex::default() }
+    }
+
+    fn volumes(&self) -> MutexGuard<'_, Vec<Arc<Limited>>> {
+        self.volumes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    fn all(&self) -> Vec<Arc<Limited>> {
+        self.volumes().clone()
+    }
+    fn some(&self, rng: &Rng) -> Option<Arc<Limited>> {
+        let volumes = self.volumes();
+        volumes.get(rng.below(volumes.len().max(1) as u64) as usize).cloned()
+    }
+
+    // ---- what is done to volumes
+
+    /// Until all other work is done.
+    pub async fn disturb(&self, work: &Workload, cluster: &Cluster) {
+        let rng = self.world.rng("limits");
+        let mut client: Option<Client> = None;
+        while !work.is_done() {
+            let volume = self.some(&rng);
+            let what = match volume {
+                Some(volume) if rng.below(3) > 0 => Some((volume, rng.below(12) == 0)),
+                _ if self.volumes().len() < VOLUMES_MAX => None,
+                _ => continue,
+            };
+            let operation = if matches!(what, Some((_, true))) { REMOVE } else { EDIT };
+            let under_way = work.begin(0, operation);
+            let done = async {
+                let client = match &mut client {
+                    Some(client) => client,
+                    none => none.insert(cluster.client("changes limits").await?),
+                };
+                match what {
+                    None => self.make(work, client, under_way.op, &rng).await,
+                    Some((volume, true)) => self.delete(work, client, &volume).await,
+                    Some((volume, false)) => change_limit(&volume, client, &rng).await,
+                }
+            };
+            if let Err(e) = done.await {
+                work.complain_of_nobody(format!("operation {}: {operation}", under_way.op), &e);
+            }
+            drop(under_way);
+            self.world.sleep(PAUSE).await;
+            work.rest(&rng).await;
+        }
+        if let Some(client) = client
+            && let Err(e) = client.shutdown().await
+        {
+            work.complain_of_nobody("who changes limits leaves".into(), &e);
+        }
+    }
+
+    async fn make(&self, work: &Workload, client: &Client, op: u64, rng: &Rng) -> Result<()> {
+        let name = format!("limited{op}");
+        let bytes = some_limit(rng);
+        let inodes = if rng.below(3) == 0 { 2 + rng.below(FILES_MAX as u64) } else { 0 };
+        work.log(op, format_args!("volume {name}: {bytes} bytes, {inodes} inodes"));
+        let new = weir_client::NewVolume { quota: quota(bytes, inodes), ..new_volume(&name) };
+        let made = client.create_volume(&root_cred(), &new).await?;
+        work.volumes().insert(name.clone(), made.root);
+        let volume = Limited {
+            id: made.id,
+            root: made.root,
+            name,
+            bytes_max: AtomicU64::new(bytes),
+            inodes_max: if inodes == 0 { u64::MAX } else { inodes },
+            is_deleted: AtomicBool::new(false),
+            files: Mutex::default(),
+        };
+        self.volumes().push(Arc::new(volume));
+        Ok(())
+    }
+
+    async fn delete(&self, work: &Workload, client: &Client, volume: &Limited) -> Result<()> {
+        self.world.trace(&format!("volume {} is deleted", volume.name));
+        volume.is_deleted.store(true, Relaxed);
+        self.volumes().retain(|other| other.id != volume.id);
+        client.delete_volume(&root_cred(), volume.id, true).await?;
+        work.volumes().remove(&volume.name);
+        Ok(())
+    }
+
+    // ---- what clients do in them
+
+    /// One operation of a process of client `me`.
+    pub async fn step(&self, work: &Workload, client: &Client, me: usize, rng: &Rng) {
+        let volume = loop {
+            match self.some(rng) {
+                Some(volume) => break volume,
+                None => self.world.sleep(PAUSE).await,
+            }
+        };
+        let operation = if rng.below(6) == 0 { LOOK } else { WRITE };
+        let under_way = work.begin(me, operation);
+        let (who, excused) = (work.seats.who(me), work.seats.excuses_all(me));
+        let visit = Visit { work, client, volume: &volume, who, rng, op: under_way.op };
+        let done = match operation {
+            LOOK => visit.look().await,
+            _ => visit.write().await,
+        };
+        under_way.check_time(operation);
+        match done {
+            Err(e) if is_gone(&e) && volume.is_deleted.load(Relaxed) => {}
+            Err(e) => {
+                let excused = excused || who.cuts != work.seats.cuts(me);
+                let what = format!("operation {}, c{me}: {operation} in {}", under_way.op, volume.name);
+                work.complain(me, excused, what, &e);
+            }
+            Ok(()) => {}
+        }
+    }
+
+    // ---- the end
+
+    /// Whoever has a file open closes it.
+    pub async fn close_all(&self, work: &Workload) {
+        for volume in self.all() {
+            for file in volume.files() {
+                let mut known = file.turn.lock().await;
+                for (me, (handle, who)) in std::mem::take(&mut known.handles) {
+                    let Some(client) = work.seats.client(me).filter(|_| work.seats.is_alive(who)) else {
+                        continue;
+                    };
+                    let closed = close(&client, handle).await;
+                    known.told(who, &closed);
+                    if let Err(e) = closed {
+                        let excused = who.cuts != work.seats.cuts(me);
+                        let what = format!("c{me}: close {} of {}", file.name, volume.name);
+                        work.complain(me, excused, what, &e);
+                    }
+                }
+            }
+        }
+    }
+
+    pub async fn verify(&self, client: &Client, when: &str) -> Result<()> {
+        for volume in self.all() {
+            let name = &volume.name;
+            volume.check_usage(client, when).await?;
+            let mut there = BTreeMap::new();
+            let mut taken = 0;
+            for entry in names_in(client, volume.root).await? {
+                let found = client.lookup(&root_cred(), volume.root, entry.as_bytes()).await?;
+                let attr = found.unwrap_or_else(|| panic!("{when}: {name}: {entry} was just listed")).attr;
+                taken += attr.allocated;
+                there.insert(attr.ino, entry);
+            }
+            for file in volume.files() {
+                let known = file.turn.lock().await;
+                if known.is_gone {
+                    continue;
+                }
+                let what = format!("{when}: {} of {name} ({:?})", file.name, file.ino);
+                assert_eq!(there.get(&file.ino), Some(&file.name), "{what}: its name");
+                known.check(
+                    &what,
+                    file.ino,
+                    &read_whole(client, file.ino).await.map_err(|e| e.doing(&what))?,
+                );
+            }
+            let used = client.volume(name).await?.usage;
+            let expected = (taken, there.len() as u64, 0);
+            assert_eq!((used.bytes, used.files, used.directories), expected, "{when}: usage of {name}");
+            self.fill(client, &volume, when).await?;
+        }
+        Ok(())
+    }
+
+    /// All of the limit can be used.
+    async fn fill(&self, client: &Client, volume: &Limited, when: &str) -> Result<()> {
+        let now = client.volume(&volume.name).await?;
+        let goal = now.usage.bytes.max(now.quota.bytes_hard);
+        // Names are not what this is about.
+        let edit = VolumeEdit { quota: Some(quota(now.quota.bytes_hard, 0)), ..VolumeEdit::default() };
+        client.change_volume(&root_cred(), volume.id, &edit).await?;
+        let name = b"fills it";
+        let made = client.create(&root_cred(), volume.root, name, 0o644, true, OpenMode::BOTH).await?;
+        let (handle, deadline, mut at) = (made.handle, self.world.now() + PATIENCE, 0);
+        loop {
+            match client.write(handle, at, content(made.stat.attr.ino, at, WRITE_BYTES_MAX)).await {
+                Ok(written) => at += written as u64,
+                Err(e) if e.kind == ErrorKind::OverQuota => {
+                    client.fsync(handle).await?;
+                    let used = client.volume(&volume.name).await?.usage.bytes;
+                    if used == goal {
+                        break;
+                    }
+                    let what =
+                        format!("{when}: {} has {used} bytes of {goal} and takes no more", volume.name);
+                    assert!(used < goal && self.world.now() < deadline, "{what}: {e}");
+                    self.world.sleep(LOOK_EVERY).await;
+                }
+                Err(e) => return Err(e.doing(format_args!("{when}: fill {}", volume.name))),
+            }
+        }
+        close(client, handle).await?;
+        client.unlink(&root_cred(), volume.root, name).await?;
+        client.change_volume(&root_cred(), volume.id, &VolumeEdit { quota: Some(now.quota), ..edit }).await?;
+        let used = client.volume(&volume.name).await?.usage.bytes;
+        assert_eq!(used, now.usage.bytes, "{when}: {} when what filled it is gone", volume.name);
+        Ok(())
+    }
+
+    pub async fn remove_all(&self, work: &Workload, client: &Client) -> Result<()> {
+        for volume in self.all() {
+            self.delete(work, client, &volume).await?;
+        }
+        let deadline = self.world.now() + PATIENCE;
+        while client.volumes(VolumeId(0)).await?.0.iter().any(|volume| volume.name.starts_with("limited")) {
+            assert!(self.world.now() < deadline, "the volumes with limits are not removed to their end");
+            self.world.sleep(LOOK_EVERY).await;
+        }
+        Ok(())
+    }
+}
+
+async fn change_limit(volume: &Limited, client: &Client, rng: &Rng) -> Result<()> {
+    let bytes = some_limit(rng);
+    volume.bytes_max.fetch_max(bytes, Relaxed);
+    let inodes = if volume.inodes_max == u64::MAX { 0 } else { volume.inodes_max };
+    let edit = VolumeEdit { quota: Some(quota(bytes, inodes)), ..VolumeEdit::default() };
+    client.change_volume(&root_cred(), volume.id, &edit).await.map(drop)
+}
+
+fn content(ino: InodeId, at: u64, len: u64) -> Bytes {
+    (at..at + len).map(|at| byte(ino, at)).collect()
+}
+
+impl Limited {
+    fn files(&self) -> Vec<Arc<File>> {
+        self.files.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    async fn check_usage(&self, client: &Client, when: &str) -> Result<()> {
+        let used = client.volume(&self.name).await?.usage;
+        let (bytes, inodes) = (self.bytes_max.load(Relaxed), used.files + used.directories);
+        let is_more = used.bytes > bytes || inodes > self.inodes_max;
+        assert!(!is_more, "{when}: {} has {used:?}, its limits never were more than {bytes}", self.name);
+        Ok(())
+    }
+}
+
+/// Of a process of a client in a volume.
+struct Visit<'a> {
+    work: &'a Workload,
+    client: &'a Client,
+    volume: &'a Limited,
+    who: Who,
+    rng: &'a Rng,
+    op: u64,
+}
+
+impl Visit<'_> {
+    fn log(&self, file: &File, what: &str) {
+        let volume = &self.volume.name;
+        self.work.log(self.op, format_args!("c{}: {what} {} of {volume}", self.who.client, file.name));
+    }
+
+    async fn look(&self) -> Result<()> {
+        self.volume.check_usage(self.client, "meanwhile").await?;
+        let files = self.volume.files();
+        let Some(file) = files.get(self.rng.below(files.len().max(1) as u64) as usize) else { return Ok(()) };
+        let known = file.turn.lock().await;
+        if !known.is_gone {
+            self.log(file, "read");
+            let what = format!("operation {}: {} of {}", self.op, file.name, self.volume.name);
+            known.check(&what, file.ino, &read_whole(self.client, file.ino).await?);
+        }
+        Ok(())
+    }
+
+    async fn write(&self) -> Result<()> {
+        let files = self.volume.files();
+        let file = files.get(self.rng.below(FILES_MAX as u64) as usize);
+        let Some(file) = file else { return self.create().await };
+        let mut known = file.turn.lock().await;
+        if known.is_gone {
+            return Ok(());
+        }
+        match self.rng.below(16) {
+            0 => {
+                self.log(file, "unlink");
+                known.is_gone = true; // whatever becomes of it
+                self.volume
+                    .files
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .retain(|f| f.ino != file.ino);
+                self.client.unlink(&root_cred(), self.volume.root, file.name.as_bytes()).await?;
+                match known.handles.remove(&self.who.client) {
+                    Some((handle, who)) if who == self.who => close(self.client, handle).await,
+                    _ => Ok(()),
+                }
+            }
+            1..4 => self.cut(file, &mut known).await,
+            _ => self.append(file, &mut known).await,
+        }
+    }
+
+    async fn create(&self) -> Result<()> {
+        let name = format!("f{}", self.op);
+        let (cred, root) = (root_cred(), self.volume.root);
+        let made = self.client.create(&cred, root, name.as_bytes(), 0o644, true, OpenMode::BOTH).await;
+        let made = match made {
+            // There may be so many names.
+            Err(e) if e.kind == ErrorKind::OverQuota && self.volume.inodes_max < u64::MAX => return Ok(()),
+            made => made?,
+        };
+        let known =
+            Known { handles: [(self.who.client, (made.handle, self.who))].into(), ..Known::default() };
+        let file = File { name, ino: made.stat.attr.ino, turn: tokio::sync::Mutex::new(known) };
+        self.log(&file, "create");
+        self.volume.files.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::new(file));
+        Ok(())
+    }
+
+    async fn handle(&self, file: &File, known: &mut Known) -> Result<Handle> {
+        match known.handles.get(&self.who.client) {
+            Some((handle, who)) if *who == self.who => return Ok(*handle),
+            _ => {} // of a life before
+        }
+        let handle = self.client.open(&root_cred(), file.ino, OpenMode::BOTH).await?.handle;
+        known.handles.insert(self.who.client, (handle, self.who));
+        Ok(handle)
+    }
+
+    async fn cut(&self, file: &File, known: &mut Known) -> Result<()> {
+        let size = self.client.getattr(file.ino).await?.attr.size;
+        let size = self.rng.below(size + 1);
+        self.log(file, &format!("cut to {size} bytes"));
+        known.was_cut(size); // whatever becomes of it
+        let handle = self.handle(file, known).await?;
+        let set = SetAttrs { size: Some(size), ..SetAttrs::default() };
+        self.client.setattr(&root_cred(), file.ino, Some(handle), set).await.map(drop)
+    }
+
+    /// Writes at the end, or over what is there, and perhaps syncs it.
+    async fn append(&self, file: &File, known: &mut Known) -> Result<()> {
+        let handle = self.handle(file, known).await?;
+        let size = self.client.getattr(file.ino).await?.attr.size;
+        let at = if self.rng.below(5) == 0 { self.rng.below(size + 1) } else { size };
+        let len = 1 + self.rng.below(self.rng.below(WRITE_BYTES_MAX) + 1);
+        self.log(file, &format!("write {len} bytes at {at} of {size} to"));
+        let written = self.client.write(handle, at, content(file.ino, at, len)).await;
+        match written {
+            Ok(written) => known.pending.push((self.who, (at, at + written as u64))),
+            Err(e) if e.kind == ErrorKind::OverQuota => self.log(file, "no more goes to"),
+            Err(e) => {
+                // What was not written is told once; the handle is not used again.
+                known.handles.remove(&self.who.client);
+                let _ = self.client.release(handle).await;
+                let told = Err(e);
+                known.told(self.who, &told);
+                return told;
+            }
+        }
+        let synced = match self.rng.below(6) {
+            0 | 1 => self.client.fsync(handle).await,
+            2 => {
+                known.handles.remove(&self.who.client);
+                close(self.client, handle).await
+            }
+            _ => return Ok(()),
+        };
+        self.log(file, &format!("synced ({synced:?})"));
+        known.told(self.who, &synced);
+        synced
+    }
+}
