@@ -242,6 +242,10 @@ impl Workload {
         self.left.iter().flatten().all(|left| left.load(Relaxed) == 0)
     }
 
+    pub fn uses_limits(&self) -> bool {
+        self.left.iter().any(|left| left[ON_LIMITS].load(Relaxed) > 0)
+    }
+
     pub fn found(&self) -> MutexGuard<'_, Found> {
         self.found.lock().unwrap_or_else(PoisonError::into_inner)
     }
