@@ -44,8 +44,10 @@ impl Meta {
             };
             next.retain(|volume, _| scheduled.iter().any(|(v, _)| v == volume));
             for (volume, keeping) in scheduled {
-                if let Err(e) = self.keep_schedule(&mut next, volume, &keeping).await {
-                    return e.doing("take snapshots by schedule");
+                if let Err(e) = self.keep_schedule(&mut next, volume, &keeping).await
+                    && let Err(e) = leader.stand(e, "take snapshots by schedule").await
+                {
+                    return e;
                 }
             }
         }

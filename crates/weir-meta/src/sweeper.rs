@@ -58,7 +58,11 @@ pub(crate) async fn run(leader: Arc<Leader>) -> Error {
                 tracing::debug!("the sweep of deleted files goes on in {RETRY_AFTER:?}: {e}");
                 leader.env.clock.sleep(RETRY_AFTER).await;
             }
-            Err(e) => return e.doing("sweep deleted files"),
+            Err(e) => {
+                if let Err(e) = leader.stand(e, "sweep deleted files").await {
+                    return e;
+                }
+            }
         }
     }
 }

@@ -77,10 +77,11 @@ fn a_leader_that_cannot_tidy_up_serves_its_clients() {
         let env = world.node("meta");
         let config = EngineConfig { cache_bytes: 1 << 20, journal_bytes_max: 4 << 20 };
         let kv = Engine::open(&env, Path::new("/meta"), config).await.unwrap();
-        // A directory that is gone at a home.
-        let doomed = [&b"e"[..], &0u64.to_be_bytes()].concat();
+        // A directory that is gone at a home, and a file that is deleted.
+        let (doomed, garbage) = ([&b"e"[..], &0u64.to_be_bytes()].concat(), [&b"G"[..], &[1; 16]].concat());
         let written = kv.transact(&mut |txn| {
             txn.put(&doomed, b"damaged");
+            txn.put(&garbage, b"damaged");
             Ok(())
         });
         kv.wait_durable(written.unwrap()).await.unwrap();

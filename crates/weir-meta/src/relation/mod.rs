@@ -248,6 +248,30 @@ pub fn at_home(
     Ok(())
 }
 
+/// Whether a home has all that is evicted of a file.
+pub fn has_evicted(
+    read: &dyn Read,
+    (id, record): (RelationId, &record::RelationRecord),
+    ino: InodeId,
+    inode: &crate::record::Inode,
+) -> Result<bool> {
+    if tree::find_twin(read, id, ino)?.is_none() || store::is_unfinished(read, id, ino)? {
+        return Ok(false);
+    }
+    let pending = store::pending_of(read, id, ino)?;
+    for (from, to) in store::evicted_of(read, ino)? {
+        let to = to.min(inode.size);
+        if pending.iter().any(|(at, range)| *at < to && from < at + range.len) {
+            return Ok(false);
+        }
+        // What was there before us has no proof until it is read.
+        if from < to && !record.adopts && !store::is_proved(read, id, ino, from, to)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
 /// Bytes that came back were at a home without any proof: now there is one.
 pub fn learn(
     txn: &mut dyn weir_kv::Txn,

@@ -156,6 +156,10 @@ fn refuse_if_needed(read: &dyn weir_kv::Read, id: RelationId, record: &RelationR
         let why = "not all names of the volume have been read at this home yet: `weir relation show` tells how many";
         return Err(Error::name(NameRule::Busy, why));
     }
+    let others: Vec<_> = store::relations(read)?
+        .into_iter()
+        .filter(|(other, r)| *other != id && r.volume == record.volume && !r.removing)
+        .collect();
     let (start, end) = keys::range_of_letter(b'W');
     let files = store::collect(read, &start, &end, usize::MAX, |key, _| {
         let ino = key.get(1..9).and_then(|b| b.try_into().ok()).map(u64::from_be_bytes);
@@ -164,13 +168,19 @@ fn refuse_if_needed(read: &dyn weir_kv::Read, id: RelationId, record: &RelationR
     let files: std::collections::BTreeSet<InodeId> = files.into_iter().collect();
     let mut away = 0u64;
     for ino in files {
-        if let Some(inode) = find_inode(read, ino)? {
-            away += u64::from(volume::volume_of(read, inode.parent)? == record.volume);
+        let Some(inode) = find_inode(read, ino)? else { continue };
+        if volume::volume_of(read, inode.parent)? != record.volume {
+            continue;
         }
+        let mut is_elsewhere = false;
+        for (other, of_it) in &others {
+            is_elsewhere |= super::has_evicted(read, (*other, of_it), ino, &inode)?
+                && !taken::is_untaken(read, of_it, ino)?
+                && read.get(&keys::aside(*other, ino))?.is_none();
+        }
+        away += u64::from(!is_elsewhere);
     }
-    let of_volume = store::relations(read)?.into_iter().filter(|(_, r)| r.volume == record.volume);
-    let elsewhere = !record.evict && of_volume.filter(|(_, r)| r.evict).count() > 0;
-    if away > 0 && !elsewhere {
+    if away > 0 {
         return Err(Error::name(
             NameRule::Busy,
             format!(
@@ -270,10 +280,18 @@ pub fn where_at_home(view: &mut View<'_>, r: &WhereAtHome) -> Result<HomePlace> 
             vec![(id, record)]
         }
         None => {
-            // What was evicted was so because a relation allows it: that one is asked first.
-            let mut all = store::relations(view.read)?;
-            all.sort_by_key(|(_, record)| !record.evict);
-            all
+            // Whoever has what is evicted is asked first, and then whom it was evicted for: another one may evict from now on.
+            let inode = find_inode(view.read, ino)?;
+            let mut all = Vec::new();
+            for (id, record) in store::relations(view.read)? {
+                let has_it = match &inode {
+                    Some(inode) => super::has_evicted(view.read, (id, &record), ino, inode)?,
+                    None => false,
+                };
+                all.push(((!has_it, !record.evict), (id, record)));
+            }
+            all.sort_by_key(|(order, _)| *order);
+            all.into_iter().map(|(_, relation)| relation).collect()
         }
     };
     for (id, record) in relations {

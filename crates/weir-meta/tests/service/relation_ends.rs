@@ -433,6 +433,64 @@ fn what_a_file_grew_by_behind_evicted_bytes_is_sent_when_these_are_back() {
     });
 }
 
+/// A volume changes its home: the new one may evict from now on, the old one may not. That has the only bytes of what was evicted: it is
+/// where they come back from, and is not removed, until the new one has them.
+#[test]
+fn a_home_that_has_the_only_bytes_is_not_removed_for_one_that_may_evict() {
+    simulate(24, async |world| {
+        let meta = start(&world).await;
+        let (user, mover) = (Client::start(&world, "user").await, Client::start(&world, "mover").await);
+        let old = user.call(&relation_to(user.op(), "file:///old")).await.unwrap().id;
+        let ino = write_new(&user, "f", 10).await;
+        user.close(ino, true).await.unwrap();
+        let mut leader = 0;
+        let mut work = async |recalls: bool| {
+            for _ in 0..6 {
+                for work in take(&mover, &mut leader).await {
+                    let wrote = work.extents.iter().map(|e| wrote(e, done())).collect();
+                    tell(&mover, work.relation, &work.names, wrote).await;
+                }
+                if !recalls {
+                    continue;
+                }
+                let ask = TakeRecalls { session: mover.session, max: 8, wait_ms: 10, busy: vec![] };
+                for RecallWork { ino, from, to, token_epoch, .. } in mover.call(&ask).await.unwrap().recalls {
+                    let op = mover.op();
+                    mover.call(&Filled { op, ino, from, to, token_epoch, learned: None }).await.unwrap();
+                }
+            }
+        };
+        let evict = async || {
+            meta.at_home.lock().unwrap().insert(ino);
+            let evict = Evict { op: user.op(), cred: root(), ino, from: 0, to: 10, under: 0 };
+            user.call(&evict).await.unwrap();
+        };
+        let change = async |relation, verb| {
+            user.call(&RelationDo { op: user.op(), cred: root(), relation, verb }).await
+        };
+        let comes_from = async || {
+            let ask = WhereAtHome { session: user.session, ino, relation: None };
+            user.call(&ask).await.unwrap().relation
+        };
+        work(false).await;
+        evict().await;
+        let new = RelationAdd { evict: false, ..relation_to(user.op(), "file:///new") };
+        let new = user.call(&new).await.unwrap().id;
+        work(false).await;
+        change(new, RelationVerb::AllowEviction).await.unwrap();
+        change(old, RelationVerb::ForbidEviction).await.unwrap();
+        assert_eq!(comes_from().await, old);
+        let refused = change(old, RelationVerb::Remove).await.unwrap_err();
+        assert!(refused.context.contains("recall them first"), "{refused}");
+        work(true).await;
+        assert_eq!(user.getattr(ino).await.unwrap().attr.evicted, 0);
+        work(false).await;
+        evict().await;
+        change(old, RelationVerb::Remove).await.unwrap();
+        assert_eq!(comes_from().await, new);
+    });
+}
+
 // ---- a mover
 
 async fn take(mover: &Client, leader: &mut u64) -> Vec<RelationWork> {
