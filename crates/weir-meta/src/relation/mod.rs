@@ -248,7 +248,7 @@ pub fn at_home(
     Ok(())
 }
 
-/// Whether a home has all that is evicted of a file.
+/// Whether a home has all that is evicted of a file, as it was when it was evicted.
 pub fn has_evicted(
     read: &dyn Read,
     (id, record): (RelationId, &record::RelationRecord),
@@ -269,7 +269,8 @@ pub fn has_evicted(
             return Ok(false);
         }
     }
-    Ok(true)
+    // What another home had heard of when its bytes were evicted may be news for this one.
+    Ok(!taken::is_untaken(read, record, ino)?)
 }
 
 /// Bytes that came back were at a home without any proof: now there is one.

@@ -175,7 +175,6 @@ fn refuse_if_needed(read: &dyn weir_kv::Read, id: RelationId, record: &RelationR
         let mut is_elsewhere = false;
         for (other, of_it) in &others {
             is_elsewhere |= super::has_evicted(read, (*other, of_it), ino, &inode)?
-                && !taken::is_untaken(read, of_it, ino)?
                 && read.get(&keys::aside(*other, ino))?.is_none();
         }
         away += u64::from(!is_elsewhere);
