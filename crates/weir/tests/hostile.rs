@@ -91,6 +91,11 @@ fn kinds() -> Vec<Kind> {
         include_str!("../../weir-proto/src/data.rs"),
         include_str!("../../weir-proto/src/meta.rs"),
         include_str!("../../weir-proto/src/lock.rs"),
+        include_str!("../../weir-proto/src/recall.rs"),
+        include_str!("../../weir-proto/src/relation.rs"),
+        include_str!("../../weir-proto/src/snapshot.rs"),
+        include_str!("../../weir-proto/src/volume.rs"),
+        include_str!("../../weir-proto/src/backup.rs"),
     ];
     let mut kinds = Vec::new();
     for part in sources.iter().flat_map(|source| source.split("message!(").skip(1)) {
@@ -100,7 +105,7 @@ fn kinds() -> Vec<Kind> {
         let method = rest.split(' ').next().unwrap().parse().unwrap();
         kinds.push(Kind { method, make: makers[name] });
     }
-    assert!(kinds.len() > 50, "{} requests", kinds.len());
+    assert!(kinds.len() > 120, "{} requests", kinds.len());
     kinds
 }
 

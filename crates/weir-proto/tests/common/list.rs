@@ -19,7 +19,8 @@ macro_rules! for_every_message {
                 ListEntry, Listing, GetXattr, XattrValue, ListXattr, XattrNames, GetUsage, Usage, StatFs, FsStat,
                 AcquireLease, ReleaseLease, Open, Opened, Close, Closed, ReadInline, InlineData, Recovered, LeaveDoubt, NoteMap, TakeTurn, EndTurn, Create, Created,
                 Mkdir, Made, Symlink, Mknod, Link, Unlink, Rmdir, Removed, Rename, Renamed, SetAttr, Commit,
-                SetXattr, RemoveXattr, CreateNameless, NoteAccess, AccessTime, Recall}
+                SetXattr, RemoveXattr, CreateNameless, NoteAccess, AccessTime, Recall,
+                RecoverFile}
             volume::{Quota, Policy, KeepSnapshots, Keeping, Volume, VolumeCreate, VolumeList, VolumePage, VolumeGet, VolumeAt, VolumeChange, VolumeDelete, VolumeClone,
                 TakeRoom, Room, ReclaimRoom, HeldRoom,
                 ScanInodes, Scanned, DirectoryFacts, FileFacts}
