@@ -158,7 +158,7 @@ fn refuse_if_needed(read: &dyn weir_kv::Read, id: RelationId, record: &RelationR
     }
     let others: Vec<_> = store::relations(read)?
         .into_iter()
-        .filter(|(other, r)| *other != id && r.volume == record.volume && !r.removing)
+        .filter(|(other, r)| *other != id && r.volume == record.volume)
         .collect();
     let (start, end) = keys::range_of_letter(b'W');
     let files = store::collect(read, &start, &end, usize::MAX, |key, _| {
