@@ -66,6 +66,7 @@ pub enum Counter {
     Bytes = b'b' as isize,
     Files = b'f' as isize,
     Directories = b'd' as isize,
+    Evicted = b'e' as isize,
 }
 
 /// The namespace's sequences.

@@ -349,20 +349,26 @@ pub struct SnapshotRecord {
     pub deleting: bool,
     /// By the volume's schedule.
     pub scheduled: bool,
+    /// Bytes of the volume that were at home only.
+    pub evicted: u64,
 }
 impl Wire for SnapshotRecord {
     fn encode(&self, w: &mut Writer) {
         self.name.encode(w);
         (self.created, self.deleting).encode(w);
-        if self.scheduled {
+        if self.scheduled || self.evicted > 0 {
             self.scheduled.encode(w);
         }
+        if self.evicted > 0 {
+            self.evicted.encode(w);
+        }
     }
-    /// Schedules came later: what does not say was taken by somebody.
+    /// Schedules came later: what does not say was taken by somebody. So did the counting of what is at home only.
     fn decode(r: &mut Reader<'_>) -> Result<SnapshotRecord> {
         let (name, created, deleting) = (String::decode(r)?, Time::decode(r)?, bool::decode(r)?);
         let scheduled = r.remaining() > 0 && bool::decode(r)?;
-        Ok(SnapshotRecord { name, created, deleting, scheduled })
+        let evicted = if r.remaining() > 0 { u64::decode(r)? } else { 0 };
+        Ok(SnapshotRecord { name, created, deleting, scheduled, evicted })
     }
 }
 
@@ -683,11 +689,14 @@ mod tests {
             created: Time { nanos: 1 },
             deleting: false,
             scheduled: false,
+            evicted: 0,
         };
         let (value, scheduled) = (record.to_value(), SnapshotRecord { scheduled: true, ..record.clone() });
+        let away = SnapshotRecord { evicted: 3, ..record.clone() };
         assert_eq!(value, [1, 1, 0, 0, 0, b's', 1, 0, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!(scheduled.to_value(), [&value[..], &[1]].concat());
-        for record in [record, scheduled] {
+        assert_eq!(away.to_value(), [&value[..], &[0, 3, 0, 0, 0, 0, 0, 0, 0]].concat());
+        for record in [record, scheduled, away] {
             assert_eq!(SnapshotRecord::from_value(&record.to_value(), String::new).unwrap(), record);
         }
     }

@@ -183,7 +183,17 @@ message!(
     /// Exact recursive usage of a directory, itself not counted.
     GetUsage = 116 -> Usage { session: SessionId, dir: InodeId }
 );
-message!(Usage { bytes: u64, files: u64, directories: u64 });
+message!(
+    /// What is below a directory, or in a volume.
+    #[derive(Default)]
+    Usage {
+        bytes: u64,
+        files: u64,
+        directories: u64,
+        /// Bytes that are at home only: none of `bytes`.
+        evicted: u64,
+    }
+);
 message!(StatFs = 117 -> FsStat { session: SessionId });
 message!(FsStat { files: u64, directories: u64, bytes: u64 });
 message!(

@@ -117,12 +117,12 @@ const SOURCES: [(&str, &str); 11] = [
     ("frame", include_str!("../src/frame.rs")),
 ];
 
-/// What each `message!` of a source declares: its first line without documentation.
+/// What each `message!` of a source declares: its first line without documentation and attributes.
 fn declared(source: &str) -> impl Iterator<Item = &str> {
     source.split("message!(").skip(1).map(|rest| {
         rest.lines()
             .map(str::trim)
-            .find(|line| !line.is_empty() && !line.starts_with("//"))
+            .find(|line| !line.is_empty() && !line.starts_with("//") && !line.starts_with("#"))
             .unwrap_or_default()
     })
 }

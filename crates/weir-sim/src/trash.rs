@@ -125,7 +125,7 @@ pub async fn top(client: &Client) -> Result<Option<InodeId>, Error> {
 
 /// Of all that is in it, with its topmost directory.
 pub async fn usage(client: &Client) -> Result<Usage, Error> {
-    let mut used = Usage { bytes: 0, files: 0, directories: 0 };
+    let mut used = Usage::default();
     if let Some(top) = top(client).await? {
         used = client.usage(top).await?;
         used.directories += 1;

@@ -571,7 +571,7 @@ impl Workload {
 
     /// The recursive usage of each directory is the sum of what is in it; if not, how it differs.
     async fn usage_differs(&self, client: &Client) -> Result<Option<String>, Error> {
-        let (mut below, mut away) = ([(0, 0); DIRS], Vec::new());
+        let (mut below, mut away) = (std::array::from_fn::<_, DIRS, _>(|_| Usage::default()), Vec::new());
         for (n, dir) in self.dirs.iter().enumerate() {
             for name in names_in(client, *dir).await? {
                 let stat = client.lookup(&root_cred(), *dir, name.as_bytes()).await?;
@@ -579,27 +579,23 @@ impl Workload {
                 if attr.kind != FileKind::Directory {
                     // A file that was given up is read by nobody: it may be away still. What comes back is told to no cache.
                     let evicted = client.residence(attr.ino).await?.evicted;
-                    below[n] = (below[n].0 + attr.allocated.saturating_sub(evicted), below[n].1 + 1);
+                    let below = &mut below[n];
+                    below.bytes += attr.allocated.saturating_sub(evicted);
+                    below.evicted += evicted;
+                    below.files += 1;
                     away.extend((evicted > 0).then_some((name, attr.ino, evicted)));
                 }
             }
         }
-        let all = below.iter().fold((0, 0), |sum, dir| (sum.0 + dir.0, sum.1 + dir.1));
-        let beside = self.usage_beside(client).await?;
-        for (n, dir) in self.dirs.iter().enumerate() {
-            let (bytes, files) = if n == 0 { all } else { below[n] };
-            let expected = match n {
-                0 => Usage {
-                    bytes: bytes + beside.bytes,
-                    files: files + beside.files,
-                    directories: DIRS as u64 - 1 + beside.directories,
-                },
-                _ => Usage { bytes, files, directories: 0 },
-            };
+        let mut all = self.usage_beside(client).await?;
+        all.directories += DIRS as u64 - 1;
+        below.iter().for_each(|dir| add(&mut all, dir));
+        below[0] = all;
+        for (dir, expected) in self.dirs.iter().zip(below) {
             let told = client.usage(*dir).await?;
             if told != expected {
                 return Ok(Some(format!(
-                    "usage of directory {n} is {told:?}, its files have {expected:?}; away: {away:?}"
+                    "usage of directory {dir} is {told:?}, its files have {expected:?}; away: {away:?}"
                 )));
             }
         }
@@ -642,13 +638,18 @@ impl Workload {
         roots.extend(replica.map(|stat| stat.attr.ino));
         let mut sum = trash::usage(client).await?;
         for root in roots {
-            let used = client.usage(root).await?;
-            sum.bytes += used.bytes;
-            sum.files += used.files;
-            sum.directories += used.directories + 1;
+            add(&mut sum, &client.usage(root).await?);
+            sum.directories += 1;
         }
         Ok(sum)
     }
+}
+
+fn add(sum: &mut Usage, used: &Usage) {
+    sum.bytes += used.bytes;
+    sum.files += used.files;
+    sum.directories += used.directories;
+    sum.evicted += used.evicted;
 }
 
 impl TurnFile {

@@ -674,8 +674,9 @@ async fn stat_json(client: &Client, ino: InodeId) -> weir_proto::Result<Value> {
     });
     if attr.kind == weir_proto::meta::FileKind::Directory {
         let usage = client.usage(ino).await?;
-        value["recursive"] =
-            json!({ "bytes": usage.bytes, "files": usage.files, "directories": usage.directories });
+        value["recursive"] = json!({
+            "bytes": usage.bytes, "evicted": usage.evicted, "files": usage.files, "directories": usage.directories,
+        });
     }
     Ok(value)
 }

@@ -53,9 +53,7 @@ pub fn tell(cx: &mut Cx<'_>, r: &TellListing) -> Result<()> {
     let mut into =
         Into { relation: r.relation, dir: r.dir, access: &access, tally: &mut tally, again: false };
     for entry in &r.entries {
-        let added = into.take(cx, entry)?;
-        charge.files += added.files;
-        charge.directories += added.directories;
+        charge = charge.and(into.take(cx, entry)?);
     }
     tally.mtime = mtime;
     cx.put_tally(r.dir, &tally);
@@ -110,8 +108,7 @@ impl Into<'_> {
             self.make_directory(cx, ino, entry, flags)?;
             return Ok(Charge { directories: 1, ..Charge::default() });
         }
-        self.make_file(cx, ino, entry, flags);
-        Ok(Charge::file(0))
+        Ok(self.make_file(cx, ino, entry, flags))
     }
 
     /// The inode of which this is another name.
@@ -177,7 +174,7 @@ impl Into<'_> {
         Ok(())
     }
 
-    fn make_file(&self, cx: &mut Cx<'_>, ino: InodeId, entry: &HomeEntry, flags: u32) {
+    fn make_file(&self, cx: &mut Cx<'_>, ino: InodeId, entry: &HomeEntry, flags: u32) -> Charge {
         let (a, now) = (&entry.attrs, cx.rules.now);
         let regular = entry.kind == FileKind::Regular;
         let bytes = if regular { entry.size } else { 0 };
@@ -215,6 +212,7 @@ impl Into<'_> {
         if entry.kind == FileKind::Symlink {
             cx.txn.put(&keys::data(ino), &entry.target);
         }
+        Charge::file(&inode)
     }
 }
 

@@ -235,12 +235,12 @@ impl Cx<'_> {
         Ok(true)
     }
 
-    /// Changes what the file is charged with: what is allocated and not evicted.
+    /// Changes what the file is charged with.
     pub(super) fn set_space(&mut self, inode: &mut Inode, allocated: u64, evicted: u64) -> Result<()> {
-        let before = inode.online();
+        let before = Charge::space(inode);
         (inode.allocated, inode.evicted) = (allocated, evicted);
         if inode.nlink > 0 {
-            self.charge(inode.parent, Charge::bytes(before, inode.online()))?;
+            self.charge(inode.parent, Charge::space(inode).and(before.back()))?;
         }
         Ok(())
     }

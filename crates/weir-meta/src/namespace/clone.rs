@@ -142,11 +142,12 @@ pub fn is_owned(read: &dyn Read, object: InodeId) -> Result<bool> {
 
 pub fn create(cx: &mut Cx<'_>, r: &VolumeClone) -> Result<Volume> {
     let source = volume::load_as_admin(cx.read(), &r.new.cred, r.source)?;
-    let number = super::snapshot::number_of(cx.read(), r.source, &r.snapshot)?;
-    if crate::relation::evicting(cx.read())?.contains(&r.source) {
+    let (number, snapshot) = super::snapshot::named(cx.read(), r.source, &r.snapshot)?;
+    if snapshot.evicted > 0 {
         return Err(Error::unsupported(format!(
-            "volume {:?} has bytes that may be at home only: it cannot be cloned",
-            source.name
+            "{} bytes of volume {:?} were at home only when snapshot {:?} was taken: a clone has no home. Bring them back \
+             (`weir relation prefetch`), and clone it then",
+            snapshot.evicted, source.name, r.snapshot
         )));
     }
     let made = volume::create(cx, &r.new)?;
@@ -406,7 +407,7 @@ fn make_file(
             }
         }
     }
-    Ok(Charge::file(inode.online()))
+    Ok(Charge::file(&inode))
 }
 
 /// All bytes of a file are in the objects of then. How many these are.

@@ -186,7 +186,7 @@ impl Cx<'_> {
         let ino = self.give_birth(&mut birth, name, inode.kind)?;
         inode.cookie = birth.tally.next_cookie - 1;
         self.put_inode(ino, &inode);
-        self.charge(birth.dir, Charge::file(inode.online()))?;
+        self.charge(birth.dir, Charge::file(&inode))?;
         Ok(Made {
             entry: self.rules.entry(ino, &inode),
             parent_attr: directory_attr(birth.dir, &birth.access, &birth.tally),
@@ -257,7 +257,7 @@ pub fn create(cx: &mut Cx<'_>, r: &meta::Create) -> Result<Created> {
         cx.take_writer(ino, &mut inode);
     }
     cx.put_inode(ino, &inode);
-    cx.charge(r.parent, Charge::file(0))?;
+    cx.charge(r.parent, Charge::file(&inode))?;
     let mut entry = cx.rules.entry(ino, &inode);
     entry.lease.limited = cx.limit_over(&inode)?;
     Ok(Created {
@@ -432,7 +432,7 @@ pub fn link(cx: &mut Cx<'_>, r: &meta::Link) -> Result<Made> {
     if first {
         // As at a birth with a name: the first link has no record, and its directory is charged.
         (inode.parent, inode.cookie) = (r.parent, birth.tally.next_cookie - 1);
-        cx.charge(r.parent, Charge::file(inode.online()))?;
+        cx.charge(r.parent, Charge::file(&inode))?;
         cx.delete_range(keys::range_of(b'H', r.ino.0))?;
         cx.events.adopted.push(r.ino);
     } else {

@@ -227,9 +227,7 @@ fn carry_out(cx: &mut Cx<'_>, r: &TellAgain, access: &Access, steps: &[Step<'_>]
     let mut into = Into { relation: r.relation, dir: r.dir, access, tally: &mut tally, again: true };
     for step in steps {
         if let Step::New(entry) = step {
-            let added = into.take(cx, entry)?;
-            charge.files += added.files;
-            charge.directories += added.directories;
+            charge = charge.and(into.take(cx, entry)?);
         }
     }
     // Its own time is told with the directory above.

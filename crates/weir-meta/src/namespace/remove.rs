@@ -26,7 +26,7 @@ impl Cx<'_> {
             self.put_inode(ino, &inode);
             return Ok(());
         }
-        self.charge(inode.parent, Charge::file(inode.online()).back())?;
+        self.charge(inode.parent, Charge::file(&inode).back())?;
         let openers = self.rules.leases.openers(ino);
         if openers.is_empty() {
             return self.destroy(ino, &inode);
@@ -56,8 +56,8 @@ impl Cx<'_> {
         inode.cookie = load_link(self.read(), heir_dir, heir_name)?.cookie;
         self.txn.delete(heir.as_deref().expect("found above"));
         if heir_dir != inode.parent {
-            self.charge(inode.parent, Charge::file(inode.online()).back())?;
-            self.charge(heir_dir, Charge::file(inode.online()))?;
+            self.charge(inode.parent, Charge::file(inode).back())?;
+            self.charge(heir_dir, Charge::file(inode))?;
             inode.parent = heir_dir;
         }
         Ok(())

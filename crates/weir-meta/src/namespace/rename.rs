@@ -228,8 +228,8 @@ fn relocate_file(cx: &mut Cx<'_>, ino: InodeId, from: End<'_>, to: End<'_>) -> R
         cx.txn.put(&keys::link(ino, to.dir, to.name), &[]);
     } else {
         if from.dir != to.dir {
-            cx.charge(from.dir, Charge::file(inode.online()).back())?;
-            cx.charge(to.dir, Charge::file(inode.online()))?;
+            cx.charge(from.dir, Charge::file(&inode).back())?;
+            cx.charge(to.dir, Charge::file(&inode))?;
         }
         (inode.parent, inode.cookie) = (to.dir, newest_cookie(cx, to.dir)?);
     }

@@ -87,7 +87,10 @@ fn take_named(cx: &mut Cx<'_>, of: VolumeId, name: &str, scheduled: bool) -> Res
     let number = u32::try_from(create::next_number(cx.txn, Sequence::Snapshot)?)
         .map_err(|_| Error::no_space("all numbers of snapshots have been given"))?;
     let (name, created) = (name.to_owned(), cx.rules.now);
-    let taken = SnapshotRecord { name, created, deleting: false, scheduled };
+    // What is in the trash is in no snapshot.
+    let (usage, in_trash) = (super::usage::volume_usage(cx.read(), of)?, super::trash::usage(cx.read(), of)?);
+    let evicted = usage.evicted.saturating_sub(in_trash.evicted);
+    let taken = SnapshotRecord { name, created, deleting: false, scheduled, evicted };
     cx.txn.put(&keys::snapshot(of, number), &taken.to_value());
     cx.events.snapshots = true;
     Ok(shown(of, record.root, number, taken))
@@ -170,10 +173,10 @@ pub fn delete(cx: &mut Cx<'_>, r: &SnapshotDelete) -> Result<Snapshot> {
 }
 
 /// The number of a snapshot that is not being removed.
-pub fn number_of(read: &dyn Read, of: VolumeId, name: &str) -> Result<u32> {
+pub fn named(read: &dyn Read, of: VolumeId, name: &str) -> Result<(u32, SnapshotRecord)> {
     let found = records(read, Some(of))?.into_iter().find(|(_, _, s)| s.name == name && !s.deleting);
     let none = || Error::not_found(format!("volume {of} has no snapshot {name:?}"));
-    found.map(|(_, number, _)| number).ok_or_else(none)
+    found.map(|(_, number, record)| (number, record)).ok_or_else(none)
 }
 
 /// Removes one that nobody needs any more.

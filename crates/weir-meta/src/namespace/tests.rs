@@ -370,10 +370,7 @@ fn a_nameless_file_lives_until_its_last_close() {
     w.commit(f, 100, false).unwrap();
     w.unlink(&root(), InodeId::ROOT, "f").unwrap();
     assert_eq!(w.attr(f).unwrap().nlink, 0);
-    assert_eq!(
-        w.view(|v| usage_of(v.read, InodeId::ROOT)).unwrap(),
-        Usage { bytes: 0, files: 0, directories: 0 }
-    );
+    assert_eq!(w.view(|v| usage_of(v.read, InodeId::ROOT)).unwrap(), Usage::default());
     w.commit(f, 200, false).unwrap();
     assert_eq!(w.keys(b'H').len(), 1);
     assert_eq!(errno(w.link(&root(), f, InodeId::ROOT, "back")), ENOENT);
@@ -425,15 +422,15 @@ fn a_file_made_without_a_name_gets_one_or_goes_with_its_last_close() {
     w.commit(f.ino, 100, false).unwrap();
     w.commit(g.ino, 50, false).unwrap();
     let usage = |w: &World| w.view(|v| usage_of(v.read, InodeId::ROOT)).unwrap();
-    assert_eq!(usage(&w), Usage { bytes: 0, files: 0, directories: 1 });
+    assert_eq!(usage(&w), Usage { bytes: 0, files: 0, directories: 1, evicted: 0 });
     // Two names, then none: now it has had one, and gets no other.
     assert_eq!(w.link(&user(7), f.ino, dir.ino, "f").unwrap().entry.attr.nlink, 1);
-    assert_eq!(usage(&w), Usage { bytes: 100, files: 1, directories: 1 });
+    assert_eq!(usage(&w), Usage { bytes: 100, files: 1, directories: 1, evicted: 0 });
     assert_eq!(w.link(&user(7), f.ino, InodeId::ROOT, "f").unwrap_err().kind.errno(), EACCES);
     assert_eq!(w.link(&user(7), f.ino, dir.ino, "again").unwrap().entry.attr.nlink, 2);
     assert_eq!((w.keys(b'H').len(), w.keys(b'N').len()), (1, 1), "the other one is still held");
     w.unlink(&user(7), dir.ino, "f").unwrap();
-    assert_eq!(usage(&w), Usage { bytes: 100, files: 1, directories: 1 });
+    assert_eq!(usage(&w), Usage { bytes: 100, files: 1, directories: 1, evicted: 0 });
     // Closed with a name it stays, and nothing is left to recover.
     let close = |ino| Close { session: ME, files: vec![Closed { ino, reads: 1, writes: 1 }] };
     w.change(|cx| open::close(cx, &close(f.ino))).unwrap();
@@ -926,7 +923,7 @@ fn compare(w: &World, m: &Model) -> std::result::Result<(), TestCaseError> {
         prop_assert_eq!(path.split('/').try_fold(ROOT, |at, name| m.get(at, name)), Some(*ino));
         let mut at = up;
         loop {
-            let usage = charged.entry(at).or_insert(Usage { bytes: 0, files: 0, directories: 0 });
+            let usage = charged.entry(at).or_default();
             match node {
                 Node::Dir { .. } => usage.directories += 1,
                 Node::File { size } => (usage.files, usage.bytes) = (usage.files + 1, usage.bytes + size),
@@ -939,7 +936,7 @@ fn compare(w: &World, m: &Model) -> std::result::Result<(), TestCaseError> {
         }
     }
     for dir in m.dirs() {
-        let expected = charged.get(&dir).cloned().unwrap_or(Usage { bytes: 0, files: 0, directories: 0 });
+        let expected = charged.get(&dir).cloned().unwrap_or_default();
         prop_assert_eq!(w.view(|v| usage_of(v.read, InodeId(dir))).unwrap(), expected, "usage of {}", dir);
     }
     let inodes: BTreeSet<Vec<u8>> = w.keys(b'I').into_iter().chain(w.keys(b'A')).collect();

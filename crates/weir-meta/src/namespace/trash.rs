@@ -84,7 +84,7 @@ pub fn next_volume(read: &dyn Read, after: VolumeId) -> Result<Option<VolumeId>>
 pub fn usage(read: &dyn Read, volume: VolumeId) -> Result<Usage> {
     match of(read, volume)? {
         Some(dir) if find_access(read, dir)?.is_some() => super::usage_of(read, dir),
-        _ => Ok(Usage { bytes: 0, files: 0, directories: 0 }),
+        _ => Ok(Usage::default()),
     }
 }
 

@@ -1,9 +1,10 @@
-//! Recursive usage: bytes, files and directories below every directory, exact with each commit.
+//! Recursive usage: bytes, files and directories below every directory, and bytes that are at home only, exact with each commit.
 //!
 //! A file is charged to the directory of its first link and to all above, and to the volume of that directory. Counters
 //! are added to, never read, on the way.
 use super::{Cx, load_access};
 use crate::keys::{self, Counter};
+use crate::record::Inode;
 use weir_kv::Read;
 use weir_proto::meta::{FsStat, Usage};
 use weir_proto::{Error, InodeId, Result, VolumeId};
@@ -20,20 +21,24 @@ pub struct Charge {
     pub bytes: i64,
     pub files: i64,
     pub directories: i64,
+    /// At home only: these are none of `bytes`.
+    pub evicted: i64,
 }
 
 impl Charge {
-    pub fn file(bytes: u64) -> Charge {
-        Charge { bytes: bytes as i64, files: 1, directories: 0 }
+    pub fn file(inode: &Inode) -> Charge {
+        Charge { files: 1, ..Charge::space(inode) }
     }
-    pub fn bytes(from: u64, to: u64) -> Charge {
-        Charge { bytes: (to as i64).wrapping_sub(from as i64), ..Charge::default() }
+    /// Of a file that is charged already.
+    pub fn space(inode: &Inode) -> Charge {
+        Charge { bytes: inode.online() as i64, evicted: inode.evicted as i64, ..Charge::default() }
     }
     pub fn directory(inside: &Usage) -> Charge {
         Charge {
             bytes: inside.bytes as i64,
             files: inside.files as i64,
             directories: inside.directories as i64 + 1,
+            evicted: inside.evicted as i64,
         }
     }
     /// The counters that change, and by how much.
@@ -42,6 +47,7 @@ impl Charge {
             (Counter::Bytes, self.bytes),
             (Counter::Files, self.files),
             (Counter::Directories, self.directories),
+            (Counter::Evicted, self.evicted),
         ];
         parts.into_iter().filter(|(_, delta)| *delta != 0)
     }
@@ -50,6 +56,15 @@ impl Charge {
             bytes: self.bytes.wrapping_neg(),
             files: self.files.wrapping_neg(),
             directories: self.directories.wrapping_neg(),
+            evicted: self.evicted.wrapping_neg(),
+        }
+    }
+    pub fn and(self, other: Charge) -> Charge {
+        Charge {
+            bytes: self.bytes.wrapping_add(other.bytes),
+            files: self.files.wrapping_add(other.files),
+            directories: self.directories.wrapping_add(other.directories),
+            evicted: self.evicted.wrapping_add(other.evicted),
         }
     }
 }
@@ -156,6 +171,7 @@ fn counts(count: impl Fn(Counter) -> Result<i64>) -> Result<Usage> {
         bytes: count(Counter::Bytes)?,
         files: count(Counter::Files)?,
         directories: count(Counter::Directories)?,
+        evicted: count(Counter::Evicted)?,
     })
 }
 

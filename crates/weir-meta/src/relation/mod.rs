@@ -298,8 +298,12 @@ pub fn lacks_proof(read: &dyn Read, ino: InodeId, inode: &crate::record::Inode) 
     }
     let volume = crate::namespace::volume::volume_of(read, inode.parent)?;
     for (id, record) in store::relations(read)? {
-        let of_it = record.volume == volume && record.evict && tree::find_twin(read, id, ino)?.is_some();
-        if of_it && !taken::unproved(read, id, ino, inode.size)?.is_empty() {
+        // One that may not evict now may from tomorrow on.
+        let of_it = record.volume == volume && (record.evict || !record.pulls());
+        if of_it
+            && tree::find_twin(read, id, ino)?.is_some()
+            && !taken::unproved(read, id, ino, inode.size)?.is_empty()
+        {
             return Ok(true);
         }
     }

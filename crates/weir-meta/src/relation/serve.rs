@@ -7,7 +7,7 @@ use crate::keys::{self, Sequence};
 use crate::namespace::create::next_number;
 use crate::namespace::path::Paths;
 use crate::namespace::{Cx, View, adopt, find_inode, log, volume};
-use crate::record::{ChangeRecord, Record};
+use crate::record::{ChangeRecord, Inode, Record};
 use bytes::Bytes;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -270,6 +270,24 @@ pub fn drop_cursor(cx: &mut Cx<'_>, r: &DropCursor) -> Result<()> {
     Ok(())
 }
 
+/// The homes of a file in the order in which they are asked for what is evicted: whoever has it as it was left, and then whom it was
+/// evicted for, for another one may evict from now on.
+fn best_first(
+    read: &dyn weir_kv::Read,
+    ino: InodeId,
+    inode: &Inode,
+    homes: Vec<(RelationId, RelationRecord)>,
+) -> Result<Vec<(RelationId, RelationRecord)>> {
+    let mut all = Vec::new();
+    for (id, record) in homes {
+        let aside = read.get(&keys::aside(id, ino))?.is_some();
+        let has_it = super::has_evicted(read, (id, &record), ino, inode)?;
+        all.push(((aside, !has_it, !record.evict), (id, record)));
+    }
+    all.sort_by_key(|(order, _)| *order);
+    Ok(all.into_iter().map(|(_, relation)| relation).collect())
+}
+
 pub fn where_at_home(view: &mut View<'_>, r: &WhereAtHome) -> Result<HomePlace> {
     let ino = r.ino;
     let relations = match r.relation {
@@ -279,18 +297,16 @@ pub fn where_at_home(view: &mut View<'_>, r: &WhereAtHome) -> Result<HomePlace> 
             vec![(id, record)]
         }
         None => {
-            // Whoever has what is evicted is asked first, and then whom it was evicted for: another one may evict from now on.
-            let inode = find_inode(view.read, ino)?;
-            let mut all = Vec::new();
+            let mut known = Vec::new();
             for (id, record) in store::relations(view.read)? {
-                let has_it = match &inode {
-                    Some(inode) => super::has_evicted(view.read, (id, &record), ino, inode)?,
-                    None => false,
-                };
-                all.push(((!has_it, !record.evict), (id, record)));
+                if tree::find_twin(view.read, id, ino)?.is_some() {
+                    known.push((id, record));
+                }
             }
-            all.sort_by_key(|(order, _)| *order);
-            all.into_iter().map(|(_, relation)| relation).collect()
+            match find_inode(view.read, ino)? {
+                Some(inode) if known.len() > 1 => best_first(view.read, ino, &inode, known)?,
+                _ => known,
+            }
         }
     };
     for (id, record) in relations {

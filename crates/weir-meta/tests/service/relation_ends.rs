@@ -486,8 +486,61 @@ fn a_home_that_has_the_only_bytes_is_not_removed_for_one_that_may_evict() {
         assert_eq!(user.getattr(ino).await.unwrap().attr.evicted, 0);
         work(false).await;
         evict().await;
+        assert_eq!(comes_from().await, new);
+        // Found damaged there, it comes from where it is as it was left.
+        let (cred, why, how) = (root(), "its bytes are others".to_owned(), Resolution::Retry);
+        let suspect = RelationSuspect { op: user.op(), cred: cred.clone(), relation: new, ino, why };
+        user.call(&suspect).await.unwrap();
+        assert_eq!(comes_from().await, old);
+        let resolve = RelationResolve { op: user.op(), cred, relation: new, ino, how };
+        user.call(&resolve).await.unwrap();
         change(old, RelationVerb::Remove).await.unwrap();
         assert_eq!(comes_from().await, new);
+    });
+}
+
+/// What is evicted loses its proof at all homes when the file is cut within it. The home that it comes back from has one by that; the
+/// others get the bytes once more, also those for which nothing may be evicted now.
+#[test]
+fn what_comes_back_from_one_home_is_proved_at_the_others_again() {
+    simulate(25, async |world| {
+        let meta = start(&world).await;
+        let (user, mover) = (Client::start(&world, "user").await, Client::start(&world, "mover").await);
+        let first = RelationAdd { evict: false, ..relation_to(user.op(), "file:///first") };
+        let first = user.call(&first).await.unwrap().id;
+        let other = user.call(&relation_to(user.op(), "file:///other")).await.unwrap().id;
+        let ino = write_new(&user, "f", 10).await;
+        user.close(ino, true).await.unwrap();
+        let mut leader = 0;
+        let mut sent_to_first = async || {
+            let mut sent = Vec::new();
+            for _ in 0..6 {
+                for work in take(&mover, &mut leader).await {
+                    let done = work.extents.iter().map(|e| wrote(e, done())).collect();
+                    tell(&mover, work.relation, &work.names, done).await;
+                    if work.relation == first {
+                        sent.extend(
+                            work.extents.iter().filter(|e| e.finish.is_none()).map(|e| (e.offset, e.len)),
+                        );
+                    }
+                }
+            }
+            sent
+        };
+        assert_eq!(sent_to_first().await, [(0, 10)]);
+        meta.at_home.lock().unwrap().insert(ino);
+        user.call(&Evict { op: user.op(), cred: root(), ino, from: 0, to: 10, under: 0 }).await.unwrap();
+        let (op, cred, size) = (user.op(), root(), Some(5));
+        let (mode, uid, gid, atime, mtime) = (None, None, None, None, None);
+        user.call(&SetAttr { op, cred, ino, mode, uid, gid, size, atime, mtime }).await.unwrap();
+        assert_eq!(sent_to_first().await, []);
+        user.call(&WantRecall { session: user.session, ino, from: 0, to: 5 }).await.unwrap();
+        let ask = TakeRecalls { session: mover.session, max: 8, wait_ms: 200, busy: vec![] };
+        for RecallWork { ino, from, to, token_epoch, .. } in mover.call(&ask).await.unwrap().recalls {
+            let learned = Some(Learned { relation: other, sums: vec![1] });
+            mover.call(&Filled { op: mover.op(), ino, from, to, token_epoch, learned }).await.unwrap();
+        }
+        assert_eq!(sent_to_first().await, [(0, 5)]);
     });
 }
 

@@ -172,11 +172,12 @@ impl Home {
         }
     }
 
-    /// The volume gets another home, beside the first one, or loses it, or that one stands still for a while.
+    /// The volume gets another home, beside the first one, or loses it, or that one stands still for a while, or what is evicted is
+    /// so because the other one has it.
     async fn change_other(&self, rng: &Rng) -> Result<()> {
         let client = self.cluster.client("changes homes").await?;
         let cred = root_cred();
-        match (self.other(&client).await?, rng.below(3)) {
+        match (self.other(&client).await?, rng.below(4)) {
             (None, _) => {
                 let url = format!("file:///other{}", self.world.now().0);
                 self.world.trace(&format!("another home: {url}"));
@@ -191,9 +192,20 @@ impl Home {
                 self.world.sleep(Duration::from_nanos(rng.below(LIFE_MAX.as_nanos() as u64))).await;
                 client.change_relation(&cred, other.id, RelationVerb::Resume).await?;
             }
+            (Some(other), 1) => {
+                let first = self.relation(&client, URL).await?;
+                let (from, to) = if rng.below(2) == 0 { (other, first) } else { (first, other) };
+                self.world.trace(&format!("evicted for {}, not for {}", to.url, from.url));
+                client.change_relation(&cred, to.id, RelationVerb::AllowEviction).await?;
+                client.change_relation(&cred, from.id, RelationVerb::ForbidEviction).await?;
+            }
             (Some(other), _) => {
                 self.world.trace(&format!("no more home at {}", other.url));
-                client.change_relation(&cred, other.id, RelationVerb::Remove).await?;
+                match client.change_relation(&cred, other.id, RelationVerb::Remove).await {
+                    // It has the only bytes of something.
+                    Err(e) if may_not_yet(&e) => {}
+                    removed => removed?,
+                }
             }
         }
         client.shutdown().await
@@ -243,9 +255,13 @@ impl Home {
     }
 
     async fn verify_other(&self, client: &Client) -> Result<()> {
+        // From here on what is evicted is so for the first one.
+        let (cred, first) = (root_cred(), self.relation(client, URL).await?);
+        client.change_relation(&cred, first.id, RelationVerb::AllowEviction).await?;
         let Some(other) = self.other(client).await? else { return Ok(()) };
         // Whoever paused it may not have come to the end of that.
-        client.change_relation(&root_cred(), other.id, RelationVerb::Resume).await?;
+        client.change_relation(&cred, other.id, RelationVerb::Resume).await?;
+        client.change_relation(&cred, other.id, RelationVerb::ForbidEviction).await?;
         self.compare(client, &other.url).await.map(|_| ())
     }
 

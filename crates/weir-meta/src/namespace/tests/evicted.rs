@@ -48,7 +48,11 @@ impl World {
 fn what_is_evicted_frees_space_and_comes_back() {
     let mut w = World::new();
     let ino = w.file_of("f", 3 * STRIPE + 5);
-    let used = |w: &World| w.view(|view| usage_of(view.read, InodeId::ROOT)).unwrap().bytes;
+    let of = |w: &World| w.view(|view| usage_of(view.read, InodeId::ROOT)).unwrap();
+    let used = |w: &World| {
+        assert_eq!(of(w).evicted, w.attr(ino).map_or(0, |attr| attr.evicted));
+        of(w).bytes
+    };
     assert_eq!(errno(w.evict_as(&root(), ino, 0, u64::MAX)), EACCES, "home does not have it");
     w.bring_home(ino);
     assert_eq!(errno(w.evict_as(&user(9), ino, 0, u64::MAX)), EPERM);

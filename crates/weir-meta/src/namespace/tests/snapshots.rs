@@ -24,7 +24,7 @@ pub struct Model {
     /// What is on targets: by object and stripe.
     pub cells: BTreeMap<(InodeId, u64), u64>,
     /// What home has of each file's stripes that were evicted.
-    home: BTreeMap<(InodeId, u64), u64>,
+    pub home: BTreeMap<(InodeId, u64), u64>,
     next: u64,
     /// By number: name and what it shows.
     taken: BTreeMap<u32, (String, Tree)>,
@@ -221,27 +221,37 @@ impl Model {
         self.w.change(|cx| data::commit(cx, &commit)).unwrap();
         self.w.leases.close(ME, ino, 0, 1);
     }
+    /// What of a range was evicted, if it is not too short to be: `stripes` are the file's.
+    pub fn try_evict(
+        &mut self,
+        ino: InodeId,
+        (from, to): (u64, u64),
+        stripes: &[u64],
+    ) -> Option<Vec<ByteRange>> {
+        self.w.at_home.0.lock().unwrap().insert(ino);
+        let r = Evict { op: op(), cred: root(), ino, from, to, under: 0 };
+        let evicted = self.w.change(|cx| evict::evict(cx, &r)).ok()?;
+        for range in &evicted.ranges {
+            let evicted = range.from / STRIPE..range.to.div_ceil(STRIPE);
+            self.home.extend(evicted.map(|s| ((ino, s), stripes[s as usize])));
+        }
+        self.sweep();
+        Some(evicted.ranges)
+    }
     /// Everybody sees after it what was there before.
     fn evict(&mut self, ino: InodeId, from: u64, to: u64) -> Vec<ByteRange> {
         let all = |m: &Model| -> Vec<Vec<u64>> { m.now().into_values().map(|t| t.stripes).collect() };
         let (before, attr) = (all(self), self.w.attr(ino).unwrap());
         let mine = self.now().into_values().find(|t| t.attr.ino == ino).unwrap().stripes;
-        self.w.at_home.0.lock().unwrap().insert(ino);
-        let r = Evict { op: op(), cred: root(), ino, from, to, under: 0 };
-        let Ok(evicted) = self.w.change(|cx| evict::evict(cx, &r)) else {
+        let Some(ranges) = self.try_evict(ino, (from, to), &mine) else {
             assert!(attr.layout.is_none(), "it is at home, and nobody has it open");
             return Vec::new();
         };
-        for range in &evicted.ranges {
-            let stripes = range.from / STRIPE..range.to.div_ceil(STRIPE);
-            self.home.extend(stripes.map(|s| ((ino, s), mine[s as usize])));
-        }
-        self.sweep();
         assert_eq!(all(self), before);
-        evicted.ranges
+        ranges
     }
     /// What a mover does.
-    fn bring_back(&mut self, ino: InodeId, from: u64, to: u64) {
+    pub fn bring_back(&mut self, ino: InodeId, from: u64, to: u64) {
         let Some(handed) = self.w.change(|cx| cx.hand_out(ino, from, to)).unwrap() else { return };
         for ByteRange { from, to } in handed.parts {
             for s in from / STRIPE..to.div_ceil(STRIPE) {

@@ -106,7 +106,10 @@ fn a_volumes_topmost_directory_moves_in_the_volume_around_it() {
     assert_eq!(w.own("inner"), (1000, 1, 0));
     // What lies in it counts for the directories around it, and not for their volume.
     assert_eq!(w.own("root"), (0, 0, 3));
-    assert_eq!(w.view(|v| usage_of(v.read, r)).unwrap(), Usage { bytes: 1000, files: 1, directories: 3 });
+    assert_eq!(
+        w.view(|v| usage_of(v.read, r)).unwrap(),
+        Usage { bytes: 1000, files: 1, directories: 3, evicted: 0 }
+    );
     // The volume is still found by its directory when it goes.
     w.unlink(&root(), inner.root, "f").unwrap();
     w.delete_volume(&root(), inner.id, false).unwrap();
