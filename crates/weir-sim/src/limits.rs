@@ -1,9 +1,9 @@
-//! Volumes with limits: all clients write in them until they are refused, limits go up and down, and volumes are deleted with all that
-//! is in them.
+//! Volumes with limits: all clients write in them until they are refused, limits go up and down, snapshots are taken and removed, and
+//! volumes are deleted with all that is in them.
 //!
 //! Oracle: a volume never has more bytes, or names, than its limits allowed at some time. What was synced is there; an `fsync` or a
 //! `close` never says that a limit is reached, for whoever may write was granted the room before. In the end whoever writes in a volume
-//! gets to its limit, to the byte: what dead clients had been granted is back.
+//! gets to its limit, to the byte: what dead clients had been granted is back, and what only snapshots hold counts for nothing.
 
 use crate::cluster::Cluster;
 use crate::model::Who;
@@ -20,6 +20,8 @@ use weir_proto::{ErrorKind, InodeId, Result, VolumeId};
 
 /// Volumes at the same time.
 const VOLUMES_MAX: usize = 3;
+/// Of each volume at the same time.
+const SNAPSHOTS_MAX: usize = 2;
 /// Of each volume at the same time.
 const FILES_MAX: usize = 5;
 const LIMIT_BYTES_MAX: u64 = 1_500_000;
@@ -39,6 +41,8 @@ pub const OPERATIONS: [&str; 4] = [WRITE, LOOK, EDIT, REMOVE];
 
 pub struct Limits {
     world: World,
+    /// Whether snapshots are taken.
+    snapshots: bool,
     volumes: Mutex<Vec<Arc<Limited>>>,
 }
 
@@ -116,8 +120,8 @@ fn quota(bytes: u64, inodes: u64) -> Quota {
 }
 
 impl Limits {
-    pub fn new(world: &World) -> Limits {
-        Limits { world: world.clone(), volumes: Mutex::default() }
+    pub fn new(world: &World, snapshots: bool) -> Limits {
+        Limits { world: world.clone(), snapshots, volumes: Mutex::default() }
     }
 
     fn volumes(&self) -> MutexGuard<'_, Vec<Arc<Limited>>> {
@@ -154,6 +158,9 @@ impl Limits {
                 match what {
                     None => self.make(work, client, under_way.op, &rng).await,
                     Some((volume, true)) => self.delete(work, client, &volume).await,
+                    Some((volume, false)) if self.snapshots && rng.below(2) == 0 => {
+                        self.change_snapshots(&volume, client, under_way.op).await
+                    }
                     Some((volume, false)) => change_limit(&volume, client, &rng).await,
                 }
             };
@@ -196,8 +203,24 @@ impl Limits {
         self.world.trace(&format!("volume {} is deleted", volume.name));
         volume.is_deleted.store(true, Relaxed);
         self.volumes().retain(|other| other.id != volume.id);
+        for snapshot in client.snapshots(volume.id).await? {
+            client.delete_snapshot(&root_cred(), volume.id, &snapshot.name).await?;
+        }
         client.delete_volume(&root_cred(), volume.id, true).await?;
         work.volumes().remove(&volume.name);
+        Ok(())
+    }
+
+    /// One is taken, or the oldest one goes.
+    async fn change_snapshots(&self, volume: &Limited, client: &Client, op: u64) -> Result<()> {
+        let all = client.snapshots(volume.id).await?;
+        let changed = match all.first() {
+            Some(oldest) if all.len() >= SNAPSHOTS_MAX => {
+                client.delete_snapshot(&root_cred(), volume.id, &oldest.name).await?
+            }
+            _ => client.take_snapshot(&root_cred(), volume.id, &format!("s{op}")).await?,
+        };
+        self.world.trace(&format!("snapshot {} of {}, of {} before", changed.name, volume.name, all.len()));
         Ok(())
     }
 
