@@ -1,5 +1,9 @@
 //! What the service promises to several clients, across lost replies, deaf clients and restarts.
 mod common;
+#[path = "service/keeping.rs"]
+mod keeping;
+#[path = "service/recall.rs"]
+mod recall;
 #[path = "service/relation_ends.rs"]
 mod relation_ends;
 #[path = "service/relations.rs"]

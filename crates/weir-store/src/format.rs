@@ -358,7 +358,13 @@ impl Record for Cut {
     /// The end came later: records without it are cuts to the end of the file, as most are.
     fn parse(r: &mut Reader<'_>) -> Result<Cut> {
         let (from_stripe, token_epoch) = (u64::decode(r)?, u32::decode(r)?);
-        let to_stripe = if r.remaining() == 0 { u64::MAX } else { u64::decode(r)? };
+        let to_stripe = match r.remaining() {
+            0 => u64::MAX,
+            _ => match u64::decode(r)? {
+                u64::MAX => return Err(Error::damaged("an end is written that is none")),
+                to_stripe => to_stripe,
+            },
+        };
         Ok(Cut { from_stripe, to_stripe, token_epoch })
     }
     fn name() -> &'static str {
@@ -447,6 +453,10 @@ mod tests {
         assert_eq!(Cut::from_value(&cut.to_value()).unwrap(), cut);
         assert_eq!(Cut::from_value(&part.to_value()).unwrap(), part);
         assert_eq!(part.to_value()[4..], [&cut.to_value()[4..], &5u64.to_le_bytes()[..]].concat());
+        // Each cut is written in one way.
+        let rest = [&cut.to_value()[4..], &u64::MAX.to_le_bytes()[..]].concat();
+        let twice = [&crc32c(&rest).to_le_bytes()[..], &rest].concat();
+        assert!(Cut::from_value(&twice).unwrap_err().context.contains("an end is written"));
     }
 
     #[test]

@@ -1,10 +1,20 @@
 //! Claims about a client, on a whole simulated cluster: what is written is read, whoever reads it and whatever is lost.
 mod caches;
+mod clones;
 mod contents;
+mod full;
 #[path = "../lab/mod.rs"]
 mod lab;
+mod late;
 mod lengths;
 mod lives;
+mod locks;
+mod quota;
+mod random;
+mod recall;
+mod small;
+mod snapshots;
+mod told;
 
 use bytes::Bytes;
 use lab::*;

@@ -1,4 +1,4 @@
-//! Every home keeps the same promises: each case runs on every back end.
+//! Every home keeps the same promises: each case runs on every back end. And backups keep theirs, whose place is a home.
 //!
 //! The stranger who changes home behind our back is a second opening of the same home.
 #![allow(
@@ -6,6 +6,7 @@
     clippy::disallowed_types,
     reason = "tests are users of the operating system"
 )]
+mod backup;
 mod cases;
 mod directory;
 #[path = "../../../weir-client/tests/lab/mod.rs"]

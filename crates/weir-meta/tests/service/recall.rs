@@ -1,13 +1,11 @@
 //! Evicted bytes between clients that want them and movers that bring them, across losses and restarts.
-mod common;
-
-use common::*;
+use crate::common::*;
 use std::time::Duration;
 use weir_env::sim::World;
 use weir_proto::meta::*;
 use weir_proto::recall::*;
 use weir_proto::relation::{Direction, HomeIds, RelationAdd};
-use weir_proto::snapshot::{LayersOf, SnapshotDelete, SnapshotTake};
+use weir_proto::snapshot::{LayersOf, SnapshotDelete};
 use weir_proto::volume::{Policy, Quota, Volume, VolumeCreate};
 use weir_proto::{ErrorKind, InodeId, NameRule, Result, VolumeId};
 
@@ -52,10 +50,6 @@ impl Client {
             let _ = tx.send(connection.call(&ask, vec![], PATIENCE).await.map(|(reply, _)| reply));
         });
         Waited { rx, _task: task }
-    }
-    async fn snapshot(&self, volume: VolumeId, name: &str) {
-        let take = SnapshotTake { op: self.op(), cred: root(), volume, name: name.into() };
-        self.call(&take).await.unwrap();
     }
     async fn remove_snapshot(&self, volume: VolumeId, name: &str) {
         let delete = SnapshotDelete { op: self.op(), cred: root(), volume, name: name.into() };
@@ -426,7 +420,7 @@ fn a_file_in_two_objects_is_evicted_and_both_are_given_back() {
         let ino = made.attr.ino;
         user.commit(ino, made.lease.token_epoch, 3 * STRIPE, true).await.unwrap();
         user.close(ino, true).await.unwrap();
-        user.snapshot(volume.id, "s").await;
+        assert!(user.snapshot(volume.id, "s").await);
         user.open(ino, false, true).await.unwrap();
         let own = user.acquire(ino, LeaseKind::Write).await.unwrap();
         let object = own.attr.layers.unwrap().object;
@@ -462,7 +456,7 @@ fn a_volume_whose_files_a_snapshot_holds_makes_room() {
         let mut files = Vec::new();
         for n in 0..17 {
             if n == 16 {
-                user.snapshot(volume.id, "s").await;
+                assert!(user.snapshot(volume.id, "s").await);
             }
             files.push(file_in(&meta, &user, volume.root, &format!("f{n:02}")).await);
         }
@@ -498,7 +492,7 @@ fn targets_that_are_full_of_snapshots_do_not_empty_a_volume() {
         for n in 0..16 {
             files.push(file_in(&meta, &user, volume.root, &format!("f{n:02}")).await);
         }
-        user.snapshot(volume.id, "s").await;
+        assert!(user.snapshot(volume.id, "s").await);
         // Of 40 stripes 36 may be used until room is made, down to 34.
         SPACE.set(Some(weir_meta::Level { capacity: 40 * STRIPE, used: 37 * STRIPE }));
         let env = world.node("watch");

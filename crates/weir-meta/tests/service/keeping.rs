@@ -1,7 +1,5 @@
 //! What the leader does for volumes that keep something of their past by themselves, while clients work and through restarts.
-mod common;
-
-use common::*;
+use crate::common::*;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
@@ -250,7 +248,7 @@ fn full_targets_are_relieved_of_the_oldest_trash_by_as_much_as_they_are_too_full
 }
 
 impl Client {
-    async fn snapshot(&self, volume: VolumeId, name: &str) -> bool {
+    pub async fn snapshot(&self, volume: VolumeId, name: &str) -> bool {
         let take = SnapshotTake { op: self.op(), cred: root(), volume, name: name.into() };
         self.call(&take).await.is_ok()
     }

@@ -1,9 +1,7 @@
 //! Random operations of two clients on a few files, with targets and the metadata leader killed and started again. Every
 //! read is compared with a plain array; at most m targets are gone at a time.
-mod lab;
-
+use crate::lab::*;
 use bytes::Bytes;
-use lab::*;
 use std::collections::BTreeMap;
 use std::time::Duration;
 use weir_client::{Allocate, Client, Handle, OpenMode, SetAttrs};

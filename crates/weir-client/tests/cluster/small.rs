@@ -1,9 +1,7 @@
 //! Claims about small files, whose bytes are in their inodes until several clients have them open: then the bytes go to targets,
 //! and neither they nor what is written meanwhile is lost, whoever takes them there and whatever is taken back in the middle.
-mod lab;
-
+use crate::lab::*;
 use bytes::Bytes;
-use lab::*;
 use std::time::Duration;
 use weir_client::{Allocate, Client, Handle, OpenMode, SetAttrs};
 use weir_proto::InodeId;

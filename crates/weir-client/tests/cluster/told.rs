@@ -1,8 +1,6 @@
 //! When the leader hears of what was written past it. Home gets nothing else, so what it is never told is never there.
-mod lab;
-
+use crate::lab::*;
 use bytes::Bytes;
-use lab::*;
 use std::time::Duration;
 use weir_client::{Allocate, Client, Handle, OpenMode};
 use weir_proto::relation::What;

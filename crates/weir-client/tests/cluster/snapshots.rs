@@ -1,10 +1,8 @@
 //! Claims: what a snapshot shows of files' data never changes, whoever writes afterwards and however; the files themselves read
 //! as if no snapshot was there.
-mod lab;
-
+use crate::lab::files::{create, differs, read, write};
+use crate::lab::{CELL, Lab, STRIPE, pattern, root};
 use bytes::Bytes;
-use lab::files::{create, differs, read, write};
-use lab::{CELL, Lab, STRIPE, pattern, root};
 use std::time::Duration;
 use weir_client::{Allocate, Client, Handle, OpenMode, SetAttrs};
 use weir_proto::{InodeId, VolumeId};

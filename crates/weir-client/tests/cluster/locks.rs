@@ -1,9 +1,7 @@
 //! Claims about locks, on a whole simulated cluster: one holder at a time, whatever happens to the leader, to the network and
 //! to clients; and who lost a lock is told before it does harm.
-mod lab;
-
+use crate::lab::*;
 use bytes::Bytes;
-use lab::*;
 use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;

@@ -1,8 +1,6 @@
 //! Claims about limits of volumes: they hold at the write, to the byte, whoever writes, and deleting helps.
-mod lab;
-
+use crate::lab::*;
 use bytes::Bytes;
-use lab::*;
 use weir_client::{Client, Handle, OpenMode, SetAttrs, VolumeEdit};
 use weir_proto::volume::{Quota, Volume};
 use weir_proto::{ErrorKind, InodeId, MIB, Result};

@@ -1,15 +1,7 @@
 //! Claims about backups, in the simulated world with another Weir as the place: whenever one is cut off, the next one makes it
 //! whole and older ones stay as they are; what is no longer to be kept goes; and one at a time makes them.
-#![allow(
-    clippy::disallowed_methods,
-    clippy::disallowed_types,
-    reason = "tests are users of the operating system"
-)]
-#[path = "../../weir-client/tests/lab/mod.rs"]
-mod lab;
-
+use crate::lab::{self, CELL, Lab, STRIPE, pattern, root};
 use bytes::Bytes;
-use lab::{CELL, Lab, STRIPE, pattern, root};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;

@@ -1,8 +1,6 @@
 //! A member that says nothing, or answers late, holds up nobody: on a whole simulated cluster.
-mod lab;
-
+use crate::lab::*;
 use bytes::Bytes;
-use lab::*;
 use std::time::Duration;
 use weir_client::{Client, Handle, OpenMode};
 use weir_env::Instant;

@@ -1,8 +1,6 @@
 //! Claims about writes that one full target refuses: what they would have changed stays as it was, whoever reads it.
-mod lab;
-
+use crate::lab::*;
 use bytes::Bytes;
-use lab::*;
 use std::time::Duration;
 use weir_client::{Client, Handle, OpenMode, SetAttrs};
 use weir_proto::relation::What;

@@ -1,8 +1,6 @@
 //! Files whose bytes are at home only, on a whole simulated cluster: what applications see, whatever movers do.
-mod lab;
-
+use crate::lab::*;
 use bytes::Bytes;
-use lab::*;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
