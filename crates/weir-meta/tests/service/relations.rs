@@ -909,7 +909,7 @@ fn names_of_an_adopted_home_come_when_they_are_wanted() {
         assert_eq!(user.lookup(ROOT, "g").await.unwrap().entry.unwrap().attr.ino, f.ino);
         let get = GetUsage { session: user.session, dir: ROOT };
         let usage = user.call(&get).await.unwrap();
-        assert_eq!((usage.bytes, usage.files, usage.directories), (0, 1, 2));
+        assert_eq!((usage.bytes, usage.evicted, usage.files, usage.directories), (0, 10, 1, 2));
 
         // One that cannot be read: whoever wants it is told, the other one comes.
         let work = mover.call(&take).await.unwrap().relations.remove(0);
