@@ -10,7 +10,6 @@ use crate::plan::Occasion;
 use bytes::Bytes;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use weir_proto::map::Scheme;
 use weir_proto::meta::{
     Attr, Cred, Entry, FileKind, GetAttr, GetUsage, GetXattr, Lease, LeaseKind, Link, ListXattr, Listing,
     Lookup, Made, Mkdir, Mknod, NAME_MAX, ReadDir, ReadLink, RemoveXattr, Removed, Rename, RenameMode,
@@ -384,8 +383,8 @@ impl Inner {
         let reports: BTreeMap<_, _> = status.targets.iter().map(|r| (r.target, r)).collect();
         let sum =
             |f: fn(&weir_proto::coord::TargetReport) -> u64| reports.values().map(|r| f(r)).sum::<u64>();
-        let capacity_bytes = payload_share(sum(|r| r.capacity), scheme);
-        let used_bytes = payload_share(sum(|r| r.used), scheme);
+        let capacity_bytes = scheme.payload_share(sum(|r| r.capacity));
+        let used_bytes = scheme.payload_share(sum(|r| r.used));
         Ok(Space {
             capacity_bytes,
             used_bytes,
@@ -484,11 +483,6 @@ impl Drop for NameChange {
     }
 }
 
-/// The part of raw bytes that payload gets.
-fn payload_share(bytes: u64, scheme: Scheme) -> u64 {
-    (u128::from(bytes) * u128::from(scheme.data) / scheme.width().max(1) as u128) as u64
-}
-
 fn check_name(name: &[u8]) -> Result<()> {
     if name.len() > NAME_MAX {
         return Err(Error::name(
@@ -497,16 +491,4 @@ fn check_name(name: &[u8]) -> Result<()> {
         ));
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn redundancy_is_taken_off() {
-        assert_eq!(payload_share(600, "ec:4+2".parse().unwrap()), 400);
-        assert_eq!(payload_share(600, "replica:3".parse().unwrap()), 200);
-        assert_eq!(payload_share(u64::MAX, "single".parse().unwrap()), u64::MAX);
-    }
 }

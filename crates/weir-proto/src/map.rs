@@ -31,6 +31,10 @@ impl Scheme {
     pub fn width(self) -> usize {
         usize::from(self.data) + usize::from(self.parity)
     }
+    /// The part of raw bytes on targets that files get.
+    pub fn payload_share(self, bytes: u64) -> u64 {
+        (u128::from(bytes) * u128::from(self.data) / self.width().max(1) as u128) as u64
+    }
 }
 impl fmt::Display for Scheme {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -265,6 +269,13 @@ impl ClusterMap {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn redundancy_is_taken_off() {
+        let share = |bytes, scheme: &str| scheme.parse::<Scheme>().unwrap().payload_share(bytes);
+        assert_eq!((share(600, "ec:4+2"), share(600, "replica:3")), (400, 200));
+        assert_eq!(share(u64::MAX, "single"), u64::MAX);
+    }
 
     #[test]
     fn schemes_are_written_as_they_are_read() {

@@ -162,6 +162,8 @@ message!(RelationInfo {
     movers: u32,
     /// In words: what keeps the copy from being faster.
     limited_by: String,
+    /// Why home could not be used at the last try; empty: it can be, or nothing was tried.
+    home_failure: String,
     /// Items that are set aside, the first hundred.
     aside: Vec<Aside>,
     /// Of one that pulls: age of the oldest look at a directory at home, ms.

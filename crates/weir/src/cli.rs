@@ -24,7 +24,8 @@ pub enum Command {
     Up(Up),
     /// Stop a cluster that `weir up` started
     Down(Down),
-    /// Tell how a cluster is: nodes, targets, placement groups, missing redundancy, damage
+    /// Show what is wrong with a cluster, the worst first; then its nodes, targets and placement groups
+    #[command(after_help = STATUS_EXITS)]
     Status(Status),
     /// Look at files of a mounted file system; evict them, bring them back, pin them
     #[command(subcommand)]
@@ -74,6 +75,14 @@ pub enum Command {
         dir: PathBuf,
     },
 }
+
+/// For monitoring.
+const STATUS_EXITS: &str = "\
+Exit status:
+  0  healthy
+  1  degraded (data is available with reduced redundancy), or a warning (a dead mover or mount, a missing home, a full volume, …)
+  2  critical: data is unavailable or lost
+  3 and more: the cluster was not asked (8: the coordinator does not answer)";
 
 #[derive(Args, Clone)]
 pub struct Up {

@@ -36,6 +36,7 @@ mod roles;
 mod snapshots;
 mod status;
 mod table;
+mod troubles;
 mod up;
 mod verify;
 mod volume;
@@ -100,7 +101,7 @@ fn run(command: cli::Command, environment: &roles::Environment) -> Outcome<ExitC
     let done = match command {
         Command::Up(args) => up::up(&args),
         Command::Down(args) => up::down(&args),
-        Command::Status(args) => status::status(&args),
+        Command::Status(args) => return status::status(&args),
         Command::File(FileCommand::Stat(args)) => file::stat(&args),
         Command::File(FileCommand::Layout(args)) => file::layout(&args),
         Command::Target(TargetCommand::Clear(args)) => status::clear_target(&args),

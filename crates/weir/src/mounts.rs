@@ -1,33 +1,62 @@
-//! What the mounts of a cluster's directory say of themselves: whether they answer, and what they lost.
+//! What the mounts of this machine say of themselves: whether they answer, and what they lost.
 //!
-//! Invariant: looking never hangs. A mount whose process is stopped keeps whoever asks it; he is left behind.
+//! Invariant: looking never hangs. A mount whose process is stopped holds the thread that asks it; that thread is left behind.
 use crate::file;
 use crate::fuse;
 use crate::place::{Place, RoleName};
+use rustix::io::Errno;
 use serde::Serialize;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 /// How long a mount may take to answer from its memory.
 const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Whether a mount answers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub enum Reach {
+    #[serde(rename = "answers")]
+    Answers,
+    /// It is stopped, or waits for something.
+    #[serde(rename = "does not answer")]
+    Silent,
+    /// Its process has ended: "Transport endpoint is not connected".
+    #[serde(rename = "dead")]
+    Dead,
+    #[serde(rename = "not mounted")]
+    NotMounted,
+}
 
 /// One mount.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct MountState {
     pub name: String,
     pub path: PathBuf,
-    /// "answers", "does not answer" or "not mounted".
-    pub state: &'static str,
+    pub state: Reach,
     /// How often changes or locks were lost since it started.
     pub losses: u64,
     /// The last of them.
     pub last_losses: Value,
 }
 
+/// Those that `weir up` made.
 pub fn of(place: &Place) -> Vec<MountState> {
     place.of_role(RoleName::Mount).map(|process| look(&process.name, &process.path)).collect()
+}
+
+/// All others of this machine that are dead. Which cluster they were of is not known any more.
+pub fn dead_beside(known: &[MountState]) -> Vec<PathBuf> {
+    let others = fuse::mount_points().into_iter().filter(|path| !known.iter().any(|m| m.path == *path));
+    // Together: one that hangs keeps the others waiting once.
+    let asked: Vec<_> = others.map(|path| (ask(&path, is_dead), path)).collect();
+    asked.into_iter().filter_map(|(dead, path)| dead.answer().unwrap_or(false).then_some(path)).collect()
+}
+
+fn is_dead(path: &Path) -> bool {
+    // Not its attributes: the kernel may know those.
+    matches!(rustix::fs::statfs(path), Err(Errno::NOTCONN))
 }
 
 fn look(name: &str, path: &Path) -> MountState {
@@ -39,60 +68,31 @@ fn look(name: &str, path: &Path) -> MountState {
         last_losses: answer["last_losses"].clone(),
     };
     if !fuse::is_mounted(path) {
-        return said("not mounted", Value::Null);
+        return said(Reach::NotMounted, Value::Null);
     }
+    match ask(path, |path| (is_dead(path), file::ask(path, file::CLIENT))).answer() {
+        Some((true, _)) => said(Reach::Dead, Value::Null),
+        Some((false, Ok(answer))) => said(Reach::Answers, answer),
+        Some((false, Err(_))) | None => said(Reach::Silent, Value::Null),
+    }
+}
+
+/// A question to a file system that may hang.
+pub struct Asked<T>(Receiver<T>);
+
+impl<T> Asked<T> {
+    /// `None`: not in time.
+    pub fn answer(&self) -> Option<T> {
+        self.0.recv_timeout(PATIENCE).ok()
+    }
+}
+
+/// Asks on a thread of its own, which is left behind if there is no answer.
+pub fn ask<T: Send + 'static>(path: &Path, question: impl FnOnce(&Path) -> T + Send + 'static) -> Asked<T> {
     let (tx, rx) = channel();
-    let asked = path.to_path_buf();
+    let path = path.to_path_buf();
     std::thread::spawn(move || {
-        let _ = tx.send(file::ask(&asked, file::CLIENT)); // nobody waits any more
+        let _ = tx.send(question(&path)); // nobody waits any more
     });
-    match rx.recv_timeout(PATIENCE) {
-        Ok(Ok(answer)) => said("answers", answer),
-        _ => said("does not answer", Value::Null),
-    }
-}
-
-/// What a person should know, in words.
-pub fn troubles(mounts: &[MountState]) -> Vec<String> {
-    let mut lines = Vec::new();
-    for mount in mounts {
-        let (name, at) = (&mount.name, mount.path.display());
-        match mount.state {
-            "does not answer" => lines.push(format!(
-                "{name} at {at} does not answer: `weir up` or `weir mount --recover` replaces a dead one"
-            )),
-            "not mounted" => lines.push(format!("{name} at {at} is not mounted")),
-            _ => {}
-        }
-        if mount.losses > 0 {
-            let last = mount.last_losses.as_array().and_then(|all| all.last());
-            let what = last.and_then(|l| l["what"].as_str()).unwrap_or("see its log");
-            lines.push(format!(
-                "{name} at {at} lost changes or locks {} times; the last: {what}",
-                mount.losses
-            ));
-        }
-    }
-    lines
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use serde_json::json;
-
-    #[test]
-    fn losses_and_silence_are_named() {
-        let of = |state, losses, what: &str| MountState {
-            name: "mount-1".into(),
-            path: "/m".into(),
-            state,
-            losses,
-            last_losses: json!([{ "what": what }]),
-        };
-        assert!(troubles(&[of("answers", 0, "")]).is_empty());
-        let lines = troubles(&[of("answers", 2, "file i7: gone"), of("does not answer", 0, "")]);
-        assert!(lines[0].contains("2 times") && lines[0].contains("file i7: gone"), "{lines:?}");
-        assert!(lines[1].contains("does not answer"), "{lines:?}");
-    }
+    Asked(rx)
 }

@@ -7,7 +7,8 @@ use weir_coord::{Cluster, Observer};
 use weir_env::{Addr, Env};
 use weir_proto::Error;
 use weir_proto::coord::ClusterStatus;
-use weir_proto::map::{ClusterMap, Group, MemberState, Role, TargetState};
+use weir_proto::map::{ClusterMap, Group, Role, Scheme, TargetState};
+use weir_proto::volume::Policy;
 
 /// How long a cluster that starts may take until it takes data.
 const HEALTHY_PATIENCE: Duration = Duration::from_secs(60);
@@ -72,10 +73,33 @@ pub struct Health {
     pub repaired_blocks: u64,
 }
 
+/// The schemes and pools that files are on. Of other groups a lost target is no trouble.
+pub struct InUse {
+    /// Of the cluster: for new files where a volume says nothing.
+    pub default: Scheme,
+    /// Of volumes.
+    pub policies: Vec<Policy>,
+}
+
+impl InUse {
+    pub fn has(&self, group: &Group) -> bool {
+        let by_policy = |p: &Policy| {
+            group.scheme == p.scheme.unwrap_or(self.default)
+                && p.pool.as_ref().is_none_or(|pool| *pool == group.pool)
+        };
+        group.scheme == self.default || self.policies.iter().any(by_policy)
+    }
+}
+
 impl Health {
+    /// Of what the cluster's settings say of new files.
     pub fn of(status: &ClusterStatus) -> Health {
+        let in_use = InUse { default: status.map.settings.scheme, policies: Vec::new() };
+        Health::of_used(status, &in_use)
+    }
+    pub fn of_used(status: &ClusterStatus, in_use: &InUse) -> Health {
         let map = &status.map;
-        let used = || used_groups(map);
+        let used = || map.groups.iter().filter(|g| in_use.has(g));
         Health {
             targets: map.targets.len(),
             targets_up: map.targets.iter().filter(|t| t.state == TargetState::Up).count(),
@@ -110,37 +134,42 @@ impl fmt::Display for Health {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let word = match (self.serves(), self.is_full()) {
             (_, true) => "healthy",
-            (true, false) => "serving, with less redundancy than it should have",
-            (false, _) => "not serving everything",
+            (true, false) => "degraded: data is available with reduced redundancy",
+            (false, _) => "unavailable: some data cannot be read or written",
         };
-        write!(f, "{word}: {} of {} targets up, ", self.targets_up, self.targets)?;
-        write!(f, "{} of {} placement groups full", self.groups_full, self.groups)?;
-        if self.groups_writable < self.groups {
-            write!(f, ", {} without enough members", self.groups - self.groups_writable)?;
-        }
-        if self.namespaces_led < self.namespaces || self.namespaces == 0 {
-            write!(f, ", the metadata role is not there")?;
-        }
-        if self.debt_cells > 0 {
-            write!(f, ", {} cells lack redundancy", self.debt_cells)?;
-        }
-        if self.damaged_blocks > 0 {
-            write!(
-                f,
-                ", {} damaged blocks found, {} of them repaired",
-                self.damaged_blocks, self.repaired_blocks
-            )?;
-        }
-        Ok(())
+        write!(f, "{word}; {}", self.counts())
     }
 }
 
-/// Groups that new files use: of others a lost target is no trouble as long as no file is on them.
-fn used_groups(map: &ClusterMap) -> impl Iterator<Item = &Group> {
-    map.groups.iter().filter(|g| g.scheme == map.settings.scheme)
+impl Health {
+    /// `5 of 6 targets up, all 24 placement groups complete`, and what is wrong beside that.
+    pub fn counts(&self) -> String {
+        let of = |count: usize, all: usize| match count == all {
+            true => format!("all {all}"),
+            false => format!("{count} of {all}"),
+        };
+        let mut parts = vec![
+            format!("{} targets up", of(self.targets_up, self.targets)),
+            format!("{} placement groups complete", of(self.groups_full, self.groups)),
+        ];
+        if self.groups_writable < self.groups {
+            parts.push(format!("{} without enough members", self.groups - self.groups_writable));
+        }
+        if self.namespaces_led < self.namespaces || self.namespaces == 0 {
+            parts.push("no active metadata server".into());
+        }
+        if self.debt_cells > 0 {
+            parts.push(format!("{} cells lack redundancy", self.debt_cells));
+        }
+        if self.damaged_blocks > 0 {
+            let (damaged, repaired) = (self.damaged_blocks, self.repaired_blocks);
+            parts.push(format!("{damaged} damaged blocks found, {repaired} of them repaired"));
+        }
+        parts.join(", ")
+    }
 }
 
-fn is_led(map: &ClusterMap, namespace: &weir_proto::map::NamespaceEntry) -> bool {
+pub fn is_led(map: &ClusterMap, namespace: &weir_proto::map::NamespaceEntry) -> bool {
     namespace.leader.and_then(|node| map.node(node)).is_some_and(|node| node.up)
 }
 
@@ -168,76 +197,6 @@ pub async fn wait_healthy(
     }
 }
 
-/// What is not as it should be, one line each, in words.
-pub fn troubles(status: &ClusterStatus) -> Vec<String> {
-    let map = &status.map;
-    let mut lines = Vec::new();
-    for node in map.nodes.iter().filter(|n| !n.up && n.role != Role::Mount && n.role != Role::Console) {
-        lines.push(format!("{} is gone", node.name));
-    }
-    for target in &map.targets {
-        match target.state {
-            TargetState::Up => {}
-            TargetState::Down => lines.push(format!(
-                "{} is down: what is written meanwhile is repaired when it returns",
-                target.id
-            )),
-            TargetState::Failed => {
-                lines.push(format!(
-                    "{} failed (disk error) and is not used any more: see to its disk, start its process again, then \
-                     `weir target clear {}`",
-                    target.id, target.id
-                ))
-            }
-        }
-    }
-    for state in [MemberState::Down, MemberState::Behind] {
-        for target in &map.targets {
-            let groups = used_groups(map)
-                .filter(|g| g.members.iter().any(|m| m.target == target.id && m.state == state));
-            match (groups.count(), state) {
-                (0, _) | (_, MemberState::Current) => {}
-                (n, MemberState::Down) => {
-                    lines.push(format!("{n} placement groups go on without {}", target.id))
-                }
-                (n, MemberState::Behind) => {
-                    lines.push(format!("{} is being repaired in {n} placement groups", target.id));
-                }
-            }
-        }
-    }
-    let poor: Vec<&Group> = used_groups(map).filter(|g| !g.is_writable()).collect();
-    if let Some(first) = poor.first() {
-        lines.push(format!(
-            "{} placement groups have too few members: their stripes cannot be written, and not all can be read ({} has {} \
-             of {} and needs {})",
-            poor.len(),
-            first.id,
-            first.current_count(),
-            first.members.len(),
-            first.scheme.data
-        ));
-    }
-    for report in &status.targets {
-        if report.debt_cells > 0 {
-            lines.push(format!(
-                "{}: {} cells of its stripes lack redundancy",
-                report.target, report.debt_cells
-            ));
-        }
-        if report.damaged_blocks > 0 {
-            lines.push(format!(
-                "{}: {} blocks failed their checksum, {} of them repaired",
-                report.target, report.damaged_blocks, report.repaired_blocks
-            ));
-        }
-    }
-    for namespace in map.namespaces.iter().filter(|v| !is_led(map, v)) {
-        lines.push(format!("nobody leads namespace {:?}: names cannot be reached", namespace.name));
-    }
-    lines
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -248,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_and_debt_are_told_in_words() {
+    fn missing_redundancy_is_named() {
         let health = Health {
             targets: 6,
             targets_up: 5,
@@ -260,7 +219,10 @@ mod tests {
             ..Health::default()
         };
         assert!(health.serves() && !health.is_full());
-        let text = health.to_string();
-        assert!(text.contains("5 of 6 targets up") && text.contains("3 cells lack redundancy"), "{text}");
+        assert_eq!(
+            health.to_string(),
+            "degraded: data is available with reduced redundancy; 5 of 6 targets up, 0 of 24 placement groups complete, 3 \
+             cells lack redundancy"
+        );
     }
 }

@@ -1,21 +1,39 @@
-//! `weir status`: nodes, targets, placement groups, debt and damage; what the mounts of a directory lost.
+//! `weir status`: how a cluster is, the worst first; then its nodes, targets and placement groups. And `weir target`.
 use crate::cli;
 use crate::failure::{Failure, Outcome};
-use crate::mounts::{self, MountState};
-use crate::observe::{self, Health};
-use crate::place::Place;
+use crate::mounts;
+use crate::observe::{self, Health, is_led};
+use crate::place::{Place, Process, RoleName};
+use crate::process::PidFile;
 use crate::table;
+use crate::troubles::{Facts, Known, NamespaceFacts, ProcessState, Severity, Trouble, troubles};
+use crate::volume::{all, connect};
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
 use weir_env::Addr;
-use weir_proto::coord::ClusterStatus;
+use weir_home::HomeUrl;
+use weir_proto::coord::{ClusterStatus, TargetReport};
 use weir_proto::map::{Group, MemberState, Role, TargetState};
 use weir_proto::{Error, TargetId};
 
-pub fn coordinators(args: &cli::Status) -> Outcome<Vec<Addr>> {
-    match &args.dir {
-        Some(dir) => Ok(Place::open(dir)?.coordinators()),
-        None => Ok(args.coordinator.clone()),
+/// How long a metadata server may take to answer all that is asked.
+const NAMESPACE_PATIENCE: Duration = Duration::from_secs(5);
+
+impl cli::Status {
+    /// The directory of the cluster, where it is known by that.
+    fn place(&self) -> Outcome<Option<Place>> {
+        match &self.dir {
+            Some(dir) if self.coordinator.is_empty() => Place::open(dir).map(Some),
+            _ => Ok(None),
+        }
     }
+}
+
+pub fn coordinators(args: &cli::Status) -> Outcome<Vec<Addr>> {
+    Ok(args.place()?.map_or_else(|| args.coordinator.clone(), |place| place.coordinators()))
 }
 
 /// `weir target clear`.
@@ -38,24 +56,90 @@ pub fn clear_target(args: &cli::ClearTarget) -> Outcome<()> {
     Ok(())
 }
 
-pub fn status(args: &cli::Status) -> Outcome<()> {
-    let coordinators = coordinators(args)?;
-    let status = observe::block_on(async {
-        let env = weir_env::real::env();
-        let cluster = observe::observe(&env, &coordinators, "weir status").await?;
-        Ok(cluster.status().await?)
-    })?;
-    // The mounts that this machine's `weir up` made; others are their own machines'.
-    let mounts = match &args.dir {
-        Some(dir) => mounts::of(&Place::open(dir)?),
-        None => Vec::new(),
-    };
-    if args.json {
-        table::json(&as_json(&status, &mounts));
-    } else {
-        print!("{}", as_text(&status, &mounts));
+/// What `weir status` exits with says how bad the worst trouble is.
+pub fn status(args: &cli::Status) -> Outcome<ExitCode> {
+    let place = args.place()?;
+    let (status, namespaces) = observe::block_on(ask(&coordinators(args)?))?;
+    let facts = facts(place.as_ref(), &status, namespaces);
+    let report =
+        Report { troubles: troubles(&facts), health: Health::of_used(&status, &facts.in_use()), facts };
+    match args.json {
+        true => table::json(&report.as_json()),
+        false => print!("{}", report.as_text()),
     }
-    Ok(())
+    Ok(ExitCode::from(report.worst().map_or(0, Severity::exit_code)))
+}
+
+/// The coordinator's view, and what each metadata server that leads says of its volumes.
+async fn ask(coordinators: &[Addr]) -> Outcome<(ClusterStatus, Vec<NamespaceFacts>)> {
+    let env = weir_env::real::env();
+    let cluster = observe::observe(&env, coordinators, "weir status").await?;
+    let status = cluster.status().await?;
+    let mut namespaces = Vec::new();
+    for namespace in status.map.namespaces.iter().filter(|n| is_led(&status.map, n)) {
+        let name = namespace.name.clone();
+        let asked = env.clock.timeout(NAMESPACE_PATIENCE, known(coordinators, &name)).await;
+        let known = match asked {
+            Ok(Ok(known)) => Ok(known),
+            Ok(Err(failure)) => Err(failure.error.context),
+            Err(_) => Err(format!("no answer within {NAMESPACE_PATIENCE:?}")),
+        };
+        namespaces.push(NamespaceFacts { name, known });
+    }
+    Ok((status, namespaces))
+}
+
+async fn known(coordinators: &[Addr], namespace: &str) -> Outcome<Known> {
+    let client = connect(coordinators.to_vec(), namespace).await?;
+    let volumes = all(&client).await?;
+    let (relations, backups) = (client.relations(None).await?, client.backups(None).await?);
+    client.shutdown().await?;
+    Ok(Known { volumes, relations, backups })
+}
+
+fn facts<'a>(place: Option<&Place>, status: &'a ClusterStatus, namespaces: Vec<NamespaceFacts>) -> Facts<'a> {
+    let lives =
+        |p: &Process| place.is_some_and(|at| PidFile::read(&at.pid_file(p)).is_some_and(|f| f.alive()));
+    let process_state = |p: &Process| ProcessState {
+        name: p.name.clone(),
+        role: p.role,
+        lives: lives(p),
+        log: place.map(|at| at.log(p)).unwrap_or_default(),
+    };
+    let processes: Vec<ProcessState> =
+        place.into_iter().flat_map(|at| &at.manifest.processes).map(process_state).collect();
+    // The mounts that this machine's `weir up` made; others are their own machines'.
+    let mounts = place.map(mounts::of).unwrap_or_default();
+    let dead_mounts = mounts::dead_beside(&mounts);
+    let restart = match place {
+        Some(place) => format!("`weir up --dir {}` starts it again", place.dir.display()),
+        None => "start its process again on its machine".into(),
+    };
+    let missing_homes = missing_homes(&processes, &namespaces);
+    Facts { status, restart, processes, mounts, dead_mounts, namespaces, missing_homes }
+}
+
+/// Directories that are homes and are not there. Movers of other machines may find them where they are.
+fn missing_homes(processes: &[ProcessState], namespaces: &[NamespaceFacts]) -> BTreeSet<String> {
+    let here = processes.iter().filter(|p| p.role == RoleName::Mover && p.lives).count();
+    let known = || namespaces.iter().filter_map(|n| n.known.as_ref().ok());
+    if processes.is_empty() || known().flat_map(|k| &k.relations).any(|r| r.movers as usize > here) {
+        return BTreeSet::new();
+    }
+    let relations = known().flat_map(|k| &k.relations).map(|r| r.url.clone());
+    let backups = known().flat_map(|k| &k.backups).map(|b| b.url.clone());
+    let urls: BTreeSet<String> = relations.chain(backups).collect();
+    let is_missing = |path: &Path| {
+        let found = std::fs::metadata(path);
+        found.as_ref().map_or_else(|e| e.kind() == std::io::ErrorKind::NotFound, |m| !m.is_dir())
+    };
+    // Together: one that hangs keeps the others waiting once.
+    let ask = |url: String| match HomeUrl::parse(&url) {
+        Ok(HomeUrl::File { path }) => Some((mounts::ask(&path, is_missing), url)),
+        _ => None,
+    };
+    let asked: Vec<_> = urls.into_iter().filter_map(ask).collect();
+    asked.into_iter().filter_map(|(missing, url)| missing.answer().unwrap_or(false).then_some(url)).collect()
 }
 
 fn role(role: Role) -> &'static str {
@@ -85,12 +169,63 @@ fn member_state(state: MemberState) -> &'static str {
     }
 }
 
-fn as_text(status: &ClusterStatus, mounts: &[MountState]) -> String {
-    let map = &status.map;
-    let mut out = format!("cluster {}, map version {}\n{}\n", map.cluster, map.version, Health::of(status));
-    for line in observe::troubles(status).into_iter().chain(mounts::troubles(mounts)) {
-        out += &format!("  - {line}\n");
+/// What is printed.
+struct Report<'a> {
+    facts: Facts<'a>,
+    health: Health,
+    /// The worst first.
+    troubles: Vec<Trouble>,
+}
+
+impl Report<'_> {
+    fn worst(&self) -> Option<Severity> {
+        self.troubles.first().map(|t| t.severity)
     }
+
+    fn state(&self) -> (&'static str, &'static str) {
+        match self.worst() {
+            None | Some(Severity::Note) => ("healthy", ""),
+            Some(Severity::Warning) => ("warning", ": all data is available and redundant"),
+            Some(Severity::Degraded) => ("degraded", ": data is available with reduced redundancy"),
+            Some(Severity::Critical) => ("critical", ": data is unavailable or lost"),
+        }
+    }
+
+    /// Bytes of files that the targets have room for, and that are taken, without redundancy.
+    fn space(&self) -> (u64, u64) {
+        let status = self.facts.status;
+        let share = |of: fn(&TargetReport) -> u64| {
+            status.map.settings.scheme.payload_share(status.targets.iter().map(of).sum())
+        };
+        (share(|r| r.capacity), share(|r| r.used))
+    }
+
+    fn as_text(&self) -> String {
+        let map = &self.facts.status.map;
+        let (state, meaning) = self.state();
+        let mut out = format!("cluster {}, map version {}\n", map.cluster, map.version);
+        out += &format!("{state}{meaning}; {}\n", self.health.counts());
+        let (capacity, used) = self.space();
+        let (free, scheme) = (capacity.saturating_sub(used), map.settings.scheme);
+        out += &format!(
+            "{} free for files with {scheme}, {} of {} used\n",
+            table::bytes(free),
+            table::bytes(used),
+            table::bytes(capacity)
+        );
+        if !self.troubles.is_empty() {
+            out += "\n";
+        }
+        for trouble in &self.troubles {
+            out += &format!("  {:<8}  {}\n", trouble.severity.word(), trouble.text);
+        }
+        out + &tables(self.facts.status, &self.facts)
+    }
+}
+
+fn tables(status: &ClusterStatus, facts: &Facts<'_>) -> String {
+    let map = &status.map;
+    let mut out = String::new();
     let nodes: Vec<Vec<String>> = map
         .nodes
         .iter()
@@ -124,14 +259,16 @@ fn as_text(status: &ClusterStatus, mounts: &[MountState]) -> String {
     out += "\n";
     let header = ["TARGET", "NODE", "POOL", "STATE", "CAPACITY", "USED", "DEBT CELLS", "DAMAGED", "REPAIRED"];
     out += &table::render(&header, &targets);
-    let kinds = group_kinds(&map.groups);
+    let in_use = facts.in_use();
+    let used: Vec<&Group> = map.groups.iter().filter(|g| in_use.has(g)).collect();
     out += "\n";
-    out += &table::render(&["POOL", "SCHEME", "GROUPS", "FULL", "MEMBERS DOWN", "MEMBERS BEHIND"], &kinds);
+    let header = ["POOL", "SCHEME", "PLACEMENT GROUPS", "COMPLETE", "MEMBERS MISSING", "UNDER REPAIR"];
+    out += &table::render(&header, &group_kinds(&used));
     out
 }
 
-/// One row per kind of group, in the order of the map.
-fn group_kinds(groups: &[Group]) -> Vec<Vec<String>> {
+/// One row per kind of group that is used, in the order of the map.
+fn group_kinds(groups: &[&Group]) -> Vec<Vec<String>> {
     let mut kinds: Vec<(&str, String)> = Vec::new();
     for group in groups {
         let kind = (group.pool.as_str(), group.scheme.to_string());
@@ -140,15 +277,15 @@ fn group_kinds(groups: &[Group]) -> Vec<Vec<String>> {
         }
     }
     let row = |(pool, scheme): &(&str, String)| {
-        let of_kind: Vec<&Group> =
-            groups.iter().filter(|g| g.pool == *pool && g.scheme.to_string() == *scheme).collect();
-        let full = of_kind.iter().filter(|g| g.current_count() == g.members.len()).count();
+        let is_of_kind = |g: &&&Group| g.pool == *pool && g.scheme.to_string() == *scheme;
+        let of_kind: Vec<&Group> = groups.iter().filter(is_of_kind).copied().collect();
+        let complete = of_kind.iter().filter(|g| g.current_count() == g.members.len()).count();
         let members = |state| of_kind.iter().flat_map(|g| &g.members).filter(|m| m.state == state).count();
         vec![
             (*pool).to_string(),
             scheme.clone(),
             of_kind.len().to_string(),
-            full.to_string(),
+            complete.to_string(),
             members(MemberState::Down).to_string(),
             members(MemberState::Behind).to_string(),
         ]
@@ -156,32 +293,32 @@ fn group_kinds(groups: &[Group]) -> Vec<Vec<String>> {
     kinds.iter().map(row).collect()
 }
 
-fn as_json(status: &ClusterStatus, mounts: &[MountState]) -> Value {
-    let map = &status.map;
-    let health = Health::of(status);
-    let troubles = [observe::troubles(status), mounts::troubles(mounts)].concat();
-    let nodes: Vec<Value> = map
+impl Report<'_> {
+    fn as_json(&self) -> Value {
+        let (status, health) = (self.facts.status, &self.health);
+        let map = &status.map;
+        let nodes: Vec<Value> = map
         .nodes
         .iter()
         .map(|n| {
             json!({ "id": n.id.0, "name": n.name, "role": role(n.role), "host": n.host, "up": n.up, "addresses": n.addrs })
         })
         .collect();
-    let targets: Vec<Value> = map
-        .targets
-        .iter()
-        .map(|t| {
-            let report = status.targets.iter().find(|r| r.target == t.id);
-            json!({
-                "id": t.id.0, "uuid": t.uuid.to_string(), "node": t.node.0, "pool": t.pool,
-                "state": target_state(t.state), "capacity_bytes": t.capacity,
-                "used_bytes": report.map(|r| r.used), "debt_cells": report.map(|r| r.debt_cells),
-                "damaged_blocks": report.map(|r| r.damaged_blocks),
-                "repaired_blocks": report.map(|r| r.repaired_blocks),
+        let targets: Vec<Value> = map
+            .targets
+            .iter()
+            .map(|t| {
+                let report = status.targets.iter().find(|r| r.target == t.id);
+                json!({
+                    "id": t.id.0, "uuid": t.uuid.to_string(), "node": t.node.0, "pool": t.pool,
+                    "state": target_state(t.state), "capacity_bytes": t.capacity,
+                    "used_bytes": report.map(|r| r.used), "debt_cells": report.map(|r| r.debt_cells),
+                    "damaged_blocks": report.map(|r| r.damaged_blocks),
+                    "repaired_blocks": report.map(|r| r.repaired_blocks),
+                })
             })
-        })
-        .collect();
-    let groups: Vec<Value> = map
+            .collect();
+        let groups: Vec<Value> = map
         .groups
         .iter()
         .map(|g| {
@@ -192,15 +329,19 @@ fn as_json(status: &ClusterStatus, mounts: &[MountState]) -> Value {
             })
         })
         .collect();
-    let namespaces: Vec<Value> = map
+        let namespaces: Vec<Value> = map
         .namespaces
         .iter()
         .map(|v| json!({ "id": v.id.0, "name": v.name, "leader": v.leader.map(|n| n.0), "epoch": v.leader_epoch.0 }))
         .collect();
-    json!({
-        "cluster": map.cluster.to_string(), "map_version": map.version, "uptime_ms": status.uptime_ms,
-        "healthy": health.is_full(), "serving": health.serves(), "health": health,
-        "troubles": troubles, "mounts": mounts,
-        "nodes": nodes, "targets": targets, "groups": groups, "namespaces": namespaces,
-    })
+        let (capacity, used) = self.space();
+        json!({
+            "cluster": map.cluster.to_string(), "map_version": map.version, "uptime_ms": status.uptime_ms,
+            "state": self.state().0, "healthy": self.worst().is_none_or(|worst| worst == Severity::Note),
+            "redundant": health.is_full(), "serving": health.serves(), "health": health, "troubles": self.troubles,
+            "capacity_bytes": capacity, "used_bytes": used, "free_bytes": capacity.saturating_sub(used),
+            "mounts": self.facts.mounts, "dead_mounts": self.facts.dead_mounts,
+            "nodes": nodes, "targets": targets, "groups": groups, "namespaces": namespaces,
+        })
+    }
 }

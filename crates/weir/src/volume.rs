@@ -388,7 +388,7 @@ async fn create(client: &Client, cred: &Cred, args: &Create) -> Outcome<Volume> 
 
 const NO_POLICY: Policy = Policy { scheme: None, pool: None };
 
-async fn all(client: &Client) -> Outcome<Vec<Volume>> {
+pub async fn all(client: &Client) -> Outcome<Vec<Volume>> {
     let (mut all, mut after) = (Vec::new(), VolumeId(0));
     loop {
         let (volumes, end) = client.volumes(after).await?;

@@ -79,7 +79,7 @@ fn any_two_of_six_may_die_while_files_are_written_and_read() {
     for n in 0..done.load(Ordering::Acquire) {
         verify(dir, n);
     }
-    assert_eq!(cluster.status()["healthy"], false);
+    assert_eq!(cluster.status()["redundant"], false);
 
     // A third: a clean error, quickly, and the rest still answers.
     cluster.kill("storage-1");
@@ -103,7 +103,7 @@ fn any_two_of_six_may_die_while_files_are_written_and_read() {
     }
     write_file(dir, 1000).unwrap();
     wait_until("everything is redundant again", Duration::from_secs(120), || {
-        cluster.status()["healthy"] == true
+        cluster.status()["redundant"] == true
     });
     // Now two others may go.
     cluster.kill("storage-3");

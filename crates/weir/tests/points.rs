@@ -378,7 +378,7 @@ fn survives(cases: &[(Victims, &'static str)], nths: &[u32]) {
         let begun = std::time::Instant::now();
         die_and_recover(&mut cluster, &mut shell, victims, point, nth, &mut works);
         works.iter_mut().zip(&elsewhere).for_each(|(work, dir)| work.verify(dir));
-        wait_until("everything is redundant again", PATIENCE, || cluster.status()["healthy"] == true);
+        wait_until("everything is redundant again", PATIENCE, || cluster.status()["redundant"] == true);
         eprintln!(
             "{number}: {victims:?} at {point}, pass {nth}: survived, {:.1} s",
             begun.elapsed().as_secs_f64()

@@ -237,7 +237,7 @@ fn power_cuts(kind: &str) {
         cluster.up();
         let lost = acknowledged.verify(cluster.mount());
         assert_eq!(lost, Ok(()), "after cut {cut} on {kind}{}", cluster.logs());
-        wait_until("everything is redundant again", PATIENCE, || cluster.status()["healthy"] == true);
+        wait_until("everything is redundant again", PATIENCE, || cluster.status()["redundant"] == true);
     }
     let dir = cluster.dir();
     assert!(weir(&["down", "--dir", dir.to_str().unwrap()]).status.success());

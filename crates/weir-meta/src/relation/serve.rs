@@ -115,6 +115,7 @@ pub fn add(cx: &mut Cx<'_>, r: &RelationAdd) -> Result<RelationInfo> {
         shipped_names: 0,
         movers: 0,
         limited_by: String::new(),
+        home_failure: String::new(),
         aside: Vec::new(),
         looked_ms: 0,
     })
@@ -423,6 +424,7 @@ impl Leader {
         let mut lanes = self.relations.lock();
         let movers = lanes.heard_movers(now);
         let mut limited_by = lanes.limited_by(id, now);
+        let home_failure = lanes.home_failure(id, now);
         let rate = lanes.meters.entry(id).or_default().rate(now);
         drop(lanes);
         let diverged = aside.iter().filter(|a| a.diverged).count() as u64;
@@ -457,6 +459,7 @@ impl Leader {
             shipped_names: record.shipped_names,
             movers,
             limited_by,
+            home_failure,
             aside,
             looked_ms: ((wall - looked) / 1_000_000).max(0) as u64,
         })
@@ -481,6 +484,11 @@ impl Lanes {
     pub(super) fn heard_movers(&mut self, now: Instant) -> u32 {
         self.movers.retain(|_, (at, _)| now.since(*at) <= MOVER_SILENT);
         self.movers.len() as u32
+    }
+    fn home_failure(&self, id: RelationId, now: Instant) -> String {
+        let Some(lane) = self.lanes.get(&id) else { return String::new() };
+        let away = lane.back_off.as_ref().map(|(_, _, why)| why.clone());
+        away.or_else(|| lane.listings.failure(now)).unwrap_or_default()
     }
     fn limited_by(&self, id: RelationId, now: Instant) -> String {
         if let Some((until, _, why)) = self.lanes.get(&id).and_then(|lane| lane.back_off.as_ref()) {

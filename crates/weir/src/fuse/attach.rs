@@ -217,12 +217,22 @@ pub fn is_mounted(path: &Path) -> bool {
     mounts().iter().any(|m| m.path == path)
 }
 
+impl Listed {
+    fn is_ours(&self) -> bool {
+        self.kind.starts_with("fuse") && self.source == SOURCE
+    }
+}
+
 fn is_ours(path: &Path) -> bool {
-    mounts()
-        .iter()
-        .rev()
-        .find(|m| m.path == path)
-        .is_some_and(|m| m.kind.starts_with("fuse") && m.source == SOURCE)
+    mounts().iter().rev().find(|m| m.path == path).is_some_and(Listed::is_ours)
+}
+
+/// Where Weir is mounted on this machine.
+pub fn mount_points() -> Vec<PathBuf> {
+    let mut paths: Vec<PathBuf> = mounts().into_iter().filter(Listed::is_ours).map(|m| m.path).collect();
+    paths.sort();
+    paths.dedup();
+    paths
 }
 
 /// The path with its last directory resolved but not entered: entering would ask a daemon that may be dead.

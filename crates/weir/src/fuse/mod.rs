@@ -13,7 +13,7 @@ mod remount;
 mod replies;
 mod translate;
 
-pub use attach::{Options, attach, clear_dead, is_mounted, preflight, unmount};
+pub use attach::{Options, attach, clear_dead, is_mounted, mount_points, preflight, unmount};
 pub use filesystem::OwnAttributes;
 pub use kernel::Notices;
 pub use remount::HelperCall;

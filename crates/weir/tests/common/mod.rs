@@ -238,9 +238,15 @@ impl Cluster {
     }
 
     pub fn status(&self) -> serde_json::Value {
-        let output = weir(&["status", "--dir", self.dir().to_str().unwrap(), "--json"]);
-        assert!(output.status.success(), "{}", text(&output.stderr));
-        serde_json::from_slice(&output.stdout).unwrap()
+        self.status_and_exit().0
+    }
+
+    /// What `weir status` says, and what it exits with: 0 healthy, 1 degraded or a warning, 2 critical.
+    pub fn status_and_exit(&self) -> (serde_json::Value, i32) {
+        let output = self.try_tell(&["status", "--json"]);
+        let code = output.status.code().unwrap();
+        assert!(code <= 2, "{}", text(&output.stderr));
+        (serde_json::from_slice(&output.stdout).unwrap(), code)
     }
 
     /// What a command says that knows the cluster by `--dir`.
