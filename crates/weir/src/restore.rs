@@ -1,8 +1,11 @@
 //! `weir volume restore`: a file or a directory put back, from a snapshot, a backup or the trash.
 //!
 //! A user's work: it reads `.snapshots` of the mount, or a backup's directory, and writes beside what is there, so it needs no
-//! rights but the user's own and gives none; and what was there stays until all of the old is back. The mount itself tells
-//! where backups are: no address is needed.
+//! rights but the user's own and gives none. The mount itself tells where backups are: no address is needed.
+//!
+//! Always holds: nothing that is there is lost. What is restored is copied beside it and takes its place in one step; what was there
+//! (a file, or a whole directory with all that was made in it since) is kept beside it under a name that is told. It is
+//! the user's to remove. An interruption at any moment leaves both.
 mod trash;
 
 use crate::failure::{Doing, Failure, Outcome};
@@ -10,11 +13,15 @@ use crate::file;
 use crate::table;
 use clap::{ArgGroup, Args};
 use rustix::fs::{CWD, RenameFlags};
+use rustix::io::Errno;
 use serde_json::{Value, json};
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::ErrorKind as IoKind;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::SystemTime;
 use weir_client::Client;
 use weir_home::HomeUrl;
 use weir_home::backup::{TreeName, snapshot_date};
@@ -23,6 +30,12 @@ use weir_proto::{Error, InodeId, Result};
 
 /// In the topmost directory of a volume, of every mount.
 const DIRECTORY: &str = ".snapshots";
+/// Longest name of a file, in bytes.
+const NAME_MAX: usize = 255;
+/// Snapshots that are named where another one was asked for.
+const SNAPSHOTS_TOLD_MAX: usize = 10;
+/// Names for what was there that are tried: of restores in one second.
+const KEPT_NAMES_MAX: u32 = 100;
 /// Attribute that the mount answers: a volume's snapshots, and where its backups are.
 pub const PAST: &str = "weir.past";
 
@@ -38,14 +51,11 @@ pub struct Restore {
     #[arg(long, value_name = "DATE", value_parser = read_date)]
     pub at: Option<Date>,
     /// As it was removed last, from the volume's trash: it is moved, not copied. A directory that is there gets what it lacks
-    #[arg(long, conflicts_with = "force")]
+    #[arg(long)]
     pub trash: bool,
     /// Put it here instead
     #[arg(long, value_name = "PATH")]
     pub to: Option<PathBuf>,
-    /// Also over something that is newer
-    #[arg(long)]
-    pub force: bool,
     /// Print as JSON
     #[arg(long)]
     pub json: bool,
@@ -89,7 +99,7 @@ pub fn restore(args: &Restore) -> Outcome<()> {
     if args.trash {
         let to = args.to.as_ref().map_or(Ok(path.clone()), std::path::absolute);
         let shown = trash::restore(&path, &to.doing("find out where that is")?)?;
-        tell(args, &args.to.clone().unwrap_or(path), &shown);
+        tell(args, &args.to.clone().unwrap_or(path), &shown, None);
         return Ok(());
     }
     let (old, shown) = match (&args.from, args.at) {
@@ -105,22 +115,26 @@ pub fn restore(args: &Restore) -> Outcome<()> {
         Some(to) => std::path::absolute(to).doing("find out where that is")?,
         None => path.clone(),
     };
-    if (args.at.is_some() || args.to.is_some()) && !args.force {
-        refuse_if_newer(&old, &to)?;
-    }
-    put_back(&old, &to)?;
-    tell(args, &to, &shown);
+    let kept = put_back(&old, &to, now())?;
+    tell(args, &to, &shown, kept.as_deref());
     Ok(())
 }
 
-fn tell(args: &Restore, to: &Path, from: &str) {
-    match args.json {
-        true => table::json(&json!({ "path": to.to_string_lossy(), "from": from })),
-        false => println!("{} is as it was in {from}", to.display()),
+/// `kept`: what was there before.
+fn tell(args: &Restore, to: &Path, from: &str, kept: Option<&Path>) {
+    if args.json {
+        let kept = kept.map(Path::to_string_lossy);
+        table::json(&json!({ "path": to.to_string_lossy(), "from": from, "kept": kept }));
+        return;
+    }
+    println!("{} is as it was in {from}", to.display());
+    if let Some(kept) = kept {
+        println!("what was there is kept as {}", kept.display());
     }
 }
 
-fn put_back(old: &Path, to: &Path) -> Outcome<()> {
+/// Copies `old` to `to`, and says under which name is kept what was there.
+fn put_back(old: &Path, to: &Path, now: Date) -> Outcome<Option<PathBuf>> {
     let (Some(parent), Some(name)) = (to.parent(), to.file_name()) else {
         return Err(Error::invalid("the root of everything is not restored").into());
     };
@@ -130,12 +144,30 @@ fn put_back(old: &Path, to: &Path) -> Outcome<()> {
             "restore that first, or put it elsewhere with --to PATH",
         ));
     }
-    let tmp = parent.join(format!(".{}.restored-{}", name.to_string_lossy(), std::process::id()));
-    let copied = copy(old, &tmp).and_then(|()| put(&tmp, to));
-    if copied.is_err() {
-        let _ = remove(&tmp); // the first error is the one that is told
+    let tmp = parent.join(beside(name, &format!("restoring-{}", std::process::id())));
+    let put = copy(old, &tmp).and_then(|()| put(&tmp, to, |n| parent.join(beside(name, &kept_as(now, n)))));
+    if put.is_err() {
+        let _ = remove(&tmp); // a copy of what is still in the snapshot; the first error is the one that is told
     }
-    copied
+    put
+}
+
+/// `before-restore-20261122T030000Z`; `n` tells several of one second apart.
+fn kept_as(now: Date, n: u32) -> String {
+    let date = now.compact();
+    if n == 0 { format!("before-restore-{date}") } else { format!("before-restore-{date}-{n}") }
+}
+
+fn now() -> Date {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    Date(since.as_secs().cast_signed())
+}
+
+/// `NAME.suffix`, with as much of the name as fits.
+fn beside(name: &OsStr, suffix: &str) -> OsString {
+    let kept = name.as_bytes().len().min(NAME_MAX.saturating_sub(suffix.len() + 1));
+    let bytes = [&name.as_bytes()[..kept], b".", suffix.as_bytes()].concat();
+    OsString::from_vec(bytes)
 }
 
 fn no_volume(path: &Path, what: &str) -> Failure {
@@ -155,13 +187,37 @@ fn in_snapshot(path: &Path, snapshot: &str) -> Outcome<PathBuf> {
             return Ok(old);
         }
     }
-    Err(no_volume(path, &format!("a snapshot {snapshot:?}")))
+    Err(match volume_top(path) {
+        Some(top) => no_such_snapshot(top, snapshot),
+        None => no_volume(path, &format!("a snapshot {snapshot:?}")),
+    })
+}
+
+/// The volume's topmost directory.
+fn volume_top(path: &Path) -> Option<&Path> {
+    path.ancestors().skip(1).find(|top| top.join(DIRECTORY).is_dir())
+}
+
+fn no_such_snapshot(top: &Path, name: &str) -> Failure {
+    let known = file::ask(top, PAST).unwrap_or_default();
+    let volume = known["volume"].as_str().unwrap_or("?");
+    let of = |snapshot: &Value| snapshot["name"].as_str().map(str::to_owned);
+    let all: Vec<String> = known["snapshots"].as_array().into_iter().flatten().rev().filter_map(of).collect();
+    let hint = match all.len() {
+        0 => format!("it has none: `weir volume snapshot {volume} NAME` takes one"),
+        1..=SNAPSHOTS_TOLD_MAX => format!("it has, the newest first: {}", all.join(", ")),
+        n => format!(
+            "it has, the newest first: {} and {} more",
+            all[..SNAPSHOTS_TOLD_MAX].join(", "),
+            n - SNAPSHOTS_TOLD_MAX
+        ),
+    };
+    Failure::new(Error::not_found(format!("volume {volume} has no snapshot {name:?}")), hint)
 }
 
 /// Where it is in the last state that is not later than `at`.
 fn at_date(path: &Path, at: Date) -> Outcome<(PathBuf, String)> {
-    let top = path.ancestors().skip(1).find(|top| top.join(DIRECTORY).is_dir());
-    let top = top.ok_or_else(|| no_volume(path, "snapshots or backups"))?;
+    let top = volume_top(path).ok_or_else(|| no_volume(path, "snapshots or backups"))?;
     let below = path.strip_prefix(top).expect("an ancestor is a prefix");
     let (states, unread) = states(top)?;
     choose(&states, below, at).map_err(|failure| match &unread[..] {
@@ -255,22 +311,6 @@ fn is_readable(path: &Path) -> bool {
     !is_file || read().err().and_then(|e| e.raw_os_error()) != Some(libc::EIO)
 }
 
-/// A file that was written later than the old one, or anything that may hold such.
-fn refuse_if_newer(old: &Path, to: &Path) -> Outcome<()> {
-    let Ok(there) = fs::symlink_metadata(to) else { return Ok(()) };
-    let then = fs::symlink_metadata(old).doing(format_args!("look at {}", old.display()))?;
-    let time = |m: &fs::Metadata| m.modified().ok();
-    let why = match there.is_dir() || then.is_dir() {
-        true => "is a directory: what is newer in it would go",
-        false if time(&there) > time(&then) => "was written later",
-        false => return Ok(()),
-    };
-    Err(Failure::new(
-        Error::exists(format!("{} is there, and {why}", to.display())),
-        "put the old one elsewhere with --to PATH, or over it with --force",
-    ))
-}
-
 fn copy(from: &Path, to: &Path) -> Outcome<()> {
     let output = Command::new("cp")
         .args(["-a", "--no-target-directory", "--"])
@@ -284,15 +324,40 @@ fn copy(from: &Path, to: &Path) -> Outcome<()> {
     Err(Error::io(format!("copy {}: {said}", from.display())).into())
 }
 
-/// What is there goes only when all of the old one is in its place.
-fn put(tmp: &Path, path: &Path) -> Outcome<()> {
-    if fs::symlink_metadata(path).is_err() {
-        return fs::rename(tmp, path).doing(format_args!("put {} in its place", path.display()));
+/// Puts the whole copy in its place. What is there gets a name that nothing has, in one step: at no moment is one of the two without
+/// a name, or nothing at `path`.
+fn put(tmp: &Path, path: &Path, kept: impl Fn(u32) -> PathBuf) -> Outcome<Option<PathBuf>> {
+    match rename_new(tmp, path) {
+        Ok(()) => return Ok(None),
+        Err(Errno::EXIST) => {}
+        Err(e) => return Err(e).doing(format_args!("put {} in its place", path.display())),
     }
-    rustix::fs::renameat_with(CWD, tmp, CWD, path, RenameFlags::EXCHANGE)
-        .map_err(std::io::Error::from)
-        .doing(format_args!("put {} in its place", path.display()))?;
-    remove(tmp).doing(format_args!("remove what was there before: it is {}", tmp.display()))
+    for kept in (0..KEPT_NAMES_MAX).map(kept) {
+        match rename_new(tmp, &kept) {
+            Ok(()) => {}
+            Err(Errno::EXIST) => continue,
+            Err(e) => return Err(e).doing(format_args!("keep what is there as {}", kept.display())),
+        }
+        let exchanged = rustix::fs::renameat_with(CWD, &kept, CWD, path, RenameFlags::EXCHANGE);
+        if exchanged.is_err() {
+            let _ = remove(&kept); // still the copy
+        }
+        exchanged.doing(format_args!("put {} in its place", path.display()))?;
+        return Ok(Some(kept));
+    }
+    Err(Failure::new(
+        Error::exists(format!("{}: all names for what is there are taken", path.display())),
+        "put the old one elsewhere with --to PATH",
+    ))
+}
+
+/// Renames over nothing. Where the file system elsewhere cannot promise that (NFS), it is looked at before.
+fn rename_new(from: &Path, to: &Path) -> rustix::io::Result<()> {
+    match rustix::fs::renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
+        Err(Errno::INVAL) if fs::symlink_metadata(to).is_err() => rustix::fs::rename(from, to),
+        Err(Errno::INVAL) => Err(Errno::EXIST),
+        done => done,
+    }
 }
 
 fn remove(path: &Path) -> std::io::Result<()> {
@@ -333,17 +398,44 @@ mod tests {
     }
 
     #[test]
-    fn nothing_newer_is_written_over() {
+    fn what_was_there_is_kept_under_a_name_that_is_told() {
         let dir = tempfile::tempdir().unwrap();
-        let [old, new, top] = ["old", "new", "top"].map(|name| dir.path().join(name));
-        fs::write(&old, "old").unwrap();
-        fs::write(&new, "new").unwrap();
-        fs::create_dir(&top).unwrap();
-        let then = std::time::SystemTime::now() - std::time::Duration::from_secs(60);
-        fs::File::options().write(true).open(&old).unwrap().set_modified(then).unwrap();
-        assert!(refuse_if_newer(&old, &new).is_err() && refuse_if_newer(&old, &top).is_err());
-        assert!(
-            refuse_if_newer(&new, &old).is_ok() && refuse_if_newer(&old, &dir.path().join("none")).is_ok()
-        );
+        let at = |name: &str| dir.path().join(name);
+        let read = |path: &Path| fs::read_to_string(path).unwrap();
+        fs::write(at("old"), "old").unwrap();
+        assert_eq!(put_back(&at("old"), &at("f"), Date(0)).unwrap(), None, "nothing was there");
+        // Newer and older, several of one second: all are kept.
+        for (n, text) in ["newer", "newest"].iter().enumerate() {
+            fs::write(at("f"), text).unwrap();
+            let kept = put_back(&at("old"), &at("f"), Date(0)).unwrap().unwrap();
+            let name = ["f.before-restore-19700101T000000Z", "f.before-restore-19700101T000000Z-1"][n];
+            assert_eq!(kept, at(name));
+            assert_eq!((read(&at("f")), read(&kept)), ("old".to_owned(), (*text).to_owned()));
+        }
+        // A tree as it was, and the whole of the other with what was made in it since.
+        for (path, text) in [("then/a", "a"), ("d/a", "changed"), ("d/made", "since")] {
+            fs::create_dir_all(at(path).parent().unwrap()).unwrap();
+            fs::write(at(path), text).unwrap();
+        }
+        let kept = put_back(&at("then"), &at("d"), Date(0)).unwrap().unwrap();
+        assert_eq!((read(&at("d/a")), at("d/made").exists()), ("a".into(), false));
+        assert_eq!((read(&kept.join("a")), read(&kept.join("made"))), ("changed".into(), "since".into()));
+        // A file where a directory is now.
+        let kept = put_back(&at("old"), &at("d"), Date(60)).unwrap().unwrap();
+        assert_eq!((read(&at("d")), read(&kept.join("a"))), ("old".into(), "a".into()));
+        // Nothing else is left over, and a copy that fails changes nothing.
+        assert!(put_back(&at("none"), &at("f"), Date(0)).is_err());
+        assert_eq!(read(&at("f")), "old");
+        let names = fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+        let strange: Vec<String> = names.filter(|n| n.contains("restoring")).collect();
+        assert!(strange.is_empty(), "{strange:?}");
+    }
+
+    #[test]
+    fn a_long_name_is_cut_and_still_told_apart() {
+        let long = "n".repeat(255);
+        let name = beside(OsStr::new(&long), &kept_as(Date(0), 0));
+        assert_eq!(name.len(), 255);
+        assert!(name.to_str().unwrap().ends_with("n.before-restore-19700101T000000Z"));
     }
 }

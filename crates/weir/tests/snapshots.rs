@@ -15,7 +15,7 @@ use serde_json::Value;
 use std::fs;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -130,20 +130,37 @@ fn a_user_puts_back_what_was_in_a_snapshot() {
     volume(&cluster, &["snapshot", "data", "s"]);
     change(&top);
     fs::rename(top.join("moved"), top.join("d/e")).unwrap();
-    let restore = |path: &str| {
-        let output = weir(&["volume", "restore", top.join(path).to_str().unwrap(), "--from", "s"]);
+    fs::write(top.join("small"), "newer").unwrap();
+    fs::write(top.join("d/made since"), "new").unwrap();
+    // What is restored, and the name under which is kept what was there.
+    let restore = |path: &str| -> Option<PathBuf> {
+        let output = weir(&["volume", "restore", top.join(path).to_str().unwrap(), "--from", "s", "--json"]);
         assert!(output.status.success(), "{path}: {}", text(&output.stderr));
+        let said: Value = serde_json::from_slice(&output.stdout).unwrap();
+        said["kept"].as_str().map(PathBuf::from)
     };
-    restore("small");
+    let newer = restore("small").unwrap();
     assert_eq!(fs::read(top.join("small")).unwrap(), b"small");
-    restore("symbolic");
+    assert_eq!(fs::read(&newer).unwrap(), b"newer");
+    let directory = restore("symbolic").unwrap();
+    assert_eq!(fs::read(directory.join("new")).unwrap(), b"new");
     assert_eq!(fs::read_link(top.join("symbolic")).unwrap(), Path::new("d/large"));
-    restore("d/e/gone");
+    assert_eq!(restore("d/e/gone"), None, "nothing was there");
     assert_eq!(fs::read(top.join("d/e/gone")).unwrap(), pattern(3, 200_000));
-    restore("d");
+    let tree = restore("d").unwrap();
+    assert_eq!(fs::read(tree.join("made since")).unwrap(), b"new");
+    // Without these all is as it was.
+    fs::remove_file(newer).unwrap();
+    for kept in [directory, tree] {
+        fs::remove_dir_all(kept).unwrap();
+    }
     same_contents(&before, &top);
     let output = weir(&["volume", "restore", top.join("d").to_str().unwrap(), "--from", "never"]);
-    assert!(!output.status.success() && text(&output.stderr).contains("never"));
+    let said = text(&output.stderr);
+    assert!(
+        said.contains("volume data has no snapshot \"never\"\nhint: it has, the newest first: s\n"),
+        "{said}"
+    );
 }
 
 #[test]
