@@ -1,8 +1,9 @@
 //! What every role and every client knows of its cluster: the newest map, a membership, and channels to the nodes.
 //!
 //! Invariants: the map never goes back; it is of one cluster for ever; a channel leads to the addresses that the newest
-//! map names.
+//! map names whenever it is dialed.
 //! Knows nothing of what is said over the channels.
+use crate::addresses::addrs_in_order;
 use crate::member::{self, Membership, Reports};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,19 +11,23 @@ use std::time::Duration;
 use weir_env::watch;
 use weir_env::{Addr, Env, TaskHandle};
 use weir_proto::coord::{
-    CaughtUp, ClearTarget, ClusterStatus, Doubt, GetMap, GetStatus, Joined, LeadNamespace, LeadReply, Leave,
-    MakeGroups, MapReply, ReportTarget,
+    CaughtUp, ClearTarget, ClientsWaiting, ClusterStatus, Doubt, GetCoordinators, GetMap, GetStatus,
+    GetWaits, Joined, LeadNamespace, LeadReply, Leave, MakeGroups, MapReply, ReportTarget, TellWaits, Wait,
 };
 use weir_proto::map::{ClusterMap, Node, Role, Scheme};
 use weir_proto::{ClusterId, DiskUuid, Epoch, Error, NodeId, PgId, Request, Result, TargetId};
-use weir_rpc::{Channel, Identity, NoService, Service};
+use weir_rpc::{Channel, Identity, LookUp, NoService, Service, Whereabouts};
 
 /// The coordinator is asked again for a newer map after this long without one.
 const MAP_WAIT: Duration = Duration::from_secs(10);
 /// How much later than asked an answer may come.
 const ANSWER_SLACK: Duration = Duration::from_secs(5);
+/// Addresses of the coordinator that are remembered beside those that were given.
+const COORDINATORS_MAX: usize = 16;
 /// Pause after a failed call to the coordinator.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
+/// Tasks of every handle, before those of its membership.
+const OWN_TASKS: usize = 2;
 /// Patience for a change of the map: the coordinator may look at a target for a second first, and writes its store.
 const CHANGE_PATIENCE: Duration = Duration::from_secs(5);
 
@@ -61,6 +66,8 @@ pub(crate) struct Shared {
     pub who: Observer,
     pub identity: Identity,
     pub coordinator: Channel,
+    /// What the coordinator said of where it is, beside what this node was given.
+    announced: Arc<Mutex<Vec<Addr>>>,
     pub map: watch::Sender<Arc<ClusterMap>>,
     pub node: Mutex<Option<NodeId>>,
     /// By node: the addresses it was made for, and the channel.
@@ -75,7 +82,14 @@ impl Cluster {
     /// Gets the map, within `patience`, and keeps it the newest from then on.
     pub async fn observe(env: &Env, who: Observer, patience: Duration) -> Result<Cluster> {
         let identity = Identity::new(env, who.name.as_str(), who.role, who.cluster);
-        let coordinator = Channel::new(env, who.coordinators.clone(), identity.clone(), Arc::new(NoService));
+        let (given, announced) = (who.coordinators.clone(), Arc::<Mutex<Vec<Addr>>>::default());
+        let others = announced.clone();
+        let look_up: LookUp = Arc::new(move || {
+            let mut addrs = given.clone();
+            addrs.extend(lock(&others).iter().filter(|a| !given.contains(a)).cloned());
+            Ok(Whereabouts { addrs, name: None })
+        });
+        let coordinator = Channel::following(env, look_up, identity.clone(), Arc::new(NoService));
         let map = first_map(env, &coordinator, patience).await?;
         if !identity.join(map.cluster) {
             return Err(Error::denied(format!(
@@ -89,12 +103,14 @@ impl Cluster {
             who,
             identity,
             coordinator,
+            announced,
             map: watch::channel(map).0,
             node: Mutex::new(None),
             channels: Mutex::default(),
         });
         let follow = env.tasks.spawn("follow the cluster map", follow_map(shared.clone()));
-        Ok(Cluster { handle: Arc::new(Handle { shared, tasks: Mutex::new(vec![follow]) }) })
+        let find = env.tasks.spawn("find the coordinator again", ask_for_coordinators(shared.clone()));
+        Ok(Cluster { handle: Arc::new(Handle { shared, tasks: Mutex::new(vec![follow, find]) }) })
     }
 
     /// Joins as a member and stays one: heartbeats with the targets' reports, and joins again whenever the connection
@@ -235,12 +251,21 @@ impl Cluster {
     pub async fn leave(&self) -> Result<()> {
         let Some(node) = lock(&self.shared().node).take() else { return Ok(()) };
         // The task that keeps the membership would join again.
-        lock(&self.handle.tasks).drain(1..).for_each(|task| task.abort());
+        lock(&self.handle.tasks).drain(OWN_TASKS..).for_each(|task| task.abort());
         self.ask(&Leave { node }).await
     }
 
     pub async fn status(&self) -> Result<ClusterStatus> {
         self.ask(&GetStatus {}).await
+    }
+
+    /// Tells what calls of this client wait for, so that `weir status` can.
+    pub async fn tell_waits(&self, client: String, waits: Vec<Wait>) -> Result<()> {
+        self.ask(&TellWaits { client, waits }).await
+    }
+    /// The clients whose calls wait.
+    pub async fn waits(&self) -> Result<ClientsWaiting> {
+        self.ask(&GetWaits {}).await
     }
 
     /// The channel to a target's node: one for all targets of the node, reconnecting.
@@ -252,17 +277,20 @@ impl Cluster {
         self.shared().channel_to(node)
     }
 
-    /// A channel of its own to the node that leads a namespace; calls back go to `callbacks`. Ask again when it fails:
-    /// the leader may have changed.
+    /// A channel of its own to whichever node leads a namespace; calls back go to `callbacks`.
     pub fn meta_leader(&self, namespace: &str, callbacks: Arc<dyn Service>) -> Result<Channel> {
-        let map = self.map();
-        let entry = map.namespaces.iter().find(|v| v.name == namespace);
-        let entry = entry.ok_or_else(|| Error::unavailable(format!("no namespace {namespace:?} yet")))?;
-        let leader = entry.leader.and_then(|l| map.node(l));
-        let leader =
-            leader.ok_or_else(|| Error::unavailable(format!("nobody leads namespace {namespace:?}")))?;
-        let addrs = addrs_in_order(&leader.addrs, leader.host == self.who().host);
-        Ok(Channel::new(&self.shared().env, addrs, self.identity(), callbacks))
+        leader_of(&self.map(), namespace)?;
+        let (shared, namespace) = (Arc::downgrade(self.shared()), namespace.to_owned());
+        let look_up: LookUp = Arc::new(move || {
+            let shared = shared.upgrade().ok_or_else(closed)?;
+            let map = shared.map.borrow().clone();
+            shared.whereabouts(leader_of(&map, &namespace)?)
+        });
+        Ok(Channel::following(&self.shared().env, look_up, self.identity(), callbacks))
+    }
+    /// The name of the node that leads a namespace.
+    pub fn leader_name(&self, namespace: &str) -> Option<String> {
+        leader_of(&self.map(), namespace).ok().map(|node| node.name.clone())
     }
 }
 
@@ -278,33 +306,64 @@ impl Shared {
         })
     }
 
-    fn channel_to(&self, node: &Node) -> Result<Channel> {
+    /// Where this host finds a node.
+    fn whereabouts(&self, node: &Node) -> Result<Whereabouts> {
+        let addrs = addrs_in_order(&node.addrs, node.host == self.who.host);
+        if addrs.is_empty() {
+            return Err(Error::unavailable(format!(
+                "node {:?} announces no address that this host can reach; hint: start it with --listen tcp:ADDRESS:PORT",
+                node.name
+            )));
+        }
+        Ok(Whereabouts { addrs, name: Some(node.name.clone()) })
+    }
+
+    fn channel_to(self: &Arc<Self>, node: &Node) -> Result<Channel> {
         let mut channels = lock(&self.channels);
         if let Some((addrs, channel)) = channels.get(&node.id)
             && *addrs == node.addrs
         {
             return Ok(channel.clone());
         }
-        let addrs = addrs_in_order(&node.addrs, node.host == self.who.host);
-        if addrs.is_empty() {
-            return Err(Error::unavailable(format!(
-                "node {:?} announces no address that this host can reach",
-                node.name
-            )));
-        }
-        let channel = Channel::new(&self.env, addrs, self.identity.clone(), Arc::new(NoService));
+        self.whereabouts(node)?;
+        let (shared, id) = (Arc::downgrade(self), node.id);
+        let look_up: LookUp = Arc::new(move || {
+            let shared = shared.upgrade().ok_or_else(closed)?;
+            let map = shared.map.borrow().clone();
+            shared.whereabouts(map.node(id).ok_or_else(|| Error::unavailable(format!("{id} is gone")))?)
+        });
+        let channel = Channel::following(&self.env, look_up, self.identity.clone(), Arc::new(NoService));
         channels.insert(node.id, (node.addrs.clone(), channel.clone()));
         Ok(channel)
     }
 }
 
-/// A node's addresses as this host should try them: Unix sockets first on the same host, none elsewhere. What does not
-/// read as an address is left out.
-pub fn addrs_in_order(addrs: &[String], same_host: bool) -> Vec<Addr> {
-    let mut addrs: Vec<Addr> = addrs.iter().filter_map(|a| a.parse().ok()).collect();
-    addrs.retain(|a| same_host || !matches!(a, Addr::Unix(_)));
-    addrs.sort_by_key(|a| !matches!(a, Addr::Unix(_)));
-    addrs
+fn closed() -> Error {
+    Error::unavailable("this client of the cluster was closed")
+}
+
+fn leader_of<'m>(map: &'m ClusterMap, namespace: &str) -> Result<&'m Node> {
+    let entry = map.namespaces.iter().find(|v| v.name == namespace);
+    let entry = entry.ok_or_else(|| Error::unavailable(format!("no namespace {namespace:?} yet")))?;
+    let leader = entry.leader.and_then(|l| map.node(l));
+    leader.ok_or_else(|| Error::unavailable(format!("nobody leads namespace {namespace:?}")))
+}
+
+/// Learns at each new connection to the coordinator where else it can be reached.
+async fn ask_for_coordinators(shared: Arc<Shared>) {
+    let mut connections = shared.coordinator.generation();
+    loop {
+        let known = *connections.borrow();
+        if let Ok((told, _)) = shared.coordinator.call(&GetCoordinators {}, Vec::new(), CHANGE_PATIENCE).await
+        {
+            let read = told.addrs.iter().take(COORDINATORS_MAX).filter_map(|a| a.parse::<Addr>().ok());
+            // Local sockets may be of another host's coordinator: only what was given counts of those.
+            *lock(&shared.announced) = read.filter(|a| matches!(a, Addr::Tcp(_))).collect();
+        }
+        if connections.wait_for(|n| *n > known).await.is_err() {
+            return;
+        }
+    }
 }
 
 async fn first_map(env: &Env, coordinator: &Channel, patience: Duration) -> Result<Arc<ClusterMap>> {

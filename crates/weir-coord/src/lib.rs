@@ -6,6 +6,7 @@
 //! Knows nothing of files, cells' contents, or metadata.
 #![forbid(unsafe_code)]
 
+mod addresses;
 mod cluster;
 pub mod decide;
 pub mod identity;
@@ -15,8 +16,9 @@ mod owner;
 mod probe;
 mod server;
 pub mod store;
+mod waits;
 
-pub use cluster::{Cluster, Observer, addrs_in_order};
+pub use cluster::{Cluster, Observer};
 pub use decide::{layout_for_new_file, layout_in};
 pub use member::{Membership, Reports, no_reports};
 pub use server::{CoordConfig, Coordinator};

@@ -1,6 +1,7 @@
 //! A node's membership as the node sees it: join, heartbeats, join again.
 //!
 //! One task per membership, so a node has one place in the cluster at a time.
+use crate::addresses::announced;
 use crate::cluster::{Shared, is_temporary};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
@@ -19,7 +20,7 @@ const JOIN_PATIENCE: Duration = Duration::from_secs(10);
 /// What a node brings.
 #[derive(Clone, Debug, Default)]
 pub struct Membership {
-    /// Where it serves.
+    /// Where it serves. An unspecified address is announced as the one by which this host reaches the coordinator.
     pub addrs: Vec<Addr>,
     /// Of a storage role.
     pub targets: Vec<TargetOffer>,
@@ -89,16 +90,18 @@ impl Member {
 
     async fn join(&self) -> Result<(Connection, Joined)> {
         let who = &self.shared.who;
+        let connection = self.shared.coordinator.connection(JOIN_PATIENCE).await?;
+        let here = connection.local_ip();
+        let addrs = self.membership.addrs.iter().map(|addr| announced(addr, here));
         let request = Join {
             cluster: Some(self.shared.map.borrow().cluster),
             name: who.name.clone(),
             instance: self.shared.identity.instance,
             role: who.role,
             host: who.host.clone(),
-            addrs: self.membership.addrs.iter().map(Addr::to_string).collect(),
+            addrs: addrs.map(|addr| addr.map(|addr| addr.to_string())).collect::<Result<_>>()?,
             targets: self.membership.targets.clone(),
         };
-        let connection = self.shared.coordinator.connection(JOIN_PATIENCE).await?;
         let (joined, _) = connection.call(&request, Vec::new(), JOIN_PATIENCE).await?;
         *self.shared.node.lock().unwrap_or_else(PoisonError::into_inner) = Some(joined.node);
         self.shared.offer(Arc::new(joined.map.clone()));

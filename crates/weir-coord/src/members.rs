@@ -2,6 +2,7 @@
 //!
 //! Invariants: one name, one live process; one disk, one live node; ids are never reused.
 //! Knows nothing of connections' bytes or of the store: the server carries the decisions out.
+use crate::addresses::check_announced;
 use crate::decide::{
     HealthLimits, Presence, Strikes, Verdict, create_groups, is_spare, judge, rejoin_groups, target_back,
     target_cleared, target_down, target_failed,
@@ -9,7 +10,7 @@ use crate::decide::{
 use crate::identity::check_pool_name;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
-use weir_env::{Addr, Instant};
+use weir_env::Instant;
 use weir_proto::coord::{Join, TargetOffer, TargetReport};
 use weir_proto::map::{ClusterMap, Node, Role, Target, TargetState};
 use weir_proto::{Error, NodeId, Result, TargetId};
@@ -281,7 +282,7 @@ fn check_join(map: &ClusterMap, join: &Join) -> Result<()> {
         )));
     }
     for addr in &join.addrs {
-        addr.parse::<Addr>().map_err(|e| Error::invalid(format!("node {:?}: {e}", join.name)))?;
+        check_announced(&join.name, addr)?;
     }
     if join.role != Role::Storage && !join.targets.is_empty() {
         return Err(Error::invalid(format!("node {:?} brings targets but is no storage role", join.name)));

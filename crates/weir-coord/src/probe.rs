@@ -1,5 +1,5 @@
 //! The coordinator's own look at a target that somebody could not use.
-use crate::cluster::addrs_in_order;
+use crate::addresses::addrs_in_order;
 use std::sync::Arc;
 use std::time::Duration;
 use weir_env::Env;

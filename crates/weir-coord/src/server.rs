@@ -2,17 +2,19 @@
 //!
 //! A member's connection is its membership: when it ends, its targets are down at once.
 //! Knows nothing of files.
+use crate::addresses::{announced, is_for_others};
 use crate::members::Members;
 use crate::owner::{Answer, EVENTS_MAX, Event, MAP_KEY, Owner};
 use crate::store::{Embedded, Revision, Store, Swap};
+use crate::waits::WaitsTold;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
-use weir_env::{BoxFuture, Env, watch};
+use weir_env::{Addr, BoxFuture, Env, watch};
 use weir_proto::coord::{
-    CaughtUp, ClearTarget, GetMap, GetStatus, Heartbeat, Join, LeadNamespace, Leave, MakeGroups, MapReply,
-    ReportTarget,
+    CaughtUp, ClearTarget, Coordinators, GetCoordinators, GetMap, GetStatus, GetWaits, Heartbeat, Join,
+    LeadNamespace, Leave, MakeGroups, MapReply, ReportTarget, TellWaits,
 };
 use weir_proto::map::{ClusterMap, Settings};
 use weir_proto::{ClusterId, Error, Request, Result, Wire};
@@ -44,6 +46,9 @@ pub struct Coordinator {
     env: Env,
     events: mpsc::Sender<Event>,
     map: watch::Receiver<Arc<ClusterMap>>,
+    /// Where it serves.
+    announced: OnceLock<Vec<Addr>>,
+    waits: Mutex<WaitsTold>,
 }
 
 impl Coordinator {
@@ -87,7 +92,8 @@ impl Coordinator {
             suspects_asked: started,
         };
         env.tasks.spawn("coordinator", owner.run());
-        Ok(Arc::new(Coordinator { env, events, map: published }))
+        let (announced, waits) = Default::default();
+        Ok(Arc::new(Coordinator { env, events, map: published, announced, waits }))
     }
 
     pub fn map(&self) -> Arc<ClusterMap> {
@@ -96,6 +102,25 @@ impl Coordinator {
 
     pub fn cluster(&self) -> ClusterId {
         self.map.borrow().cluster
+    }
+
+    /// Where it serves from now on: members that were given some of these addresses try all.
+    pub fn announce(&self, addrs: &[Addr]) {
+        let _ = self.announced.set(addrs.to_vec()); // a coordinator serves once
+    }
+
+    /// As the caller can use them.
+    fn addresses(&self, connection: &Connection) -> Coordinators {
+        let addrs = self.announced.get().map_or(&[][..], |all| all);
+        let here = connection.local_ip();
+        let is_near = here.is_none_or(|ip| ip.is_loopback());
+        let concrete = addrs.iter().filter_map(|addr| announced(addr, here).ok());
+        let usable = concrete.filter(|addr| is_near || is_for_others(addr));
+        Coordinators { addrs: usable.map(|addr| addr.to_string()).collect() }
+    }
+
+    fn waits(&self) -> std::sync::MutexGuard<'_, WaitsTold> {
+        self.waits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Hands an event to the owner and waits for its answer.
@@ -163,6 +188,19 @@ impl Coordinator {
             GetStatus::METHOD => {
                 call.decode::<GetStatus>()?;
                 self.ask::<GetStatus>(|answer| Event::Status { answer })
+            }
+            GetCoordinators::METHOD => {
+                call.decode::<GetCoordinators>()?;
+                Handled::Now(Ok(Reply::new(&self.addresses(&call.connection))))
+            }
+            TellWaits::METHOD => {
+                let told = call.decode::<TellWaits>()?;
+                self.waits().note(told, self.env.clock.now());
+                Handled::Now(Ok(Reply::new(&())))
+            }
+            GetWaits::METHOD => {
+                call.decode::<GetWaits>()?;
+                Handled::Now(Ok(Reply::new(&self.waits().list(self.env.clock.now()))))
             }
             _ => return Err(call.unknown()),
         })

@@ -1,6 +1,11 @@
 //! Byte streams between nodes: TCP over IPv4 and IPv6, Unix sockets on one host, or the simulator's.
 use crate::BoxFuture;
-use std::{fmt, io, net::SocketAddr, path::PathBuf, str::FromStr};
+use std::{
+    fmt, io,
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+    str::FromStr,
+};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 /// Where a node listens. Written `tcp:127.0.0.1:7000`, `tcp:[::1]:7000`, `unix:/run/weir/meta.sock`.
@@ -38,6 +43,10 @@ pub trait Stream: AsyncRead + AsyncWrite + Unpin + Send {
     /// The two directions, to be used by different tasks at the same moment: neither waits for a lock of the other.
     /// Dropping the writer ends the stream in that direction.
     fn split(self: Box<Self>) -> (BoxReader, BoxWriter);
+    /// The address of this machine that the stream goes out from; `None`: it is no stream between addresses.
+    fn local_ip(&self) -> Option<IpAddr> {
+        None
+    }
 }
 pub type BoxStream = Box<dyn Stream>;
 pub type BoxReader = Box<dyn AsyncRead + Unpin + Send>;

@@ -97,3 +97,22 @@ message!(
         scheme: Scheme,
     }
 );
+message!(
+    /// Where the coordinator listens, for members that were given only one of its addresses: it may be started on another one.
+    GetCoordinators = 25 -> Coordinators {}
+);
+message!(Coordinators { addrs: Vec<String> });
+message!(
+    /// What calls of a client wait for, told again while they do; an empty list: for nothing any more.
+    TellWaits = 26 -> () { client: String, waits: Vec<Wait> }
+);
+message!(
+    /// What calls wait for, for how long, and how many do.
+    Wait { what: String, ms: u64, calls: u32 }
+);
+message!(
+    /// The clients whose calls wait.
+    GetWaits = 27 -> ClientsWaiting {}
+);
+message!(ClientsWaiting { clients: Vec<ClientWaiting> });
+message!(ClientWaiting { client: String, waits: Vec<Wait> });

@@ -1,5 +1,7 @@
 //! A way to a node that survives its connections: dials when somebody wants to call, and again after a loss.
 //!
+//! Where the node is may change: that is looked up before each round of dials.
+//!
 //! Invariants: one dial at a time, which goes on when its caller's patience ends; a request that was sent is never sent
 //! again by a channel (only its caller knows whether that is right); failed dials are spaced by a growing, jittered pause.
 use crate::hello::{Identity, connect, is_refusal};
@@ -9,12 +11,24 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::oneshot;
 use weir_env::{Addr, Env, Instant, watch};
-use weir_proto::{Error, Request, Result};
+use weir_proto::{Error, ErrorKind, Request, Result};
 
 /// Pause after the first failed round of dials; doubles with each further one,
 const PAUSE_MIN: Duration = Duration::from_millis(20);
 /// up to this: a node that is back is found within a second.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
+
+/// Where a node is, as far as is known now.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Whereabouts {
+    /// To be tried in this order.
+    pub addrs: Vec<Addr>,
+    /// Its name in the cluster. Another node may have its address by now: that one is not talked to. `None`: any node will do.
+    pub name: Option<String>,
+}
+
+/// Says where a node is now, or why that is not known. Short, never blocking.
+pub type LookUp = Arc<dyn Fn() -> Result<Whereabouts> + Send + Sync>;
 
 /// A reconnecting way to one node. Cheap to clone; clones share the connection.
 #[derive(Clone)]
@@ -22,7 +36,7 @@ pub struct Channel(Arc<Inner>);
 
 struct Inner {
     env: Env,
-    addrs: Vec<Addr>,
+    look_up: LookUp,
     identity: Identity,
     callbacks: Arc<dyn Service>,
     state: Mutex<State>,
@@ -43,9 +57,15 @@ struct State {
 impl Channel {
     /// `addrs`: of one node, tried in this order. Nothing is dialed before the first use.
     pub fn new(env: &Env, addrs: Vec<Addr>, identity: Identity, callbacks: Arc<dyn Service>) -> Channel {
+        let fixed = Whereabouts { addrs, name: None };
+        Channel::following(env, Arc::new(move || Ok(fixed.clone())), identity, callbacks)
+    }
+
+    /// To a node that may move: it is looked up whenever it is dialed.
+    pub fn following(env: &Env, look_up: LookUp, identity: Identity, callbacks: Arc<dyn Service>) -> Channel {
         Channel(Arc::new(Inner {
             env: env.clone(),
-            addrs,
+            look_up,
             identity,
             callbacks,
             state: Mutex::default(),
@@ -126,8 +146,12 @@ impl Channel {
     pub fn generation(&self) -> watch::Receiver<u64> {
         self.0.generation.subscribe()
     }
-    pub fn addrs(&self) -> &[Addr] {
-        &self.0.addrs
+    /// Closes the connection if the node is known to be elsewhere by now: who is silent where it was may never say that it is gone.
+    pub fn leave_old_address(&self) {
+        let (Some(connection), Ok(at)) = (self.current(), (self.0.look_up)()) else { return };
+        if !at.addrs.is_empty() && at.addrs.iter().all(|a| a.to_string() != connection.peer_addr()) {
+            self.disconnect("the node is at another address now");
+        }
     }
     /// Closes the connection; the next use dials again.
     pub fn disconnect(&self, reason: &str) {
@@ -181,9 +205,16 @@ impl Inner {
     }
 
     async fn dial_all(&self) -> Result<Connection> {
+        let at = match (self.look_up)() {
+            Ok(at) => at,
+            Err(e) => {
+                self.note_failure(e);
+                return Err(self.failed());
+            }
+        };
         let mut refusal = Error::unavailable("this node has no address");
-        for addr in &self.addrs {
-            match connect(&self.env, addr, &self.identity, self.callbacks.clone()).await {
+        for addr in &at.addrs {
+            match self.dial_at(addr, at.name.as_deref()).await {
                 Ok(connection) => {
                     self.connected(&connection);
                     return Ok(connection);
@@ -193,6 +224,23 @@ impl Inner {
         }
         self.note_failure(refusal);
         Err(self.failed())
+    }
+
+    async fn dial_at(&self, addr: &Addr, name: Option<&str>) -> Result<Connection> {
+        let dialed = connect(&self.env, addr, &self.identity, self.callbacks.clone()).await;
+        let Some(name) = name else { return dialed };
+        match dialed {
+            Ok(connection) if connection.peer().name != name => {
+                let other = format!("connect to {addr}: {:?} is there, not {name:?}", connection.peer().name);
+                connection.close("another node was meant");
+                Err(Error::unavailable(other))
+            }
+            // Of another cluster: the one that was there has moved, and the map does not say so yet.
+            Err(e) if e.kind == ErrorKind::Denied => {
+                Err(Error::unavailable(e.context).doing(format_args!("reach {name}")))
+            }
+            dialed => dialed.map_err(|e| e.doing(format_args!("reach {name}"))),
+        }
     }
 
     fn connected(&self, connection: &Connection) {
@@ -233,7 +281,9 @@ impl Inner {
     }
 
     fn names(&self) -> String {
-        self.addrs.iter().map(Addr::to_string).collect::<Vec<_>>().join(", ")
+        let at = (self.look_up)().unwrap_or_default();
+        let addrs = at.addrs.iter().map(Addr::to_string).collect::<Vec<_>>().join(", ");
+        at.name.map_or(addrs.clone(), |name| format!("{name} at {addrs}"))
     }
 }
 

@@ -9,6 +9,7 @@ use crate::outgoing::Outgoing;
 use crate::{Call, Handled, Payload, Reply, Service};
 use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
@@ -235,6 +236,14 @@ impl Connection {
     /// The peer's name and address, for people.
     pub fn peer_name(&self) -> String {
         self.0.0.peer.to_string()
+    }
+    /// Where the peer is: the address that was dialed, or that it came from.
+    pub fn peer_addr(&self) -> &str {
+        &self.0.0.peer.addr
+    }
+    /// The address of this machine by which the peer is reached, or reaches it; `None`: through a local socket.
+    pub fn local_ip(&self) -> Option<IpAddr> {
+        self.0.0.peer.local_ip
     }
     pub fn is_closed(&self) -> bool {
         self.0.0.reason.get().is_some()

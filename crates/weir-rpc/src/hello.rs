@@ -6,6 +6,7 @@ use crate::incoming::{Incoming, lost};
 use crate::outgoing::Outgoing;
 use crate::{Connection, Service};
 use std::fmt;
+use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::io::AsyncWriteExt;
@@ -60,6 +61,8 @@ impl Identity {
 pub(crate) struct Peer {
     pub hello: Hello,
     pub addr: String,
+    /// By which address of this machine it is reached, or reaches it; `None`: not by one.
+    pub local_ip: Option<IpAddr>,
 }
 
 impl fmt::Display for Peer {
@@ -77,16 +80,19 @@ pub async fn connect(
     service: Arc<dyn Service>,
 ) -> Result<Connection> {
     let connected = env.clock.timeout(HELLO_PATIENCE, dial(env, addr, identity)).await;
-    let (hello, incoming, writer) = connected
+    let (hello, incoming, writer, local_ip) = connected
         .map_err(|_| Error::unavailable(format!("no answer within {} s", HELLO_PATIENCE.as_secs())))
         .flatten()
         .map_err(|e| e.doing(format_args!("connect to {addr}")))?;
-    let peer = Peer { hello, addr: addr.to_string() };
+    let peer = Peer { hello, addr: addr.to_string(), local_ip };
     Ok(Connection::start(env, peer, incoming, Outgoing::new(writer), service, None, |_| {}))
 }
 
-async fn dial(env: &Env, addr: &Addr, identity: &Identity) -> Result<(Hello, Incoming, BoxWriter)> {
+type Dialed = (Hello, Incoming, BoxWriter, Option<IpAddr>);
+
+async fn dial(env: &Env, addr: &Addr, identity: &Identity) -> Result<Dialed> {
     let stream = env.net.connect(addr).await.map_err(|e| Error::unavailable(e.to_string()))?;
+    let local_ip = stream.local_ip();
     let (reader, mut writer) = stream.split();
     let mut incoming = Incoming::new(reader, env.buffers.clone());
     send(&mut writer, FrameKind::Hello, &identity.hello()).await?;
@@ -102,7 +108,7 @@ async fn dial(env: &Env, addr: &Addr, identity: &Identity) -> Result<(Hello, Inc
         let _ = send(&mut writer, FrameKind::Goodbye, &wire_error(&e)).await; // it is refused either way
         return Err(e.doing("refused by this node"));
     }
-    Ok((hello, incoming, writer))
+    Ok((hello, incoming, writer, local_ip))
 }
 
 /// The listener's side. On an error the peer has been told the reason as far as possible.

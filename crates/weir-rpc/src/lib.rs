@@ -18,7 +18,7 @@ mod incoming;
 mod outgoing;
 mod server;
 
-pub use channel::Channel;
+pub use channel::{Channel, LookUp, Whereabouts};
 pub use connection::{Answered, CALLS_MAX, Connection, DEAD_AFTER, Defer, PING_AFTER, Responder};
 pub use hello::{HELLO_PATIENCE, Identity, connect};
 pub use server::{Server, serve};

@@ -123,6 +123,7 @@ async fn accept(shared: Arc<Shared>, listener: Box<dyn Listener>) {
 
 async fn greet(shared: Arc<Shared>, stream: BoxStream, addr: String) {
     let stranger = Stranger(&shared);
+    let local_ip = stream.local_ip();
     let (hello, incoming, writer) = match welcome(&shared.env, stream, &shared.identity).await {
         Ok(welcomed) => welcomed,
         Err(e) => {
@@ -138,7 +139,7 @@ async fn greet(shared: Arc<Shared>, stream: BoxStream, addr: String) {
             drop(gone);
         }
     });
-    let peer = Peer { hello, addr };
+    let peer = Peer { hello, addr, local_ip };
     let (env, service) = (&shared.env, shared.service.clone());
     Connection::start(env, peer, incoming, Outgoing::new(writer), service, Some(on_close), |c| {
         shared.keep(c)

@@ -8,7 +8,7 @@ use std::time::Duration;
 use weir_env::{Addr, Env};
 use weir_proto::map::Role;
 use weir_proto::{ClusterId, ErrorKind};
-use weir_rpc::{CALLS_MAX, Channel, Identity, NoService, Payload, connect, serve};
+use weir_rpc::{CALLS_MAX, Channel, Identity, LookUp, NoService, Payload, Whereabouts, connect, serve};
 
 async fn an_answer_comes_back(env: &Env, addr: &Addr) {
     let (_server, _, addr) = server(env, addr).await;
@@ -254,6 +254,42 @@ fn why_it_is_late_is_told_in_time() {
             let e = client.call(&TooLate { why: "it rains".into() }, vec![], patience).await.unwrap_err();
             assert_eq!((e.kind, e.context.contains("it rains")), (ErrorKind::Deadline, true), "{e:?}");
         }
+    });
+}
+
+/// In the simulator, where nodes are moved at will.
+#[test]
+fn a_channel_follows_its_node_and_takes_nobody_else_for_it() {
+    let world = weir_env::sim::World::new(10, Default::default());
+    world.run(async {
+        let near = world.node("near");
+        let at = |n: u8| -> Addr { format!("tcp:10.0.0.{n}:7000").parse().unwrap() };
+        let known =
+            Arc::new(std::sync::Mutex::new(Whereabouts { addrs: vec![at(1)], name: Some("server".into()) }));
+        let asked = known.clone();
+        let look_up: LookUp = Arc::new(move || Ok(asked.lock().unwrap().clone()));
+        let channel = Channel::following(&near, look_up, identity(&near, "near"), Arc::new(NoService));
+        let (first, _, _) = server(&world.node("one"), &at(1)).await;
+        channel.call(&Echo { words: String::new() }, vec![], PATIENCE).await.unwrap();
+        drop(first);
+        // Another node is where it was.
+        let who = identity(&world.node("two"), "another");
+        let other = serve(&world.node("two"), &[at(1)], who, Arc::new(NoService)).await.unwrap();
+        let e =
+            channel.call(&Echo { words: String::new() }, vec![], Duration::from_secs(3)).await.unwrap_err();
+        assert_eq!(e.kind, ErrorKind::Unavailable);
+        assert!(e.context.contains("\"another\" is there, not \"server\""), "{e}");
+        let (_second, _, _) = server(&world.node("one"), &at(2)).await;
+        known.lock().unwrap().addrs = vec![at(2)];
+        channel.call(&Echo { words: String::new() }, vec![], PATIENCE).await.unwrap();
+        // One that is silent where it was is left as soon as it is known to be elsewhere.
+        let silent = channel.current().unwrap();
+        channel.leave_old_address();
+        assert!(!silent.is_closed());
+        known.lock().unwrap().addrs = vec![at(3)];
+        channel.leave_old_address();
+        assert!(silent.is_closed());
+        drop(other);
     });
 }
 

@@ -3,7 +3,7 @@
 use crate::{Addr, BoxFuture, BoxReader, BoxStream, BoxWriter, Listener, Net, Stream};
 use std::{
     io,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
 };
 use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixListener, UnixStream};
@@ -42,6 +42,9 @@ impl Stream for TcpStream {
     fn split(self: Box<Self>) -> (BoxReader, BoxWriter) {
         let (reader, writer) = self.into_split();
         (Box::new(reader), Box::new(writer))
+    }
+    fn local_ip(&self) -> Option<IpAddr> {
+        self.local_addr().ok().map(|at| at.ip().to_canonical())
     }
 }
 impl Stream for UnixStream {

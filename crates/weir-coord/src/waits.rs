@@ -1,0 +1,77 @@
+//! What clients say their calls wait for. In memory: who still waits says so again.
+//!
+//! Knows nothing of why.
+use std::collections::BTreeMap;
+use std::time::Duration;
+use weir_env::Instant;
+use weir_proto::coord::{ClientWaiting, ClientsWaiting, TellWaits};
+
+/// Who has not said so again for this long does not wait any more, or is gone.
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(15);
+/// Clients of whom something is kept; when a whole cluster waits, some of them tell enough.
+const CLIENTS_MAX: usize = 256;
+/// Causes of one client that are kept.
+const CAUSES_MAX: usize = 16;
+/// Longest name of a client or of a cause that is kept, in characters.
+const TEXT_MAX: usize = 256;
+
+#[derive(Default)]
+pub struct WaitsTold(BTreeMap<String, (Instant, ClientWaiting)>);
+
+impl WaitsTold {
+    pub fn note(&mut self, told: TellWaits, now: Instant) {
+        let client = shown(&told.client);
+        if told.waits.is_empty() {
+            self.0.remove(&client);
+            return;
+        }
+        self.forget(now);
+        if self.0.len() >= CLIENTS_MAX && !self.0.contains_key(&client) {
+            return;
+        }
+        let mut waits = told.waits;
+        waits.truncate(CAUSES_MAX);
+        waits.iter_mut().for_each(|w| w.what = shown(&w.what));
+        self.0.insert(client.clone(), (now, ClientWaiting { client, waits }));
+    }
+    pub fn list(&mut self, now: Instant) -> ClientsWaiting {
+        self.forget(now);
+        ClientsWaiting { clients: self.0.values().map(|(_, waiting)| waiting.clone()).collect() }
+    }
+    fn forget(&mut self, now: Instant) {
+        self.0.retain(|_, (at, _)| now.since(*at) < FORGOTTEN_AFTER);
+    }
+}
+
+/// On one line, and short: it comes from strangers and goes to a terminal.
+fn shown(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).take(TEXT_MAX).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use weir_proto::coord::Wait;
+
+    fn told(client: &str, what: &[&str]) -> TellWaits {
+        let wait = |what: &&str| Wait { what: what.to_string(), ms: 1, calls: 1 };
+        TellWaits { client: client.into(), waits: what.iter().map(wait).collect() }
+    }
+    fn at(s: u64) -> Instant {
+        Instant(s * 1_000_000_000)
+    }
+
+    #[test]
+    fn who_waits_is_listed_until_it_says_otherwise_or_nothing() {
+        let mut waits = WaitsTold::default();
+        waits.note(told("a", &["x\u{1b}[2J"]), at(0));
+        waits.note(told("b", &["y"]), at(10));
+        assert_eq!(waits.list(at(11)).clients[0].waits[0].what, "x[2J");
+        assert_eq!(waits.list(at(16)).clients.len(), 1, "a said nothing for too long");
+        waits.note(told("b", &[]), at(17));
+        assert!(waits.list(at(17)).clients.is_empty());
+        (0..1000).for_each(|n| waits.note(told(&n.to_string(), &["x"; 50]), at(20)));
+        let all = waits.list(at(20)).clients;
+        assert_eq!((all.len(), all[0].waits.len()), (CLIENTS_MAX, CAUSES_MAX));
+    }
+}
