@@ -308,6 +308,22 @@ impl LeaseTable {
         let all = self.of_session.iter().flat_map(|(session, inos)| inos.iter().map(|ino| (*session, *ino)));
         all.filter(|(session, ino)| self.held(*session, *ino) == LeaseKind::Write)
     }
+    /// Whether the session may have changes of files that it has to itself, and nothing of what it holds concerns anybody else: nobody
+    /// waits for it, shares it, or deleted it.
+    pub fn writes_undisturbed(&self, session: SessionId) -> bool {
+        let (mut writes, mut disturbed) = (false, false);
+        for ino in self.of_session.get(&session).into_iter().flatten() {
+            let Some((state, mine)) = self.states.get(ino).and_then(|s| Some((s, s.get(session)?))) else {
+                continue;
+            };
+            let shared =
+                |h: &Holding| h.is_open() && mine.is_open() && (h.opens.write > 0 || mine.opens.write > 0);
+            writes |= mine.kind == LeaseKind::Write;
+            disturbed |= state.parked > 0 || mine.recalling || mine.turn || state.orphan;
+            disturbed |= state.others(session).any(|(_, h)| shared(h));
+        }
+        writes && !disturbed
+    }
     /// Whether anybody has the file open for writing.
     pub fn is_open_for_writing(&self, ino: InodeId) -> bool {
         let state = self.states.get(&ino);

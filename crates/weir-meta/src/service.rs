@@ -110,6 +110,10 @@ impl Meta {
             }
             if state.grace_until.is_none() {
                 for id in session::expired(&state.sessions, now, leader.term()) {
+                    let undisturbed = state.leases.writes_undisturbed(id) && !state.locks.has_any(id);
+                    if state.sessions.get(&id).is_some_and(|s| session::spared(s, now, undisturbed)) {
+                        continue;
+                    }
                     report(leader.end_session(&mut state, id, "it was silent for a lease term"), leader);
                 }
             }
@@ -313,8 +317,13 @@ async fn recall(leader: Arc<Leader>, conflict: Conflict) {
     let request = Recall { ino: conflict.ino, keep: conflict.keep };
     loop {
         let (connection, moved) = {
-            let state = leader.lock();
+            let mut state = leader.lock();
             let Some(session) = state.sessions.get(&conflict.session) else { return };
+            // It was spared only as long as nobody wanted what it holds.
+            if session.resumed && leader.env.clock.now().since(session.heard) > leader.term() {
+                let why = "it was silent for a lease term, and others want what it holds";
+                return report(leader.end_session(&mut state, conflict.session, why), &leader);
+            }
             began = began.max(state.stood_still_until);
             (session.connection.clone(), session.moved.clone().notified_owned())
         };

@@ -17,6 +17,9 @@ use weir_proto::meta::{HeldLease, SLOTS};
 use weir_proto::{Error, Result, SessionId};
 use weir_rpc::Connection;
 
+/// How long a client that is silent keeps what nobody else wants: longer than a mount waits for a server by default.
+const SPARED_FOR: Duration = Duration::from_secs(15 * 60);
+
 /// A registered client.
 pub struct Session {
     pub client: String,
@@ -66,6 +69,11 @@ pub type Sessions = BTreeMap<SessionId, Session>;
 /// The sessions whose lease term ended, in order.
 pub fn expired(sessions: &Sessions, now: Instant, term: Duration) -> Vec<SessionId> {
     sessions.iter().filter(|(_, s)| now.since(s.heard) > term).map(|(id, _)| *id).collect()
+}
+
+/// The sessions among the `expired` that stay a while: they may have bytes that are nowhere else, and nobody is kept from anything.
+pub fn spared(session: &Session, now: Instant, undisturbed: bool) -> bool {
+    session.resumed && undisturbed && now.since(session.heard) <= SPARED_FOR
 }
 
 /// The sessions of processes that are gone for certain, in order.
