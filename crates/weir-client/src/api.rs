@@ -20,7 +20,8 @@ pub struct ClientConfig {
     pub process: String,
     /// Budget of dirty data and read cache together, in bytes.
     pub memory_bytes: u64,
-    /// Every operation ends after this long, with an error that names the cause.
+    /// Every operation ends after this long, with an error that names the cause. Until then it waits for servers that do not answer,
+    /// and bytes that were taken are kept for them.
     pub patience: Duration,
     /// Bytes that are at home only come back within this, or reading and writing them fails: home may be far, or on tape.
     pub recall_patience: Duration,
@@ -28,7 +29,12 @@ pub struct ClientConfig {
 
 impl ClientConfig {
     pub const MEMORY_BYTES: u64 = 512 << 20;
+    /// Of a command, which somebody looks at.
     pub const PATIENCE: Duration = Duration::from_secs(30);
+    /// Of a mount, where programs run that nobody looks at: a server that is restarted, or moved, is back by then.
+    pub const MOUNT_PATIENCE: Duration = Duration::from_secs(600);
+    /// Longer than anything runs.
+    pub const FOREVER: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
     pub const RECALL_PATIENCE: Duration = Duration::from_secs(300);
 
     /// The root namespace with default limits.

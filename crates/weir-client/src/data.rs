@@ -8,6 +8,7 @@ use crate::late;
 use crate::maps::MapsSeen;
 use crate::member::{Paces, Pacing};
 use crate::status::Counters;
+use crate::waits::Waits;
 use bytes::Bytes;
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
@@ -23,15 +24,15 @@ use weir_proto::data::{
     MissingMask, OverlayKind, Place, PreparedCell, StatCell, WriteFragment, WriteMode, WriteOverlay,
 };
 use weir_proto::ec::Coder;
-use weir_proto::map::{ClusterMap, Group, Layout, Member, MemberState, Scheme};
+use weir_proto::map::{ClusterMap, Group, Layout, Member, MemberState, Scheme, TargetState};
 use weir_proto::{CellId, Epoch, Error, ErrorKind, FileId, PgId, Request, Result, Seq, TargetId, Version};
 use weir_rpc::{Answered, Payload};
 
 /// One target may take this long for one call before the coordinator is asked to judge it: a loaded disk does a
 /// group commit of many fragments in well under a second.
 const CALL_PATIENCE: Duration = Duration::from_secs(5);
-/// How long a group that lost too many members is waited for, counted from its last change: servers that lost power
-/// together start and replay their journals within this. Who comes later learns of the loss at once.
+/// How long a group is waited for that lacks members which do not return by themselves (their disks failed), counted from its last
+/// change. Who comes later learns of the loss at once. Members that are only away are waited for as long as the call may take.
 const LOSS_PATIENCE: Duration = Duration::from_secs(12);
 /// A refused epoch means that a newer map is on its way.
 const MAP_PATIENCE: Duration = Duration::from_millis(500);
@@ -50,6 +51,7 @@ pub struct Data {
     /// Reads that are decoded from others because an answer is late.
     pub hedges: Semaphore,
     pub paces: Mutex<Paces>,
+    pub waits: Arc<Waits>,
     coders: Mutex<BTreeMap<Scheme, Arc<Coder>>>,
     /// Groups that had too few members when somebody asked: under which epoch, and since when. At most one per group.
     losses: Mutex<BTreeMap<PgId, (Epoch, Instant)>>,
@@ -131,6 +133,19 @@ impl GroupView {
         let members = self.group().members.iter().enumerate();
         members.filter(|(_, m)| m.state == MemberState::Down).fold(0, |mask, (i, _)| mask | (1 << i))
     }
+    /// A member by its target and the node that serves it.
+    pub fn name_of(&self, index: usize) -> String {
+        let target = self.place(index).target;
+        let node = self.map.target_node(target).map_or("?", |n| n.name.as_str());
+        format!("{target} ({node})")
+    }
+    /// The members that are not current.
+    pub fn missing_names(&self) -> String {
+        let mut missing: Vec<usize> =
+            (0..self.group().members.len()).filter(|i| self.state(*i) != MemberState::Current).collect();
+        missing.sort_by_key(|i| self.place(*i).target);
+        missing.into_iter().map(|i| self.name_of(i)).collect::<Vec<_>>().join(", ")
+    }
     /// Who numbers the overlays of a data cell: the first current one of its own target and the parity targets.
     pub fn sequencer(&self, cell: u8, scheme: Scheme) -> Option<usize> {
         let parity = usize::from(scheme.data)..scheme.width();
@@ -158,6 +173,7 @@ pub fn is_unreachable(e: &Error) -> bool {
 impl Data {
     pub fn new(env: Env, cluster: Cluster, counters: Arc<Counters>, maps: Arc<MapsSeen>) -> Data {
         Data {
+            waits: Waits::new(env.clock.clone()),
             env,
             cluster,
             counters,
@@ -212,6 +228,7 @@ impl Data {
                     "{s}: it may have been written under version {needed} of the cluster map, here is {here}: is the coordinator reachable?"
                 )));
             }
+            let _waiting = self.waits.begin("the coordinator, for the newest cluster map".into());
             self.wait_newer(here, self.left(s.deadline)).await;
         }
     }
@@ -257,28 +274,37 @@ impl Data {
 
     /// A view with at least k current members, or the error that names the stripe.
     pub async fn writable_view(&self, s: &StripeRef) -> Result<GroupView> {
+        let mut waiting = None;
         loop {
             let view = self.view(s)?;
             if view.group().is_writable() {
                 return Ok(view);
             }
-            let left = self.left(self.lost_until(&view)).min(self.left(s.deadline));
+            let left = self.left(self.lost_until(&view, s.deadline));
             if left.is_zero() {
-                return Err(too_few(s, view.group().current_count()));
+                let Error { kind, context } = too_few(s, view.group().current_count());
+                return Err(Error {
+                    kind,
+                    context: format!("{context}; not there: {}", view.missing_names()),
+                });
             }
+            waiting.replace(self.waits.begin(view.missing_names()));
             self.wait_newer(view.map_version(), left).await;
         }
     }
 
     /// Until when it is worth waiting for the members that a group lacks. Each change of the group is new hope.
-    pub fn lost_until(&self, view: &GroupView) -> Instant {
+    pub fn lost_until(&self, view: &GroupView, deadline: Instant) -> Instant {
         let (now, group) = (self.env.clock.now(), view.group());
+        if may_return(&view.map, group) {
+            return deadline;
+        }
         let mut losses = self.losses.lock().expect("no holder panics");
         let loss = losses.entry(group.id).or_insert((group.epoch, now));
         if loss.0 != group.epoch {
             *loss = (group.epoch, now);
         }
-        loss.1 + LOSS_PATIENCE
+        deadline.min(loss.1 + LOSS_PATIENCE)
     }
 
     /// Writes a whole stripe: k + m fragments. Returns under which epoch all live members have it. `again`: they may have it already.
@@ -394,7 +420,7 @@ impl Data {
     where
         F: Fn(usize, Place, MissingMask, bool) -> BoxFuture<'a, Result<()>>,
     {
-        let mut pause = RETRY_PAUSE;
+        let (mut pause, mut waiting) = (RETRY_PAUSE, None);
         loop {
             let view = self.writable_view(s).await?;
             let (missing, epoch) = (view.down_mask(), view.group().epoch);
@@ -415,10 +441,11 @@ impl Data {
             match self.round(s, &view, calls, done).await? {
                 Round::Done => {}
                 Round::MapChanged => pause = RETRY_PAUSE,
-                Round::Again(last) => {
+                Round::Again(index, last) => {
                     if self.left(s.deadline) <= pause {
                         return Err(Error::deadline(format!("not done by the deadline: {last}")));
                     }
+                    waiting.replace(self.waits.begin(view.name_of(index)));
                     self.env.clock.sleep(pause).await;
                     pause = (pause * 2).min(RETRY_PAUSE_MAX);
                 }
@@ -489,12 +516,12 @@ impl Data {
                 return Err(e); // a fence: this client's right to write has ended, or its token epoch was raised
             }
             self.wait_newer(view.map_version(), MAP_PATIENCE.min(self.left(s.deadline))).await;
-            return Ok(if map_changed()? { Round::MapChanged } else { Round::Again(e) });
+            return Ok(if map_changed()? { Round::MapChanged } else { Round::Again(index, e) });
         }
         Ok(match unreachable {
             None => Round::Done,
             Some(_) if self.view(s)?.group().epoch > epoch => Round::MapChanged,
-            Some((index, e)) => Round::Again(e.doing(format!("{} of {s}", view.place(index).target))),
+            Some((index, e)) => Round::Again(index, e.doing(format!("{} of {s}", view.place(index).target))),
         })
     }
 
@@ -527,7 +554,7 @@ impl Data {
             None => (OverlayKind::Zero, 0),
         };
         let payload = Payload { parts: o.payload.iter().cloned().collect(), crc: Some(crc) };
-        let mut pause = RETRY_PAUSE;
+        let (mut pause, mut waiting) = (RETRY_PAUSE, None);
         let (write, mut attempt) = (self.env.rng.next_u64(), 0);
         loop {
             let view = self.writable_view(&s).await?;
@@ -570,6 +597,7 @@ impl Data {
             if self.left(s.deadline) <= pause {
                 return Err(Error::deadline(format!("not done by the deadline: {e}")));
             }
+            waiting.replace(self.waits.begin(view.name_of(through)));
             self.env.clock.sleep(pause).await;
             attempt += 1;
             pause = (pause * 2).min(RETRY_PAUSE_MAX);
@@ -594,7 +622,7 @@ impl Data {
     where
         F: Fn(GroupView) -> BoxFuture<'a, Result<T>>,
     {
-        let mut pause = RETRY_PAUSE;
+        let (mut pause, mut waiting) = (RETRY_PAUSE, None);
         loop {
             let view = self.writable_view(s).await?;
             let e = match ask(view.clone()).await {
@@ -605,6 +633,7 @@ impl Data {
             if self.left(s.deadline) <= pause {
                 return Err(Error::deadline(format!("not done by the deadline: {e}")));
             }
+            waiting.replace(self.waits.begin(format!("targets of {}", view.group().id)));
             self.wait_newer(view.map_version(), pause).await;
             pause = (pause * 2).min(RETRY_PAUSE_MAX);
         }
@@ -680,11 +709,14 @@ impl Data {
             let told = match map.told_of_cuts(of_file) {
                 Ok(told) => told,
                 Err(e) => {
-                    let patience = || self.env.clock.now() + LOSS_PATIENCE.min(self.left(deadline));
-                    let give_up = *give_up.get_or_insert_with(patience);
+                    let comes_back = map.groups.iter().filter(|g| of_file(g.id)).all(|g| may_return(&map, g));
+                    let patience =
+                        if comes_back { self.left(deadline) } else { LOSS_PATIENCE.min(self.left(deadline)) };
+                    let give_up = *give_up.get_or_insert_with(|| self.env.clock.now() + patience);
                     if self.left(give_up).is_zero() {
                         return Err(doing(e));
                     }
+                    let _waiting = self.waits.begin("targets that are to cut a file".into());
                     self.wait_newer(map.version, self.left(give_up)).await;
                     continue;
                 }
@@ -793,7 +825,19 @@ struct Everywhere {
 enum Round {
     Done,
     MapChanged,
-    Again(Error),
+    /// The member at this index did not do it.
+    Again(usize, Error),
+}
+
+/// Whether a group that lacks members has enough again once those are back that are only away.
+fn may_return(map: &ClusterMap, group: &Group) -> bool {
+    let failed = |m: &Member| map.target(m.target).is_none_or(|t| t.state == TargetState::Failed);
+    let hopeful = |m: &&Member| match m.state {
+        MemberState::Current => true,
+        MemberState::Down => !failed(m),
+        MemberState::Behind => false, // it needs the others to be repaired
+    };
+    group.members.iter().filter(hopeful).count() >= usize::from(group.scheme.data)
 }
 
 /// Fewer than k members hold everything.

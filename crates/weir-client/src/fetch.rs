@@ -64,7 +64,7 @@ impl Data {
     pub async fn read_cell(&self, s: StripeRef, range: CellRange) -> Result<Part> {
         let repaired_by = self.env.clock.now() + REPAIR_PATIENCE;
         self.needed_map(&s).await?;
-        let mut moves = 0;
+        let (mut moves, mut waiting) = (0, None);
         let last = loop {
             let view = self.view(&s)?;
             let (direct, decoded) = self.read_hedged(&s, &view, range).await?;
@@ -91,7 +91,7 @@ impl Data {
                 // Too few for now: who is down may return, who is behind is being repaired.
                 Err(e) => {
                     let now = self.view(&s)?;
-                    let lost_until = self.lost_until(&now);
+                    let lost_until = self.lost_until(&now, s.deadline);
                     let until = if has_behind(&now) { lost_until.max(repaired_by) } else { lost_until };
                     let are_all_current = now.group().current_count() == s.layout.scheme.width();
                     let left = match are_all_current {
@@ -103,6 +103,12 @@ impl Data {
                     if left.is_zero() {
                         return Err(e);
                     }
+                    let whom = if are_all_current {
+                        format!("targets of {}", now.group().id)
+                    } else {
+                        now.missing_names()
+                    };
+                    waiting.replace(self.waits.begin(whom));
                     self.wait_newer(now.map_version(), LOSS_PAUSE.min(left)).await;
                     e
                 }

@@ -18,6 +18,8 @@ const OPEN_WRITE: u8 = 2;
 
 /// How long a shutdown waits until the leader has been told of all closes.
 const CLOSES_PATIENCE: Duration = Duration::from_secs(5);
+/// How long it waits for servers in all: who ends a client does not wait as a program does.
+const SHUTDOWN_PATIENCE: Duration = Duration::from_secs(60);
 
 impl Inner {
     pub async fn create(
@@ -229,9 +231,15 @@ impl Inner {
             return Ok(());
         }
         let mut first_error = Ok(());
+        let deadline = self.env.clock.now() + self.config.patience.min(SHUTDOWN_PATIENCE);
         for node in self.all_nodes() {
-            let dirty = node.lock().is_dirty();
-            if dirty && let Err(e) = self.flush(&node, Occasion::Closing, false).await {
+            if !node.lock().is_dirty() {
+                continue;
+            }
+            let saved =
+                self.env.clock.timeout(self.data.left(deadline), self.flush(&node, Occasion::Closing, false));
+            let late = |_| Err(Error::deadline("its servers do not answer, and this client was told to end"));
+            if let Err(e) = saved.await.unwrap_or_else(late) {
                 tracing::error!("shutdown: file {} was not saved: {e}", node.ino);
                 first_error = first_error.and(Err(e));
             }
@@ -240,7 +248,7 @@ impl Inner {
         let _ = self.env.clock.timeout(CLOSES_PATIENCE, self.tell_closes()).await; // or is looked at as such
         let _ = self.env.clock.timeout(CLOSES_PATIENCE, self.tell_accesses()).await; // or they are lost
         // Everything is saved, or its error is told: a session that nobody closes ends by itself.
-        if let Err(e) = self.session.close(self.deadline()).await {
+        if let Err(e) = self.session.close(self.env.clock.now() + CLOSES_PATIENCE).await {
             tracing::info!("the session was not closed: {e}");
         }
         first_error

@@ -43,6 +43,7 @@ mod shipping;
 mod status;
 mod turn;
 mod volumes;
+mod waits;
 mod write;
 
 pub use api::{
@@ -56,6 +57,7 @@ pub use recall::Recall;
 pub use seek::COPY_BYTES_MAX;
 pub use shipping::NewRelation;
 pub use volumes::{NewVolume, VolumeEdit};
+pub use waits::Waiting;
 
 use bytes::Bytes;
 use data::Data;
@@ -68,7 +70,8 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::sync::Notify;
 use weir_coord::{Cluster, Observer};
-use weir_env::{Env, TaskHandle};
+use weir_env::{Env, Instant, TaskHandle};
+use weir_proto::coord::Wait;
 use weir_proto::lock::{LockEntry, LockOwner};
 use weir_proto::map::Role;
 use weir_proto::meta::{Cred, FileKind, Listing, RenameMode, Usage};
@@ -81,6 +84,11 @@ const WRITE_BACK_PERIOD: Duration = Duration::from_secs(1);
 const SESSION_LOOK: Duration = Duration::from_millis(500);
 /// Pause between tries to find the namespace's leader.
 const LEADER_PAUSE: Duration = Duration::from_millis(50);
+/// How long a client that starts waits for the cluster: who mounts is there to see that it does not answer.
+const CONNECT_PATIENCE: Duration = Duration::from_secs(30);
+/// How often the coordinator hears what calls wait for, and how long it may take to listen.
+const TELL_EVERY: Duration = Duration::from_secs(5);
+const TELL_PATIENCE: Duration = Duration::from_secs(1);
 
 /// One client of a namespace: one per mount or library user. Cheap to clone; its tasks end with the last clone.
 #[derive(Clone)]
@@ -107,8 +115,9 @@ impl Client {
             role: Role::Mount,
             host: config.host.clone(),
         };
-        let deadline = env.clock.now() + config.patience;
-        let cluster = Cluster::observe(&env, who, config.patience).await?;
+        let patience = config.patience.min(CONNECT_PATIENCE);
+        let deadline = env.clock.now() + patience;
+        let cluster = Cluster::observe(&env, who, patience).await?;
         let callbacks = Arc::new(Callbacks::default());
         let (channel, namespace) = loop {
             let found = cluster.meta_leader(&config.namespace, callbacks.clone());
@@ -123,7 +132,7 @@ impl Client {
         let title = format!("{} on {}", config.name, config.host);
         let maps = Arc::new(MapsSeen::default());
         let process = config.process.clone();
-        let session = Session::new(env.clone(), channel, namespace, title, process, maps.clone());
+        let session = Session::new(env.clone(), channel, namespace, title.clone(), process, maps.clone());
         let counters = Arc::default();
         let data = Data::new(env.clone(), cluster, counters, maps);
         let inner = Inner::new(env.clone(), config, kernel, namespace, data, session);
@@ -134,6 +143,7 @@ impl Client {
         let tasks = vec![
             env.tasks.spawn("keep the session", keep_session(inner.weak())),
             env.tasks.spawn("write back", write_back(inner.weak())),
+            env.tasks.spawn("watch what calls wait for", watch_waits(inner.weak(), title)),
         ];
         Ok(Client { inner, _tasks: Arc::new(Background(tasks)) })
     }
@@ -361,6 +371,14 @@ impl Client {
     pub fn status(&self) -> ClientStatus {
         self.inner.counters.snapshot(&self.inner.budget)
     }
+    /// On the clock of [`Waiting::since`].
+    pub fn now(&self) -> Instant {
+        self.inner.env.clock.now()
+    }
+    /// What calls have been waiting for for a while.
+    pub fn waits(&self) -> Vec<Waiting> {
+        self.inner.data.waits.list()
+    }
     /// Flushes everything and closes the session. An error names what could not be saved.
     pub async fn shutdown(&self) -> Result<()> {
         self.inner.shutdown().await
@@ -469,6 +487,36 @@ async fn keep_session(inner: Weak<Inner>) {
         if clock.now() >= until || !inner.session.is_taken_up() {
             inner.session.keep_alive().await;
             due = None;
+        }
+    }
+}
+
+/// Tells what calls wait for, and leaves a leader that is known to be elsewhere by now.
+async fn watch_waits(inner: Weak<Inner>, title: String) {
+    let (mut told, mut leader) = (None, String::new());
+    while let Some(clock) = inner.upgrade().map(|i| i.env.clock.clone()) {
+        clock.sleep(SESSION_LOOK).await;
+        let Some(inner) = inner.upgrade() else { return };
+        inner.session.leave_old_address();
+        let waits = &inner.data.waits;
+        waits.end(&leader);
+        if let Some((since, calls)) = inner.session.silence() {
+            let name = inner.data.cluster.leader_name(&inner.config.namespace).unwrap_or_default();
+            leader = format!("the metadata leader {name}");
+            waits.note(&leader, since, calls);
+        }
+        waits.tell();
+        let (list, now) = (waits.list(), clock.now());
+        let due = match told {
+            None => !list.is_empty(),
+            Some(at) => list.is_empty() || now.since(at) >= TELL_EVERY,
+        };
+        if due {
+            told = (!list.is_empty()).then_some(now);
+            let ms = |w: &Waiting| now.since(w.since).as_millis() as u64;
+            let waits = list.into_iter().map(|w| Wait { ms: ms(&w), what: w.what, calls: w.calls }).collect();
+            let telling = inner.data.cluster.tell_waits(title.clone(), waits);
+            let _ = clock.timeout(TELL_PATIENCE, telling).await; // a coordinator that is away has others' troubles to show
         }
     }
 }

@@ -22,6 +22,8 @@ use weir_proto::snapshot::Layer;
 use weir_proto::{Error, InodeId, MIB, Result};
 
 static ZEROS: [u8; 1 << 20] = [0; 1 << 20];
+/// How long bytes for pages are not read without a lease, which somebody else takes away each time.
+const INSISTS_MAX: Duration = Duration::from_secs(15);
 /// Bytes fetched for one read at a time.
 const FETCH_BYTES_MAX: u64 = 16 << 20;
 /// A read for pages whose lease is taken away at once asks again after a pause, which grows up to so many of these.
@@ -231,7 +233,8 @@ impl Inner {
     ) -> Result<Vec<Bytes>> {
         // However often they go again.
         let give_up = deadline + self.config.recall_patience;
-        let (mut unleased, insists_until) = (0, self.env.clock.now() + self.config.patience / 2);
+        let (mut unleased, insists_until) =
+            (0, self.env.clock.now() + INSISTS_MAX.min(self.config.patience / 2));
         loop {
             let insists = self.env.clock.now() < insists_until;
             let again_until = match self.read_once(file, offset, len, deadline, insists).await? {

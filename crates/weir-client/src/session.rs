@@ -5,7 +5,7 @@
 //! the same (session, slot, seq) until it is answered; leases count only while the leader was heard within their term.
 //! Knows nothing of inodes but that somebody ([`Holder`]) holds leases on them.
 use crate::maps::MapsSeen;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 use tokio::sync::Semaphore;
@@ -61,6 +61,22 @@ pub struct Session {
     heard: AtomicU64,
     slots: Mutex<Vec<Slot>>,
     free_slots: Semaphore,
+    /// Requests without an answer.
+    asking: AtomicU32,
+}
+
+/// A request without an answer.
+struct Asking<'a>(&'a AtomicU32);
+impl<'a> Asking<'a> {
+    fn begin(count: &'a AtomicU32) -> Asking<'a> {
+        count.fetch_add(1, Ordering::Relaxed);
+        Asking(count)
+    }
+}
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 #[derive(Default)]
@@ -127,7 +143,20 @@ impl Session {
                 (0..SLOTS).rev().map(|number| Slot { number, session: SessionId(0), seq: 0 }).collect(),
             ),
             free_slots: Semaphore::new(SLOTS as usize),
+            asking: AtomicU32::new(0),
         }
+    }
+
+    /// Since when the leader was not heard, and how many requests wait for it; `None`: it was, or nothing waits.
+    pub fn silence(&self) -> Option<(Instant, u32)> {
+        let (heard, calls) =
+            (Instant(self.heard.load(Ordering::Relaxed)), self.asking.load(Ordering::Relaxed));
+        let is_silent = self.env.clock.now().since(heard) > 2 * self.keep_alive_period();
+        (is_silent && calls > 0).then_some((heard, calls))
+    }
+    /// Gives a connection up to where the leader is not any more.
+    pub fn leave_old_address(&self) {
+        self.channel.leave_old_address();
     }
 
     pub fn set_holder(&self, holder: Weak<dyn Holder>) {
@@ -166,7 +195,8 @@ impl Session {
         {
             return Ok((connection, SessionId(self.session.load(Ordering::Acquire))));
         }
-        let mut standing = self.standing.lock().await;
+        let turn = self.env.clock.timeout(self.left(deadline), self.standing.lock()).await;
+        let mut standing = turn.map_err(|_| Error::unavailable("another request takes the session up"))?;
         let connection = self.channel.connection(self.left(deadline)).await?;
         if let (Some(id), Some(session)) = (standing.connection, standing.session)
             && id == connection.id()
@@ -305,6 +335,7 @@ impl Session {
         deadline: Instant,
         make: impl Fn(SessionId) -> R,
     ) -> Result<R::Reply> {
+        let _asking = Asking::begin(&self.asking);
         let mut pause = RETRY_PAUSE;
         loop {
             let (e, under) = match self.ready(deadline).await {
@@ -443,8 +474,9 @@ impl Session {
         still: impl Fn() -> Result<()>,
         make: impl Fn(Op) -> R,
     ) -> Result<(R::Reply, u32)> {
+        let _asking = Asking::begin(&self.asking);
         let mut tries = 0;
-        let mut taken = self.take_slot().await;
+        let mut taken = self.take_slot(deadline).await.map_err(|e| e.doing(R::NAME))?;
         // Under which session it was sent, and whether it may have happened.
         let (mut sent, mut in_doubt) = (None, false);
         let mut pause = RETRY_PAUSE;
@@ -469,17 +501,32 @@ impl Session {
             };
             let refused = e.kind == ErrorKind::Stale;
             in_doubt |= !refused && sent.is_some();
-            self.again_or(e, sent, deadline, &mut pause).await.map_err(|e| e.doing(R::NAME))?;
+            self.again_or(e, sent, deadline, &mut pause).await.map_err(|e| match e.kind {
+                ErrorKind::Deadline if in_doubt => {
+                    e.doing(format_args!("{}: it may happen or have happened", R::NAME))
+                }
+                _ => e.doing(R::NAME),
+            })?;
             if refused && !in_doubt {
                 sent = None; // the leader did not know the session: it did nothing
             }
         }
     }
 
-    async fn take_slot(&self) -> TakenSlot<'_> {
-        let permit = self.free_slots.acquire().await.expect("never closed");
+    async fn take_slot(&self, deadline: Instant) -> Result<TakenSlot<'_>> {
+        let acquired = match self.free_slots.try_acquire() {
+            Ok(permit) => Ok(permit),
+            Err(_) => self
+                .env
+                .clock
+                .timeout(self.left(deadline), self.free_slots.acquire())
+                .await
+                .map(|permit| permit.expect("never closed")),
+        };
+        let permit =
+            acquired.map_err(|_| Error::deadline(format!("{SLOTS} earlier changes have no answer yet")))?;
         let slot = self.slots.lock().expect("no holder panics").pop().expect("a permit is a slot");
-        TakenSlot { session: self, slot, _permit: permit }
+        Ok(TakenSlot { session: self, slot, _permit: permit })
     }
 
     pub fn keep_alive_period(&self) -> Duration {

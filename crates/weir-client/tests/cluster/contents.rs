@@ -4,7 +4,7 @@ use bytes::Bytes;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
-use weir_client::{Allocate, OpenMode, SetAttrs};
+use weir_client::{Allocate, ClientConfig, NoKernel, OpenMode, SetAttrs};
 use weir_proto::ErrorKind;
 
 #[test]
@@ -126,7 +126,8 @@ fn any_two_of_six_targets_may_be_gone_and_a_third_is_an_error_that_names_the_str
 
             let third = (0..6).find(|n| *n != first && *n != second).unwrap();
             lab.kill_storage(third);
-            let d = lab.client("d").await;
+            let config = ClientConfig { patience: Duration::from_secs(12), ..lab.config("d") };
+            let d = Client::connect(lab.env("d"), config, Arc::new(NoKernel)).await.unwrap();
             let clock = lab.env("d").clock;
             let begun = clock.now();
             let h = open(&d, "before", OpenMode::READ).await;
@@ -134,10 +135,10 @@ fn any_two_of_six_targets_may_be_gone_and_a_third_is_an_error_that_names_the_str
             assert!(error.context.contains("stripe"), "{error:?}");
             assert_eq!(
                 error.kind,
-                ErrorKind::Unavailable,
+                ErrorKind::Deadline,
                 "who is down may come back with what it has: {error}"
             );
-            assert_eq!(error.kind.errno(), 5);
+            assert_eq!(error.kind.errno(), 110);
             assert!(clock.now().since(begun) < Duration::from_secs(15), "{:?}", clock.now().since(begun));
             let h = create(&d, "refused").await;
             let data = data.clone();

@@ -9,6 +9,7 @@ mod late;
 mod lengths;
 mod lives;
 mod locks;
+mod patience;
 mod quota;
 mod random;
 mod recall;

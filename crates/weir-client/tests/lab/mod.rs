@@ -136,6 +136,8 @@ struct Inner {
     lease_ms: u32,
     /// What home has of these files is of this version; of others it has all.
     home_has: Arc<Mutex<BTreeMap<InodeId, u64>>>,
+    /// Where nodes are that have moved.
+    moved: Mutex<BTreeMap<String, Vec<Addr>>>,
 }
 
 impl Lab {
@@ -152,6 +154,7 @@ impl Lab {
             doors: Mutex::default(),
             lease_ms,
             home_has: Arc::default(),
+            moved: Mutex::default(),
         }))
     }
     pub fn world(&self) -> &World {
@@ -177,12 +180,19 @@ impl Lab {
     fn keep_door(&self, name: &str, server: Server) {
         self.0.doors.lock().unwrap().insert(name.into(), server);
     }
+    /// Where a node listens from its next start on.
+    pub fn move_to(&self, name: &str, hosts: &[u8]) {
+        self.0.moved.lock().unwrap().insert(name.into(), hosts.iter().map(|host| Lab::addr(*host)).collect());
+    }
+    fn addrs(&self, name: &str, host: u8) -> Vec<Addr> {
+        self.0.moved.lock().unwrap().get(name).cloned().unwrap_or_else(|| vec![Lab::addr(host)])
+    }
     fn addr(host: u8) -> Addr {
         format!("tcp:10.0.0.{host}:7000").parse().unwrap()
     }
-    fn observer(name: &str, role: Role) -> Observer {
+    fn observer(&self, name: &str, role: Role) -> Observer {
         Observer {
-            coordinators: vec![Lab::addr(100)],
+            coordinators: self.addrs("coord", 100),
             cluster: None,
             name: name.into(),
             role,
@@ -190,7 +200,8 @@ impl Lab {
         }
     }
 
-    async fn coordinator(&self, targets: u8) {
+    /// Starts the coordinator, or starts it again.
+    pub async fn coordinator(&self, targets: u8) {
         let env = self.world().node("coord");
         let mut config = CoordConfig::new(self.0.scheme.parse().unwrap(), usize::from(targets));
         config.settings.cell_shift = CELL_SHIFT;
@@ -198,7 +209,9 @@ impl Lab {
         config.settings.target_silence_ms = 1000;
         let coordinator = Coordinator::open(env.clone(), Path::new("/coord"), config).await.unwrap();
         let identity = Identity::new(&env, "coord", Role::Coordinator, Some(coordinator.cluster()));
-        let server = serve(&env, &[Lab::addr(100)], identity, coordinator).await.unwrap();
+        let served = coordinator.clone();
+        let server = serve(&env, &self.addrs("coord", 100), identity, served).await.unwrap();
+        coordinator.announce(server.addrs());
         self.keep_door("coord", server);
     }
 
@@ -206,9 +219,9 @@ impl Lab {
     pub async fn storage(&self, n: u8) {
         let name = format!("s{n}");
         let env = self.world().node(&name);
-        let cluster = Cluster::observe(&env, Lab::observer(&name, Role::Storage), PATIENCE).await.unwrap();
+        let cluster = Cluster::observe(&env, self.observer(&name, Role::Storage), PATIENCE).await.unwrap();
         let gate = Arc::new(Gate::default());
-        let server = serve(&env, &[Lab::addr(n + 1)], cluster.identity(), gate.clone()).await.unwrap();
+        let server = serve(&env, &self.addrs(&name, n + 1), cluster.identity(), gate.clone()).await.unwrap();
         let offer = TargetOffer { uuid: DiskUuid([n + 1; 16]), pool: "ram".into(), capacity: 1 << 30 };
         let membership = Membership { addrs: server.addrs().to_vec(), targets: vec![offer] };
         let node: Arc<OnceLock<Arc<StorageNode>>> = Arc::default();
@@ -232,10 +245,14 @@ impl Lab {
 
     /// Starts the metadata leader, or starts it again.
     pub async fn meta(&self) {
-        let env = self.world().node("meta");
-        let cluster = Cluster::observe(&env, Lab::observer("meta", Role::Meta), PATIENCE).await.unwrap();
+        self.meta_named("meta").await;
+    }
+    /// The same as a node of another name: the namespace's store is at hand there, too.
+    pub async fn meta_named(&self, name: &str) {
+        let env = self.world().node(name);
+        let cluster = Cluster::observe(&env, self.observer(name, Role::Meta), PATIENCE).await.unwrap();
         let gate = Arc::new(Gate::default());
-        let server = serve(&env, &[Lab::addr(101)], cluster.identity(), gate.clone()).await.unwrap();
+        let server = serve(&env, &self.addrs(name, 101), cluster.identity(), gate.clone()).await.unwrap();
         let membership = Membership { addrs: server.addrs().to_vec(), targets: vec![] };
         cluster.join(membership, no_reports()).await.unwrap();
         let lead = cluster.lead_namespace("root").await.unwrap();
@@ -272,14 +289,14 @@ impl Lab {
             let e = meta.run().await;
             panic!("the metadata leader ended: {e}");
         });
-        self.keep_door("meta", server);
+        self.keep_door(name, server);
         std::mem::forget(cluster);
     }
 
     /// Waits until repair has brought every member that is up to date; otherwise names the groups.
     pub async fn all_current(&self) -> std::result::Result<(), String> {
         let env = self.world().node("observer");
-        let who = Lab::observer("observer", Role::Console);
+        let who = self.observer("observer", Role::Console);
         let cluster = Cluster::observe(&env, who, PATIENCE).await.unwrap();
         let behind = |map: &ClusterMap| {
             let is_behind = |g: &&Group| g.members.iter().any(|m| m.state == MemberState::Behind);
@@ -304,7 +321,20 @@ impl Lab {
         Client::connect(self.world().node(name), config, kernel).await.unwrap()
     }
     pub fn config(&self, name: &str) -> ClientConfig {
-        ClientConfig::new(vec![Lab::addr(100)], name, &format!("host-{name}"))
+        ClientConfig::new(self.addrs("coord", 100), name, &format!("host-{name}"))
+    }
+    /// What everybody's calls wait for, as the coordinator was told.
+    pub async fn waits(&self) -> Vec<String> {
+        let env = self.world().node("observer");
+        let who = self.observer("observer", Role::Console);
+        let waits = Cluster::observe(&env, who, PATIENCE).await.unwrap().waits().await.unwrap();
+        let all =
+            waits.clients.into_iter().flat_map(|c| c.waits.into_iter().map(move |w| (c.client.clone(), w)));
+        all.map(|(client, w)| format!("{client}: {} {}", w.what, w.calls)).collect()
+    }
+    pub fn kill_coordinator(&self) {
+        self.0.doors.lock().unwrap().remove("coord");
+        self.world().kill("coord");
     }
     pub fn kill_meta(&self) {
         self.0.doors.lock().unwrap().remove("meta");

@@ -1,0 +1,128 @@
+//! What calls wait for, and since when. Once per cause it is told in the log, and again when it is over.
+//!
+//! A call that waits for a moment is no news: what is shown and told has lasted for [`TOLD_AFTER`].
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use weir_env::{Clock, Instant};
+
+/// Less is what a restart or a takeover takes.
+const TOLD_AFTER: Duration = Duration::from_secs(3);
+/// A cause that no call waits for any more is over after this long: the same calls often wait again at once.
+const OVER_AFTER: Duration = Duration::from_secs(1);
+
+/// Causes that are told apart: each group of a large cluster may lack other targets.
+const CAUSES_MAX: usize = 32;
+
+/// What calls of a client wait for.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Waiting {
+    /// Words for people: a server, or targets, by name.
+    pub what: String,
+    pub since: Instant,
+    pub calls: u32,
+}
+
+pub struct Waits {
+    clock: Clock,
+    causes: Mutex<BTreeMap<String, Cause>>,
+}
+
+struct Cause {
+    since: Instant,
+    /// The last time that a call waited.
+    last: Instant,
+    calls: u32,
+    told: bool,
+}
+
+/// A call that waits, as long as this lives.
+pub struct WaitGuard {
+    waits: Arc<Waits>,
+    what: String,
+}
+
+impl Waits {
+    pub fn new(clock: Clock) -> Arc<Waits> {
+        Arc::new(Waits { clock, causes: Mutex::default() })
+    }
+    fn causes(&self) -> MutexGuard<'_, BTreeMap<String, Cause>> {
+        self.causes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A call begins to wait.
+    pub fn begin(self: &Arc<Self>, mut what: String) -> WaitGuard {
+        let now = self.clock.now();
+        let mut causes = self.causes();
+        if causes.len() >= CAUSES_MAX && !causes.contains_key(&what) {
+            what = "other targets".into();
+        }
+        let new = Cause { since: now, last: now, calls: 0, told: false };
+        let cause = causes.entry(what.clone()).or_insert(new);
+        cause.calls += 1;
+        drop(causes);
+        WaitGuard { waits: self.clone(), what }
+    }
+    /// The same for a cause that is watched from elsewhere: `calls` wait now, since then.
+    pub fn note(&self, what: &str, since: Instant, calls: u32) {
+        let now = self.clock.now();
+        let new = Cause { since, last: now, calls, told: false };
+        let mut causes = self.causes();
+        let cause = causes.entry(what.to_owned()).or_insert(new);
+        (cause.last, cause.calls) = (now, calls);
+    }
+    /// Nothing waits any more for what was noted.
+    pub fn end(&self, what: &str) {
+        if let Some(cause) = self.causes().get_mut(what) {
+            cause.calls = 0;
+        }
+    }
+
+    /// What has been waited for for a while, in order.
+    pub fn list(&self) -> Vec<Waiting> {
+        let now = self.clock.now();
+        let causes = self.causes();
+        let old = causes.iter().filter(|(_, c)| now.since(c.since) >= TOLD_AFTER);
+        old.map(|(what, c)| Waiting { what: what.clone(), since: c.since, calls: c.calls }).collect()
+    }
+
+    /// Tells what is new and what is over; called every now and then.
+    pub fn tell(&self) {
+        let now = self.clock.now();
+        let mut lines = Vec::new();
+        self.causes().retain(|what, cause| {
+            let lasted = now.since(cause.since);
+            if cause.calls == 0 && now.since(cause.last) >= OVER_AFTER {
+                if cause.told {
+                    lines.push((
+                        false,
+                        format!("no call waits for {what} any more, after {} s", lasted.as_secs()),
+                    ));
+                }
+                return false;
+            }
+            if lasted >= TOLD_AFTER && !cause.told {
+                cause.told = true;
+                let calls =
+                    if cause.calls == 1 { "1 call waits" } else { &format!("{} calls wait", cause.calls) };
+                lines.push((
+                    true,
+                    format!("waiting for {what}: no answer for {} s; {calls}", lasted.as_secs()),
+                ));
+            }
+            true
+        });
+        for (begins, line) in lines {
+            if begins { tracing::warn!("{line}") } else { tracing::info!("{line}") }
+        }
+    }
+}
+
+impl Drop for WaitGuard {
+    fn drop(&mut self) {
+        let now = self.waits.clock.now();
+        if let Some(cause) = self.waits.causes().get_mut(&self.what) {
+            (cause.calls, cause.last) = (cause.calls.saturating_sub(1), now);
+        }
+    }
+}
