@@ -3,7 +3,7 @@
 use crate::Options;
 use crate::wiring::{ClusterPurge, Gate};
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     path::Path,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
@@ -56,14 +56,23 @@ pub struct Cluster {
     may_end: Arc<Mutex<BTreeSet<String>>>,
     /// When the last client or mover died or began to be silent for long, in nanoseconds.
     holder_gone: AtomicU64,
+    /// How often roles have moved to another address.
+    moves: Mutex<BTreeMap<String, u32>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Everybody is given both.
 fn coordinators() -> Vec<Addr> {
-    vec!["tcp:10.0.0.1:7000".parse().expect("an address")]
+    (0..COORDINATOR_ADDRS).map(|moves| addr(moves, "0.1")).collect()
+}
+const COORDINATOR_ADDRS: u32 = 2;
+
+/// Where a node is after so many moves.
+fn addr(moves: u32, host: &str) -> Addr {
+    format!("tcp:10.{}.{host}:7000", moves % 250).parse().expect("an address")
 }
 
 impl Cluster {
@@ -71,7 +80,13 @@ impl Cluster {
     pub async fn start_all(world: &World, options: &Options) -> Result<Cluster> {
         let may_end = Arc::default();
         let (env, settings) = (world.node(COORDINATOR), options.clone());
-        start_role(world, &env, &may_end, COORDINATOR, run_coordinator(env.clone(), settings));
+        start_role(
+            world,
+            &env,
+            &may_end,
+            COORDINATOR,
+            run_coordinator(env.clone(), settings, coordinators()),
+        );
         let env = world.node(HARNESS);
         let seen =
             weir_coord::Cluster::observe(&env, observer(HARNESS, Role::Console, "harness"), PATIENCE).await?;
@@ -82,6 +97,7 @@ impl Cluster {
             lost: Mutex::default(),
             may_end,
             holder_gone: AtomicU64::new(0),
+            moves: Mutex::default(),
         };
         cluster.start(META);
         (0..options.storage_nodes).for_each(|n| cluster.start(&storage_name(n)));
@@ -99,13 +115,30 @@ impl Cluster {
             start_role(&self.world, &env, &self.may_end, name, role);
         };
         match name {
-            COORDINATOR => start(Box::pin(run_coordinator(env.clone(), self.options.clone()))),
-            META => start(Box::pin(run_meta(env.clone()))),
+            COORDINATOR => {
+                // At all its addresses until it has moved, then at one of them.
+                let at = lock(&self.moves)
+                    .get(name)
+                    .map(|moves| coordinators()[(moves % COORDINATOR_ADDRS) as usize].clone());
+                let listen = at.map_or_else(coordinators, |at| vec![at]);
+                start(Box::pin(run_coordinator(env.clone(), self.options.clone(), listen)));
+            }
+            META => start(Box::pin(run_meta(env.clone(), addr(self.moves(name), "0.2")))),
             _ => {
                 let n: usize = name[1..].parse().expect("storage nodes are s0, s1, …");
-                start(Box::pin(run_storage(env.clone(), n, format!("host{}", n % self.options.hosts))));
+                let (host, at) =
+                    (format!("host{}", n % self.options.hosts), addr(self.moves(name), &format!("1.{n}")));
+                start(Box::pin(run_storage(env.clone(), n, host, at)));
             }
         }
+    }
+
+    /// From its next start on the role is at another address.
+    pub fn move_away(&self, name: &str) {
+        *lock(&self.moves).entry(name.into()).or_default() += 1;
+    }
+    fn moves(&self, name: &str) -> u32 {
+        lock(&self.moves).get(name).copied().unwrap_or(0)
     }
 
     /// The role may end by itself from now on: its disk fails.
@@ -255,7 +288,7 @@ async fn made(env: &Env, dir: &Path) -> Result<()> {
     make().map_err(|e| Error::from_io(format_args!("make {}", dir.display()), &e))
 }
 
-async fn run_coordinator(env: Env, options: Options) -> Result<()> {
+async fn run_coordinator(env: Env, options: Options, listen: Vec<Addr>) -> Result<()> {
     let dir = Path::new("/coord");
     made(&env, dir).await?;
     let settings = Settings {
@@ -267,18 +300,18 @@ async fn run_coordinator(env: Env, options: Options) -> Result<()> {
     let config = CoordConfig { cluster: None, settings, expected_targets: options.storage_nodes };
     let coordinator = Coordinator::open(env.clone(), dir, config).await?;
     let identity = Identity::new(&env, COORDINATOR, Role::Coordinator, Some(coordinator.cluster()));
-    let _server = weir_rpc::serve(&env, &coordinators(), identity, coordinator).await?;
+    let server = weir_rpc::serve(&env, &listen, identity, coordinator.clone()).await?;
+    coordinator.announce(server.addrs());
     std::future::pending().await
 }
 
-async fn run_meta(env: Env) -> Result<()> {
+async fn run_meta(env: Env, at: Addr) -> Result<()> {
     let dir = Path::new("/meta");
     made(&env, dir).await?;
     let cluster = weir_coord::Cluster::observe(&env, observer(META, Role::Meta, "host0"), PATIENCE).await?;
     let kv = Engine::open(&env, &dir.join("kv"), ENGINE).await?;
     let gate = Arc::new(Gate::default());
-    let listen = ["tcp:10.0.0.2:7000".parse::<Addr>().expect("an address")];
-    let server = weir_rpc::serve(&env, &listen, cluster.identity(), gate.clone()).await?;
+    let server = weir_rpc::serve(&env, &[at], cluster.identity(), gate.clone()).await?;
     cluster.join(Membership { addrs: server.addrs().to_vec(), targets: Vec::new() }, no_reports()).await?;
     let lead = cluster.lead_namespace("root").await?;
     let followed = cluster.clone();
@@ -308,7 +341,7 @@ fn layout_policy(cluster: &weir_coord::Cluster) -> Option<LayoutPolicy> {
     })
 }
 
-async fn run_storage(env: Env, n: usize, host: String) -> Result<()> {
+async fn run_storage(env: Env, n: usize, host: String, at: Addr) -> Result<()> {
     let dir = Path::new("/target");
     made(&env, dir).await?;
     let name = storage_name(n);
@@ -320,8 +353,7 @@ async fn run_storage(env: Env, n: usize, host: String) -> Result<()> {
     };
     let (identity, _) = identity::open_target(&*env.disk, dir, &fresh, None)?;
     let gate = Arc::new(Gate::default());
-    let listen = [format!("tcp:10.0.1.{n}:7000").parse::<Addr>().expect("an address")];
-    let server = weir_rpc::serve(&env, &listen, cluster.identity(), gate.clone()).await?;
+    let server = weir_rpc::serve(&env, &[at], cluster.identity(), gate.clone()).await?;
     let opened: Arc<OnceLock<Arc<StorageNode>>> = Arc::default();
     if cluster.target_of(identity.disk).is_some() {
         open_storage(&env, &cluster, identity.disk, &opened, &gate).await?;

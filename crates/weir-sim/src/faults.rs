@@ -26,7 +26,7 @@ use weir_env::{
 const REPAIR_PATIENCE: Duration = Duration::from_secs(180);
 /// Well within a client's patience of 30 s, with what recovery takes.
 const FAULT_MS_MAX: u64 = 6_000;
-/// Of [`KillTooMany`], and up to half as long again: who waits for those who died is told an error, see the client's `LOSS_PATIENCE`.
+/// Of [`KillTooMany`], and up to half as long again: most of a client's patience.
 const TOO_MANY_MS_MIN: u64 = 13_000;
 /// Of [`HangDisk`], and up to as long again: a target that hangs for 10 s is taken for one that is gone.
 const HANG_MS_MIN: u64 = 11_000;
@@ -289,6 +289,11 @@ impl Faults {
                 let everybody: Vec<String> = all.into_iter().chain(roles).collect();
                 (vec![self.one_of(&everybody)], vec![])
             }
+            MovedAddress => {
+                let roles = [META.to_string(), COORDINATOR.to_string()];
+                let everybody: Vec<String> = all.into_iter().chain(roles).collect();
+                (vec![self.one_of(&everybody)], vec![])
+            }
             FlipBits | LostWrites | MisdirectedWrites => {
                 (vec![storage_name(self.some_spent(Toll::Silent))], vec![])
             }
@@ -354,6 +359,10 @@ impl Faults {
         let often = MILLION / 1000 * (20 + self.rng.below(100) as u32);
         match fault.kind {
             KillStorage | KillMeta | KillCoordinator => world.kill(victim),
+            MovedAddress => {
+                world.kill(victim);
+                self.cluster.move_away(victim);
+            }
             KillTooMany => {
                 self.work.seats.set_broken(true);
                 fault.victims.iter().for_each(|v| world.kill(v));
@@ -431,7 +440,7 @@ impl Faults {
         let (world, victim) = (&self.world, fault.victim());
         match fault.kind {
             KillStorage | PowerCutStorage | PowerCutAllStorage | KillMeta | PowerCutMeta
-            | KillCoordinator | PowerCutCoordinator | LoseHost | ReplaceDisk | KillTooMany => {
+            | KillCoordinator | PowerCutCoordinator | LoseHost | ReplaceDisk | KillTooMany | MovedAddress => {
                 fault.victims.iter().for_each(|v| self.start(v));
             }
             KillStorageAtPoint | KillMetaAtPoint => {

@@ -39,6 +39,7 @@ pub enum FaultKind {
     KillMetaAtPoint,
     KillTooMany,
     HangDisk,
+    MovedAddress,
 }
 
 use FaultKind::*;
@@ -56,7 +57,7 @@ pub enum Toll {
 }
 
 impl FaultKind {
-    pub const ALL: [FaultKind; 36] = [
+    pub const ALL: [FaultKind; 37] = [
         KillStorage,
         PowerCutStorage,
         PowerCutAllStorage,
@@ -93,6 +94,7 @@ impl FaultKind {
         KillMetaAtPoint,
         KillTooMany,
         HangDisk,
+        MovedAddress,
     ];
 
     /// Those that may come with any others. Damage that lasts does not pass every seed beside others yet: see
@@ -145,6 +147,7 @@ impl FaultKind {
             KillMetaAtPoint => "kill-meta-at-point",
             KillTooMany => "kill-too-many",
             HangDisk => "hang-disk",
+            MovedAddress => "moved-address",
         }
     }
 
@@ -168,7 +171,8 @@ impl FaultKind {
             | ReadErrors
             | KillStorageAtPoint
             | KillTooMany
-            | HangDisk => Toll::Passing,
+            | HangDisk
+            | MovedAddress => Toll::Passing,
             // A full disk refuses new bytes; what it has it gives.
             DiskFull => Toll::Passing,
             FlipBits | LostWrites | MisdirectedWrites => Toll::Silent,

@@ -216,6 +216,7 @@ survives! {
     survives_kills_of_the_metadata_leader: 100..108, [KillMeta, PowerCutMeta];
     survives_a_coordinator_that_restarts: 200..206, [KillCoordinator, PowerCutCoordinator];
     survives_the_loss_of_a_host: 3200..3208, [LoseHost];
+    survives_moved_addresses: 3150..3160, [MovedAddress];
     a_dead_client_loses_only_what_nobody_has_seen: 3300..3310, [KillClient];
     a_client_that_stood_still_is_told_what_it_lost: 3400..3410, [PauseClient, PartitionFromMeta];
     survives_partitions: 300..310, [PartitionFromClient, PartitionFromPeer, PartitionFromCoordinator, PartitionPartly];
