@@ -1,4 +1,5 @@
 //! The command line: nouns and verbs, declared once; help, completion and man pages follow from it.
+use crate::config::Patience;
 use clap::{Args, Parser, Subcommand, ValueHint};
 use std::path::PathBuf;
 use weir_env::Addr;
@@ -329,6 +330,9 @@ pub struct MountRole {
     /// Memory for data on its way and cached, in MiB
     #[arg(long)]
     pub memory_mib: Option<u64>,
+    /// How long calls wait for servers that do not answer before programs get errors: 30s, 10m, 2h or forever [default: 10m]
+    #[arg(long, value_name = "TIME")]
+    pub patience: Option<Patience>,
     /// Nothing can be changed through this mount
     #[arg(long)]
     pub read_only: bool,

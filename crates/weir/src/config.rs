@@ -3,8 +3,10 @@
 //! Each key is declared once, with its documentation and default; `weir config reference` prints exactly that.
 //! A wrong line is an error that names the file, the line and the key.
 use crate::failure::{Failure, Outcome, did_you_mean};
+use crate::volume::parse_seconds;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use std::{fmt, path::PathBuf, str::FromStr};
+use std::{fmt, path::PathBuf, str::FromStr, time::Duration};
+use weir_client::ClientConfig;
 use weir_env::Addr;
 use weir_proto::{ClusterId, Error, map::Scheme};
 
@@ -19,6 +21,31 @@ impl<T: fmt::Display> Serialize for Text<T> {
 impl<'de, T: FromStr<Err: fmt::Display>> Deserialize<'de> for Text<T> {
     fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
         String::deserialize(d)?.parse().map(Text).map_err(serde::de::Error::custom)
+    }
+}
+
+/// How long calls wait for servers that do not answer: `30s`, `10m`, `2h` or `forever`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Patience(pub Duration);
+
+impl FromStr for Patience {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Patience, String> {
+        if text == "forever" {
+            return Ok(Patience(ClientConfig::FOREVER));
+        }
+        match parse_seconds(text).map_err(|e| format!("{e}, or forever"))? {
+            0 => Err(format!("{text:?}: a call needs at least 1s")),
+            seconds => Ok(Patience(Duration::from_secs(seconds.into()).min(ClientConfig::FOREVER))),
+        }
+    }
+}
+impl fmt::Display for Patience {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            ClientConfig::FOREVER => f.write_str("forever"),
+            patience => write!(f, "{}s", patience.as_secs()),
+        }
     }
 }
 
@@ -71,7 +98,8 @@ sections! {
     [node] Node {
         /// Its name, unique in the cluster.
         name: String = String::new(), shown "the host's name and the role";
-        /// Where it listens: "unix:/PATH", "tcp:HOST:PORT", "tcp:[IPv6]:PORT"; port 0 is any free port.
+        /// Where it listens: "unix:/PATH", "tcp:HOST:PORT", "tcp:[IPv6]:PORT"; port 0 is any free port. For an unspecified host
+        /// ("[::]", "0.0.0.0") others are told the address by which this host reaches the coordinator.
         listen: Vec<Text<Addr>> = Vec::new(), shown "[\"tcp:[::]:0\"]";
         /// The host. Processes that name the same host reach each other through Unix sockets.
         host: String = String::new(), shown "the machine's id and name";
@@ -127,6 +155,9 @@ sections! {
         /// Let other users in (permissions are always checked). FUSE lets root do so, and others where /etc/fuse.conf
         /// says user_allow_other.
         allow_other: Option<bool> = None, shown "whether this user may let others in";
+        /// How long calls wait for servers that do not answer, and written bytes are kept for them, before programs get errors:
+        /// "30s", "10m", "2h" or "forever".
+        patience: Text<Patience> = Text(Patience(ClientConfig::MOUNT_PATIENCE)), shown "\"10m\"";
         /// Nothing can be changed through this mount.
         read_only: bool = false, shown "false";
     }
@@ -237,6 +268,19 @@ mod tests {
             let failure = parse("f", text).unwrap_err();
             assert!(failure.error.context.starts_with(error), "{text:?}: {}", failure.error.context);
             assert!(failure.hint.as_deref().unwrap().contains(hint), "{text:?}: {:?}", failure.hint);
+        }
+    }
+
+    #[test]
+    fn patience_is_written_with_its_unit() {
+        let read = |text: &str| text.parse::<Patience>().map(|p| p.0.as_secs()).ok();
+        assert_eq!((read("30s"), read("10m"), read("2h")), (Some(30), Some(600), Some(7200)));
+        assert!(read("forever") > read("1000h") && read("99999999999999999999h").is_none());
+        for wrong in ["", "m", "0s", "-1s", "10 m", "ever"] {
+            assert_eq!(read(wrong), None, "{wrong:?}");
+        }
+        for text in ["90s", "forever"] {
+            assert_eq!(text.parse::<Patience>().unwrap().to_string(), text);
         }
     }
 

@@ -245,7 +245,8 @@ async fn run_coord(node: Node) -> Outcome<()> {
         Role::Coordinator,
         Some(coordinator.cluster()),
     );
-    let server = node.serve(identity, coordinator).await?;
+    let server = node.serve(identity, coordinator.clone()).await?;
+    coordinator.announce(server.addrs());
     node.ready(&shown(&server))?;
     stop_signal().await?;
     server.stop();
@@ -566,6 +567,9 @@ pub fn mount(args: &MountRole, environment: &Environment) -> Outcome<()> {
     if let Some(namespace) = &args.namespace {
         config.mount.namespace.clone_from(namespace);
     }
+    if let Some(patience) = args.patience {
+        config.mount.patience = Text(patience);
+    }
     if let Some(mib) = args.memory_mib {
         config.mount.memory_mib = mib;
     }
@@ -591,7 +595,7 @@ async fn run_mount(node: Node, recover: bool) -> Outcome<()> {
         host: node.config.node.host.clone(),
         process: own_process(),
         memory_bytes: mount.memory_mib * MIB,
-        patience: ClientConfig::PATIENCE,
+        patience: mount.patience.0.0,
         recall_patience: ClientConfig::RECALL_PATIENCE,
     };
     let cluster = node.observe(Role::Mount).await?;
@@ -740,8 +744,14 @@ fn client_json(client: &Client) -> Value {
     let (losses, last) = client.losses();
     let last: Vec<Value> =
         last.iter().map(|l| json!({ "inode": l.ino.0, "at_ns": l.at.nanos, "what": l.what })).collect();
+    let now = client.now();
+    let waits: Vec<Value> = client
+        .waits()
+        .iter()
+        .map(|w| json!({ "for": w.what, "ms": now.since(w.since).as_millis() as u64, "calls": w.calls }))
+        .collect();
     json!({
-        "losses": losses, "last_losses": last,
+        "losses": losses, "last_losses": last, "waits": waits,
         "written_bytes": s.written_bytes, "read_bytes": s.read_bytes,
         "wire_sent_bytes": s.wire_sent_bytes, "wire_received_bytes": s.wire_received_bytes,
         "degraded_reads": s.degraded_reads, "degraded_writes": s.degraded_writes, "crc_failures": s.crc_failures,

@@ -15,7 +15,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 use weir_env::Addr;
 use weir_home::HomeUrl;
-use weir_proto::coord::{ClusterStatus, TargetReport};
+use weir_proto::coord::{ClientsWaiting, ClusterStatus, TargetReport};
 use weir_proto::map::{Group, MemberState, Role, TargetState};
 use weir_proto::{Error, TargetId};
 
@@ -59,8 +59,8 @@ pub fn clear_target(args: &cli::ClearTarget) -> Outcome<()> {
 /// What `weir status` exits with says how bad the worst trouble is.
 pub fn status(args: &cli::Status) -> Outcome<ExitCode> {
     let place = args.place()?;
-    let (status, namespaces) = observe::block_on(ask(&coordinators(args)?))?;
-    let facts = facts(place.as_ref(), &status, namespaces);
+    let (status, waiting, namespaces) = observe::block_on(ask(&coordinators(args)?))?;
+    let facts = facts(place.as_ref(), &status, waiting, namespaces);
     let report =
         Report { troubles: troubles(&facts), health: Health::of_used(&status, &facts.in_use()), facts };
     match args.json {
@@ -71,10 +71,10 @@ pub fn status(args: &cli::Status) -> Outcome<ExitCode> {
 }
 
 /// The coordinator's view, and what each metadata server that leads says of its volumes.
-async fn ask(coordinators: &[Addr]) -> Outcome<(ClusterStatus, Vec<NamespaceFacts>)> {
+async fn ask(coordinators: &[Addr]) -> Outcome<(ClusterStatus, ClientsWaiting, Vec<NamespaceFacts>)> {
     let env = weir_env::real::env();
     let cluster = observe::observe(&env, coordinators, "weir status").await?;
-    let status = cluster.status().await?;
+    let (status, waiting) = (cluster.status().await?, cluster.waits().await?);
     let mut namespaces = Vec::new();
     for namespace in status.map.namespaces.iter().filter(|n| is_led(&status.map, n)) {
         let name = namespace.name.clone();
@@ -86,7 +86,7 @@ async fn ask(coordinators: &[Addr]) -> Outcome<(ClusterStatus, Vec<NamespaceFact
         };
         namespaces.push(NamespaceFacts { name, known });
     }
-    Ok((status, namespaces))
+    Ok((status, waiting, namespaces))
 }
 
 async fn known(coordinators: &[Addr], namespace: &str) -> Outcome<Known> {
@@ -97,7 +97,12 @@ async fn known(coordinators: &[Addr], namespace: &str) -> Outcome<Known> {
     Ok(Known { volumes, relations, backups })
 }
 
-fn facts<'a>(place: Option<&Place>, status: &'a ClusterStatus, namespaces: Vec<NamespaceFacts>) -> Facts<'a> {
+fn facts<'a>(
+    place: Option<&Place>,
+    status: &'a ClusterStatus,
+    waiting: ClientsWaiting,
+    namespaces: Vec<NamespaceFacts>,
+) -> Facts<'a> {
     let lives =
         |p: &Process| place.is_some_and(|at| PidFile::read(&at.pid_file(p)).is_some_and(|f| f.alive()));
     let process_state = |p: &Process| ProcessState {
@@ -116,7 +121,7 @@ fn facts<'a>(place: Option<&Place>, status: &'a ClusterStatus, namespaces: Vec<N
         None => "start its process again on its machine".into(),
     };
     let missing_homes = missing_homes(&processes, &namespaces);
-    Facts { status, restart, processes, mounts, dead_mounts, namespaces, missing_homes }
+    Facts { status, waiting, restart, processes, mounts, dead_mounts, namespaces, missing_homes }
 }
 
 /// Directories that are homes and are not there. Movers of other machines may find them where they are.

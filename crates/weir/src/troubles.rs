@@ -14,7 +14,7 @@ use std::fmt::Display;
 use std::path::PathBuf;
 use weir_proto::TargetId;
 use weir_proto::backup::Backup;
-use weir_proto::coord::ClusterStatus;
+use weir_proto::coord::{ClientsWaiting, ClusterStatus};
 use weir_proto::map::{Group, MemberState, Node, Role, Target, TargetState};
 use weir_proto::meta::Time;
 use weir_proto::relation::{RelationInfo, RelationState};
@@ -66,6 +66,8 @@ pub struct Trouble {
 /// What was found out.
 pub struct Facts<'a> {
     pub status: &'a ClusterStatus,
+    /// Clients whose calls wait.
+    pub waiting: ClientsWaiting,
     /// What starts again what does not run.
     pub restart: String,
     /// Of `weir up` in this directory; none where it is not known.
@@ -130,6 +132,7 @@ pub fn troubles(facts: &Facts<'_>) -> Vec<Trouble> {
     volumes(facts, &mut found);
     backups(facts, &mut found);
     mounts(facts, &mut found);
+    waits(facts, &mut found);
     found.0.sort_by_key(|trouble| Reverse(trouble.severity));
     found.0
 }
@@ -151,6 +154,18 @@ impl Found {
     }
     fn note(&mut self, about: impl Display, text: impl Into<String>) {
         self.add(Severity::Note, about, text);
+    }
+}
+
+/// What calls of clients wait for.
+fn waits(facts: &Facts<'_>, found: &mut Found) {
+    for client in &facts.waiting.clients {
+        for wait in &client.waits {
+            let calls = if wait.calls == 1 { "1 call waits" } else { &format!("{} calls wait", wait.calls) };
+            let (what, seconds) = (&wait.what, wait.ms / 1000);
+            let name = &client.client;
+            found.degraded(name, format!("{name}: {calls} for {what}, no answer for {seconds} s"));
+        }
     }
 }
 
@@ -641,6 +656,7 @@ mod tests {
         fn troubles(self) -> Vec<Trouble> {
             troubles(&Facts {
                 status: &self.status,
+                waiting: ClientsWaiting { clients: vec![] },
                 restart: "`weir up --dir /w` starts it again".into(),
                 processes: self.processes,
                 mounts: self.mounts,

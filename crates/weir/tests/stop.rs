@@ -1,4 +1,5 @@
-//! Claim: a storage process that is stopped (not dead: its connections stay open) holds up nobody.
+//! Claims about servers that are away: a stopped one (not dead: its connections stay open) holds up nobody as long as enough others are
+//! there; else programs wait for them, wherever they come back, and whoever waits can be ended.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -6,10 +7,11 @@
 )]
 mod common;
 
-use common::{Cluster, can_mount, pattern, wait_until};
+use common::{Cluster, can_mount, ends, pattern, text, wait_until, weir};
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -113,4 +115,155 @@ fn a_stopped_storage_process_stalls_nobody() {
         verify(reader_dir, n);
     }
     assert!(fs::read_dir(dir).unwrap().count() as u64 == done.load(Ordering::Acquire));
+}
+
+/// A program whose calls are to wait.
+fn program(script: &str) -> Child {
+    let mut shell = Command::new("bash");
+    shell
+        .args(["-c", script])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+fn log_of(cluster: &Cluster, name: &str) -> String {
+    text(&fs::read(cluster.dir().join(format!("log/{name}.log"))).unwrap_or_default())
+}
+
+#[test]
+fn programs_wait_for_servers_that_stand_still_and_can_be_ended_meanwhile() {
+    if !can_mount() {
+        return;
+    }
+    let cluster = Cluster::start(1);
+    let dir = cluster.mount().to_path_buf();
+    write_file(&dir, 1).unwrap();
+    let away = ["meta", "storage-1", "storage-2", "storage-3"];
+    let stopped: Vec<_> = away.iter().map(|name| cluster.stop(name)).collect();
+    let mut made = program(&format!("exec mkdir {}/made", dir.display()));
+    let mut killed = program(&format!("exec mkdir {}/killed", dir.display()));
+    let mut interrupted = program(&format!("exec mkdir {}/interrupted", dir.display()));
+    let mut reader = program(&format!("exec cat {}/f1", dir.display()));
+    wait_until("the log names what is waited for", Duration::from_secs(50), || {
+        log_of(&cluster, "mount-1").contains("waiting for the metadata leader meta: no answer for")
+    });
+    wait_until("weir status names it", Duration::from_secs(50), || {
+        let output = cluster.try_tell(&["status"]);
+        text(&output.stdout).contains("for the metadata leader meta, no answer for")
+    });
+    killed.kill().unwrap();
+    assert!(!ends("a program that was killed", &mut killed, Duration::from_secs(20)).success());
+    common::shell(&format!("kill -INT {}", interrupted.id()));
+    assert!(!ends("a program that was interrupted", &mut interrupted, Duration::from_secs(20)).success());
+    assert!(made.try_wait().unwrap().is_none(), "the others go on waiting");
+    drop(stopped);
+    assert!(ends("mkdir", &mut made, Duration::from_secs(60)).success());
+    let mut found = Vec::new();
+    reader.stdout.take().unwrap().read_to_end(&mut found).unwrap();
+    assert!(ends("cat", &mut reader, Duration::from_secs(60)).success());
+    assert!(found == pattern(1, FILE_BYTES));
+    assert!(dir.join("made").is_dir());
+    wait_until("the log says that it is over", Duration::from_secs(60), || {
+        log_of(&cluster, "mount-1").contains("no call waits for the metadata leader meta any more")
+    });
+}
+
+/// Roles that are started by hand, and end with the test.
+struct Roles {
+    dir: tempfile::TempDir,
+    running: Vec<(String, Child)>,
+    coordinators: Vec<String>,
+}
+
+impl Roles {
+    fn free_port() -> u16 {
+        std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    }
+    fn path(&self, name: &str) -> String {
+        self.dir.path().join(name).display().to_string()
+    }
+    fn coordinators(&self) -> Vec<&str> {
+        self.coordinators.iter().flat_map(|addr| ["--coordinator", addr.as_str()]).collect()
+    }
+    /// Starts one, and waits until it serves.
+    fn start(&mut self, name: &str, args: &[&str]) {
+        let pid_file = self.path(&format!("{name}.pid"));
+        let _ = fs::remove_file(&pid_file); // of the last start
+        let log = File::options().create(true).append(true).open(self.path(&format!("{name}.log"))).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
+        command.args(args).args(["--name", name, "--pid-file", &pid_file]).stderr(log).stdin(Stdio::null());
+        let mut child = command.spawn().unwrap();
+        wait_until(&format!("{name} serves"), Duration::from_secs(60), || {
+            let ended = child.try_wait().unwrap();
+            assert!(
+                ended.is_none(),
+                "{name} ended: {}",
+                fs::read_to_string(self.path(&format!("{name}.log"))).unwrap()
+            );
+            text(&fs::read(&pid_file).unwrap_or_default()).contains("\"ready\":true")
+        });
+        self.running.push((name.into(), child));
+    }
+    fn kill(&mut self, name: &str) {
+        let at = self.running.iter().position(|(known, _)| known == name).unwrap();
+        let (_, mut child) = self.running.remove(at);
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    fn addresses(&self) -> serde_json::Value {
+        let output = weir(&[&["status", "--json"][..], &self.coordinators()].concat());
+        let status: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        status["nodes"].clone()
+    }
+}
+
+impl Drop for Roles {
+    fn drop(&mut self) {
+        let _ = weir(&["unmount", "--lazy", &self.path("mnt")]); // it may not have been mounted
+        for (_, child) in &mut self.running {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+#[test]
+fn a_mount_follows_its_servers_to_other_addresses() {
+    if !can_mount() {
+        return;
+    }
+    let coordinators: Vec<String> = (0..2).map(|_| format!("tcp:127.0.0.1:{}", Roles::free_port())).collect();
+    let dir = tempfile::Builder::new().prefix("weir-test-").tempdir().unwrap();
+    let mut roles = Roles { dir, running: Vec::new(), coordinators: coordinators.clone() };
+    let given = coordinators.iter().flat_map(|addr| ["--coordinator", addr.as_str()]).collect::<Vec<_>>();
+    let (coord, meta, target, mnt) =
+        (roles.path("coord"), roles.path("meta"), roles.path("t1"), roles.path("mnt"));
+    let coord = ["coord", "--dir", &coord, "--targets", "1", "--scheme", "single", "--listen"];
+    // On any address and port: each start is at another one.
+    let anywhere = ["--listen", "tcp:[::]:0"];
+    let meta = [&["meta", "--dir", &meta][..], &anywhere, &given].concat();
+    let storage = [&["storage", "--dir", &target][..], &anywhere, &given].concat();
+    roles.start("coord", &[&coord[..], &[&coordinators[0]]].concat());
+    roles.start("meta", &meta);
+    roles.start("storage", &storage);
+    fs::create_dir(&mnt).unwrap();
+    roles.start("mount", &[&["mount", &mnt][..], &given].concat());
+    let file = Path::new(&mnt).join("f");
+    fs::write(&file, pattern(1, FILE_BYTES)).unwrap();
+    let before = roles.addresses();
+    assert!(!before.to_string().contains("[::]"), "{before}");
+    roles.kill("coord");
+    roles.kill("meta");
+    roles.kill("storage");
+    let mut waits = program(&format!("echo more >> {}", file.display()));
+    roles.start("coord", &[&coord[..], &[&coordinators[1]]].concat());
+    roles.start("meta", &meta);
+    roles.start("storage", &storage);
+    assert_ne!(roles.addresses(), before);
+    assert!(ends("a program that writes", &mut waits, Duration::from_secs(60)).success());
+    let expected = [&pattern(1, FILE_BYTES)[..], b"more\n"].concat();
+    assert!(fs::read(&file).unwrap() == expected);
 }

@@ -99,6 +99,7 @@ pub fn attach(client: &Client, notices: &Notices, options: Options) -> Outcome<A
         own_attributes: options.own_attributes,
         groups: Mutex::new(HashMap::new()),
         lock_waits: Arc::default(),
+        callers: Arc::default(),
         path: path.clone(),
         options_seen: Mutex::default(),
         past: Arc::default(),

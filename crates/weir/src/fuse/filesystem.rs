@@ -1,6 +1,7 @@
 //! One method per request of the kernel. Each is polled once on the kernel's thread: what leases and buffers answer is
 //! answered there without waking anybody; what has to wait goes on as a task.
 use super::attach::keeps_access_times;
+use super::callers::{Callers, Fails};
 use super::from_home::FromHome;
 use super::locks;
 use super::parked::Parked;
@@ -20,9 +21,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
+use std::task::Poll;
 use std::time::{Duration, Instant, SystemTime};
 use tokio::runtime::Handle as Runtime;
-use weir_client::{Allocate, COPY_BYTES_MAX, Client, Handle, SetAttrs, Stat};
+use weir_client::{Allocate, COPY_BYTES_MAX, Client, Handle, LockWish, Locked, Opened, SetAttrs, Stat};
 use weir_env::BufferPool;
 use weir_proto::meta::{Cred, FileKind, NAME_MAX};
 use weir_proto::{ErrorKind, InodeId, Result};
@@ -61,6 +63,7 @@ pub struct Mounted {
     pub own_attributes: OwnAttributes,
     pub groups: Mutex<KnownGroups>,
     pub lock_waits: Arc<locks::Waits>,
+    pub callers: Arc<Callers>,
     /// Where it is mounted, and when the options were looked at.
     pub path: PathBuf,
     pub options_seen: Mutex<Option<Instant>>,
@@ -75,14 +78,58 @@ impl Mounted {
         Parked::begin(&self.runtime, work);
     }
 
+    /// Answers a request with what its work brings. The wait ends early if the program is being ended; the work goes on.
+    pub fn wait<R: Fails, T: Send + 'static>(
+        &self,
+        request: &Request,
+        reply: R,
+        work: impl Future<Output = T> + Send + 'static,
+        then: impl FnOnce(R, T) + Send + 'static,
+    ) {
+        self.wait_or_undo(request, reply, work, then, |_| std::future::ready(()));
+    }
+
+    /// The same; `undo` gives back what nobody takes any more.
+    pub fn wait_or_undo<R: Fails, T: Send + 'static, U: Future<Output = ()> + Send + 'static>(
+        &self,
+        request: &Request,
+        reply: R,
+        work: impl Future<Output = T> + Send + 'static,
+        then: impl FnOnce(R, T) + Send + 'static,
+        undo: impl FnOnce(T) -> U + Send + 'static,
+    ) {
+        let (callers, runtime) = (self.callers.clone(), self.runtime.clone());
+        let (unique, pid) = (request.unique().0, request.pid());
+        self.answer(async move {
+            let mut work = Box::pin(work);
+            if let Poll::Ready(brought) = std::future::poll_fn(|cx| Poll::Ready(work.as_mut().poll(cx))).await
+            {
+                return then(reply, brought);
+            }
+            let waiting = callers.begin(&runtime, unique, pid);
+            tokio::select! {
+                biased;
+                brought = &mut work => then(reply, brought),
+                () = waiting.ended() => {
+                    reply.fail(Errno::EINTR);
+                    runtime.spawn(async move { undo(work.await).await });
+                }
+            }
+        });
+    }
+
     /// `.snapshots` is in the topmost directory of each volume; elsewhere it is a name as any other.
     fn lookup_snapshots(&self, request: &Request, parent: InodeId, reply: ReplyEntry) {
         let (client, table, cred) = (self.client.clone(), self.past.clone(), self.cred(request));
-        self.answer(async move {
+        let work = async move {
             match Self::snapshots_of(&client, parent).await {
-                Some(volume) => Self::reply_snapshots(&table, reply, volume),
-                None => reply_looked(reply, client.lookup(&cred, parent, past::DIRECTORY).await),
+                Some(volume) => Err(volume),
+                None => Ok(client.lookup(&cred, parent, past::DIRECTORY).await),
             }
+        };
+        self.wait(request, reply, work, move |reply, found| match found {
+            Err(volume) => Self::reply_snapshots(&table, reply, volume),
+            Ok(looked) => reply_looked(reply, looked),
         });
     }
 
@@ -216,7 +263,12 @@ impl Filesystem for Mounted {
             return reply_looked(reply, Ok(known));
         }
         let (client, cred, name) = (self.client.clone(), self.cred(request), name.to_owned());
-        self.answer(async move { reply_looked(reply, client.lookup(&cred, parent, name.as_bytes()).await) });
+        self.wait(
+            request,
+            reply,
+            async move { client.lookup(&cred, parent, name.as_bytes()).await },
+            reply_looked,
+        );
     }
 
     fn forget(&self, _: &Request, ino: INodeNo, nlookup: u64) {
@@ -226,7 +278,7 @@ impl Filesystem for Mounted {
         self.client.forget(tr::from_kernel_ino(ino));
     }
 
-    fn statx(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, _mask: u32, reply: ReplyStatx) {
+    fn statx(&self, request: &Request, ino: INodeNo, _: Option<FileHandle>, _mask: u32, reply: ReplyStatx) {
         if is_past(ino) {
             return self.past_statx(ino, reply);
         }
@@ -235,10 +287,10 @@ impl Filesystem for Mounted {
             return reply_statx(reply, Ok(stat));
         }
         let client = self.client.clone();
-        self.answer(async move { reply_statx(reply, look(&client, ino).await) });
+        self.wait(request, reply, async move { look(&client, ino).await }, reply_statx);
     }
 
-    fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+    fn getattr(&self, request: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
         if is_past(ino) {
             return self.past_getattr(ino, reply);
         }
@@ -247,7 +299,7 @@ impl Filesystem for Mounted {
             return reply_attr(reply, Ok(stat));
         }
         let client = self.client.clone();
-        self.answer(async move { reply_attr(reply, look(&client, ino).await) });
+        self.wait(request, reply, async move { look(&client, ino).await }, reply_attr);
     }
 
     fn setattr(
@@ -281,7 +333,7 @@ impl Filesystem for Mounted {
         };
         let (client, cred, ino) = (self.client.clone(), self.cred(request), tr::from_kernel_ino(ino));
         let fh = fh.filter(|_| size.is_some()).map(handle);
-        self.answer(async move {
+        let work = async move {
             let mut result = client.setattr(&cred, ino, fh, set).await;
             // The kernel asks for nothing where a program changed the owner to what it is.
             let same_owner = set == SetAttrs::default();
@@ -293,8 +345,9 @@ impl Filesystem for Mounted {
                     Err(e) => Err(e),
                 };
             }
-            reply_attr(reply, result);
-        });
+            result
+        };
+        self.wait(request, reply, work, reply_attr);
     }
 
     fn readlink(&self, request: &Request, ino: INodeNo, reply: ReplyData) {
@@ -302,7 +355,8 @@ impl Filesystem for Mounted {
             return self.past_readlink(self.cred(request), ino, reply);
         }
         let (client, ino) = (self.client.clone(), tr::from_kernel_ino(ino));
-        self.answer(async move { reply_data(reply, client.readlink(ino).await.map(|target| vec![target])) });
+        let work = async move { client.readlink(ino).await.map(|target| vec![target]) };
+        self.wait(request, reply, work, reply_data);
     }
 
     fn mknod(
@@ -320,8 +374,11 @@ impl Filesystem for Mounted {
         };
         let Some(kind) = tr::node_kind(mode) else { return reply.error(Errno::EINVAL) };
         let mode = tr::new_mode(mode, umask);
-        self.answer(
-            async move { reply_entry(reply, client.mknod(&cred, parent, &name, mode, kind, rdev).await) },
+        self.wait(
+            request,
+            reply,
+            async move { client.mknod(&cred, parent, &name, mode, kind, rdev).await },
+            reply_entry,
         );
     }
 
@@ -338,21 +395,21 @@ impl Filesystem for Mounted {
             return reply.error(Errno::EROFS);
         };
         let mode = tr::new_mode(mode, umask);
-        self.answer(async move { reply_entry(reply, client.mkdir(&cred, parent, &name, mode).await) });
+        self.wait(request, reply, async move { client.mkdir(&cred, parent, &name, mode).await }, reply_entry);
     }
 
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let Some((client, cred, parent, name)) = self.naming(request, parent, name) else {
             return reply.error(Errno::EROFS);
         };
-        self.answer(async move { reply_empty(reply, client.unlink(&cred, parent, &name).await) });
+        self.wait(request, reply, async move { client.unlink(&cred, parent, &name).await }, reply_empty);
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let Some((client, cred, parent, name)) = self.naming(request, parent, name) else {
             return reply.error(Errno::EROFS);
         };
-        self.answer(async move { reply_empty(reply, client.rmdir(&cred, parent, &name).await) });
+        self.wait(request, reply, async move { client.rmdir(&cred, parent, &name).await }, reply_empty);
     }
 
     fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
@@ -360,10 +417,11 @@ impl Filesystem for Mounted {
             return reply.error(Errno::EROFS);
         };
         let target = target.to_owned();
-        self.answer(async move {
+        let work = async move {
             let target = target.as_os_str().as_bytes();
-            reply_entry(reply, client.symlink(&cred, parent, &name, target).await);
-        });
+            client.symlink(&cred, parent, &name, target).await
+        };
+        self.wait(request, reply, work, reply_entry);
     }
 
     fn rename(
@@ -383,10 +441,11 @@ impl Filesystem for Mounted {
         let (client, cred) = (self.client.clone(), self.cred(request));
         let (parent, newparent) = (tr::from_kernel_ino(parent), tr::from_kernel_ino(newparent));
         let (name, newname) = (name.to_owned(), newname.to_owned());
-        self.answer(async move {
+        let work = async move {
             let (name, newname) = (name.as_bytes(), newname.as_bytes());
-            reply_empty(reply, client.rename(&cred, parent, name, newparent, newname, mode).await);
-        });
+            client.rename(&cred, parent, name, newparent, newname, mode).await
+        };
+        self.wait(request, reply, work, reply_empty);
     }
 
     fn link(&self, request: &Request, ino: INodeNo, newparent: INodeNo, newname: &OsStr, reply: ReplyEntry) {
@@ -395,8 +454,11 @@ impl Filesystem for Mounted {
         }
         let (client, cred, name) = (self.client.clone(), self.cred(request), newname.to_owned());
         let (ino, parent) = (tr::from_kernel_ino(ino), tr::from_kernel_ino(newparent));
-        self.answer(
-            async move { reply_entry(reply, client.link(&cred, ino, parent, name.as_bytes()).await) },
+        self.wait(
+            request,
+            reply,
+            async move { client.link(&cred, ino, parent, name.as_bytes()).await },
+            reply_entry,
         );
     }
 
@@ -408,21 +470,24 @@ impl Filesystem for Mounted {
         }
         let leaves_access_time = flags.0 & libc::O_NOATIME != 0;
         let (client, cred, ino) = (self.client.clone(), self.cred(request), tr::from_kernel_ino(ino));
-        self.answer(async move {
-            let opened = match client.open(&cred, ino, mode).await {
-                Ok(opened) => opened,
-                Err(e) => return reply.error(refused(&e)),
-            };
+        let (of, undo) = (client.clone(), closer(&client));
+        let work = async move {
+            let opened = client.open(&cred, ino, mode).await?;
             let strip = mode.truncate && cred.uid != 0 && tr::has_privileges(opened.stat.attr.mode);
             if strip && let Err(e) = drop_privileges(&client, &cred, ino).await {
                 let _ = client.release(opened.handle).await; // the first error is the one that is told
-                return reply.error(refused(&e));
+                return Err(e);
             }
             if leaves_access_time {
                 client.leaves_access_time(opened.handle);
             }
-            reply.opened(FileHandle(opened.handle.0), open_flags(&client, &opened, mode, appends));
-        });
+            Ok(opened)
+        };
+        let then = move |reply: ReplyOpen, opened: Result<Opened>| match opened {
+            Ok(opened) => reply.opened(FileHandle(opened.handle.0), open_flags(&of, &opened, mode, appends)),
+            Err(e) => reply.error(refused(&e)),
+        };
+        self.wait_or_undo(request, reply, work, then, undo);
     }
 
     fn create(
@@ -440,10 +505,10 @@ impl Filesystem for Mounted {
         };
         let (mode, exclusive) = (tr::new_mode(mode, umask), flags & libc::O_EXCL != 0);
         let (open, appends) = tr::open_mode(flags);
-        self.answer(async move {
-            let created = client.create(&cred, parent, &name, mode, exclusive, open).await;
-            reply_created(&client, reply, created, open, appends);
-        });
+        let (of, undo) = (client.clone(), closer(&client));
+        let work = async move { client.create(&cred, parent, &name, mode, exclusive, open).await };
+        let then = move |reply, created| reply_created(&of, reply, created, open, appends);
+        self.wait_or_undo(request, reply, work, then, undo);
     }
 
     fn tmpfile(
@@ -461,10 +526,10 @@ impl Filesystem for Mounted {
         let (client, cred) = (self.client.clone(), self.cred(request));
         let (parent, mode) = (tr::from_kernel_ino(parent), tr::new_mode(mode, umask));
         let (open, appends) = tr::open_mode(flags);
-        self.answer(async move {
-            let created = client.create_nameless(&cred, parent, mode, open).await;
-            reply_created(&client, reply, created, open, appends);
-        });
+        let (of, undo) = (client.clone(), closer(&client));
+        let work = async move { client.create_nameless(&cred, parent, mode, open).await };
+        let then = move |reply, created| reply_created(&of, reply, created, open, appends);
+        self.wait_or_undo(request, reply, work, then, undo);
     }
 
     fn read(
@@ -492,11 +557,13 @@ impl Filesystem for Mounted {
         }
         drop(inside);
         let (client, from_home) = (self.client.clone(), self.waits_for_home(request));
-        self.answer(async move {
-            if let Err(e) = from_home.bring(fh, Some(offset), len).await {
-                return reply.error(e);
-            }
-            reply_data(reply, client.read(fh, offset, len).await)
+        let work = async move {
+            from_home.bring(fh, Some(offset), len).await?;
+            Ok(client.read(fh, offset, len).await)
+        };
+        self.wait(request, reply, work, |reply: ReplyData, read| match read {
+            Ok(read) => reply_data(reply, read),
+            Err(e) => reply.error(e),
         });
     }
 
@@ -529,39 +596,38 @@ impl Filesystem for Mounted {
         let (client, cred) = (self.client.clone(), self.cred(request));
         let data = self.buffers.copy(data).freeze();
         let from_home = self.waits_for_home(request);
-        self.answer(async move {
-            if let Err(e) = from_home.bring(fh, (!appends).then_some(offset), data.len()).await {
-                return reply.error(e);
-            }
+        let work = async move {
+            from_home.bring(fh, (!appends).then_some(offset), data.len()).await?;
             if strip && let Err(e) = drop_privileges(&client, &cred, ino).await {
-                return reply.error(refused(&e));
+                return Err(refused(&e));
             }
-            let written = match appends {
+            Ok(match appends {
                 true => client.append(fh, data).await,
                 false => client.write(fh, offset, data).await,
-            };
-            reply_written(reply, written);
-        });
+            })
+        };
+        self.wait(request, reply, work, answer_written);
     }
 
-    fn flush(&self, _: &Request, _ino: INodeNo, fh: FileHandle, owner: LockOwner, reply: ReplyEmpty) {
+    fn flush(&self, request: &Request, _ino: INodeNo, fh: FileHandle, owner: LockOwner, reply: ReplyEmpty) {
         if is_past_handle(fh) {
             return reply.ok();
         }
         let client = self.client.clone();
-        self.answer(async move {
+        let work = async move {
             let saved = client.flush(handle(fh)).await;
             // After the bytes: whoever gets the lock next sees them.
             if let Err(e) = client.unlock_owner(handle(fh), locks::owner(owner, false)).await {
                 tracing::warn!("unlock at close: {e}");
             }
-            reply_empty(reply, saved);
-        });
+            saved
+        };
+        self.wait(request, reply, work, reply_empty);
     }
 
     fn getlk(
         &self,
-        _: &Request,
+        request: &Request,
         _ino: INodeNo,
         fh: FileHandle,
         owner: LockOwner,
@@ -576,8 +642,9 @@ impl Filesystem for Mounted {
             Err(e) => return reply.error(e),
         };
         let client = self.client.clone();
-        self.answer(async move {
-            match client.test_lock(handle(fh), wish).await {
+        let work = async move { client.test_lock(handle(fh), wish).await };
+        self.wait(request, reply, work, move |reply: ReplyLock, found| {
+            match found {
                 Ok(None) => reply.locked(start, end, libc::F_UNLCK, pid),
                 // A process elsewhere has no number here.
                 Ok(Some(way)) => reply.locked(
@@ -610,24 +677,34 @@ impl Filesystem for Mounted {
             Err(e) => return reply.error(e),
         };
         let (client, fh) = (self.client.clone(), handle(fh));
-        let answered = |locked| match locks::answer(locked) {
+        let answered = |reply: ReplyEmpty, locked| match locks::answer(locked) {
             Ok(()) => reply.ok(),
             Err(e) => reply.error(e),
         };
+        let of = client.clone();
+        let undo = move |locked: Result<Locked>| async move {
+            let held = wish.kind.is_some() && locked.is_ok_and(|l| l == Locked::Granted);
+            if held && let Err(e) = of.try_lock(fh, LockWish { kind: None, ..wish }).await {
+                tracing::warn!("a lock that nobody waits for any more was not given back: {e}");
+            }
+        };
         if !sleep || wish.kind.is_none() {
-            return self.answer(async move { answered(client.try_lock(fh, wish).await) });
+            let work = async move { client.try_lock(fh, wish).await };
+            return self.wait_or_undo(request, reply, work, answered, undo);
         }
         let (waits, unique) = (self.lock_waits.clone(), request.unique().0);
         let interrupt = waits.begin(unique);
-        self.answer(async move {
+        let work = async move {
             let locked = client.wait_lock(fh, wish, &interrupt).await;
             waits.end(unique);
-            answered(locked);
-        });
+            locked
+        };
+        self.wait_or_undo(request, reply, work, answered, undo);
     }
 
     fn interrupt(&self, _: &Request, unique: fuser::RequestId) {
         self.lock_waits.interrupt(unique.0);
+        self.callers.interrupt(unique.0);
     }
 
     fn release(
@@ -648,18 +725,18 @@ impl Filesystem for Mounted {
         self.answer(async move { reply_empty(reply, client.release(handle(fh)).await) });
     }
 
-    fn fsync(&self, _: &Request, _ino: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
+    fn fsync(&self, request: &Request, _ino: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
         if is_past_handle(fh) {
             return reply.ok();
         }
         let client = self.client.clone();
-        self.answer(async move {
-            let synced = match datasync {
+        let work = async move {
+            match datasync {
                 true => client.fdatasync(handle(fh)).await,
                 false => client.fsync(handle(fh)).await,
-            };
-            reply_empty(reply, synced);
-        });
+            }
+        };
+        self.wait(request, reply, work, reply_empty);
     }
 
     fn opendir(&self, _: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
@@ -684,8 +761,10 @@ impl Filesystem for Mounted {
             }
         }
         let (client, dir) = (self.client.clone(), tr::from_kernel_ino(ino));
-        self.answer(async move {
-            let listing = match client.readdir(dir, offset.saturating_sub(DOTS), LISTING_LIMIT, false).await {
+        let work =
+            async move { client.readdir(dir, offset.saturating_sub(DOTS), LISTING_LIMIT, false).await };
+        self.wait(request, reply, work, |mut reply: ReplyDirectory, listing| {
+            let listing = match listing {
                 Ok(listing) => listing,
                 Err(e) => return reply.error(refused(&e)),
             };
@@ -710,17 +789,24 @@ impl Filesystem for Mounted {
         ino: INodeNo,
         _fh: FileHandle,
         offset: u64,
-        mut reply: ReplyDirectoryPlus,
+        reply: ReplyDirectoryPlus,
     ) {
         if is_past(ino) {
             return self.past_readdirplus(self.cred(request), ino, offset, reply);
         }
         let (client, dir) = (self.client.clone(), tr::from_kernel_ino(ino));
-        self.answer(async move {
-            match list_with_attributes(&client, dir, offset, &mut reply).await {
-                Ok(()) => reply.ok(),
-                Err(e) => reply.error(refused(&e)),
+        let work = async move { list_with_attributes(&client, dir, offset).await };
+        self.wait(request, reply, work, |mut reply: ReplyDirectoryPlus, listed| {
+            let listed = match listed {
+                Ok(listed) => listed,
+                Err(e) => return reply.error(refused(&e)),
+            };
+            for (cookie, name, attr) in listed {
+                if reply.add(attr.ino, cookie, OsStr::from_bytes(&name), &NAME_TTL, &attr, GENERATION) {
+                    break;
+                }
             }
+            reply.ok();
         });
     }
 
@@ -733,29 +819,28 @@ impl Filesystem for Mounted {
         reply.ok();
     }
 
-    fn statfs(&self, _: &Request, ino: INodeNo, reply: ReplyStatfs) {
+    fn statfs(&self, request: &Request, ino: INodeNo, reply: ReplyStatfs) {
         let client = self.client.clone();
         let ino = if is_past(ino) { InodeId::ROOT } else { tr::from_kernel_ino(ino) };
-        self.answer(async move {
-            match client.statfs_at(ino).await {
-                Ok(space) => {
-                    let free = space.free_bytes / STATFS_BLOCK_BYTES;
-                    let files = space.files + space.directories;
-                    let all = space.inodes_max.unwrap_or(files + STATFS_FILES_FREE);
-                    let block = STATFS_BLOCK_BYTES as u32;
-                    reply.statfs(
-                        space.capacity_bytes / STATFS_BLOCK_BYTES,
-                        free,
-                        free,
-                        all,
-                        all.saturating_sub(files),
-                        block,
-                        NAME_MAX as u32,
-                        block,
-                    );
-                }
-                Err(e) => reply.error(refused(&e)),
+        let work = async move { client.statfs_at(ino).await };
+        self.wait(request, reply, work, |reply: ReplyStatfs, space| match space {
+            Ok(space) => {
+                let free = space.free_bytes / STATFS_BLOCK_BYTES;
+                let files = space.files + space.directories;
+                let all = space.inodes_max.unwrap_or(files + STATFS_FILES_FREE);
+                let block = STATFS_BLOCK_BYTES as u32;
+                reply.statfs(
+                    space.capacity_bytes / STATFS_BLOCK_BYTES,
+                    free,
+                    free,
+                    all,
+                    all.saturating_sub(files),
+                    block,
+                    NAME_MAX as u32,
+                    block,
+                );
             }
+            Err(e) => reply.error(refused(&e)),
         });
     }
 
@@ -781,12 +866,12 @@ impl Filesystem for Mounted {
         let (client, cred, ino) = (self.client.clone(), self.cred(request), tr::from_kernel_ino(ino));
         let (name, value) = (name.to_owned(), value.to_vec());
         let (create, replace) = (flags & libc::XATTR_CREATE != 0, flags & libc::XATTR_REPLACE != 0);
-        self.answer(async move {
-            reply_empty(reply, client.set_xattr(&cred, ino, name.as_bytes(), &value, create, replace).await);
-        });
+        let work =
+            async move { client.set_xattr(&cred, ino, name.as_bytes(), &value, create, replace).await };
+        self.wait(request, reply, work, reply_empty);
     }
 
-    fn getxattr(&self, _: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+    fn getxattr(&self, request: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
         if is_foreign(name) {
             return reply.error(Errno::NO_XATTR);
         }
@@ -796,24 +881,26 @@ impl Filesystem for Mounted {
         let (client, ino) = (self.client.clone(), tr::from_kernel_ino(ino));
         if let Some(own) = name.to_str().filter(|n| n.as_bytes().starts_with(OWN_PREFIX)) {
             let text = (self.own_attributes)(&client, ino, own);
-            return self.answer(async move { reply_xattr(reply, size, text.await.map(Bytes::from)) });
+            let work = async move { text.await.map(Bytes::from) };
+            return self.wait(request, reply, work, move |reply, value| reply_xattr(reply, size, value));
         }
         let name = name.to_owned();
-        self.answer(async move { reply_xattr(reply, size, client.get_xattr(ino, name.as_bytes()).await) });
+        let work = async move { client.get_xattr(ino, name.as_bytes()).await };
+        self.wait(request, reply, work, move |reply, value| reply_xattr(reply, size, value));
     }
 
-    fn listxattr(&self, _: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+    fn listxattr(&self, request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
         if is_past(ino) {
             return self.past_listxattr(ino, size, reply);
         }
         let (client, ino) = (self.client.clone(), tr::from_kernel_ino(ino));
-        self.answer(async move {
-            let names = client.list_xattr(ino).await.map(|names| {
+        let work = async move {
+            client.list_xattr(ino).await.map(|names| {
                 let ended = names.iter().flat_map(|name| name.iter().copied().chain([0]));
                 Bytes::from_iter(ended)
-            });
-            reply_xattr(reply, size, names);
-        });
+            })
+        };
+        self.wait(request, reply, work, move |reply, names| reply_xattr(reply, size, names));
     }
 
     fn removexattr(&self, request: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
@@ -822,8 +909,11 @@ impl Filesystem for Mounted {
         }
         let (client, cred, ino) = (self.client.clone(), self.cred(request), tr::from_kernel_ino(ino));
         let name = name.to_owned();
-        self.answer(
-            async move { reply_empty(reply, client.remove_xattr(&cred, ino, name.as_bytes()).await) },
+        self.wait(
+            request,
+            reply,
+            async move { client.remove_xattr(&cred, ino, name.as_bytes()).await },
+            reply_empty,
         );
     }
 
@@ -847,10 +937,9 @@ impl Filesystem for Mounted {
         };
         let (client, cred, ino) = (self.client.clone(), self.cred(request), tr::from_kernel_ino(ino));
         let from_home = self.waits_for_home(request);
-        self.answer(async move {
-            let changes = what.is_some_and(|what| what != Allocate::Extend);
-            if changes && let Err(e) = from_home.bring(handle(fh), Some(offset), length as usize).await {
-                return reply.error(e);
+        let work = async move {
+            if what.is_some_and(|what| what != Allocate::Extend) {
+                from_home.bring(handle(fh), Some(offset), length as usize).await?;
             }
             let mut done = match what {
                 Some(what) => client.fallocate(handle(fh), what, offset, length).await,
@@ -860,27 +949,41 @@ impl Filesystem for Mounted {
             if done.is_ok() && cred.uid != 0 {
                 done = drop_privileges(&client, &cred, ino).await;
             }
-            reply_empty(reply, done);
+            Ok(done)
+        };
+        self.wait(request, reply, work, |reply: ReplyEmpty, done| match done {
+            Ok(done) => reply_empty(reply, done),
+            Err(e) => reply.error(e),
         });
     }
 
-    fn lseek(&self, _: &Request, _ino: INodeNo, fh: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
+    fn lseek(
+        &self,
+        request: &Request,
+        _ino: INodeNo,
+        fh: FileHandle,
+        offset: i64,
+        whence: i32,
+        reply: ReplyLseek,
+    ) {
         let Ok(offset) = u64::try_from(offset) else { return reply.error(Errno::ENXIO) };
         if is_past_handle(fh) {
             return self.past_lseek(fh, offset, whence == libc::SEEK_DATA, reply);
         }
         let (client, fh) = (self.client.clone(), handle(fh));
-        self.answer(async move {
-            let found = match whence {
+        if ![libc::SEEK_DATA, libc::SEEK_HOLE].contains(&whence) {
+            return reply.error(Errno::EINVAL);
+        }
+        let work = async move {
+            match whence {
                 libc::SEEK_DATA => client.seek_data(fh, offset).await,
-                libc::SEEK_HOLE => client.seek_hole(fh, offset).await,
-                _ => return reply.error(Errno::EINVAL),
-            };
-            match found {
-                Ok(Some(at)) => reply.offset(i64::try_from(at).unwrap_or(i64::MAX)),
-                Ok(None) => reply.error(Errno::ENXIO),
-                Err(e) => reply.error(refused(&e)),
+                _ => client.seek_hole(fh, offset).await,
             }
+        };
+        self.wait(request, reply, work, |reply: ReplyLseek, found| match found {
+            Ok(Some(at)) => reply.offset(i64::try_from(at).unwrap_or(i64::MAX)),
+            Ok(None) => reply.error(Errno::ENXIO),
+            Err(e) => reply.error(refused(&e)),
         });
     }
 
@@ -931,13 +1034,11 @@ impl Filesystem for Mounted {
         let (client, cred, ino) = (self.client.clone(), self.cred(request), tr::from_kernel_ino(ino_out));
         let (from, to) = (handle(fh_in), handle(fh_out));
         let from_home = self.waits_for_home(request);
-        self.answer(async move {
+        let work = async move {
             // As much as one call copies at most.
             let some = len.min(COPY_BYTES_MAX) as usize;
             for (file, at) in [(from, offset_in), (to, offset_out)] {
-                if let Err(e) = from_home.bring(file, Some(at), some).await {
-                    return reply.error(e);
-                }
+                from_home.bring(file, Some(at), some).await?;
             }
             let mut copied = client.copy_range(from, offset_in, to, offset_out, len).await;
             if copied.is_ok()
@@ -946,8 +1047,9 @@ impl Filesystem for Mounted {
             {
                 copied = Err(e);
             }
-            reply_written(reply, copied.map(|n| n as usize));
-        });
+            Ok(copied.map(|n| n as usize))
+        };
+        self.wait(request, reply, work, answer_written);
     }
 }
 
@@ -957,21 +1059,18 @@ fn is_foreign(name: &OsStr) -> bool {
     name == "security.capability"
 }
 
-/// Fills the kernel's buffer. The names' time-out is zero (one time-out for both in this reply); the attributes stay
-/// in the client under its leases, so the look-ups that follow are answered without a message.
+/// What fills the kernel's buffer: cookie, name and attributes. The names' time-out is zero (one time-out for both in this reply); the
+/// attributes stay in the client under its leases, so the look-ups that follow are answered without a message.
 async fn list_with_attributes(
     client: &Client,
     dir: InodeId,
     offset: u64,
-    reply: &mut ReplyDirectoryPlus,
-) -> Result<()> {
+) -> Result<Vec<(u64, Bytes, fuser::FileAttr)>> {
+    let mut listed = Vec::new();
     if offset < DOTS {
         let own = tr::attr(&client.getattr(dir).await?.attr);
-        for (at, name) in [(1, "."), (2, "..")] {
-            if offset < at && reply.add(own.ino, at, name, &NAME_TTL, &own, GENERATION) {
-                return Ok(());
-            }
-        }
+        let dots = [(1, "."), (2, "..")].into_iter().filter(|(at, _)| offset < *at);
+        listed.extend(dots.map(|(at, name)| (at, Bytes::from(name), own)));
     }
     let listing = client.readdir(dir, offset.saturating_sub(DOTS), LISTING_LIMIT, true).await?;
     for entry in listing.entries {
@@ -982,12 +1081,32 @@ async fn list_with_attributes(
                 Err(_) => continue, // it went away since it was listed
             },
         };
-        let name = OsStr::from_bytes(&entry.name);
-        if reply.add(attr.ino, entry.cookie + DOTS, name, &NAME_TTL, &attr, GENERATION) {
-            break;
-        }
+        listed.push((entry.cookie + DOTS, entry.name, attr));
     }
-    Ok(())
+    Ok(listed)
+}
+
+/// Closes what was opened for a program that is gone.
+fn closer(
+    client: &Client,
+) -> impl FnOnce(Result<Opened>) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + 'static {
+    let client = client.clone();
+    move |opened| {
+        Box::pin(async move {
+            if let Ok(opened) = opened
+                && let Err(e) = client.release(opened.handle).await
+            {
+                tracing::warn!("close what nobody waits for any more: {e}");
+            }
+        })
+    }
+}
+
+fn answer_written(reply: ReplyWrite, written: std::result::Result<Result<usize>, Errno>) {
+    match written {
+        Ok(written) => reply_written(reply, written),
+        Err(e) => reply.error(e),
+    }
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 //! Invariant: no type of the FUSE crate leaves this directory, so that another transport can take its place.
 //! Knows nothing of stripes, targets or leases beyond "may be cached" and "forget this".
 mod attach;
+mod callers;
 mod filesystem;
 mod from_home;
 mod kernel;

@@ -1,0 +1,260 @@
+//! Calls that wait, and the programs that wait in them: one that is being ended waits for no server.
+//!
+//! Invariant: only the wait ends early. Work that was begun runs to its end, and what it brings that nobody takes any more is given
+//! back. Knows nothing of what is waited for.
+use fuser::{
+    Errno, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry,
+    ReplyLock, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyStatx, ReplyWrite, ReplyXattr,
+};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::runtime::Handle as Runtime;
+use tokio::sync::Notify;
+
+/// A call that has waited for less is not ended: an answer is about to come, and programs do not expect `EINTR` of a file.
+const LEFT_ALONE: Duration = Duration::from_secs(1);
+/// How often it is looked whether a program is being ended.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+
+/// An answer that can be an error.
+pub trait Fails: Send + 'static {
+    fn fail(self, errno: Errno);
+}
+macro_rules! fails {
+    ($($reply:ty),*) => { $(
+        impl Fails for $reply {
+            fn fail(self, errno: Errno) {
+                self.error(errno);
+            }
+        }
+    )* };
+}
+fails!(
+    ReplyAttr,
+    ReplyCreate,
+    ReplyData,
+    ReplyDirectory,
+    ReplyDirectoryPlus,
+    ReplyEmpty,
+    ReplyEntry,
+    ReplyLock,
+    ReplyLseek,
+    ReplyOpen,
+    ReplyStatfs,
+    ReplyStatx,
+    ReplyWrite,
+    ReplyXattr
+);
+
+/// The calls that wait.
+#[derive(Default)]
+pub struct Callers(Mutex<Known>);
+
+#[derive(Default)]
+struct Known {
+    /// By the kernel's number of the request.
+    calls: BTreeMap<u64, Call>,
+    /// A task looks at them.
+    looking: bool,
+}
+
+struct Call {
+    pid: u32,
+    since: Instant,
+    /// The kernel said that a signal came.
+    interrupted: bool,
+    end: Arc<Notify>,
+}
+
+/// A call in the list, as long as this lives.
+pub struct Waiting {
+    callers: Arc<Callers>,
+    unique: u64,
+    end: Arc<Notify>,
+}
+
+impl Waiting {
+    /// Returns when the program is being ended.
+    pub async fn ended(&self) {
+        self.end.notified().await;
+    }
+}
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.callers.lock().calls.remove(&self.unique);
+    }
+}
+
+impl Callers {
+    fn lock(&self) -> MutexGuard<'_, Known> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn begin(self: &Arc<Self>, runtime: &Runtime, unique: u64, pid: u32) -> Waiting {
+        let end = Arc::<Notify>::default();
+        let call = Call { pid, since: Instant::now(), interrupted: false, end: end.clone() };
+        let mut known = self.lock();
+        known.calls.insert(unique, call);
+        if !std::mem::replace(&mut known.looking, true) {
+            runtime.spawn(look_after(self.clone()));
+        }
+        drop(known);
+        Waiting { callers: self.clone(), unique, end }
+    }
+
+    pub fn interrupt(&self, unique: u64) {
+        if let Some(call) = self.lock().calls.get_mut(&unique) {
+            call.interrupted = true;
+        }
+    }
+
+    /// Ends what waits for programs that are being ended. False: nothing waits.
+    fn look(&self) -> bool {
+        let old: Vec<(u64, u32, bool)> = {
+            let mut known = self.lock();
+            known.looking = !known.calls.is_empty();
+            let old = known.calls.iter().filter(|(_, call)| call.since.elapsed() >= LEFT_ALONE);
+            old.map(|(unique, call)| (*unique, call.pid, call.interrupted)).collect()
+        };
+        let ending: Vec<u64> = old
+            .into_iter()
+            .filter(|(_, pid, interrupted)| is_ending(*pid, *interrupted))
+            .map(|c| c.0)
+            .collect();
+        let known = self.lock();
+        for call in ending.iter().filter_map(|unique| known.calls.get(unique)) {
+            call.end.notify_one();
+        }
+        known.looking
+    }
+}
+
+async fn look_after(callers: Arc<Callers>) {
+    loop {
+        tokio::time::sleep(LOOK_EVERY).await;
+        if !callers.look() {
+            return;
+        }
+    }
+}
+
+/// Whether a process is being ended, or was asked to. One that cannot be seen from here (it is in a container) is when a signal came.
+fn is_ending(pid: u32, interrupted: bool) -> bool {
+    let status = match pid {
+        0 => None,
+        pid => std::fs::read_to_string(format!("/proc/{pid}/status")).ok(),
+    };
+    let Some(signals) = status.as_deref().and_then(Signals::read) else { return interrupted };
+    signals.end_it()
+        || std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| dies_of_signal(&stat))
+}
+
+/// Sets of signals, a bit for each.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Signals {
+    pending: u64,
+    blocked: u64,
+    ignored: u64,
+    caught: u64,
+}
+
+const fn set(signals: &[i32]) -> u64 {
+    let (mut all, mut at) = (0, 0);
+    while at < signals.len() {
+        all |= 1 << (signals[at] - 1);
+        at += 1;
+    }
+    all
+}
+/// Those by which people and batch systems ask a program to end.
+const ASK_TO_END: u64 = set(&[libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM]);
+/// Those that end no process that does nothing about them.
+const HARMLESS: u64 = set(&[
+    libc::SIGCHLD,
+    libc::SIGCONT,
+    libc::SIGURG,
+    libc::SIGWINCH,
+    libc::SIGSTOP,
+    libc::SIGTSTP,
+    libc::SIGTTIN,
+    libc::SIGTTOU,
+]);
+
+impl Signals {
+    /// From `/proc/PID/status`.
+    fn read(status: &str) -> Option<Signals> {
+        let of = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+            u64::from_str_radix(line.trim(), 16).ok()
+        };
+        Some(Signals {
+            pending: of("SigPnd")? | of("ShdPnd")?,
+            blocked: of("SigBlk")?,
+            ignored: of("SigIgn")?,
+            caught: of("SigCgt")?,
+        })
+    }
+    /// Not those that a program uses for itself, such as timers: it does not expect a file's call to end by them.
+    fn end_it(&self) -> bool {
+        let pending = self.pending & !self.blocked;
+        let fatal = pending & !self.ignored & !self.caught & !HARMLESS;
+        fatal != 0 || pending & self.caught & ASK_TO_END != 0
+    }
+}
+
+/// From `/proc/PID/stat`: the process ends because of a signal, and closes its files. One that ends by itself waits at that as at any
+/// close.
+fn dies_of_signal(stat: &str) -> bool {
+    const PF_EXITING: u64 = 4;
+    // The name may hold anything; the third field follows its last bracket.
+    let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or("").split_ascii_whitespace().collect();
+    let field = |n: usize| fields.get(n - 3).and_then(|f| f.parse::<u64>().ok()).unwrap_or(0);
+    let (flags, exit_code) = (field(9), field(52));
+    flags & PF_EXITING != 0 && exit_code & 0x7f != 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_is_being_ended_by_signals_that_are_meant_for_that() {
+        let signals = |pending: &[i32], ignored: &[i32], caught: &[i32]| Signals {
+            pending: set(pending),
+            blocked: 0,
+            ignored: set(ignored),
+            caught: set(caught),
+        };
+        assert!(signals(&[libc::SIGKILL], &[], &[]).end_it());
+        assert!(signals(&[libc::SIGINT], &[], &[libc::SIGINT]).end_it(), "its handler decides");
+        assert!(!signals(&[libc::SIGINT], &[libc::SIGINT], &[]).end_it());
+        assert!(signals(&[libc::SIGALRM], &[], &[]).end_it(), "nothing catches it");
+        assert!(!signals(&[libc::SIGALRM], &[], &[libc::SIGALRM]).end_it(), "a timer of its own");
+        assert!(!signals(&[libc::SIGCHLD, libc::SIGURG], &[], &[]).end_it());
+        assert!(!Signals { blocked: set(&[libc::SIGTERM]), ..signals(&[libc::SIGTERM], &[], &[]) }.end_it());
+        let own = Signals::read(&std::fs::read_to_string("/proc/self/status").unwrap()).unwrap();
+        assert!(!own.end_it(), "{own:?}");
+    }
+
+    #[test]
+    fn a_process_that_dies_of_a_signal_is_told_from_one_that_ends() {
+        let stat = |flags: u64, code: u64| {
+            let zeros = |n| vec!["0"; n].join(" ");
+            format!("7 (a) b) S {} {flags} {} {code}", zeros(5), zeros(42))
+        };
+        assert!(dies_of_signal(&stat(4, 9)));
+        assert!(!dies_of_signal(&stat(4, 256)) && !dies_of_signal(&stat(0, 9)) && !dies_of_signal(""));
+        assert!(!dies_of_signal(&std::fs::read_to_string("/proc/self/stat").unwrap()));
+    }
+
+    #[tokio::test]
+    async fn a_call_of_an_unseen_program_ends_by_any_signal_once_it_has_waited() {
+        let callers = Arc::<Callers>::default();
+        let waiting = callers.begin(&Runtime::current(), 1, 0);
+        callers.interrupt(1);
+        waiting.ended().await;
+        drop(waiting);
+        assert!(!callers.look());
+    }
+}
