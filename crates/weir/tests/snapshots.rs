@@ -11,6 +11,7 @@ use common::{
     Cluster, can_mount, copy, errno, find, pattern, refused_volume as refused, same_contents, text, volume,
     wait_until, weir,
 };
+use rustix::fs::FlockOperation;
 use serde_json::Value;
 use std::fs;
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -227,4 +228,55 @@ fn a_schedule_takes_snapshots_that_users_restore_from() {
     assert!(refused(&cluster, &["delete", "data"]).contains("snapshots"));
     volume(&cluster, &["policy", "data", "--snapshots", "none"]);
     volume(&cluster, &["delete", "data", "--force"]);
+}
+
+#[test]
+fn files_in_a_snapshot_are_locked_on_the_mount_that_reads_them() {
+    if !can_mount() {
+        return;
+    }
+    let cluster = Cluster::start(2);
+    volume(&cluster, &["create", "data"]);
+    let top = cluster.mounts[0].join("data");
+    fs::write(top.join("f"), b"locked").unwrap();
+    // HDF5 and SQLite lock a file before they read it, also one that they open read-only.
+    let hdf5 = common::h5py().inspect(|python| {
+        let code = "import h5py, sys\nwith h5py.File(sys.argv[1], 'w') as f: f['n'] = 7";
+        assert!(Command::new(python).args(["-c", code]).arg(top.join("f.h5")).status().unwrap().success());
+    });
+    volume(&cluster, &["snapshot", "data", "monday"]);
+    let then = |mount: &Path| mount.join("data/.snapshots/monday");
+    let file = then(&cluster.mounts[0]).join("f");
+    let open = |path: &Path| fs::File::open(path).unwrap();
+    let flock = |file: &fs::File, how| rustix::fs::flock(file, how);
+    let (exclusive, shared) =
+        (FlockOperation::NonBlockingLockExclusive, FlockOperation::NonBlockingLockShared);
+
+    let (a, b) = (open(&file), open(&file));
+    assert_eq!(flock(&a, shared), Ok(()));
+    assert_eq!(flock(&b, shared), Ok(()));
+    assert_eq!(flock(&b, exclusive), Err(rustix::io::Errno::WOULDBLOCK));
+    assert_eq!(flock(&a, exclusive), Ok(()), "to fail to change a lock is to lose it");
+    assert_eq!(flock(&b, shared), Err(rustix::io::Errno::WOULDBLOCK));
+    let elsewhere = open(&then(&cluster.mounts[1]).join("f"));
+    assert_eq!(flock(&elsewhere, exclusive), Ok(()), "no mount sees the locks of another");
+    // A wait ends with the last descriptor of the holder.
+    let waits = std::thread::spawn(move || rustix::fs::flock(&b, FlockOperation::LockExclusive).map(|()| b));
+    let copy = a.try_clone().unwrap();
+    drop(a);
+    assert_eq!(flock(&open(&file), exclusive), Err(rustix::io::Errno::WOULDBLOCK));
+    drop(copy);
+    let b = waits.join().unwrap().unwrap();
+    assert_eq!(rustix::fs::fcntl_lock(&b, shared), Ok(()), "fcntl locks are others than those of flock");
+    assert_eq!(rustix::fs::fcntl_lock(&b, exclusive), Err(rustix::io::Errno::BADF), "it is open for reading");
+    drop((b, elsewhere));
+
+    if let Some(python) = hdf5 {
+        let code = "import h5py, sys\nwith h5py.File(sys.argv[1], 'r') as f: print(f['n'][()])";
+        let mut read = Command::new(python);
+        let read =
+            read.args(["-c", code]).arg(file.with_file_name("f.h5")).env_remove("HDF5_USE_FILE_LOCKING");
+        let read = read.output().unwrap();
+        assert_eq!(text(&read.stdout), "7\n", "{}", text(&read.stderr));
+    }
 }

@@ -609,8 +609,9 @@ impl Filesystem for Mounted {
         self.wait(request, reply, work, answer_written);
     }
 
-    fn flush(&self, request: &Request, _ino: INodeNo, fh: FileHandle, owner: LockOwner, reply: ReplyEmpty) {
+    fn flush(&self, request: &Request, ino: INodeNo, fh: FileHandle, owner: LockOwner, reply: ReplyEmpty) {
         if is_past_handle(fh) {
+            self.past.locks.unlock_owner(ino.0, locks::owner(owner, false));
             return reply.ok();
         }
         let client = self.client.clone();
@@ -628,7 +629,7 @@ impl Filesystem for Mounted {
     fn getlk(
         &self,
         request: &Request,
-        _ino: INodeNo,
+        ino: INodeNo,
         fh: FileHandle,
         owner: LockOwner,
         start: u64,
@@ -641,27 +642,19 @@ impl Filesystem for Mounted {
             Ok(wish) => wish,
             Err(e) => return reply.error(e),
         };
+        let free = (start, end, pid);
+        if is_past_handle(fh) {
+            return reply_lock(reply, free, Ok(self.past.locks.test(ino.0, &wish)));
+        }
         let client = self.client.clone();
         let work = async move { client.test_lock(handle(fh), wish).await };
-        self.wait(request, reply, work, move |reply: ReplyLock, found| {
-            match found {
-                Ok(None) => reply.locked(start, end, libc::F_UNLCK, pid),
-                // A process elsewhere has no number here.
-                Ok(Some(way)) => reply.locked(
-                    way.range.start,
-                    way.range.end,
-                    locks::kernel_type(way.kind),
-                    way.pid.unwrap_or(0),
-                ),
-                Err(e) => reply.error(refused(&e)),
-            }
-        });
+        self.wait(request, reply, work, move |reply, found| reply_lock(reply, free, found));
     }
 
     fn setlk(
         &self,
         request: &Request,
-        _ino: INodeNo,
+        ino: INodeNo,
         fh: FileHandle,
         owner: LockOwner,
         start: u64,
@@ -676,6 +669,9 @@ impl Filesystem for Mounted {
             Ok(wish) => wish,
             Err(e) => return reply.error(e),
         };
+        if is_past_handle(fh) {
+            return self.past_setlk(request, ino, fh, wish, sleep, reply);
+        }
         let (client, fh) = (self.client.clone(), handle(fh));
         let answered = |reply: ReplyEmpty, locked| match locks::answer(locked) {
             Ok(()) => reply.ok(),
@@ -710,7 +706,7 @@ impl Filesystem for Mounted {
     fn release(
         &self,
         _: &Request,
-        _ino: INodeNo,
+        ino: INodeNo,
         fh: FileHandle,
         _flags: OpenFlags,
         _lock_owner: Option<LockOwner>,
@@ -718,7 +714,7 @@ impl Filesystem for Mounted {
         reply: ReplyEmpty,
     ) {
         if is_past_handle(fh) {
-            self.past.release(fh);
+            self.past.release(ino, fh);
             return reply.ok();
         }
         let client = self.client.clone();

@@ -10,6 +10,7 @@ mod kernel;
 mod locks;
 mod parked;
 mod past;
+mod past_locks;
 mod remount;
 mod replies;
 mod translate;

@@ -4,18 +4,20 @@
 //! nothing here is ever changed: who tries gets `EROFS`. Only names of snapshots are asked for again: what is below them
 //! never changes.
 use super::filesystem::Mounted;
+use super::locks;
+use super::past_locks::PastLocks;
 use super::replies::{GENERATION, NAME_TTL, refused};
 use super::translate as tr;
 use bytes::Bytes;
 use fuser::{
     Errno, FileAttr, FileHandle, FopenFlags, INodeNo, ReplyAttr, ReplyData, ReplyDirectory,
-    ReplyDirectoryPlus, ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatx, ReplyXattr,
+    ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatx, ReplyXattr, Request,
 };
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use weir_client::{Client, PastFile, Stat};
+use weir_client::{Client, LockWish, PastFile, Stat};
 use weir_proto::meta::{Attr, Cred, FileKind, Time};
 use weir_proto::{Error, InodeId, NameRule, Result, VolumeId};
 
@@ -44,6 +46,7 @@ pub struct Table {
     places: Mutex<HashMap<u64, (Place, u64)>>,
     files: Mutex<HashMap<u64, Arc<PastFile>>>,
     next: AtomicU64,
+    pub locks: PastLocks,
 }
 
 pub fn is_past(ino: INodeNo) -> bool {
@@ -97,7 +100,8 @@ impl Table {
             }
         }
     }
-    pub fn release(&self, fh: FileHandle) {
+    pub fn release(&self, ino: INodeNo, fh: FileHandle) {
+        self.locks.unlock_open(ino.0, fh.0);
         self.files().remove(&fh.0);
     }
     fn file(&self, fh: FileHandle) -> Result<Arc<PastFile>> {
@@ -281,6 +285,32 @@ impl Mounted {
             Ok(file) => reply.offset(if data { offset } else { file.attr.size } as i64),
             Err(e) => reply.error(refused(&e)),
         }
+    }
+
+    /// `sleep`: waits for it.
+    pub fn past_setlk(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        wish: LockWish,
+        sleep: bool,
+        reply: ReplyEmpty,
+    ) {
+        let answered = |locked| match locks::answer(Ok(locked)) {
+            Ok(()) => reply.ok(),
+            Err(e) => reply.error(e),
+        };
+        if !sleep || wish.kind.is_none() {
+            return answered(self.past.locks.try_lock(ino.0, fh.0, &wish));
+        }
+        let (table, waits, unique) = (self.past.clone(), self.lock_waits.clone(), request.unique().0);
+        let interrupt = waits.begin(unique);
+        self.answer(async move {
+            let locked = table.locks.wait_lock(ino.0, fh.0, &wish, &interrupt).await;
+            waits.end(unique);
+            answered(locked);
+        });
     }
 
     pub fn past_getxattr(&self, ino: INodeNo, name: Vec<u8>, size: u32, reply: ReplyXattr) {

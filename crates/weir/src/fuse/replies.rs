@@ -3,11 +3,11 @@ use super::translate as tr;
 use bytes::Bytes;
 use fuser::{
     Errno, FileHandle, FopenFlags, Generation, ReplyAttr, ReplyCreate, ReplyData, ReplyEmpty, ReplyEntry,
-    ReplyStatx, ReplyWrite, ReplyXattr,
+    ReplyLock, ReplyStatx, ReplyWrite, ReplyXattr,
 };
 use std::cell::RefCell;
 use std::time::Duration;
-use weir_client::{Client, OpenMode, Opened, Stat};
+use weir_client::{Client, InTheWay, OpenMode, Opened, Stat};
 use weir_proto::{Error, Result};
 
 /// The kernel asks for each name again: the answer comes from the client's lease.
@@ -75,6 +75,20 @@ pub fn reply_created(
 pub fn reply_written(reply: ReplyWrite, result: Result<usize>) {
     match result {
         Ok(n) => reply.written(n as u32),
+        Err(e) => reply.error(refused(&e)),
+    }
+}
+/// `free`: the range and the process that asked, told again where no lock is in the way.
+pub fn reply_lock(reply: ReplyLock, free: (u64, u64, u32), found: Result<Option<InTheWay>>) {
+    match found {
+        Ok(None) => reply.locked(free.0, free.1, libc::F_UNLCK, free.2),
+        // A process of another mount has no number here.
+        Ok(Some(way)) => reply.locked(
+            way.range.start,
+            way.range.end,
+            super::locks::kernel_type(way.kind),
+            way.pid.unwrap_or(0),
+        ),
         Err(e) => reply.error(refused(&e)),
     }
 }
