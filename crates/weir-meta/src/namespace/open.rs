@@ -44,7 +44,8 @@ impl Cx<'_> {
             self.wait_for_snapshot(ino, &inode)?;
             changed = self.leave_snapshots(ino, &mut inode)? | self.take_writer(ino, &mut inode);
         }
-        if truncate && inode.size > 0 {
+        if truncate {
+            // Also where nothing is to be cut: the times tell of it.
             self.set_size(ino, &mut inode, 0)?;
             inode.ctime = self.rules.after(inode.ctime);
             changed = true;

@@ -385,6 +385,20 @@ fn a_nameless_file_lives_until_its_last_close() {
 }
 
 #[test]
+fn an_open_that_cuts_sets_the_times_also_of_an_empty_file() {
+    let mut w = World::new();
+    let f = w.create(&root(), InodeId::ROOT, "f", 0o644).unwrap().entry.attr.ino;
+    let long_ago = Time { nanos: 5 };
+    let before = w.set(&root(), f, |s| s.mtime = Some(long_ago)).unwrap().attr;
+    assert_eq!((before.size, before.mtime), (0, long_ago));
+    w.now += 1000;
+    let cut = Open { session: ME, cred: root(), ino: f, read: false, write: true, truncate: true };
+    w.change(|cx| open::open(cx, &cut)).unwrap();
+    let after = w.attr(f).unwrap();
+    assert_eq!((after.mtime.nanos, after.ctime > before.ctime), (w.now, true));
+}
+
+#[test]
 fn a_nameless_file_that_is_opened_again_outlives_who_had_it_open_when_it_lost_its_name() {
     let mut w = World::new();
     let f = w.create(&root(), InodeId::ROOT, "f", 0o644).unwrap().entry.attr.ino;
