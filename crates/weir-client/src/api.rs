@@ -86,11 +86,14 @@ pub struct OpenMode {
     pub append: bool,
     /// Cut to nothing at open.
     pub truncate: bool,
+    /// Read to be run: who may execute the file need not be allowed to read it.
+    pub execute: bool,
 }
 impl OpenMode {
-    pub const READ: OpenMode = OpenMode { read: true, write: false, append: false, truncate: false };
-    pub const WRITE: OpenMode = OpenMode { read: false, write: true, append: false, truncate: false };
-    pub const BOTH: OpenMode = OpenMode { read: true, write: true, append: false, truncate: false };
+    pub const READ: OpenMode =
+        OpenMode { read: true, write: false, append: false, truncate: false, execute: false };
+    pub const WRITE: OpenMode = OpenMode { read: false, write: true, ..OpenMode::READ };
+    pub const BOTH: OpenMode = OpenMode { write: true, ..OpenMode::READ };
 }
 
 /// Permissions of something new.

@@ -134,6 +134,7 @@ impl Inner {
             read: open.read,
             write: open.write,
             truncate: open.truncate,
+            execute: open.execute,
         };
         let answer = self.session.ask(self.deadline(), ask).await?;
         if open.truncate {

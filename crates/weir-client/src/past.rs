@@ -108,14 +108,18 @@ impl Client {
         Ok(self.inner.session.ask(self.inner.deadline(), ask).await?.names)
     }
     pub async fn past_open(&self, cred: &Cred, snapshot: u32, ino: InodeId) -> Result<PastFile> {
-        self.inner.past_open(cred, snapshot, ino).await
+        self.inner.past_open(cred, snapshot, ino, false).await
+    }
+    /// Opens a program to run it, as [`OpenMode::execute`].
+    pub async fn past_execute(&self, cred: &Cred, snapshot: u32, ino: InodeId) -> Result<PastFile> {
+        self.inner.past_open(cred, snapshot, ino, true).await
     }
     /// Parts in order, together at most `len` bytes; fewer only at the end of the file.
     pub async fn past_read(&self, file: &PastFile, offset: u64, len: usize) -> Result<Vec<Bytes>> {
         self.inner.past_read(file, offset, len).await
     }
     pub async fn past_readlink(&self, cred: &Cred, snapshot: u32, ino: InodeId) -> Result<Bytes> {
-        let file = self.inner.past_open(cred, snapshot, ino).await?;
+        let file = self.inner.past_open(cred, snapshot, ino, false).await?;
         match file.inline.filter(|_| file.attr.kind == FileKind::Symlink) {
             Some(target) => Ok(target),
             None => Err(Error::invalid(format!("inode {ino} was not a symbolic link"))),
@@ -124,8 +128,8 @@ impl Client {
 }
 
 impl Inner {
-    async fn past_open(&self, cred: &Cred, snapshot: u32, ino: InodeId) -> Result<PastFile> {
-        let ask = |session| PastOpen { session, cred: cred.clone(), snapshot, ino };
+    async fn past_open(&self, cred: &Cred, snapshot: u32, ino: InodeId, execute: bool) -> Result<PastFile> {
+        let ask = |session| PastOpen { session, cred: cred.clone(), snapshot, ino, execute };
         for _ in 0..RECOVERIES_MAX {
             let opened: PastOpened = self.session.ask(self.deadline(), ask).await?;
             let PastOpened { attr, inline, fence, recover, unchanged, map_version } = opened;
@@ -191,7 +195,7 @@ impl Inner {
         let (snapshot, ino) = (file.snapshot, file.attr.ino);
         if let Some(itself) = &file.itself {
             let parts = self.read(itself.handle, from, (to - from) as usize).await?;
-            let ask = |session| PastOpen { session, cred: superuser(), snapshot, ino };
+            let ask = |session| PastOpen { session, cred: superuser(), snapshot, ino, execute: false };
             if self.session.ask(self.deadline(), ask).await?.unchanged {
                 return Ok(Bytes::from(parts.concat()));
             }

@@ -206,8 +206,11 @@ message!(
     ReleaseLease = 119 -> () { session: SessionId, ino: InodeId, keep: LeaseKind }
 );
 message!(
-    /// Opens a regular file. `write`: counts as a writer. Grants the strongest lease that conflicts with nobody's use.
-    Open = 120 -> Opened { session: SessionId, cred: Cred, ino: InodeId, read: bool, write: bool, truncate: bool }
+    /// Opens a regular file. `write`: counts as a writer. `execute`: it is read to be run, which takes the right to execute it
+    /// instead of that to read. Grants the strongest lease that conflicts with nobody's use.
+    Open = 120 -> Opened {
+        session: SessionId, cred: Cred, ino: InodeId, read: bool, write: bool, truncate: bool, execute: bool,
+    }
 );
 message!(Opened { entry: Entry, inline: Option<Bytes> });
 message!(

@@ -68,8 +68,8 @@ message!(PastListXattr = 177 -> PastNames { session: SessionId, snapshot: u32, i
 message!(PastBytes { bytes: Bytes });
 message!(PastNames { names: Vec<Bytes> });
 message!(
-    /// What is needed to read a file or a symbolic link of a snapshot.
-    PastOpen = 178 -> PastOpened { session: SessionId, cred: Cred, snapshot: u32, ino: InodeId }
+    /// What is needed to read a file or a symbolic link of a snapshot. `execute`: as that of `Open`.
+    PastOpen = 178 -> PastOpened { session: SessionId, cred: Cred, snapshot: u32, ino: InodeId, execute: bool }
 );
 message!(PastOpened {
     attr: Attr,

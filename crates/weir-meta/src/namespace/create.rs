@@ -305,8 +305,8 @@ fn open_existing(cx: &mut Cx<'_>, r: &meta::Create, link: Link) -> Result<Create
     let parent_attr = directory(cx.read(), r.parent)?;
     let (entry, inline) = match link.kind {
         FileKind::Regular => {
-            let (read, write) = (r.open & meta_open::READ != 0, r.open & meta_open::WRITE != 0);
-            let opened = cx.open_file(&r.cred, link.ino, read, write, false)?;
+            let to_read = if r.open & meta_open::READ != 0 { READ } else { 0 };
+            let opened = cx.open_file(&r.cred, link.ino, to_read, r.open & meta_open::WRITE != 0, false)?;
             (opened.entry, opened.inline)
         }
         FileKind::Directory if r.open & meta_open::WRITE != 0 => {

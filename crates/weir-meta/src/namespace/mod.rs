@@ -132,6 +132,8 @@ pub struct Events {
 pub const READ: u32 = 4;
 pub const WRITE: u32 = 2;
 pub const SEARCH: u32 = 1;
+/// The same bit, of a file.
+pub const EXECUTE: u32 = 1;
 
 const SET_GID: u32 = 0o2000;
 const STICKY: u32 = 0o1000;

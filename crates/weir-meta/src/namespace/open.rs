@@ -6,11 +6,12 @@ use weir_proto::meta::{self, CLOSED_MAX, CUT_SHIFT, InlineData, LeaseKind, Opene
 use weir_proto::relation::What;
 
 impl Cx<'_> {
+    /// `to_read`: the permission that reading takes, 0 if it is not opened for that.
     pub(super) fn open_file(
         &mut self,
         cred: &Cred,
         ino: InodeId,
-        read: bool,
+        to_read: u32,
         write: bool,
         truncate: bool,
     ) -> Result<Opened> {
@@ -18,7 +19,7 @@ impl Cx<'_> {
         if inode.kind != FileKind::Regular {
             return Err(Error::invalid(format!("inode {ino} is not a regular file")));
         }
-        let want = if read { READ } else { 0 } | if write || truncate { WRITE } else { 0 };
+        let want = to_read | if write || truncate { WRITE } else { 0 };
         if !allows(self.read(), cred, ino, (inode.mode, inode.uid, inode.gid), want)? {
             return Err(Error::denied(format!("user {} may not open inode {ino} that way", cred.uid)));
         }
@@ -67,7 +68,12 @@ impl Cx<'_> {
 }
 
 pub fn open(cx: &mut Cx<'_>, r: &meta::Open) -> Result<Opened> {
-    cx.open_file(&r.cred, r.ino, r.read, r.write, r.truncate)
+    let to_read = match (r.read, r.execute) {
+        (false, _) => 0,
+        (true, false) => READ,
+        (true, true) => EXECUTE,
+    };
+    cx.open_file(&r.cred, r.ino, to_read, r.write, r.truncate)
 }
 
 pub fn read_inline(view: &mut View<'_>, ino: InodeId) -> Result<InlineData> {

@@ -222,10 +222,11 @@ pub fn open(cx: &mut Cx<'_>, r: &PastOpen) -> Result<PastOpened> {
 pub fn look(read: &dyn Read, rules: &Rules<'_>, r: &PastOpen) -> Result<PastOpened> {
     let past = Past::new(read, rules.snapshots, r.snapshot)?;
     let inode = load_file(&past, r.ino)?;
+    let (want, verb) = if r.execute { (EXECUTE, "execute") } else { (READ, "read") };
     if inode.kind != FileKind::Symlink
-        && !allows(&past, &r.cred, r.ino, (inode.mode, inode.uid, inode.gid), READ)?
+        && !allows(&past, &r.cred, r.ino, (inode.mode, inode.uid, inode.gid), want)?
     {
-        return Err(Error::denied(format!("user {} may not read inode {}", r.cred.uid, r.ino)));
+        return Err(Error::denied(format!("user {} may not {verb} inode {}", r.cred.uid, r.ino)));
     }
     let inline = past.get(&keys::data(r.ino))?.map(Bytes::from);
     let fence = if inode.dirty { open::next_cut(inode.token_epoch) } else { 0 };

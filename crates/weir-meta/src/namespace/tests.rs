@@ -307,9 +307,19 @@ fn permissions_are_those_of_posix() {
         read,
         write,
         truncate: false,
+        execute: false,
     };
     let request = open(&user(8), true, false);
     assert_eq!(errno(w.change(|cx| open::open(cx, &request))), EACCES);
+    // A program that others may run and not read.
+    let run = Open { execute: true, ..request.clone() };
+    assert_eq!(errno(w.change(|cx| open::open(cx, &run))), EACCES);
+    w.set(&user(7), mine.ino, |s| s.mode = Some(0o611)).unwrap();
+    assert_eq!(errno(w.change(|cx| open::open(cx, &request))), EACCES);
+    w.change(|cx| open::open(cx, &run)).unwrap();
+    let both = Open { write: true, ..run };
+    assert_eq!(errno(w.change(|cx| open::open(cx, &both))), EACCES);
+    w.set(&user(7), mine.ino, |s| s.mode = Some(0o600)).unwrap();
     let request = open(&root(), true, true);
     w.change(|cx| open::open(cx, &request)).unwrap();
     // A directory that hands its group on, and that nobody else searches.
@@ -392,7 +402,8 @@ fn an_open_that_cuts_sets_the_times_also_of_an_empty_file() {
     let before = w.set(&root(), f, |s| s.mtime = Some(long_ago)).unwrap().attr;
     assert_eq!((before.size, before.mtime), (0, long_ago));
     w.now += 1000;
-    let cut = Open { session: ME, cred: root(), ino: f, read: false, write: true, truncate: true };
+    let cut =
+        Open { session: ME, cred: root(), ino: f, read: false, write: true, truncate: true, execute: false };
     w.change(|cx| open::open(cx, &cut)).unwrap();
     let after = w.attr(f).unwrap();
     assert_eq!((after.mtime.nanos, after.ctime > before.ctime), (w.now, true));
@@ -404,7 +415,8 @@ fn a_nameless_file_that_is_opened_again_outlives_who_had_it_open_when_it_lost_it
     let f = w.create(&root(), InodeId::ROOT, "f", 0o644).unwrap().entry.attr.ino;
     w.leases.open(OTHER, f, true, false);
     w.unlink(&root(), InodeId::ROOT, "f").unwrap();
-    let again = Open { session: ME, cred: root(), ino: f, read: true, write: false, truncate: false };
+    let again =
+        Open { session: ME, cred: root(), ino: f, read: true, write: false, truncate: false, execute: false };
     w.change(|cx| open::open(cx, &again)).unwrap();
     w.leases.open(ME, f, true, false);
     w.change(|cx| release_orphan(cx, f, OTHER)).unwrap();
@@ -1014,6 +1026,7 @@ fn a_default_list_is_inherited_and_decides() {
         read: true,
         write: true,
         truncate: false,
+        execute: false,
     };
     assert!(w.change(|cx| open::open(cx, &open(77))).is_ok());
     assert_eq!(errno(w.change(|cx| open::open(cx, &open(78)))), 13);

@@ -230,7 +230,16 @@ impl Client {
         self.call(&GetAttr { session: self.session, ino }).await
     }
     pub async fn open(&self, ino: InodeId, read: bool, write: bool) -> Result<Opened> {
-        self.call(&Open { session: self.session, cred: root(), ino, read, write, truncate: false }).await
+        self.call(&Open {
+            session: self.session,
+            cred: root(),
+            ino,
+            read,
+            write,
+            truncate: false,
+            execute: false,
+        })
+        .await
     }
     pub async fn close(&self, ino: InodeId, write: bool) -> Result<()> {
         let closed = Closed { ino, reads: u32::from(!write), writes: u32::from(write) };

@@ -466,7 +466,7 @@ impl Filesystem for Mounted {
         self.look_at_options();
         let (mode, appends) = tr::open_mode(flags.0);
         if is_past(ino) {
-            return self.past_open(self.cred(request), ino, mode.write || mode.truncate, reply);
+            return self.past_open(self.cred(request), ino, mode, reply);
         }
         let leaves_access_time = flags.0 & libc::O_NOATIME != 0;
         let (client, cred, ino) = (self.client.clone(), self.cred(request), tr::from_kernel_ino(ino));

@@ -17,7 +17,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use weir_client::{Client, LockWish, PastFile, Stat};
+use weir_client::{Client, LockWish, OpenMode, PastFile, Stat};
 use weir_proto::meta::{Attr, Cred, FileKind, Time};
 use weir_proto::{Error, InodeId, NameRule, Result, VolumeId};
 
@@ -247,14 +247,17 @@ impl Mounted {
         });
     }
 
-    pub fn past_open(&self, cred: Cred, ino: INodeNo, writes: bool, reply: ReplyOpen) {
-        if writes {
+    pub fn past_open(&self, cred: Cred, ino: INodeNo, mode: OpenMode, reply: ReplyOpen) {
+        if mode.write || mode.truncate {
             return reply.error(Errno::EROFS);
         }
         let (client, table) = (self.client.clone(), self.past.clone());
         self.answer(async move {
             let opened = async {
                 match table.find(ino)? {
+                    Place::Thing { snapshot, ino } if mode.execute => {
+                        client.past_execute(&cred, snapshot, ino).await
+                    }
                     Place::Thing { snapshot, ino } => client.past_open(&cred, snapshot, ino).await,
                     Place::List { .. } => Err(Error::invalid("a directory is no file")),
                 }

@@ -118,6 +118,9 @@ fn nanos(t: SystemTime) -> i64 {
     }
 }
 
+/// `FMODE_EXEC` of the kernel, among the flags of an open that it makes to run the file. No program can ask for it.
+const OPEN_TO_EXECUTE: i32 = 0x20;
+
 /// How a file is opened, and whether its writes go to the end: each write says that anew.
 pub fn open_mode(flags: i32) -> (OpenMode, bool) {
     let access = flags & libc::O_ACCMODE;
@@ -126,6 +129,7 @@ pub fn open_mode(flags: i32) -> (OpenMode, bool) {
         write: access != libc::O_RDONLY,
         append: false,
         truncate: flags & libc::O_TRUNC != 0,
+        execute: flags & OPEN_TO_EXECUTE != 0,
     };
     (mode, flags & libc::O_APPEND != 0)
 }
@@ -242,6 +246,7 @@ mod tests {
             open_mode(libc::O_RDWR | libc::O_APPEND | libc::O_TRUNC),
             (OpenMode { truncate: true, ..OpenMode::BOTH }, true)
         );
+        assert_eq!(open_mode(OPEN_TO_EXECUTE), (OpenMode { execute: true, ..OpenMode::READ }, false));
     }
 
     #[test]

@@ -139,7 +139,15 @@ fn a_pinned_a_small_and_a_cut_file() {
     w.filled(ino, 0, STRIPE + 7, again.token_epoch).unwrap();
     assert_eq!((w.ranges(ino).len(), w.attr(ino).unwrap().evicted), (0, 0));
 
-    let r = meta::Open { session: ME, cred: root(), ino, read: false, write: true, truncate: true };
+    let r = meta::Open {
+        session: ME,
+        cred: root(),
+        ino,
+        read: false,
+        write: true,
+        truncate: true,
+        execute: false,
+    };
     w.evict_as(&root(), ino, 0, STRIPE).unwrap();
     w.change(|cx| open::open(cx, &r)).unwrap();
     assert_eq!((w.ranges(ino).len(), w.attr(ino).unwrap().evicted), (0, 0));

@@ -131,7 +131,7 @@ impl Model {
                     todo.push((format!("{path}/{}", text(&entry.name)), entry.attr.ino));
                 }
             } else {
-                let r = PastOpen { session: ME, cred: root(), snapshot, ino };
+                let r = PastOpen { session: ME, cred: root(), snapshot, ino, execute: false };
                 inline = self.w.view(|view| past::look(view.read, view.rules, &r)).unwrap().inline;
                 if inline.is_none() && attr.kind == FileKind::Regular && attr.evicted == 0 {
                     stripes = self.bytes_of(&attr, &self.layers(snapshot, ino));
@@ -602,7 +602,7 @@ fn a_file_that_is_read_in_a_snapshot_while_it_is_open_for_writing_is_written_els
         }
         m.take();
         let (snapshot, cred) = (*m.taken.keys().next().unwrap(), root());
-        let r = PastOpen { session: ME, cred, snapshot, ino };
+        let r = PastOpen { session: ME, cred, snapshot, ino, execute: false };
         let then = m.w.change(|cx| past::open(cx, &r)).unwrap();
         let now = m.w.view(|v| open::read_inline(v, ino)).unwrap().entry;
         assert_eq!(now.attr.layers.is_some(), is_open, "it has left the snapshot's object");
@@ -624,7 +624,7 @@ fn a_snapshot_of_a_file_that_is_one_hole_shows_nothing_of_what_is_written_later(
     m.write(ino, 0);
     assert!(m.w.attr(ino).unwrap().layers.is_none(), "nothing has to be copied");
     let (snapshot, cred) = (*m.taken.keys().next().unwrap(), root());
-    let r = PastOpen { session: ME, cred, snapshot, ino };
+    let r = PastOpen { session: ME, cred, snapshot, ino, execute: false };
     let then = m.w.view(|view| past::look(view.read, view.rules, &r)).unwrap().attr;
     assert_eq!((then.size, then.layout), (2 * STRIPE, None), "zeros, wherever it lies now");
 }
