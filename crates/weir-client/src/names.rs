@@ -2,7 +2,7 @@
 //!
 //! Invariant: a name is remembered only under its directory's lease, and only if no own change of names in that directory
 //! crossed the question.
-use crate::api::{NewMode, SetAttrs, Space, Stat};
+use crate::api::{Forget, NewMode, SetAttrs, Space, Stat};
 use crate::inner::{Inner, OpenFile};
 use crate::known_names::Outcome;
 use crate::node::Node;
@@ -117,12 +117,33 @@ impl Inner {
         if set.atime.is_some() {
             self.tell_access_of(&node).await; // a read of before must not overtake it
         }
-        let dirty = node.lock().is_dirty();
+        // A time set now must not be overtaken by a commit of earlier writes,
+        if set.mtime.is_some() {
+            self.take_stored_pages(&node).await;
+        }
+        let (dirty, through) = {
+            let st = node.lock();
+            (st.is_dirty(), st.through_pending)
+        };
         if dirty {
-            // A time set now must not be overtaken by a commit of earlier writes.
             self.flush(&node, Occasion::Closing, false).await?;
         }
+        if through {
+            self.settle_through(&node).await?;
+        }
         self.send_set_attr(cred, &node, &set, None, false).await
+    }
+
+    /// nor by what was stored through a mapping: the kernel does not tell of a store before it writes the page back, up to the
+    /// end of the mapping. Now it does, and the next store faults the page in anew.
+    async fn take_stored_pages(&self, node: &Node) {
+        let may_be_mapped = {
+            let st = node.lock();
+            st.open_read > 0 && st.open_write > 0
+        };
+        if may_be_mapped {
+            self.invalidate(node.ino, Forget::All).await;
+        }
     }
 
     pub async fn readlink(&self, ino: InodeId) -> Result<Bytes> {

@@ -4,8 +4,9 @@ use bytes::Bytes;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
-use weir_client::{Allocate, ClientConfig, NoKernel, OpenMode, SetAttrs};
+use weir_client::{Allocate, ClientConfig, NoKernel, OpenMode, SetAttrs, SetTime};
 use weir_proto::ErrorKind;
+use weir_proto::meta::Time;
 
 #[test]
 fn files_of_all_sizes_are_read_back_by_another_client() {
@@ -204,6 +205,28 @@ fn a_file_without_a_name_is_linked_or_gone() {
         tokio::join!(made, restarts);
         assert!(lab.env("a").clock.now().since(begun) < Duration::from_secs(60));
         assert_eq!(b.readdir(ROOT, 0, 10, false).await.unwrap().entries.len(), 1);
+    });
+}
+
+/// The leader hears of the time of such writes a moment later, at the latest with the close.
+#[test]
+fn a_time_that_is_set_after_a_write_beside_others_stays() {
+    Lab::new(9).run(6, |lab| async move {
+        let (a, b) = (lab.client("a").await, lab.client("b").await);
+        let ha = create(&a, "f").await;
+        write(&a, ha, 0, &[1; 50_000]).await;
+        let hb = open(&b, "f", OpenMode::BOTH).await;
+        let ino = b.lookup(&root(), ROOT, b"f").await.unwrap().unwrap().attr.ino;
+        for n in 0..3 {
+            write(&a, ha, n * 100, &[2; 100]).await;
+        }
+        let long_ago = Time { nanos: 5 };
+        let set = SetAttrs { mtime: Some(SetTime::At(long_ago)), ..Default::default() };
+        a.setattr(&root(), ino, None, set).await.unwrap();
+        assert_eq!(b.getattr(ino).await.unwrap().attr.mtime, long_ago);
+        close(&a, ha).await;
+        assert_eq!(b.getattr(ino).await.unwrap().attr.mtime, long_ago);
+        close(&b, hb).await;
     });
 }
 
