@@ -94,6 +94,19 @@ impl Members {
             self.suspects.remove(target);
         }
         let presence = Presence::Connected { last_heard: now };
+        for (target, offer) in targets.iter().zip(&join.targets) {
+            // Until its first heartbeat tells more: the cluster has its size as soon as it can be used.
+            self.reports.entry(*target).or_insert(TargetReport {
+                target: *target,
+                failed: false,
+                capacity: offer.capacity,
+                used: 0,
+                debt_cells: 0,
+                damaged_blocks: 0,
+                repaired_blocks: 0,
+                hangs_ms: 0,
+            });
+        }
         let serves = targets.iter().copied().collect();
         self.by_node.insert(node, Member { instance: join.instance, connection, presence, serves });
         Ok(Admitted { node, targets })

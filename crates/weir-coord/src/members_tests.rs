@@ -123,6 +123,21 @@ fn a_target_that_is_not_offered_again_is_down() {
 }
 
 #[test]
+fn the_size_of_a_target_is_known_when_it_joins() {
+    let mut world = World::with_six();
+    let told = |world: &World| {
+        let reports = world.members.reports.values();
+        reports.map(|r| (r.capacity, r.used)).collect::<Vec<_>>()
+    };
+    assert_eq!(told(&world), [(100, 0); 6]);
+    let report = TargetReport { used: 7, ..world.members.reports[&TargetId(2)].clone() };
+    world.members.heard(&mut world.map, NodeId(2), 2, vec![report], at(1)).unwrap();
+    world.members.disconnected(2);
+    world.join(&join("s2", 8, &[2]), 8, at(2)).unwrap();
+    assert_eq!(told(&world)[1], (100, 7), "what it told last is better than what it offers");
+}
+
+#[test]
 fn a_failed_disk_is_out_for_good() {
     let mut world = World::with_six();
     let report = TargetReport {
