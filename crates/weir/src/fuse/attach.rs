@@ -5,7 +5,6 @@ use super::kernel::Notices;
 use crate::failure::{Doing, Failure, Outcome};
 use fuser::{BackgroundSession, Config, MountOption, Session, SessionACL};
 use rustix::mount::UnmountFlags;
-use std::collections::HashMap;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -97,7 +96,6 @@ pub fn attach(client: &Client, notices: &Notices, options: Options) -> Outcome<A
         buffers: options.buffers,
         runtime: tokio::runtime::Handle::current(),
         own_attributes: options.own_attributes,
-        groups: Mutex::new(HashMap::new()),
         lock_waits: Arc::default(),
         callers: Arc::default(),
         path: path.clone(),

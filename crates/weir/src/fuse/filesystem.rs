@@ -2,6 +2,7 @@
 //! answered there without waking anybody; what has to wait goes on as a task.
 use super::attach::keeps_access_times;
 use super::callers::{Callers, Fails};
+use super::credentials;
 use super::from_home::FromHome;
 use super::locks;
 use super::parked::Parked;
@@ -15,7 +16,6 @@ use fuser::{
     ReplyEntry, ReplyIoctl, ReplyLock, ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyStatx, ReplyWrite,
     ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
-use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -37,11 +37,8 @@ const REQUEST_BYTES_MAX: u32 = 1 << 20;
 const LISTING_LIMIT: u32 = 256;
 /// Cookies 1 and 2 are "." and "..": the client's start above.
 const DOTS: u64 = 2;
-/// How long a process's supplementary groups are remembered.
-const GROUPS_TTL: Duration = Duration::from_secs(1);
 /// How long a change of the mount's options may go unnoticed.
 const OPTIONS_TTL: Duration = Duration::from_secs(1);
-const GROUPS_REMEMBERED_MAX: usize = 1024;
 /// Block size shown by `statfs`, in bytes.
 const STATFS_BLOCK_BYTES: u64 = 4096;
 /// Free inodes shown by `statfs`: their number has no limit.
@@ -53,15 +50,11 @@ pub type OwnAnswer = Pin<Box<dyn Future<Output = Result<String>> + Send>>;
 /// Prefix of attribute names that the mount answers itself.
 const OWN_PREFIX: &[u8] = b"weir.";
 
-/// Groups of a (process, user, group) and when they were read.
-pub type KnownGroups = HashMap<(u32, u32, u32), (Instant, Vec<u32>)>;
-
 pub struct Mounted {
     pub client: Client,
     pub buffers: BufferPool,
     pub runtime: Runtime,
     pub own_attributes: OwnAttributes,
-    pub groups: Mutex<KnownGroups>,
     pub lock_waits: Arc<locks::Waits>,
     pub callers: Arc<Callers>,
     /// Where it is mounted, and when the options were looked at.
@@ -164,24 +157,8 @@ impl Mounted {
     fn cred(&self, request: &Request) -> Cred {
         let (uid, gid, pid) = (request.uid(), request.gid(), request.pid());
         // The superuser's groups are never asked for.
-        let groups = if uid == 0 { vec![gid] } else { self.groups_of(pid, uid, gid) };
+        let groups = if uid == 0 { vec![gid] } else { credentials::groups(pid, gid) };
         Cred { uid, gid, groups }
-    }
-
-    fn groups_of(&self, pid: u32, uid: u32, gid: u32) -> Vec<u32> {
-        let now = Instant::now();
-        let mut known = self.groups.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        if let Some((at, groups)) = known.get(&(pid, uid, gid))
-            && now.duration_since(*at) < GROUPS_TTL
-        {
-            return groups.clone();
-        }
-        if known.len() >= GROUPS_REMEMBERED_MAX {
-            known.clear();
-        }
-        let groups = read_groups(pid, gid);
-        known.insert((pid, uid, gid), (now, groups.clone()));
-        groups
     }
 
     /// A remount may forbid access times; nobody tells.
@@ -212,19 +189,6 @@ async fn drop_privileges(client: &Client, cred: &Cred, ino: InodeId) -> Result<(
     let cred = Cred { uid: 0, ..cred.clone() };
     let set = SetAttrs { mode: Some(mode), ..SetAttrs::default() };
     client.setattr(&cred, ino, None, set).await.map(drop)
-}
-
-/// The primary group first, then the supplementary ones, sorted.
-fn read_groups(pid: u32, gid: u32) -> Vec<u32> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let listed = status.lines().find_map(|line| line.strip_prefix("Groups:")).unwrap_or("");
-    let mut rest: Vec<u32> =
-        listed.split_ascii_whitespace().filter_map(|g| g.parse().ok()).filter(|g| *g != gid).collect();
-    rest.sort_unstable();
-    rest.dedup();
-    let mut groups = vec![gid];
-    groups.append(&mut rest);
-    groups
 }
 
 /// The attributes of an inode, also of one that is gone: the kernel asks because somebody has it open still.
@@ -593,12 +557,15 @@ impl Filesystem for Mounted {
             return reply_written(reply, result);
         }
         drop(inside);
-        let (client, cred) = (self.client.clone(), self.cred(request));
+        let client = self.client.clone();
+        let cred = strip.then(|| self.cred(request));
         let data = self.buffers.copy(data).freeze();
         let from_home = self.waits_for_home(request);
         let work = async move {
             from_home.bring(fh, (!appends).then_some(offset), data.len()).await?;
-            if strip && let Err(e) = drop_privileges(&client, &cred, ino).await {
+            if let Some(cred) = cred
+                && let Err(e) = drop_privileges(&client, &cred, ino).await
+            {
                 return Err(refused(&e));
             }
             Ok(match appends {
@@ -886,15 +853,14 @@ impl Filesystem for Mounted {
     }
 
     fn listxattr(&self, request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+        let thread = request.pid();
         if is_past(ino) {
-            return self.past_listxattr(ino, size, reply);
+            return self.past_listxattr(thread, ino, size, reply);
         }
         let (client, ino) = (self.client.clone(), tr::from_kernel_ino(ino));
         let work = async move {
-            client.list_xattr(ino).await.map(|names| {
-                let ended = names.iter().flat_map(|name| name.iter().copied().chain([0]));
-                Bytes::from_iter(ended)
-            })
+            let names = client.list_xattr(ino).await;
+            names.map(|names| credentials::visible(&names, thread))
         };
         self.wait(request, reply, work, move |reply, names| reply_xattr(reply, size, names));
     }
@@ -1102,17 +1068,5 @@ fn answer_written(reply: ReplyWrite, written: std::result::Result<Result<usize>,
     match written {
         Ok(written) => reply_written(reply, written),
         Err(e) => reply.error(e),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_groups_of_a_process_start_with_its_primary_one() {
-        let groups = read_groups(std::process::id(), 4_000_000);
-        assert_eq!(groups[0], 4_000_000);
-        assert!(groups[1..].is_sorted());
     }
 }

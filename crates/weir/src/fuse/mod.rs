@@ -4,6 +4,7 @@
 //! Knows nothing of stripes, targets or leases beyond "may be cached" and "forget this".
 mod attach;
 mod callers;
+mod credentials;
 mod filesystem;
 mod from_home;
 mod kernel;

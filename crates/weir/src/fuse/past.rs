@@ -3,12 +3,12 @@
 //! Invariants: numbers here have the upper bit, which no inode of ours has, and are the same whenever something is looked up;
 //! nothing here is ever changed: who tries gets `EROFS`. Only names of snapshots are asked for again: what is below them
 //! never changes.
+use super::credentials;
 use super::filesystem::Mounted;
 use super::locks;
 use super::past_locks::PastLocks;
 use super::replies::{GENERATION, NAME_TTL, refused};
 use super::translate as tr;
-use bytes::Bytes;
 use fuser::{
     Errno, FileAttr, FileHandle, FopenFlags, INodeNo, ReplyAttr, ReplyData, ReplyDirectory,
     ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatx, ReplyXattr, Request,
@@ -330,7 +330,7 @@ impl Mounted {
             super::replies::reply_xattr(reply, size, value.await);
         });
     }
-    pub fn past_listxattr(&self, ino: INodeNo, size: u32, reply: ReplyXattr) {
+    pub fn past_listxattr(&self, thread: u32, ino: INodeNo, size: u32, reply: ReplyXattr) {
         let (client, table) = (self.client.clone(), self.past.clone());
         self.answer(async move {
             let names = async {
@@ -338,7 +338,7 @@ impl Mounted {
                     Place::Thing { snapshot, ino } => client.past_list_xattr(snapshot, ino).await?,
                     Place::List { .. } => Vec::new(),
                 };
-                Ok(Bytes::from_iter(names.iter().flat_map(|name| name.iter().copied().chain([0]))))
+                Ok(credentials::visible(&names, thread))
             };
             super::replies::reply_xattr(reply, size, names.await);
         });
