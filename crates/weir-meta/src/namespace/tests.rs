@@ -623,6 +623,7 @@ fn extended_attributes_come_and_go() {
     assert_eq!(put(set("user.a", 3, true, false)).unwrap_err(), EEXIST);
     assert_eq!(put(set("user.big", 65537, false, false)).unwrap_err(), 34);
     assert_eq!(put(set("system.other", 3, false, false)).unwrap_err(), 95);
+    assert_eq!(put(set("user.", 3, false, false)).unwrap_err(), 22, "a name follows the prefix");
     assert_eq!(put(set("system.posix_acl_access", 3, false, false)).unwrap_err(), 22);
     put(set("user.b", 65536, false, false)).unwrap();
     assert_eq!(w.view(|v| xattr::listxattr(v, f)).unwrap().names, [b("user.a"), b("user.b")]);

@@ -152,7 +152,10 @@ fn check_xattr_name(name: &[u8]) -> Result<()> {
         return Err(Error::name(NameRule::Range, format!("an attribute name of {} bytes", name.len())));
     }
     let known = [b"user.".as_slice(), b"trusted.", b"security."];
-    let is_known = known.iter().any(|prefix| name.starts_with(prefix) && name.len() > prefix.len());
+    if known.contains(&name) {
+        return Err(Error::invalid(format!("attribute {:?}: a name follows the prefix", show(name))));
+    }
+    let is_known = known.iter().any(|prefix| name.starts_with(prefix));
     if !(is_known || is_acl(name)) || name.contains(&0) {
         return Err(Error::unsupported(format!(
             "attribute {:?}: only user., trusted., security. and access control lists",
