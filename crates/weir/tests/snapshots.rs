@@ -101,6 +101,8 @@ fn a_snapshot_shows_the_volume_as_it_was() {
     assert_eq!(errno(fs::create_dir(then.join("x"))), libc::EROFS);
     assert_eq!(errno(fs::rename(then.join("small"), top.join("x"))), libc::EROFS);
     assert_eq!(errno(fs::create_dir(top.join(".snapshots/x"))), libc::EROFS);
+    assert_eq!(errno(fs::remove_dir(top.join(".snapshots"))), libc::EROFS);
+    assert_eq!(errno(fs::rename(top.join(".snapshots"), top.join("x"))), libc::EROFS);
     // Parts of a file, and a copy as users make one.
     let mut large = fs::File::open(then.join("d/large")).unwrap();
     large.seek(SeekFrom::Start(5 * MIB as u64)).unwrap();

@@ -373,7 +373,11 @@ impl Filesystem for Mounted {
         let Some((client, cred, parent, name)) = self.naming(request, parent, name) else {
             return reply.error(Errno::EROFS);
         };
-        self.wait(request, reply, async move { client.rmdir(&cred, parent, &name).await }, reply_empty);
+        let work = async move {
+            let removed = client.rmdir(&cred, parent, &name).await;
+            Self::changed(&client, parent, &name, removed).await
+        };
+        self.wait(request, reply, work, reply_empty);
     }
 
     fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
@@ -407,7 +411,8 @@ impl Filesystem for Mounted {
         let (name, newname) = (name.to_owned(), newname.to_owned());
         let work = async move {
             let (name, newname) = (name.as_bytes(), newname.as_bytes());
-            client.rename(&cred, parent, name, newparent, newname, mode).await
+            let renamed = client.rename(&cred, parent, name, newparent, newname, mode).await;
+            Self::changed(&client, parent, name, renamed).await
         };
         self.wait(request, reply, work, reply_empty);
     }

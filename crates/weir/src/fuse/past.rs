@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use weir_client::{Client, LockWish, OpenMode, PastFile, Stat};
 use weir_proto::meta::{Attr, Cred, FileKind, Time};
-use weir_proto::{Error, InodeId, NameRule, Result, VolumeId};
+use weir_proto::{Error, ErrorKind, InodeId, NameRule, Result, VolumeId};
 
 pub const DIRECTORY: &[u8] = b".snapshots";
 /// Of numbers of inodes and handles.
@@ -189,6 +189,16 @@ impl Mounted {
     pub async fn snapshots_of(client: &Client, parent: InodeId) -> Option<VolumeId> {
         let volume = client.volume_at(parent).await.ok()?;
         (volume.root == parent).then_some(volume.id)
+    }
+
+    /// The answer to a change of a name. The leader has no `.snapshots`; what a volume's directory shows there is not changed.
+    pub async fn changed(client: &Client, parent: InodeId, name: &[u8], done: Result<()>) -> Result<()> {
+        let absent = done.as_ref().is_err_and(|e| e.kind == ErrorKind::NotFound);
+        if absent && name == DIRECTORY && Self::snapshots_of(client, parent).await.is_some() {
+            let what = "the list of a volume's snapshots is neither removed nor renamed";
+            return Err(Error::name(NameRule::ReadOnly, what));
+        }
+        done
     }
 
     pub fn reply_snapshots(table: &Table, reply: ReplyEntry, volume: VolumeId) {
