@@ -336,6 +336,18 @@ pub struct MountRole {
     /// Nothing can be changed through this mount
     #[arg(long)]
     pub read_only: bool,
+    /// Options as mount(8) has them: ro, noexec, noatime, allow_other
+    #[arg(
+        short = 'o',
+        long = "options",
+        value_name = "OPTIONS",
+        default_value = "",
+        hide_default_value = true
+    )]
+    pub options: String,
+    /// What mount(8) calls the source
+    #[arg(long, default_value = "weir", hide = true)]
+    pub source: String,
     /// Take a mount whose process died off first ("Transport endpoint is not connected")
     #[arg(long)]
     pub recover: bool,

@@ -19,6 +19,7 @@ mod eviction;
 mod failure;
 mod file;
 mod fuse;
+mod helper;
 mod homes;
 mod homeward;
 mod inspect;
@@ -48,8 +49,9 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     end_quietly_when_nobody_reads();
-    let words: Vec<_> = std::env::args_os().skip(1).collect();
-    if let Some(call) = fuse::HelperCall::parse(&words) {
+    let mut words = std::env::args_os();
+    let program = words.next().unwrap_or_default();
+    if let Some(call) = helper::Call::parse(&program, &words.collect::<Vec<_>>()) {
         return ended(call.run().map(|()| ExitCode::SUCCESS));
     }
     let cli = match cli::Cli::try_parse() {

@@ -2,6 +2,7 @@
 use crate::cli::{CoordRole, MetaRole, MountRole, MoverRole, RoleArgs, StorageRole};
 use crate::config::{self, Config, Text};
 use crate::failure::{Doing, Failure, Outcome};
+use crate::helper::MountWords;
 use crate::observe::host_id;
 use crate::place::{self, Place};
 use crate::process::{PidFile, is_gone, own_process};
@@ -575,12 +576,17 @@ pub fn mount(args: &MountRole, environment: &Environment) -> Outcome<()> {
     }
     // What the budget allows may also lie idle for reuse: fresh memory is slow to touch.
     let buffers = usize::try_from(config.mount.memory_mib * MIB).unwrap_or(usize::MAX);
-    config.mount.read_only |= args.read_only;
-    let recover = args.recover;
-    run(&args.role, config, environment, buffers, move |node| run_mount(node, recover))
+    let words = MountWords::parse(&args.options)?;
+    words.of_command()?;
+    config.mount.read_only |= args.read_only || words.read_only;
+    if words.allow_other {
+        config.mount.allow_other = Some(true);
+    }
+    let (recover, source) = (args.recover, args.source.clone());
+    run(&args.role, config, environment, buffers, move |node| run_mount(node, recover, source, words))
 }
 
-async fn run_mount(node: Node, recover: bool) -> Outcome<()> {
+async fn run_mount(node: Node, recover: bool, source: String, words: MountWords) -> Outcome<()> {
     let mount = &node.config.mount;
     let path =
         node.required(&mount.path, "the mount point", "`weir mount PATH`, or mount.path in weir.toml")?;
@@ -605,7 +611,10 @@ async fn run_mount(node: Node, recover: bool) -> Outcome<()> {
         path: path.clone(),
         kernel_threads: mount.kernel_threads,
         allow_other: mount.allow_other,
+        source,
         read_only: mount.read_only,
+        no_exec: words.no_exec,
+        no_atime: words.no_atime,
         buffers: node.env.buffers.clone(),
         own_attributes: own_attributes(cluster),
     };

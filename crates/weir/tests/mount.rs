@@ -266,3 +266,52 @@ fn unmount_and_down_leave_nothing() {
     wait_until("no process is left", Duration::from_secs(60), || !pids.iter().any(gone));
     assert!(!fs::read_to_string("/proc/self/mountinfo").unwrap().contains(cluster.mount().to_str().unwrap()));
 }
+
+/// In namespaces of its own, with directories of the system for itself: nothing of it stays.
+const BY_MOUNT_8: &str = r#"
+mount --make-rprivate /
+for dir in /run /var/log /usr/local/sbin; do mount -t tmpfs none $dir; done
+ln -s "$WEIR" /usr/local/sbin/weir
+ended() { for _ in $(seq 600); do [ -d /proc/$1 ] || return 0; sleep 0.1; done; return 1; }
+mounted() { pid=$(grep -ho '"pid":[0-9]*' /run/weir/*.pid | cut -d: -f2); pids="$pids $pid"; }
+refused() { if "$@" 2> /run/said; then echo "not refused: $*"; exit 1; fi; }
+pids=
+trap 'umount -l "$AT" 2> /dev/null; [ -z "$pids" ] || kill -9 $pids 2> /dev/null || true' EXIT
+echo "$SOURCE $AT fuse.weir _netdev,nofail,x-test,ro,noexec,memory-mib=64 0 0" > /run/fstab
+mount -a -T /run/fstab; mounted
+mount -a -T /run/fstab
+findmnt -n -o FSTYPE,SOURCE "$AT" | tr -s ' '
+findmnt -n -o OPTIONS "$AT" | tr , '\n' | grep -x -e ro -e nosuid -e nodev -e noexec | sort | xargs
+cat "$AT/f"
+refused touch "$AT/f"
+refused mount -o remount,strictatime "$AT"
+grep -o 'strictatime.*' /run/said | head -1 | cut -c 1-11
+mount -o remount,rw "$AT"
+touch "$AT/f"
+umount "$AT"; ended $pid
+ln -s "$WEIR" /run/mount.fuse.weir
+/run/mount.fuse.weir "$SOURCE" "$AT" -n -o noatime; mounted
+cat "$AT/f"
+umount "$AT"; ended $pid
+refused mount -t fuse.weir "$SOURCE" "$AT" -o nonsense
+"#;
+
+#[test]
+fn mount_8_makes_changes_and_ends_mounts() {
+    if !can_mount() || !common::has("mount.fuse") {
+        return;
+    }
+    let cluster = Cluster::start(1);
+    fs::write(cluster.mount().join("f"), b"seen\n").unwrap();
+    let at = tempfile::tempdir().unwrap();
+    let mut command = std::process::Command::new("unshare");
+    command
+        .args(["-m", "bash", "-euo", "pipefail", "-c", BY_MOUNT_8])
+        .env("WEIR", env!("CARGO_BIN_EXE_weir"));
+    let output = command.env("SOURCE", cluster.dir()).env("AT", at.path()).output().unwrap();
+    let said = common::text(&output.stdout);
+    assert!(output.status.success(), "{said}\n{}", common::text(&output.stderr));
+    let of_fstab = format!("fuse.weir {}", cluster.dir().display());
+    let shown: Vec<_> = said.lines().collect();
+    assert_eq!(shown, [of_fstab.as_str(), "nodev noexec nosuid ro", "seen", "strictatime", "seen"]);
+}

@@ -1,10 +1,11 @@
-//! Mounting and unmounting. An unmount always ends: what a hanging mount does not give back is taken off the tree and
+//! Mounting, remounting and unmounting. An unmount always ends: what a hanging mount does not give back is taken off the tree and
 //! its connection cut.
 use super::filesystem::{Mounted, OwnAttributes};
 use super::kernel::Notices;
 use crate::failure::{Doing, Failure, Outcome};
+use crate::helper::MOUNT_TYPE;
 use fuser::{BackgroundSession, Config, MountOption, Session, SessionACL};
-use rustix::mount::UnmountFlags;
+use rustix::mount::{MountFlags, UnmountFlags};
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -18,10 +19,14 @@ use weir_proto::Error;
 /// What the kernel reads ahead, in KiB. Several requests of 1 MiB are then under way for one reader; the client's own
 /// prefetch goes further.
 const READ_AHEAD_KIB: u32 = 2048;
-const SOURCE: &str = "weir";
+/// With the kernel's word for these: the type of our mounts.
+const SUBTYPE: &str = "weir";
 /// Largest read of the kernel: one cell of the default size. What spans two cells would have to be joined for the reply,
 /// which costs more than a second request.
 const READ_BYTES_MAX: u32 = 512 << 10;
+/// A remount is tried again so often, after such pauses, while files that were closed a moment ago are being released.
+const BUSY_TRIES_MAX: u32 = 100;
+const BUSY_PAUSE: Duration = Duration::from_millis(30);
 /// How long an ordinary unmount may take before it is made an unconditional one.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -31,8 +36,13 @@ pub struct Options {
     pub kernel_threads: usize,
     /// `None`: if this user may.
     pub allow_other: Option<bool>,
+    /// Shown as the file system's source.
+    pub source: String,
     /// The kernel lets nothing through that changes something.
     pub read_only: bool,
+    /// The kernel runs no programs from there.
+    pub no_exec: bool,
+    pub no_atime: bool,
     pub buffers: BufferPool,
     pub own_attributes: OwnAttributes,
 }
@@ -104,14 +114,17 @@ pub fn attach(client: &Client, notices: &Notices, options: Options) -> Outcome<A
     };
     let mut config = Config::default();
     config.mount_options = vec![
-        MountOption::FSName(SOURCE.into()),
-        MountOption::Subtype(SOURCE.into()),
+        MountOption::FSName(options.source),
+        MountOption::Subtype(SUBTYPE.into()),
         MountOption::DefaultPermissions,
         MountOption::CUSTOM(format!("max_read={READ_BYTES_MAX}")),
     ];
-    if options.read_only {
-        config.mount_options.push(MountOption::RO);
-    }
+    let asked = [
+        (options.read_only, MountOption::RO),
+        (options.no_exec, MountOption::NoExec),
+        (options.no_atime, MountOption::NoAtime),
+    ];
+    config.mount_options.extend(asked.into_iter().filter_map(|(on, option)| on.then_some(option)));
     if options.allow_other.unwrap_or_else(may_allow_other) {
         config.acl = SessionACL::All;
     } else {
@@ -139,6 +152,18 @@ pub fn attach(client: &Client, notices: &Notices, options: Options) -> Outcome<A
     Ok(Attached { session, path })
 }
 
+/// Changes the kernel's flags of a live mount.
+pub fn remount(path: &Path, flags: MountFlags) -> Outcome<()> {
+    let mut tries = 0;
+    loop {
+        match rustix::mount::mount_remount(path, flags, c"") {
+            Err(rustix::io::Errno::BUSY) if tries < BUSY_TRIES_MAX => tries += 1,
+            done => return done.doing(format_args!("remount {}", path.display())),
+        }
+        std::thread::sleep(BUSY_PAUSE);
+    }
+}
+
 fn may_allow_other() -> bool {
     let conf = fs::read_to_string("/etc/fuse.conf").unwrap_or_default();
     rustix::process::geteuid().is_root() || conf.lines().any(|line| line.trim() == "user_allow_other")
@@ -156,9 +181,8 @@ struct Listed {
     path: PathBuf,
     /// Of this place: `rw,noatime,…`.
     options: String,
-    /// `fuse`, or `fuse.weir` when the set-uid helper mounted.
+    /// `fuse.weir`.
     kind: String,
-    source: String,
 }
 
 fn mounts() -> Vec<Listed> {
@@ -173,13 +197,11 @@ fn listed(line: &[u8]) -> Option<Listed> {
     let path = unescape(fields.nth(1)?);
     let options = String::from_utf8_lossy(fields.next()?).into_owned();
     let mut fields = fields.skip_while(|f| *f != b"-").skip(1);
-    let mut text = || fields.next().map(|f| String::from_utf8_lossy(f).into_owned());
     Some(Listed {
         device,
         path: PathBuf::from(std::ffi::OsStr::from_bytes(&path)),
         options,
-        kind: text()?,
-        source: text()?,
+        kind: fields.next().map(|f| String::from_utf8_lossy(f).into_owned())?,
     })
 }
 
@@ -218,7 +240,7 @@ pub fn is_mounted(path: &Path) -> bool {
 
 impl Listed {
     fn is_ours(&self) -> bool {
-        self.kind.starts_with("fuse") && self.source == SOURCE
+        self.kind == MOUNT_TYPE
     }
 }
 
@@ -345,10 +367,7 @@ mod tests {
     fn a_line_of_the_mount_table_is_read_with_its_escapes() {
         let line = br"36 35 0:44 / /mnt/a\040b\134 rw,nosuid shared:1 - fuse.weir weir rw,user_id=0";
         let found = listed(line).unwrap();
-        assert_eq!(
-            (found.device.as_str(), found.kind.as_str(), found.source.as_str()),
-            ("0:44", "fuse.weir", "weir")
-        );
+        assert_eq!((found.device.as_str(), found.kind.as_str()), ("0:44", "fuse.weir"));
         assert_eq!(found.path, PathBuf::from(r"/mnt/a b\"));
         assert_eq!(found.options, "rw,nosuid");
         assert!(listed(b"").is_none());

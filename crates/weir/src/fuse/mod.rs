@@ -12,11 +12,9 @@ mod locks;
 mod parked;
 mod past;
 mod past_locks;
-mod remount;
 mod replies;
 mod translate;
 
-pub use attach::{Options, attach, clear_dead, is_mounted, mount_points, preflight, unmount};
+pub use attach::{Options, attach, clear_dead, is_mounted, mount_points, preflight, remount, unmount};
 pub use filesystem::OwnAttributes;
 pub use kernel::Notices;
-pub use remount::HelperCall;

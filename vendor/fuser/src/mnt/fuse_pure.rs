@@ -464,11 +464,18 @@ fn fuse_mount_sys(
 
     // Default name is "/dev/fuse", then use the subtype, and lastly prefer the name
     let mut source = DevFuse::PATH;
+    #[cfg(target_os = "linux")]
+    let mut fstype = "fuse".to_string();
     if let Some(MountOption::Subtype(subtype)) = options
         .iter()
         .find(|x| matches!(**x, MountOption::Subtype(_)))
     {
         source = subtype;
+        // As fusermount has it: the kernel shows both, `fuse.SUBTYPE`.
+        #[cfg(target_os = "linux")]
+        {
+            fstype = format!("fuse.{subtype}");
+        }
     }
     if let Some(MountOption::FSName(name)) = options
         .iter()
@@ -481,7 +488,7 @@ fn fuse_mount_sys(
     let result = nix::mount::mount(
         Some(source),
         mountpoint,
-        Some("fuse"),
+        Some(fstype.as_str()),
         flags,
         Some(mount_options.as_str()),
     );

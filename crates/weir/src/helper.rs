@@ -1,0 +1,308 @@
+//! Calls of mount(8): a line of fstab, a mount unit of systemd, `mount -t fuse.weir SOURCE DIRECTORY`, `mount -o remount`.
+//!
+//! mount(8) leaves file systems of the type `fuse.weir` to `/sbin/mount.fuse.weir`, which is a link to this program, and where that
+//! is missing to `/sbin/mount.fuse`, which calls `weir SOURCE DIRECTORY -o OPTIONS`. Either way the words are those of fstab, not of
+//! this command line. The call returns when the file system is there; its process goes on in the background.
+use crate::failure::{Doing, Failure, Outcome};
+use crate::fuse;
+use crate::process::Launch;
+use rustix::mount::MountFlags;
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use weir_env::Addr;
+use weir_proto::Error;
+
+/// The type of our mounts in `/proc/mounts` and fstab.
+pub const MOUNT_TYPE: &str = "fuse.weir";
+/// Names of the link by which mount(8) finds this program.
+const HELPERS: [&str; 2] = ["mount.fuse.weir", "mount.weir"];
+/// Sources that name no coordinator: the option `config` does.
+const NO_SOURCE: [&str; 2] = ["weir", "none"];
+/// A mount that is not there by then has failed. The process itself waits half of it for a coordinator.
+const READY_PATIENCE: Duration = Duration::from_secs(60);
+const RUN_DIR: &str = "/run/weir";
+const LOG_DIR: &str = "/var/log/weir";
+
+/// Words for mount(8) itself or for systemd, and those for what is so on every mount.
+const IGNORED: &[&str] = &[
+    "",
+    "_netdev",
+    "async",
+    "auto",
+    "default_permissions",
+    "defaults",
+    "dev",
+    "group",
+    "noauto",
+    "nodev",
+    "nofail",
+    "nosuid",
+    "nouser",
+    "owner",
+    "suid",
+    "user",
+    "users",
+];
+
+/// What follows `-o`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct MountWords {
+    pub read_only: bool,
+    pub no_exec: bool,
+    pub no_atime: bool,
+    pub allow_other: bool,
+    remount: bool,
+    /// For a remount: the kernel's flags. What is not named is as mounts are by default.
+    flags: MountFlags,
+    /// `KEY=VALUE`: options of `weir mount` by their long names.
+    named: Vec<(String, String)>,
+    unknown: Option<String>,
+}
+
+impl MountWords {
+    pub fn parse(options: &str) -> Outcome<MountWords> {
+        let mut words = MountWords {
+            read_only: false,
+            no_exec: false,
+            no_atime: false,
+            allow_other: false,
+            remount: false,
+            flags: MountFlags::empty(),
+            named: Vec::new(),
+            unknown: None,
+        };
+        for option in options.split(',') {
+            words.take(option)?;
+        }
+        // A remount names what the kernel shows of the mount, too.
+        match words.unknown.take().filter(|_| !words.remount) {
+            None => Ok(words),
+            Some(word) => Err(Failure::new(
+                Error::invalid(format!("{word:?} is no option of a mount of Weir")),
+                "ro, noexec, noatime, allow_other, and options of `weir mount` as KEY=VALUE",
+            )),
+        }
+    }
+
+    /// The last word about a thing counts.
+    fn take(&mut self, option: &str) -> Outcome<()> {
+        let (flag, on) = match option {
+            "ro" | "rw" => (MountFlags::RDONLY, option == "ro"),
+            "nosuid" | "suid" => (MountFlags::NOSUID, option == "nosuid"),
+            "nodev" | "dev" => (MountFlags::NODEV, option == "nodev"),
+            "noexec" | "exec" => (MountFlags::NOEXEC, option == "noexec"),
+            "noatime" | "atime" => (MountFlags::NOATIME, option == "noatime"),
+            "relatime" => (MountFlags::RELATIME, true),
+            _ => (MountFlags::empty(), false),
+        };
+        self.flags.set(flag, on);
+        match option {
+            "remount" => self.remount = true,
+            "ro" | "rw" => self.read_only = on,
+            "noexec" | "exec" => self.no_exec = on,
+            "noatime" | "atime" | "relatime" => self.no_atime = option == "noatime",
+            "allow_other" => self.allow_other = true,
+            ignored if IGNORED.contains(&ignored) => {}
+            // Of whoever mounts: `x-systemd.automount` and its like.
+            other if other.starts_with("x-") || other.starts_with("X-") || other.starts_with("comment=") => {}
+            "strictatime" => {
+                return Err(Failure::new(
+                    Error::unsupported(
+                        "strictatime: reads that the kernel answers by itself change no access time",
+                    ),
+                    "relatime, which is the default, or noatime",
+                ));
+            }
+            other => match other.split_once('=') {
+                Some((key, value)) => self.named.push((key.into(), value.into())),
+                None => self.unknown = Some(other.into()),
+            },
+        }
+        Ok(())
+    }
+
+    /// An error for words that only mount(8) can act on.
+    pub fn of_command(&self) -> Outcome<()> {
+        let named = self.named.first().map(|(key, value)| format!("{key}={value}"));
+        match named.or(self.remount.then(|| "remount".into())) {
+            None => Ok(()),
+            Some(word) => Err(Failure::new(
+                Error::invalid(format!("-o {word} is for mount(8) and fstab")),
+                "`weir mount --help` lists the options of this command",
+            )),
+        }
+    }
+}
+
+/// A call of mount(8).
+#[derive(Debug, PartialEq, Eq)]
+pub struct Call {
+    source: Option<String>,
+    directory: PathBuf,
+    options: String,
+}
+
+impl Call {
+    /// `None`: these are not its words. `arguments` without the program's name.
+    pub fn parse(program: &OsStr, arguments: &[OsString]) -> Option<Call> {
+        let name = Path::new(program).file_name()?;
+        match HELPERS.iter().any(|helper| name == *helper) {
+            true => Call::of_helper(arguments),
+            false => Call::of_program(arguments),
+        }
+    }
+
+    /// `SOURCE DIRECTORY [-sfnv] [-N NAMESPACE] [-o OPTIONS] [-t TYPE]`.
+    fn of_helper(arguments: &[OsString]) -> Option<Call> {
+        let (mut places, mut options) = (Vec::new(), Vec::new());
+        let mut rest = arguments.iter();
+        while let Some(word) = rest.next() {
+            match word.to_str() {
+                Some("-o") => options.push(rest.next()?.to_string_lossy().into_owned()),
+                Some("-t" | "-N") => drop(rest.next()),
+                Some(flags) if flags.starts_with('-') => {}
+                _ => places.push(word),
+            }
+        }
+        let [source, directory] = places.as_slice() else { return None };
+        Some(Call {
+            source: Some(source.to_string_lossy().into_owned()),
+            directory: directory.into(),
+            options: options.join(","),
+        })
+    }
+
+    /// `[SOURCE] DIRECTORY -o OPTIONS`, of mount.fuse.
+    fn of_program(arguments: &[OsString]) -> Option<Call> {
+        let (source, directory, flag, options) = match arguments {
+            [directory, flag, options] => (None, directory, flag, options),
+            [source, directory, flag, options] => (Some(source), directory, flag, options),
+            _ => return None,
+        };
+        let is_ours = flag == "-o"
+            && !arguments[0].to_string_lossy().starts_with('-')
+            && source.is_none_or(|source| source != "mount")
+            && Path::new(directory).is_absolute();
+        is_ours.then(|| Call {
+            source: source.map(|source| source.to_string_lossy().into_owned()),
+            directory: directory.into(),
+            options: options.to_string_lossy().into_owned(),
+        })
+    }
+
+    pub fn run(&self) -> Outcome<()> {
+        let words = MountWords::parse(&self.options)?;
+        if words.remount {
+            return fuse::remount(&self.directory, words.flags);
+        }
+        let launch = self.launch(&words)?;
+        for dir in [RUN_DIR, LOG_DIR] {
+            fs::create_dir_all(dir).doing(format_args!("make {dir} for the mount's process"))?;
+        }
+        fuse::preflight(&self.directory)?;
+        let log_before = fs::metadata(&launch.log).map_or(0, |m| m.len());
+        let mut child = launch.start()?;
+        let ready = launch.wait_ready(&mut child, log_before, READY_PATIENCE);
+        if ready.is_err() {
+            let _ = child.kill(); // it may have ended
+        }
+        ready.map(drop)
+    }
+
+    fn launch(&self, words: &MountWords) -> Outcome<Launch> {
+        let source = self.source.as_deref().unwrap_or(NO_SOURCE[0]);
+        let mut args = vec!["mount".to_owned(), self.directory.display().to_string()];
+        args.extend(["--source".into(), source.into()]);
+        args.extend(coordinators(source)?);
+        let plain: Vec<&str> = self.options.split(',').filter(|word| !word.contains('=')).collect();
+        args.extend(["-o".into(), plain.join(",")]);
+        args.extend(words.named.iter().flat_map(|(key, value)| [format!("--{key}"), value.clone()]));
+        let name = self.directory.to_string_lossy().trim_matches('/').replace('/', "-");
+        Ok(Launch {
+            args,
+            pid_file: Path::new(RUN_DIR).join(format!("mount-{name}.pid")),
+            log: Path::new(LOG_DIR).join(format!("mount-{name}.log")),
+        })
+    }
+}
+
+/// What a source says, in the words of `weir mount`: the directory of a cluster of this machine, or addresses with commas between
+/// them, `tcp:` unless they say something else.
+fn coordinators(source: &str) -> Outcome<Vec<String>> {
+    if NO_SOURCE.contains(&source) {
+        return Ok(Vec::new());
+    }
+    if source.starts_with('/') {
+        return Ok(vec!["--dir".into(), source.into()]);
+    }
+    let mut args = Vec::new();
+    for part in source.split(',') {
+        let address = part.parse::<Addr>().or_else(|_| format!("tcp:{part}").parse::<Addr>());
+        let address = address.map_err(|e| {
+            let hint = "the source of a mount is HOST:PORT of a coordinator, several with commas between them, or a directory of `weir up`";
+            Failure::new(Error::invalid(format!("the source {source}: {e}")), hint)
+        })?;
+        args.extend(["--coordinator".into(), address.to_string()]);
+    }
+    Ok(args)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn call(program: &str, words: &[&str]) -> Option<Call> {
+        Call::parse(OsStr::new(program), &words.iter().map(OsString::from).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn the_words_of_mount_are_told_from_those_of_this_program() {
+        assert!(call("/usr/bin/weir", &["weir", "/mnt", "-o", "rw,remount"]).is_some());
+        assert!(call("weir", &["/mnt", "-o", "rw,remount"]).is_some());
+        for words in [
+            &["up", "-o", "rw"][..],
+            &["mount", "/mnt", "-o", "ro"],
+            &["mount", "/mnt", "--dir", "x"],
+            &["status"],
+        ] {
+            assert_eq!(call("weir", words), None, "{words:?}");
+        }
+        let helper =
+            call("/sbin/mount.fuse.weir", &["h:1", "/mnt", "-n", "-o", "rw,noexec", "-t", "fuse.weir"]);
+        assert_eq!(
+            helper,
+            Some(Call { source: Some("h:1".into()), directory: "/mnt".into(), options: "rw,noexec".into() })
+        );
+        assert_eq!(call("mount.weir", &["-h"]), None);
+    }
+
+    #[test]
+    fn the_last_word_counts_and_unknown_ones_are_refused() {
+        let words = |options| MountWords::parse(options).unwrap();
+        assert!(!words("rw,nosuid").remount);
+        assert_eq!(words("rw,nodev,remount,ro").flags, MountFlags::NODEV | MountFlags::RDONLY);
+        assert_eq!(words("remount,ro,rw,suid,unheard_of").flags, MountFlags::empty());
+        let boot = words("defaults,_netdev,nofail,x-systemd.automount,ro,noexec,dev,suid,memory-mib=512");
+        assert!(boot.read_only && boot.no_exec && !boot.no_atime);
+        assert_eq!(boot.named, [("memory-mib".to_string(), "512".to_string())]);
+        assert!(boot.of_command().is_err() && words("ro").of_command().is_ok());
+        for refused in ["strictatime", "dirsync", "remount,strictatime"] {
+            assert!(MountWords::parse(refused).is_err(), "{refused}");
+        }
+    }
+
+    #[test]
+    fn a_source_is_a_directory_or_coordinators() {
+        let args = |source| coordinators(source).map(|args| args.join(" ")).map_err(|e| e.to_string());
+        assert_eq!(args("/srv/weir").unwrap(), "--dir /srv/weir");
+        assert_eq!(args("10.0.0.1:7000").unwrap(), "--coordinator tcp:10.0.0.1:7000");
+        assert_eq!(
+            args("unix:/run/c,tcp:[::1]:5").unwrap(),
+            "--coordinator unix:/run/c --coordinator tcp:[::1]:5"
+        );
+        assert_eq!(args("weir").unwrap(), "");
+        assert!(args("nonsense").unwrap_err().contains("HOST:PORT"));
+    }
+}
