@@ -8,7 +8,7 @@
 use crate::config;
 use crate::dice::Dice;
 use std::collections::BTreeMap;
-use weir_coord::identity::TargetIdentity;
+use weir_coord::identity::{NamespaceIdentity, TargetIdentity};
 use weir_meta::namespace::acl::Acl;
 use weir_meta::record;
 use weir_proto::checksum::crc32c;
@@ -423,6 +423,10 @@ fn identity(bytes: &[u8]) {
     let same = |bytes: &[u8]| {
         if let Ok(found) = TargetIdentity::from_text(bytes) {
             let again = TargetIdentity::from_text(found.to_text().as_bytes());
+            assert_eq!(again.expect("an identity that was read can be written"), found);
+        }
+        if let Ok(found) = NamespaceIdentity::from_text(bytes) {
+            let again = NamespaceIdentity::from_text(found.to_text().as_bytes());
             assert_eq!(again.expect("an identity that was read can be written"), found);
         }
     };

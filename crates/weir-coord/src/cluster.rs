@@ -4,6 +4,7 @@
 //! map names whenever it is dialed.
 //! Knows nothing of what is said over the channels.
 use crate::addresses::addrs_in_order;
+use crate::identity::NamespaceIdentity;
 use crate::member::{self, Membership, Reports};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,10 +13,11 @@ use weir_env::watch;
 use weir_env::{Addr, Env, TaskHandle};
 use weir_proto::coord::{
     CaughtUp, ClearTarget, ClientsWaiting, ClusterStatus, Doubt, GetCoordinators, GetMap, GetStatus,
-    GetWaits, Joined, LeadNamespace, LeadReply, Leave, MakeGroups, MapReply, ReportTarget, TellWaits, Wait,
+    GetWaits, Joined, LeadNamespace, LeadReply, Leave, MakeGroups, MapReply, RecordProgress, ReportTarget,
+    TellWaits, Wait,
 };
 use weir_proto::map::{ClusterMap, Node, Role, Scheme};
-use weir_proto::{ClusterId, DiskUuid, Epoch, Error, NodeId, PgId, Request, Result, TargetId};
+use weir_proto::{ClusterId, DiskUuid, Epoch, Error, NamespaceId, NodeId, PgId, Request, Result, TargetId};
 use weir_rpc::{Channel, Identity, LookUp, NoService, Service, Whereabouts};
 
 /// The coordinator is asked again for a newer map after this long without one.
@@ -237,14 +239,24 @@ impl Cluster {
         Ok(reply)
     }
 
-    /// Takes the lead of a namespace for this node; made if new. `Exists`: another node that is up leads it.
-    pub async fn lead_namespace(&self, namespace: &str) -> Result<LeadReply> {
-        let node = self
-            .node()
-            .ok_or_else(|| Error::stale("join the cluster before leading a namespace".to_owned()))?;
-        let reply = self.ask(&LeadNamespace { node, namespace: namespace.to_owned() }).await?;
+    /// Takes the lead of a namespace for this node, whose directory holds so many changes; made if these are none.
+    /// `Exists`: another node that is up leads it. `Denied`: this is not the namespace's directory, or an old copy.
+    pub async fn lead_namespace(&self, of: &NamespaceIdentity, changes: u64) -> Result<LeadReply> {
+        let (node, namespace) = (self.joined()?, of.name.clone());
+        let lead = LeadNamespace { node, namespace, uuid: of.uuid, changes, instead_of: of.instead_of };
+        let reply = self.ask(&lead).await?;
         self.shared().offer(Arc::new(reply.map.clone()));
         Ok(reply)
+    }
+
+    /// Says how many changes the directory of a namespace holds that this node leads. `Exists` or `NotFound`: it
+    /// does not any more.
+    pub async fn record_progress(&self, namespace: NamespaceId, changes: u64) -> Result<()> {
+        self.ask(&RecordProgress { node: self.joined()?, namespace, changes }).await
+    }
+
+    fn joined(&self) -> Result<NodeId> {
+        self.node().ok_or_else(|| Error::stale("this node has not joined the cluster"))
     }
 
     /// Leaves in good order: this node's targets are down at once. It does not join again by itself.

@@ -1,20 +1,26 @@
-//! Identity of a target: the file that says which target a directory is.
+//! Identity of a directory: the file in it that says which target, namespace or coordinator it is.
 //!
 //! A directory becomes a target once; the file in it names cluster, disk and pool for ever. A directory that is empty,
-//! swapped with another, not mounted, or of another cluster is refused by name before anything in it is touched.
+//! swapped with another, not mounted, or of another cluster is refused by name before anything in it is touched. The same
+//! holds for the directories of a namespace and of the coordinator (`founded.rs`).
 //! The storage role also records in its own directory which disk it found where, so that an empty mount point is not
 //! taken for a new disk.
 //!
 //! Knows nothing of what else is in the directory.
+mod founded;
+mod text;
+
+pub use founded::{
+    COORDINATOR_FILE, NAMESPACE_FILE, NamespaceIdentity, check_coordinator, open_namespace, write_coordinator,
+};
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use weir_env::Disk;
-use weir_proto::checksum::crc32c;
-use weir_proto::{ClusterId, DiskUuid, Error, ErrorKind, Result};
+use weir_proto::{ClusterId, DiskUuid, Error, Result};
 
 /// The file's name within a target's directory.
 pub const IDENTITY_FILE: &str = "weir-target.toml";
-const FORMAT: u32 = 1;
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TargetIdentity {
@@ -26,7 +32,6 @@ pub struct TargetIdentity {
 /// Makes an empty directory a target. `Exists`: it is one already, or holds something else.
 pub fn format_target(disk: &dyn Disk, dir: &Path, identity: &TargetIdentity) -> Result<()> {
     check_pool_name(&identity.pool)?;
-    disk.create_dir_durable(dir).map_err(|e| Error::from_io(format!("create {}", dir.display()), &e))?;
     if let Some(found) = read_identity(disk, dir)? {
         return Err(Error::exists(format!(
             "{} is already target {} of cluster {}",
@@ -35,26 +40,15 @@ pub fn format_target(disk: &dyn Disk, dir: &Path, identity: &TargetIdentity) -> 
             found.cluster
         )));
     }
-    let entries = disk.read_dir(dir).map_err(|e| Error::from_io(format!("list {}", dir.display()), &e))?;
-    if let Some(other) = entries.iter().find(|e| e.name != "lost+found" && !e.name.ends_with(".tmp")) {
-        return Err(Error::exists(format!(
-            "{} is not empty (it holds {:?}); hint: give a target a directory of its own",
-            dir.display(),
-            other.name
-        )));
-    }
-    disk.write_atomic(&dir.join(IDENTITY_FILE), identity.to_text().as_bytes())
-        .map_err(|e| Error::from_io(format!("write {IDENTITY_FILE} in {}", dir.display()), &e))
+    text::make_vacant(disk, dir, &[])?;
+    text::store(disk, &dir.join(IDENTITY_FILE), &identity.to_text())
 }
 
 /// What the directory says it is; `None` if it was never made a target.
 pub fn read_identity(disk: &dyn Disk, dir: &Path) -> Result<Option<TargetIdentity>> {
     let path = dir.join(IDENTITY_FILE);
-    if !disk.exists(&path) {
-        return Ok(None);
-    }
-    let bytes = disk.read(&path).map_err(|e| Error::from_io(format!("read {}", path.display()), &e))?;
-    TargetIdentity::from_text(&bytes).map(Some).map_err(|e| e.doing(format!("read {}", path.display())))
+    let found = text::bytes(disk, &path)?.map(|bytes| TargetIdentity::from_text(&bytes));
+    found.transpose().map_err(|e| e.doing(format!("read {}", path.display())))
 }
 
 /// Checks a directory before it is served. `known`: the disk that was found here before, if any.
@@ -160,41 +154,16 @@ pub fn check_pool_name(pool: &str) -> Result<()> {
 impl TargetIdentity {
     /// The file's text.
     pub fn to_text(&self) -> String {
-        let body = format!(
-            "# This directory is a Weir target. Do not edit, copy or remove this file.\n\
-             format = {FORMAT}\ncluster = \"{}\"\ndisk = \"{}\"\npool = \"{}\"\n",
-            self.cluster, self.disk, self.pool
-        );
-        format!("{body}crc32c = \"{:08x}\"\n", crc32c(body.as_bytes()))
+        let (cluster, disk) = (self.cluster.to_string(), self.disk.to_string());
+        let values = [("cluster", &*cluster), ("disk", &*disk), ("pool", &*self.pool)];
+        text::write("This directory is a Weir target.", &values)
     }
 
     pub fn from_text(bytes: &[u8]) -> Result<TargetIdentity> {
-        let damaged = |what: String| Error::damaged(format!("{what}; hint: restore the file from a copy"));
-        let text = std::str::from_utf8(bytes).map_err(|_| damaged("it is not text".into()))?;
-        let at = text.find("crc32c = ").ok_or_else(|| damaged("it has no checksum".into()))?;
-        let (body, last) = text.split_at(at);
-        let value = |lines: &str, key: &str| -> Result<String> {
-            lines
-                .lines()
-                .find_map(|l| l.strip_prefix(key)?.strip_prefix(" = "))
-                .map(|v| v.trim_matches('"').to_owned())
-                .ok_or_else(|| damaged(format!("it has no {key}")))
-        };
-        let format = value(body, "format")?;
-        if format != FORMAT.to_string() {
-            return Err(Error::unsupported(format!("target format {format}, this program knows {FORMAT}")));
-        }
-        if value(last, "crc32c")? != format!("{:08x}", crc32c(body.as_bytes())) {
-            return Err(damaged("it fails its checksum".into()));
-        }
-        let wrong = |e: String| Error { kind: ErrorKind::Damaged, context: e };
-        let pool = value(body, "pool")?;
+        let lines = text::read(bytes)?;
+        let pool = lines.value("pool")?.to_owned();
         check_pool_name(&pool)?;
-        Ok(TargetIdentity {
-            cluster: value(body, "cluster")?.parse().map_err(wrong)?,
-            disk: value(body, "disk")?.parse().map_err(wrong)?,
-            pool,
-        })
+        Ok(TargetIdentity { cluster: lines.id("cluster")?, disk: lines.id("disk")?, pool })
     }
 }
 
@@ -202,6 +171,7 @@ impl TargetIdentity {
 mod tests {
     use super::*;
     use weir_env::Env;
+    use weir_proto::ErrorKind;
 
     fn identity(n: u8) -> TargetIdentity {
         TargetIdentity { cluster: ClusterId([1; 16]), disk: DiskUuid([n; 16]), pool: "hdd".into() }

@@ -21,6 +21,7 @@ fn empty_map() -> ClusterMap {
         targets: vec![],
         groups: vec![],
         namespaces: vec![],
+        last_namespace: Default::default(),
     }
 }
 fn join(name: &str, instance: u64, disks: &[u8]) -> Join {

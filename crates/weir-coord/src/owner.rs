@@ -4,7 +4,9 @@
 //! durable, publishes it, and only then answers: nobody learns of a map that a restart could forget.
 //!
 //! Knows nothing of how messages travel; decisions are in `decide` and `members`.
-use crate::decide::{HealthLimits, Strikes, caught_up, is_spare, make_groups, set_aside};
+use crate::decide::{
+    HealthLimits, Progress, Strikes, caught_up, is_spare, make_groups, record_progress, set_aside, take_lead,
+};
 use crate::members::Members;
 use crate::probe::{PROBE_PATIENCE, QUICK_PROBE_PATIENCE, probe};
 use crate::store::{Revision, Store, Swap};
@@ -15,13 +17,15 @@ use tokio::sync::{mpsc, oneshot};
 use weir_env::{Env, Instant, watch};
 use weir_proto::coord::{
     CaughtUp, ClusterStatus, Doubt, Heartbeat, HeartbeatAck, Join, Joined, LeadNamespace, LeadReply,
-    MakeGroups, MapReply, ReportTarget, TargetReport,
+    MakeGroups, MapReply, RecordProgress, ReportTarget, TargetReport,
 };
-use weir_proto::map::{ClusterMap, MemberState, NamespaceEntry, Node, Role, TargetState};
-use weir_proto::{Epoch, Error, NamespaceId, NodeId, Result, TargetId, Wire};
+use weir_proto::map::{ClusterMap, MemberState, Node, TargetState};
+use weir_proto::{Error, NodeId, Reader, Result, TargetId, Wire, Writer};
 
 /// The key of the map in the store.
 pub const MAP_KEY: &str = "map";
+/// The key of the namespaces' progress. Not in the map, which everybody gets: it changes every second.
+pub const PROGRESS_KEY: &str = "progress";
 /// Events waiting for the owner: more than any cluster's members send within one write of the store.
 pub const EVENTS_MAX: usize = 4096;
 /// Events decided on together: one write of the store for all.
@@ -77,6 +81,11 @@ pub enum Event {
         connection: u64,
         answer: Answer<LeadReply>,
     },
+    Progress {
+        said: RecordProgress,
+        connection: u64,
+        answer: Answer<()>,
+    },
     Status {
         answer: Answer<ClusterStatus>,
     },
@@ -92,6 +101,7 @@ pub struct Owner {
     pub env: Env,
     pub store: Arc<dyn Store>,
     pub revision: Revision,
+    pub progress: Kept<Progress>,
     pub map: watch::Sender<Arc<ClusterMap>>,
     pub members: Members,
     pub expected_targets: usize,
@@ -104,8 +114,15 @@ pub struct Owner {
     pub suspects_asked: Instant,
 }
 
+/// A value as it was last read or written.
+pub struct Kept<T> {
+    pub value: T,
+    pub revision: Revision,
+}
+
 struct Batch {
     draft: ClusterMap,
+    progress: Progress,
     after: Vec<AfterWrite>,
     disconnected: Vec<u64>,
 }
@@ -137,8 +154,12 @@ impl Owner {
         let now = self.env.clock.now();
         let published = self.map.borrow().clone();
         let members_before = self.members.clone();
-        let mut batch =
-            Batch { draft: ClusterMap::clone(&published), after: Vec::new(), disconnected: Vec::new() };
+        let mut batch = Batch {
+            draft: ClusterMap::clone(&published),
+            progress: self.progress.value.clone(),
+            after: Vec::new(),
+            disconnected: Vec::new(),
+        };
         let mut next = first;
         for _ in 0..BATCH_MAX {
             let Some(event) = next else { break };
@@ -153,7 +174,10 @@ impl Owner {
         };
         self.members.reconcile(&mut batch.draft, now, &limits, self.expected_targets);
         self.release_reporters(&mut batch);
-        let outcome = self.publish(published, batch.draft).await;
+        let outcome = match self.keep_progress(batch.progress).await {
+            Ok(()) => self.publish(published, batch.draft).await,
+            Err(e) => Err(e),
+        };
         if let Err(e) = &outcome {
             tracing::error!("the cluster map could not be made durable: {e}");
             self.members = members_before;
@@ -165,6 +189,19 @@ impl Owner {
         self.ask_suspects(now);
     }
 
+    /// Before the map, and for itself: it is true whatever becomes of the map.
+    async fn keep_progress(&mut self, new: Progress) -> Result<()> {
+        if new == self.progress.value {
+            return Ok(());
+        }
+        match self.store.compare_and_swap(PROGRESS_KEY, self.progress.revision, encode_progress(&new)).await?
+        {
+            Swap::Done(revision) => self.progress = Kept { value: new, revision },
+            Swap::Conflict(_) => return Err(another_writes()),
+        }
+        Ok(())
+    }
+
     /// Makes a changed map durable, then lets everybody see it.
     async fn publish(&mut self, old: Arc<ClusterMap>, mut new: ClusterMap) -> Result<Arc<ClusterMap>> {
         if new == *old {
@@ -173,9 +210,7 @@ impl Owner {
         new.version = old.version + 1;
         match self.store.compare_and_swap(MAP_KEY, self.revision, new.to_bytes()).await? {
             Swap::Done(revision) => self.revision = revision,
-            Swap::Conflict(_) => {
-                return Err(Error::stale("another coordinator has changed the cluster map".to_owned()));
-            }
+            Swap::Conflict(_) => return Err(another_writes()),
         }
         let new = Arc::new(new);
         self.map.send_replace(new.clone());
@@ -254,13 +289,20 @@ impl Owner {
             },
             Event::Lead { lead, connection, answer } => {
                 let member = self.members.member_on(lead.node, connection).map(drop);
-                match member.and_then(|()| take_lead(&mut batch.draft, &lead)) {
+                match member.and_then(|()| take_lead(&mut batch.draft, &batch.progress, &lead)) {
                     Err(e) => refuse(answer, e),
                     Ok((namespace, leader_epoch)) => batch.after(answer, move |map| LeadReply {
                         namespace,
                         leader_epoch,
                         map: ClusterMap::clone(map),
                     }),
+                }
+            }
+            Event::Progress { said, connection, answer } => {
+                let member = self.members.member_on(said.node, connection).map(drop);
+                match member.and_then(|()| record_progress(&batch.draft, &mut batch.progress, &said)) {
+                    Err(e) => refuse(answer, e),
+                    Ok(()) => batch.after(answer, |_| ()),
                 }
             }
             Event::Status { answer } => {
@@ -407,43 +449,35 @@ impl Batch {
     }
 }
 
+fn another_writes() -> Error {
+    Error::stale("another coordinator has changed the cluster's state")
+}
+
+/// Count (u32), then for each namespace its number (u32) and how many changes it holds at least (u64).
+fn encode_progress(progress: &Progress) -> Vec<u8> {
+    let mut w = Writer::default();
+    (progress.len() as u32).encode(&mut w);
+    for (namespace, changes) in progress {
+        namespace.encode(&mut w);
+        changes.encode(&mut w);
+    }
+    w.bytes
+}
+
+pub fn decode_progress(bytes: &[u8]) -> Result<Progress> {
+    let mut r = Reader::new(bytes);
+    let mut progress = Progress::new();
+    for _ in 0..r.count(12)? {
+        progress.insert(Wire::decode(&mut r)?, Wire::decode(&mut r)?);
+    }
+    r.finish()?;
+    Ok(progress)
+}
+
 fn refuse<T>(answer: Answer<T>, error: Error) {
     let _ = answer.send(Err(error)); // nobody may wait any more
 }
 
 fn newest(map: &Arc<ClusterMap>) -> MapReply {
     MapReply { map: Some(map.clone()) }
-}
-
-/// Gives a namespace's lead to a node, under a new epoch.
-fn take_lead(map: &mut ClusterMap, lead: &LeadNamespace) -> Result<(NamespaceId, Epoch)> {
-    let name = &lead.namespace;
-    if name.is_empty() || name.len() > 64 || name.chars().any(|c| c.is_control() || c == '/') {
-        return Err(Error::invalid(format!(
-            "namespace name {name:?}: expected 1 to 64 printable bytes without '/'"
-        )));
-    }
-    let node = map.node(lead.node).filter(|n| n.role == Role::Meta);
-    let node = node.ok_or_else(|| Error::denied(format!("{} is no metadata role", lead.node)))?.id;
-    let next_id = NamespaceId(1 + map.namespaces.iter().map(|v| v.id.0).max().unwrap_or(0));
-    let leader_of =
-        |v: &NamespaceEntry| v.leader.and_then(|l| map.node(l)).filter(|n| n.up && n.id != node).cloned();
-    if let Some(other) = map.namespaces.iter().find(|v| v.name == *name).and_then(leader_of) {
-        return Err(Error::exists(format!(
-            "namespace {name:?} is led by node {:?}, which is up",
-            other.name
-        )));
-    }
-    if !map.namespaces.iter().any(|v| v.name == *name) {
-        map.namespaces.push(NamespaceEntry {
-            id: next_id,
-            name: name.clone(),
-            leader: None,
-            leader_epoch: Epoch(0),
-        });
-    }
-    let entry = map.namespaces.iter_mut().find(|v| v.name == *name).expect("found or made above");
-    entry.leader = Some(node);
-    entry.leader_epoch = Epoch(entry.leader_epoch.0 + 1);
-    Ok((entry.id, entry.leader_epoch))
 }

@@ -3,8 +3,9 @@
 //! A member's connection is its membership: when it ends, its targets are down at once.
 //! Knows nothing of files.
 use crate::addresses::{announced, is_for_others};
+use crate::identity::{check_coordinator, write_coordinator};
 use crate::members::Members;
-use crate::owner::{Answer, EVENTS_MAX, Event, MAP_KEY, Owner};
+use crate::owner::{Answer, EVENTS_MAX, Event, Kept, MAP_KEY, Owner, PROGRESS_KEY, decode_progress};
 use crate::store::{Embedded, Revision, Store, Swap};
 use crate::waits::WaitsTold;
 use std::path::Path;
@@ -14,10 +15,10 @@ use tokio::sync::{mpsc, oneshot};
 use weir_env::{Addr, BoxFuture, Env, watch};
 use weir_proto::coord::{
     CaughtUp, ClearTarget, Coordinators, GetCoordinators, GetMap, GetStatus, GetWaits, Heartbeat, Join,
-    LeadNamespace, Leave, MakeGroups, MapReply, ReportTarget, TellWaits,
+    LeadNamespace, Leave, MakeGroups, MapReply, RecordProgress, ReportTarget, TellWaits,
 };
 use weir_proto::map::{ClusterMap, Settings};
-use weir_proto::{ClusterId, Error, Request, Result, Wire};
+use weir_proto::{ClusterId, Error, NamespaceId, Request, Result, Wire};
 use weir_rpc::{Call, Connection, Handled, Reply, Service};
 
 /// The longest that a `GetMap` is kept waiting.
@@ -31,13 +32,15 @@ pub struct CoordConfig {
     pub settings: Settings,
     /// Placement groups are made once so many targets are up (and as many as the scheme is wide).
     pub expected_targets: usize,
+    /// Found a cluster. Otherwise it must be there.
+    pub new: bool,
 }
 
 impl CoordConfig {
-    /// 1 MiB cells, 10 s leases, 5 s of silence.
+    /// 1 MiB cells, 10 s leases, 5 s of silence; an existing cluster.
     pub fn new(scheme: weir_proto::map::Scheme, expected_targets: usize) -> CoordConfig {
         let settings = Settings { scheme, cell_shift: 20, lease_ms: 10_000, target_silence_ms: 5_000 };
-        CoordConfig { cluster: None, settings, expected_targets }
+        CoordConfig { cluster: None, settings, expected_targets, new: false }
     }
 }
 
@@ -52,10 +55,26 @@ pub struct Coordinator {
 }
 
 impl Coordinator {
-    /// Opens the cluster kept in `dir`, or founds one there.
+    /// Opens the cluster kept in `dir`, or founds one there if it is to be new.
     pub async fn open(env: Env, dir: &Path, config: CoordConfig) -> Result<Arc<Coordinator>> {
+        let (disk, new) = (env.disk.clone(), config.new);
+        let known = check_coordinator(&*disk, dir, new)?;
         let store = Embedded::open(env.clone(), dir)?;
-        Coordinator::open_store(env, store, config).await
+        let coordinator = Coordinator::open_store(env, store, config).await?;
+        let cluster = coordinator.cluster();
+        match known {
+            Some(known) if known != cluster => {
+                return Err(Error::damaged(format!(
+                    "{} is the coordinator's directory of cluster {known}, and its state is of {cluster}; hint: restore \
+                     the directory as a whole",
+                    dir.display()
+                )));
+            }
+            Some(_) => {}
+            // After the state: a founding that was interrupted goes on when it is asked for again.
+            None => write_coordinator(&*disk, dir, cluster)?,
+        }
+        Ok(coordinator)
     }
 
     pub async fn open_store(
@@ -66,7 +85,17 @@ impl Coordinator {
         check_settings(&config.settings)?;
         let (map, revision) = match store.get(MAP_KEY).await? {
             Some(kept) => (ClusterMap::from_bytes(&kept.value)?, kept.revision),
-            None => found(&env, &*store, &config).await?,
+            None if config.new => found(&env, &*store, &config).await?,
+            None => {
+                return Err(Error::damaged(
+                    "the coordinator's state is not there; hint: restore its directory from a copy"
+                        .to_owned(),
+                ));
+            }
+        };
+        let progress = match store.get(PROGRESS_KEY).await? {
+            Some(kept) => Kept { value: decode_progress(&kept.value)?, revision: kept.revision },
+            None => Kept { value: Default::default(), revision: Revision(0) },
         };
         if let Some(expected) = config.cluster.filter(|c| *c != map.cluster) {
             return Err(Error::denied(format!(
@@ -82,6 +111,7 @@ impl Coordinator {
             env: env.clone(),
             store,
             revision,
+            progress,
             map: publish,
             members,
             expected_targets: config.expected_targets,
@@ -185,6 +215,10 @@ impl Coordinator {
                 let lead = call.decode::<LeadNamespace>()?;
                 self.ask::<LeadNamespace>(|answer| Event::Lead { lead, connection, answer })
             }
+            RecordProgress::METHOD => {
+                let said = call.decode::<RecordProgress>()?;
+                self.ask::<RecordProgress>(|answer| Event::Progress { said, connection, answer })
+            }
             GetStatus::METHOD => {
                 call.decode::<GetStatus>()?;
                 self.ask::<GetStatus>(|answer| Event::Status { answer })
@@ -232,6 +266,7 @@ async fn found(env: &Env, store: &dyn Store, config: &CoordConfig) -> Result<(Cl
         targets: vec![],
         groups: vec![],
         namespaces: vec![],
+        last_namespace: NamespaceId(env.rng.next_u64() as u32 >> 1),
     };
     match store.compare_and_swap(MAP_KEY, Revision(0), map.to_bytes()).await? {
         Swap::Done(revision) => Ok((map, revision)),

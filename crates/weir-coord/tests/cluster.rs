@@ -4,13 +4,14 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use weir_coord::identity::{COORDINATOR_FILE, NamespaceIdentity};
 use weir_coord::{Cluster, CoordConfig, Coordinator, Membership, Observer, no_reports};
 use weir_env::sim::{SimConfig, World};
 use weir_env::{Addr, Env};
 use weir_proto::coord::{Joined, TargetOffer, TargetReport};
 use weir_proto::data::{StatTarget, TargetStat};
 use weir_proto::map::{ClusterMap, MemberState, Role, TargetState};
-use weir_proto::{ClusterId, DiskUuid, ErrorKind, Request, Result, TargetId};
+use weir_proto::{ClusterId, DiskUuid, ErrorKind, NamespaceUuid, Request, Result, TargetId};
 use weir_rpc::{Call, Handled, Identity, Reply, Server, Service, serve};
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -75,7 +76,8 @@ impl Lab {
     }
     async fn coordinator(&self) -> Arc<Coordinator> {
         let env = self.world.node("c");
-        let config = CoordConfig::new("ec:4+2".parse().unwrap(), 6);
+        let mut config = CoordConfig::new("ec:4+2".parse().unwrap(), 6);
+        config.new = !env.disk.exists(&Path::new("/coord").join(COORDINATOR_FILE));
         let coordinator = Coordinator::open(env.clone(), Path::new("/coord"), config).await.unwrap();
         let identity = Identity::new(&env, "c", Role::Coordinator, Some(coordinator.cluster()));
         let server = serve(&env, &[addr(100)], identity, coordinator.clone()).await.unwrap();
@@ -286,18 +288,27 @@ fn a_namespace_has_one_leader_and_each_lead_a_higher_epoch() {
             cluster
         };
         let (one, two) = (meta("meta1").await, meta("meta2").await);
-        let led = one.lead_namespace("root").await.unwrap();
-        let refused = two.lead_namespace("root").await.unwrap_err();
+        let root = NamespaceIdentity {
+            cluster: one.id(),
+            name: "root".into(),
+            uuid: NamespaceUuid([1; 16]),
+            instead_of: None,
+        };
+        let led = one.lead_namespace(&root, 0).await.unwrap();
+        one.record_progress(led.namespace, 7).await.unwrap();
+        let refused = two.lead_namespace(&root, 7).await.unwrap_err();
         assert_eq!(refused.kind, ErrorKind::Exists, "{refused:?}");
         lab.world.kill("meta1");
         two.wait_for(PATIENCE, |m| m.nodes.iter().any(|n| n.name == "meta1" && !n.up)).await.unwrap();
-        let taken = two.lead_namespace("root").await.unwrap();
+        let old = two.lead_namespace(&root, 6).await.unwrap_err();
+        assert!(old.kind == ErrorKind::Denied && old.context.contains("an old copy"), "{old:?}");
+        let taken = two.lead_namespace(&root, 7).await.unwrap();
         assert_eq!(taken.namespace, led.namespace);
         assert!(taken.leader_epoch > led.leader_epoch);
         let client = lab.client("m1").await;
         assert!(client.meta_leader("root", Arc::new(weir_rpc::NoService)).is_ok());
         assert!(client.meta_leader("other", Arc::new(weir_rpc::NoService)).is_err());
-        assert_eq!(client.lead_namespace("root").await.unwrap_err().kind, ErrorKind::Stale);
+        assert_eq!(client.lead_namespace(&root, 7).await.unwrap_err().kind, ErrorKind::Stale);
     });
 }
 

@@ -29,7 +29,7 @@ use weir_proto::snapshot::{
     SnapshotDelete, SnapshotList, SnapshotTake, TakeLayers,
 };
 use weir_proto::volume::*;
-use weir_proto::{Error, ErrorKind, InodeId, Request, Result, SessionId, Wire};
+use weir_proto::{Error, ErrorKind, InodeId, NamespaceId, Request, Result, SessionId, Wire};
 use weir_rpc::{Call, Connection, Defer, Handled, Payload, Reply, Service};
 
 /// A client under recall writes back what it holds; as long as it is heard of it gets this many lease terms for that.
@@ -174,6 +174,12 @@ impl Meta {
             }
         }
     }
+}
+
+/// Another one than of any other namespace, so that who had a session there is unknown here.
+fn session_id(namespace: NamespaceId, n: u64) -> Result<SessionId> {
+    let n = u32::try_from(n).map_err(|_| Error::no_space("all numbers of sessions are given"))?;
+    Ok(SessionId((u64::from(namespace.0) << 32) | u64::from(n)))
 }
 
 /// A call that may wait for something to happen.
@@ -371,7 +377,7 @@ impl Meta {
         let mut id = SessionId(0);
         let mut state = leader.lock();
         let seq = leader.kv.transact(&mut |txn| {
-            id = SessionId(next_number(txn, Sequence::Session)?);
+            id = session_id(leader.config.namespace, next_number(txn, Sequence::Session)?)?;
             txn.put(&keys::session(id), &record.to_value());
             Ok(())
         })?;

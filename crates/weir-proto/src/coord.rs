@@ -2,7 +2,7 @@
 use crate::map::{ClusterMap, Role, Scheme};
 use crate::message;
 use crate::wire_enum;
-use crate::{ClusterId, DiskUuid, Epoch, NodeId, PgId, TargetId};
+use crate::{ClusterId, DiskUuid, Epoch, NamespaceId, NamespaceUuid, NodeId, PgId, TargetId};
 use std::sync::Arc;
 
 message!(
@@ -80,15 +80,25 @@ message!(
 );
 message!(ClusterStatus { map: ClusterMap, targets: Vec<TargetReport>, uptime_ms: u64 });
 message!(
-    /// A metadata role takes the lead of a namespace (created if new); the epoch fences the leader before it.
-    LeadNamespace = 8 -> LeadReply { node: NodeId, namespace: String }
+    /// A metadata role takes the lead of a namespace; the epoch fences the leader before it. `Exists`: another node that is
+    /// up leads it, or there is one of that name already. `Denied`: the directory is not that namespace's, or an old copy.
+    LeadNamespace = 8 -> LeadReply {
+        node: NodeId,
+        namespace: String,
+        /// Which one of that name the role's directory holds.
+        uuid: NamespaceUuid,
+        /// How many changes it holds, all durable. 0: it is being founded, and made if it is not known.
+        changes: u64,
+        /// To be given up with all its files when this one is founded.
+        instead_of: Option<NamespaceUuid>,
+    }
 );
 message!(
     /// A failed target may be used again: an administrator has seen to its disk. It comes back behind, when its
     /// process serves it. `Invalid`: it has not failed, or its running process still says that it has.
     ClearTarget = 9 -> MapReply { target: TargetId }
 );
-message!(LeadReply { namespace: crate::NamespaceId, leader_epoch: Epoch, map: ClusterMap });
+message!(LeadReply { namespace: NamespaceId, leader_epoch: Epoch, map: ClusterMap });
 message!(
     /// Makes the placement groups of a scheme where there are none yet. `Invalid`: no pool has targets enough that are up.
     MakeGroups = 10 -> MapReply {
@@ -116,3 +126,8 @@ message!(
 );
 message!(ClientsWaiting { clients: Vec<ClientWaiting> });
 message!(ClientWaiting { client: String, waits: Vec<Wait> });
+message!(
+    /// The leader's directory holds so many changes, all durable: from now on one that holds fewer is an old copy.
+    /// `Exists`: another node leads the namespace by now. `NotFound`: it was given up.
+    RecordProgress = 11 -> () { node: NodeId, namespace: NamespaceId, changes: u64 }
+);

@@ -39,7 +39,8 @@ id!(/** A machine's process set, numbered by the coordinator. */ NodeId(u32));
 id!(/** A target, numbered by the coordinator, never reused. */ TargetId(u32));
 id!(/** A placement group. */ PgId(u32));
 id!(/** Grows by one with each change of the map entry it belongs to. */ Epoch(u64));
-id!(NamespaceId(u32));
+id!(/** A namespace, numbered by the coordinator, never reused: what is stored of an earlier one of the same name has another. */ NamespaceId(u32));
+id!(/** The founding of a namespace, kept in its directory: another directory, or one founded anew, has another. */ NamespaceUuid([u8; 16]));
 id!(/** `(directory serial << 24) | n`: born in its directory's range, never reused. */ InodeId(u64));
 id!(/** A named subtree of a namespace, numbered by its leader, never reused. */ VolumeId(u32));
 id!(/** A client's registration at a metadata server. */ SessionId(u64));
@@ -50,7 +51,7 @@ show!(NodeId, "n{}");
 show!(TargetId, "t{}");
 show!(PgId, "pg{}");
 show!(Epoch, "e{}");
-show!(NamespaceId, "ns{}");
+show!(NamespaceId, "ns{:x}");
 show!(InodeId, "i{:x}");
 show!(SessionId, "s{:x}");
 show!(VolumeId, "v{}");
@@ -86,6 +87,7 @@ macro_rules! show_hex {
 }
 show_hex!(ClusterId);
 show_hex!(DiskUuid);
+show_hex!(NamespaceUuid);
 
 impl InodeId {
     /// The root directory of every namespace. Directory serial 1, n 1.

@@ -1,7 +1,7 @@
 //! The cluster map: who is a member, where targets are, which placement groups exist and who leads a namespace.
 //! Small, versioned, the same for everybody who holds the same version.
 use crate::data::GroupAt;
-use crate::{ClusterId, DiskUuid, Epoch, NamespaceId, NodeId, PgId, TargetId};
+use crate::{ClusterId, DiskUuid, Epoch, NamespaceId, NamespaceUuid, NodeId, PgId, TargetId};
 use crate::{Reader, Wire, Writer};
 use crate::{message, wire_enum};
 use std::collections::BTreeMap;
@@ -182,7 +182,14 @@ message!(
 );
 message!(
     /// Who leads a namespace's metadata.
-    NamespaceEntry { id: NamespaceId, name: String, leader: Option<NodeId>, leader_epoch: Epoch }
+    NamespaceEntry {
+        id: NamespaceId,
+        name: String,
+        /// The one founding whose directory may have the lead.
+        uuid: NamespaceUuid,
+        leader: Option<NodeId>,
+        leader_epoch: Epoch,
+    }
 );
 message!(
     /// What every node must agree on and an administrator may choose.
@@ -204,6 +211,9 @@ message!(ClusterMap {
     targets: Vec<Target>,
     groups: Vec<Group>,
     namespaces: Vec<NamespaceEntry>,
+    /// The number that was given to a namespace last. The first one is random, so that a coordinator that lost its
+    /// directory does not give the numbers again under which targets still hold cells.
+    last_namespace: NamespaceId,
 });
 
 impl Group {

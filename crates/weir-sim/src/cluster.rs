@@ -14,11 +14,11 @@ use std::{
 use weir_client::{Client, ClientConfig, NoKernel};
 use weir_coord::{CoordConfig, Coordinator, Membership, Observer, identity, no_reports};
 use weir_env::{Addr, BoxFuture, Env, Instant, sim::World};
-use weir_kv::{Engine, EngineConfig};
-use weir_meta::{LayoutPolicy, Meta, MetaConfig};
+use weir_kv::{Engine, EngineConfig, SharedKv};
+use weir_meta::{LayoutPolicy, Lead, Meta, MetaConfig};
 use weir_proto::coord::TargetOffer;
 use weir_proto::map::{ClusterMap, MemberState, Role, Settings, TargetState};
-use weir_proto::{DiskUuid, Error, Result, TargetId};
+use weir_proto::{DiskUuid, Error, NamespaceUuid, Result, TargetId};
 use weir_rpc::Identity;
 use weir_store::{
     alloc::Geometry,
@@ -54,6 +54,8 @@ pub struct Cluster {
     lost: Mutex<BTreeSet<TargetId>>,
     /// Roles whose disk may fail them.
     may_end: Arc<Mutex<BTreeSet<String>>>,
+    /// Roles that have been started.
+    founded: Mutex<BTreeSet<String>>,
     /// When the last client or mover died or began to be silent for long, in nanoseconds.
     holder_gone: AtomicU64,
     /// How often roles have moved to another address.
@@ -85,7 +87,7 @@ impl Cluster {
             &env,
             &may_end,
             COORDINATOR,
-            run_coordinator(env.clone(), settings, coordinators()),
+            run_coordinator(env.clone(), settings, coordinators(), true),
         );
         let env = world.node(HARNESS);
         let seen =
@@ -96,6 +98,7 @@ impl Cluster {
             seen,
             lost: Mutex::default(),
             may_end,
+            founded: Mutex::new([COORDINATOR.into()].into()),
             holder_gone: AtomicU64::new(0),
             moves: Mutex::default(),
         };
@@ -111,6 +114,7 @@ impl Cluster {
             return;
         }
         let env = self.world.node(name);
+        let new = lock(&self.founded).insert(name.into());
         let start = |role: BoxFuture<'static, Result<()>>| {
             start_role(&self.world, &env, &self.may_end, name, role);
         };
@@ -121,9 +125,9 @@ impl Cluster {
                     .get(name)
                     .map(|moves| coordinators()[(moves % COORDINATOR_ADDRS) as usize].clone());
                 let listen = at.map_or_else(coordinators, |at| vec![at]);
-                start(Box::pin(run_coordinator(env.clone(), self.options.clone(), listen)));
+                start(Box::pin(run_coordinator(env.clone(), self.options.clone(), listen, new)));
             }
-            META => start(Box::pin(run_meta(env.clone(), addr(self.moves(name), "0.2")))),
+            META => start(Box::pin(run_meta(env.clone(), addr(self.moves(name), "0.2"), new))),
             _ => {
                 let n: usize = name[1..].parse().expect("storage nodes are s0, s1, …");
                 let (host, at) =
@@ -288,16 +292,15 @@ async fn made(env: &Env, dir: &Path) -> Result<()> {
     make().map_err(|e| Error::from_io(format_args!("make {}", dir.display()), &e))
 }
 
-async fn run_coordinator(env: Env, options: Options, listen: Vec<Addr>) -> Result<()> {
+async fn run_coordinator(env: Env, options: Options, listen: Vec<Addr>, new: bool) -> Result<()> {
     let dir = Path::new("/coord");
-    made(&env, dir).await?;
     let settings = Settings {
         scheme: options.scheme,
         cell_shift: options.cell_shift,
         lease_ms: 5_000,
         target_silence_ms: 3_000,
     };
-    let config = CoordConfig { cluster: None, settings, expected_targets: options.storage_nodes };
+    let config = CoordConfig { cluster: None, settings, expected_targets: options.storage_nodes, new };
     let coordinator = Coordinator::open(env.clone(), dir, config).await?;
     let identity = Identity::new(&env, COORDINATOR, Role::Coordinator, Some(coordinator.cluster()));
     let server = weir_rpc::serve(&env, &listen, identity, coordinator.clone()).await?;
@@ -305,15 +308,21 @@ async fn run_coordinator(env: Env, options: Options, listen: Vec<Addr>) -> Resul
     std::future::pending().await
 }
 
-async fn run_meta(env: Env, at: Addr) -> Result<()> {
+async fn run_meta(env: Env, at: Addr, new: bool) -> Result<()> {
     let dir = Path::new("/meta");
-    made(&env, dir).await?;
     let cluster = weir_coord::Cluster::observe(&env, observer(META, Role::Meta, "host0"), PATIENCE).await?;
-    let kv = Engine::open(&env, &dir.join("kv"), ENGINE).await?;
+    let fresh = identity::NamespaceIdentity {
+        cluster: cluster.id(),
+        name: "root".into(),
+        uuid: NamespaceUuid(env.rng.id_128()),
+        instead_of: None,
+    };
+    let own = identity::open_namespace(&*env.disk, dir, &cluster.map(), &fresh, new)?;
+    let kv: SharedKv = Engine::open(&env, &dir.join("kv"), ENGINE).await?;
     let gate = Arc::new(Gate::default());
     let server = weir_rpc::serve(&env, &[at], cluster.identity(), gate.clone()).await?;
     cluster.join(Membership { addrs: server.addrs().to_vec(), targets: Vec::new() }, no_reports()).await?;
-    let lead = cluster.lead_namespace("root").await?;
+    let (leading, lead) = Lead::take(&cluster, &kv, &own).await?;
     let followed = cluster.clone();
     let policy = cluster.clone();
     let config = MetaConfig {
@@ -327,8 +336,13 @@ async fn run_meta(env: Env, at: Addr) -> Result<()> {
         map_version: Arc::new(move || followed.map().version),
     };
     let meta = Meta::open(&env, kv, config)?;
+    leading.record().await?;
     gate.open(Arc::new(meta.clone()));
-    Err(meta.run().await)
+    tokio::select! {
+        biased;
+        e = meta.run() => Err(e),
+        e = leading.keep_recording(&env) => Err(e),
+    }
 }
 
 fn layout_policy(cluster: &weir_coord::Cluster) -> Option<LayoutPolicy> {

@@ -122,6 +122,7 @@ impl Lab {
             targets: vec![],
             groups: vec![group],
             namespaces: vec![],
+            last_namespace: Default::default(),
         };
         let lab = Arc::new(Lab {
             world: world.clone(),

@@ -3,6 +3,7 @@ use crate::config::Patience;
 use clap::{Args, Parser, Subcommand, ValueHint};
 use std::path::PathBuf;
 use weir_env::Addr;
+use weir_proto::NamespaceUuid;
 use weir_proto::map::Scheme;
 
 #[derive(Parser)]
@@ -276,6 +277,9 @@ pub struct CoordRole {
     /// How new files are protected
     #[arg(long)]
     pub scheme: Option<Scheme>,
+    /// Found a new cluster in an empty directory; without this the directory must hold one
+    #[arg(long)]
+    pub new: bool,
 }
 
 #[derive(Args)]
@@ -288,6 +292,12 @@ pub struct MetaRole {
     /// The namespace to lead [default: root]
     #[arg(long)]
     pub namespace: Option<String>,
+    /// Found a new namespace in an empty directory; without this the directory must hold one
+    #[arg(long)]
+    pub new: bool,
+    /// Give up the namespace of the same name that has this id, and all its files, for ever
+    #[arg(long, value_name = "ID", requires = "new")]
+    pub instead_of: Option<NamespaceUuid>,
 }
 
 #[derive(Args)]

@@ -88,7 +88,7 @@ macro_rules! sections {
 sections! {
     /// The cluster that the process belongs to.
     [cluster] Cluster {
-        /// The cluster's id, 32 hexadecimal digits. The coordinator makes one when it starts for the first time;
+        /// The cluster's id, 32 hexadecimal digits. The coordinator makes one when it is founded (`weir coord --new`);
         /// other roles refuse a cluster with another id.
         id: Option<Text<ClusterId>> = None, shown "none: the coordinator's";
         /// Where the coordinator listens, best first: "unix:/PATH" or "tcp:HOST:PORT".

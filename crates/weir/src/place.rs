@@ -69,6 +69,9 @@ pub struct Process {
     pub port: u16,
     /// Where its bytes are, or where it mounts.
     pub path: PathBuf,
+    /// Its directory was founded once: from then on it is never founded by itself.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub founded: bool,
 }
 fn is_zero(n: &u16) -> bool {
     *n == 0
@@ -193,7 +196,13 @@ impl Place {
 
 /// The processes of a new cluster, without ports and mounts.
 pub fn processes(dir: &Path, targets: u32) -> Vec<Process> {
-    let process = |name: String, role, path: &str| Process { name, role, port: 0, path: dir.join(path) };
+    let process = |name: String, role, path: &str| Process {
+        name,
+        role,
+        port: 0,
+        path: dir.join(path),
+        founded: false,
+    };
     let mut all = vec![
         process("coord".into(), RoleName::Coord, "coord"),
         process("meta".into(), RoleName::Meta, "meta"),
@@ -205,14 +214,20 @@ pub fn processes(dir: &Path, targets: u32) -> Vec<Process> {
 /// One more mover.
 pub fn mover_process(existing: &[Process]) -> Process {
     let n = 1 + existing.iter().filter(|p| p.role == RoleName::Mover).count();
-    Process { name: format!("mover-{n}"), role: RoleName::Mover, port: 0, path: PathBuf::new() }
+    Process {
+        name: format!("mover-{n}"),
+        role: RoleName::Mover,
+        port: 0,
+        path: PathBuf::new(),
+        founded: false,
+    }
 }
 
 /// The name for one more mount.
 pub fn mount_process(existing: &[Process], path: PathBuf) -> Process {
     let taken = |name: &String| existing.iter().any(|p| p.name == *name);
     let name = (1..).map(|n| format!("mount-{n}")).find(|name| !taken(name)).unwrap_or_default();
-    Process { name, role: RoleName::Mount, port: 0, path }
+    Process { name, role: RoleName::Mount, port: 0, path, founded: false }
 }
 
 /// A path that means the same in every process; its last part need not exist.

@@ -16,18 +16,18 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 use weir_client::{Client, ClientConfig, NoKernel};
-use weir_coord::identity::{KnownTargets, TargetIdentity, open_target};
+use weir_coord::identity::{KnownTargets, NamespaceIdentity, TargetIdentity, open_namespace, open_target};
 use weir_coord::{Cluster, CoordConfig, Coordinator, Membership, Observer, no_reports};
 use weir_env::real::{RealConfig, env_with};
 use weir_env::{Addr, BoxFuture, Env};
-use weir_kv::{Engine, EngineConfig, Kv};
-use weir_meta::MetaConfig;
+use weir_kv::{Engine, EngineConfig, SharedKv};
+use weir_meta::{Lead, MetaConfig};
 use weir_proto::coord::TargetOffer;
 use weir_proto::lock::{LOCK_END, LockKind, LockSpace};
 use weir_proto::map::{Role, Settings};
 use weir_proto::meta::Attr;
 use weir_proto::volume::Policy;
-use weir_proto::{Error, ErrorKind, InodeId, MIB};
+use weir_proto::{Error, ErrorKind, InodeId, MIB, NamespaceUuid};
 use weir_rpc::{Identity, Server, Service};
 use weir_store::{Geometry, StorageNode, TargetConfig};
 
@@ -223,14 +223,13 @@ pub fn coord(args: &CoordRole, environment: &Environment) -> Outcome<()> {
     if let Some(scheme) = args.scheme {
         config.coord.scheme = Text(scheme);
     }
-    run(&args.role, config, environment, SERVER_BUFFERS_BYTES, run_coord)
+    run(&args.role, config, environment, SERVER_BUFFERS_BYTES, |node| run_coord(node, args.new))
 }
 
-async fn run_coord(node: Node) -> Outcome<()> {
+async fn run_coord(node: Node, new: bool) -> Outcome<()> {
     let coord = &node.config.coord;
     let dir =
         node.required(&coord.dir, "the coordinator's directory", "--dir DIR, or coord.dir in weir.toml")?;
-    node.env.disk.create_dir_durable(&dir).doing(format_args!("make {}", dir.display()))?;
     let settings = Settings {
         scheme: coord.scheme.0,
         cell_shift: (coord.cell_kib * 1024).trailing_zeros() as u8,
@@ -238,7 +237,7 @@ async fn run_coord(node: Node) -> Outcome<()> {
         target_silence_ms: coord.target_silence_ms,
     };
     let cluster = node.config.cluster.id.as_ref().map(|t| t.0);
-    let config = CoordConfig { cluster, settings, expected_targets: coord.targets as usize };
+    let config = CoordConfig { cluster, settings, expected_targets: coord.targets as usize, new };
     let coordinator = Coordinator::open(node.env.clone(), &dir, config).await?;
     let identity = Identity::new(
         &node.env,
@@ -270,22 +269,29 @@ pub fn meta(args: &MetaRole, environment: &Environment) -> Outcome<()> {
     if let Some(namespace) = &args.namespace {
         config.meta.namespace.clone_from(namespace);
     }
-    run(&args.role, config, environment, SERVER_BUFFERS_BYTES, run_meta)
+    run(&args.role, config, environment, SERVER_BUFFERS_BYTES, |node| {
+        run_meta(node, args.new, args.instead_of)
+    })
 }
 
-async fn run_meta(node: Node) -> Outcome<()> {
+async fn run_meta(node: Node, new: bool, instead_of: Option<NamespaceUuid>) -> Outcome<()> {
     let meta = &node.config.meta;
     let dir = node.required(&meta.dir, "the namespace's directory", "--dir DIR, or meta.dir in weir.toml")?;
-    node.env.disk.create_dir_durable(&dir).doing(format_args!("make {}", dir.display()))?;
     let cluster = node.observe(Role::Meta).await?;
-    belongs_here(&node.env, &dir, &cluster)?;
+    let fresh = NamespaceIdentity {
+        cluster: cluster.id(),
+        name: meta.namespace.clone(),
+        uuid: NamespaceUuid(node.env.rng.id_128()),
+        instead_of,
+    };
+    let own = open_namespace(&*node.env.disk, &dir, &cluster.map(), &fresh, new)?;
     let engine = EngineConfig { cache_bytes: (meta.cache_mib * MIB) as usize, ..EngineConfig::default() };
-    let kv = Engine::open(&node.env, &dir.join("kv"), engine).await?;
+    let kv: SharedKv = Engine::open(&node.env, &dir.join("kv"), engine).await?;
     let gate = Arc::new(Gate::default());
     let server = node.serve(cluster.identity(), gate.clone()).await?;
     let membership = Membership { addrs: server.addrs().to_vec(), targets: Vec::new() };
     cluster.join(membership, no_reports()).await?;
-    let lead = cluster.lead_namespace(&meta.namespace).await?;
+    let (leading, lead) = Lead::take(&cluster, &kv, &own).await.map_err(|e| e.doing(dir.display()))?;
     let followed = cluster.clone();
     let config = MetaConfig {
         namespace: lead.namespace,
@@ -298,13 +304,17 @@ async fn run_meta(node: Node) -> Outcome<()> {
         map_version: Arc::new(move || followed.map().version),
     };
     let meta = weir_meta::Meta::open(&node.env, kv.clone(), config)?;
+    leading.record().await?;
     gate.open(Arc::new(meta.clone()));
     node.ready(&shown(&server))?;
     let ended = tokio::select! {
         biased;
         stop = stop_signal() => stop,
         failed = meta.run() => Err(failed.doing("lead the namespace").into()),
+        lost = leading.keep_recording(&node.env) => Err(lost.doing("lead the namespace").into()),
     };
+    // Away or late, the coordinator knows what it was told last.
+    let _ = node.env.clock.timeout(LEAVE_PATIENCE, leading.record()).await;
     leave(&node, &cluster).await;
     server.stop();
     // The next start is quick; without it the journal is replayed.
@@ -355,23 +365,6 @@ fn layout_policy(cluster: Cluster) -> impl Fn(&Policy) -> Option<weir_meta::Layo
         known.1.push((policy.clone(), layout));
         Some(layout)
     }
-}
-
-/// A namespace belongs to one cluster for ever: the id is written beside it once.
-fn belongs_here(env: &Env, dir: &Path, cluster: &Cluster) -> Outcome<()> {
-    let path = dir.join("cluster");
-    if !env.disk.exists(&path) {
-        let id = format!("{}\n", cluster.id());
-        return env.disk.write_atomic(&path, id.as_bytes()).doing(format_args!("write {}", path.display()));
-    }
-    let found = env.disk.read(&path).doing(format_args!("read {}", path.display()))?;
-    let found = String::from_utf8_lossy(&found).trim().to_string();
-    if found != cluster.id().to_string() {
-        let error =
-            Error::denied(format!("{} belongs to cluster {found}, this is {}", dir.display(), cluster.id()));
-        return Err(Failure::new(error, "correct the directory, or the coordinator's address"));
-    }
-    Ok(())
 }
 
 pub fn storage(args: &StorageRole, environment: &Environment) -> Outcome<()> {

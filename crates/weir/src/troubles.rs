@@ -552,6 +552,7 @@ mod tests {
         let leader = NamespaceEntry {
             id: NamespaceId(1),
             name: "root".into(),
+            uuid: Default::default(),
             leader: Some(NodeId(3)),
             leader_epoch: Epoch(1),
         };
@@ -567,6 +568,7 @@ mod tests {
             targets: vec![target(1), target(2)],
             groups: vec![group(0, twice, &[1, 2]), group(1, Scheme { data: 1, parity: 0 }, &[2])],
             namespaces: vec![leader],
+            last_namespace: Default::default(),
         };
         let process =
             |name: &str, role| ProcessState { name: name.into(), role, lives: true, log: "/w/log/x".into() };

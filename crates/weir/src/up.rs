@@ -13,7 +13,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::time::Duration;
-use weir_coord::identity::IDENTITY_FILE;
+use weir_coord::identity::{COORDINATOR_FILE, IDENTITY_FILE, NAMESPACE_FILE};
 use weir_proto::map::Scheme;
 use weir_proto::{ClusterId, Error};
 
@@ -266,6 +266,21 @@ fn start_all(place: &mut Place, roles: &[RoleName]) -> Outcome<Vec<Started>> {
     Ok(started)
 }
 
+/// What says in the directory of such a process that it was founded. (Targets keep a record of their own.)
+fn identity_file(role: RoleName) -> Option<&'static str> {
+    match role {
+        RoleName::Coord => Some(COORDINATOR_FILE),
+        RoleName::Meta => Some(NAMESPACE_FILE),
+        RoleName::Storage | RoleName::Mount | RoleName::Mover => None,
+    }
+}
+
+/// The first time, and never again: later an empty directory is one whose file system is not mounted.
+fn is_to_be_founded(process: &Process) -> bool {
+    let is_there = |file| process.path.join(file).exists();
+    !process.founded && identity_file(process.role).is_some_and(|file| !is_there(file))
+}
+
 enum Launched {
     Running(i32),
     Starting { launch: Launch, child: Child, log_before: u64 },
@@ -287,11 +302,9 @@ fn launch(place: &Place, process: &Process) -> Outcome<Launched> {
     let file = place.config_file(process);
     fs::write(&file, config::write(&place.config(process))?)
         .doing(format_args!("write {}", file.display()))?;
-    let launch = Launch {
-        args: vec![process.role.command().into(), "--config".into(), file.display().to_string()],
-        pid_file: place.pid_file(process),
-        log: place.log(process),
-    };
+    let mut args = vec![process.role.command().into(), "--config".into(), file.display().to_string()];
+    args.extend(is_to_be_founded(process).then(|| "--new".into()));
+    let launch = Launch { args, pid_file: place.pid_file(process), log: place.log(process) };
     let log_before = fs::metadata(&launch.log).map_or(0, |m| m.len());
     let child = launch.start()?;
     Ok(Launched::Starting { launch, child, log_before })
@@ -304,7 +317,13 @@ fn wait_or_move(place: &mut Place, n: usize, mut launched: Launched) -> Outcome<
     loop {
         let process = &place.manifest.processes[n];
         let failure = match wait(place, process, &mut launched) {
-            Ok(started) => return Ok(started),
+            Ok(started) => {
+                if identity_file(process.role).is_some() && !process.founded {
+                    place.manifest.processes[n].founded = true;
+                    place.save()?;
+                }
+                return Ok(started);
+            }
             Err(failure) => failure,
         };
         let port_is_taken = process.role.listens() && !is_alive(&mut launched) && !is_free(process.port);

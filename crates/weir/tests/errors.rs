@@ -122,7 +122,7 @@ fn an_occupied_port_is_named() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let addr = format!("tcp:{}", listener.local_addr().unwrap());
     let dir = tempfile::tempdir().unwrap();
-    let (code, said) = refused(&["coord", "--dir", dir.path().to_str().unwrap(), "--listen", &addr]);
+    let (code, said) = refused(&["coord", "--new", "--dir", dir.path().to_str().unwrap(), "--listen", &addr]);
     assert!(code > 2, "{code}");
     assert!(said.contains(&addr) && said.contains("in use") && said.contains("hint:"), "{said}");
 }

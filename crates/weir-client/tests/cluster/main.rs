@@ -2,6 +2,7 @@
 mod caches;
 mod clones;
 mod contents;
+mod founding;
 mod full;
 #[path = "../lab/mod.rs"]
 mod lab;

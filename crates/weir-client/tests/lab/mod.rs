@@ -8,17 +8,18 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 use weir_client::{Client, ClientConfig, KernelCache, NewVolume, NoKernel};
+use weir_coord::identity::{COORDINATOR_FILE, NamespaceIdentity};
 use weir_coord::{Cluster, CoordConfig, Coordinator, Membership, Observer, no_reports};
 use weir_env::sim::{SimConfig, World};
 use weir_env::{Addr, BoxFuture, Env};
 use weir_kv::{MemoryKv, SharedKv};
-use weir_meta::{LayoutPolicy, Meta, MetaConfig, Purge, StripeCut};
+use weir_meta::{LayoutPolicy, Lead, Meta, MetaConfig, Purge, StripeCut};
 use weir_proto::coord::TargetOffer;
 use weir_proto::data::DropFile;
 use weir_proto::map::{ClusterMap, Group, MemberState, Role};
 use weir_proto::meta::Cred;
 use weir_proto::volume::{Policy, Quota};
-use weir_proto::{DiskUuid, Error, FileId, InodeId, PgId, Request, Result, TargetId};
+use weir_proto::{DiskUuid, Error, FileId, InodeId, NamespaceUuid, PgId, Request, Result, TargetId};
 use weir_rpc::{Call, Connection, Defer, Handled, Identity, Server, Service, serve};
 use weir_store::alloc::Geometry;
 use weir_store::service::{StorageNode, TargetConfig};
@@ -134,6 +135,8 @@ struct Inner {
     kept: Mutex<BTreeMap<String, SharedKv>>,
     doors: Mutex<BTreeMap<String, Server>>,
     lease_ms: u32,
+    /// The founding of the namespace, and of the one that was given up for it.
+    namespace: Mutex<(NamespaceUuid, Option<NamespaceUuid>)>,
     /// What home has of these files is of this version; of others it has all.
     home_has: Arc<Mutex<BTreeMap<InodeId, u64>>>,
     /// Where nodes are that have moved.
@@ -153,6 +156,7 @@ impl Lab {
             kept: Mutex::default(),
             doors: Mutex::default(),
             lease_ms,
+            namespace: Mutex::new((NamespaceUuid([1; 16]), None)),
             home_has: Arc::default(),
             moved: Mutex::default(),
         }))
@@ -176,6 +180,17 @@ impl Lab {
     fn kv(&self, name: &str) -> SharedKv {
         let mut kept = self.0.kept.lock().unwrap();
         kept.entry(name.into()).or_insert_with(|| Arc::new(MemoryKv::new())).clone()
+    }
+    fn namespace(&self, cluster: &Cluster) -> NamespaceIdentity {
+        let (uuid, instead_of) = *self.0.namespace.lock().unwrap();
+        NamespaceIdentity { cluster: cluster.id(), name: "root".into(), uuid, instead_of }
+    }
+    /// The metadata role's directory is lost. The next one is empty, and founded in place of it.
+    pub fn lose_meta(&self) {
+        self.kill_meta();
+        self.0.kept.lock().unwrap().remove("meta");
+        let mut namespace = self.0.namespace.lock().unwrap();
+        *namespace = (NamespaceUuid([namespace.0.0[0] + 1; 16]), Some(namespace.0));
     }
     fn keep_door(&self, name: &str, server: Server) {
         self.0.doors.lock().unwrap().insert(name.into(), server);
@@ -207,6 +222,7 @@ impl Lab {
         config.settings.cell_shift = CELL_SHIFT;
         config.settings.lease_ms = self.0.lease_ms;
         config.settings.target_silence_ms = 1000;
+        config.new = !env.disk.exists(&Path::new("/coord").join(COORDINATOR_FILE));
         let coordinator = Coordinator::open(env.clone(), Path::new("/coord"), config).await.unwrap();
         let identity = Identity::new(&env, "coord", Role::Coordinator, Some(coordinator.cluster()));
         let served = coordinator.clone();
@@ -255,7 +271,8 @@ impl Lab {
         let server = serve(&env, &self.addrs(name, 101), cluster.identity(), gate.clone()).await.unwrap();
         let membership = Membership { addrs: server.addrs().to_vec(), targets: vec![] };
         cluster.join(membership, no_reports()).await.unwrap();
-        let lead = cluster.lead_namespace("root").await.unwrap();
+        let (leading, lead) =
+            Lead::take(&cluster, &self.kv("meta"), &self.namespace(&cluster)).await.unwrap();
         let followed = cluster.clone();
         let of = cluster.clone();
         let layout = move |policy: &weir_proto::volume::Policy| {
@@ -284,7 +301,13 @@ impl Lab {
             map_version: Arc::new(move || followed.map().version),
         };
         let meta = Arc::new(Meta::open(&env, self.kv("meta"), config).unwrap());
+        leading.record().await.unwrap();
         assert!(gate.behind.set(meta.clone()).is_ok());
+        let recording = env.clone();
+        env.tasks.spawn("progress", async move {
+            let e = leading.keep_recording(&recording).await;
+            panic!("the metadata leader ended: {e}");
+        });
         env.tasks.spawn("meta", async move {
             let e = meta.run().await;
             panic!("the metadata leader ended: {e}");
@@ -293,11 +316,14 @@ impl Lab {
         std::mem::forget(cluster);
     }
 
+    pub async fn observe(&self) -> Cluster {
+        let who = self.observer("observer", Role::Console);
+        Cluster::observe(&self.world().node("observer"), who, PATIENCE).await.unwrap()
+    }
+
     /// Waits until repair has brought every member that is up to date; otherwise names the groups.
     pub async fn all_current(&self) -> std::result::Result<(), String> {
-        let env = self.world().node("observer");
-        let who = self.observer("observer", Role::Console);
-        let cluster = Cluster::observe(&env, who, PATIENCE).await.unwrap();
+        let cluster = self.observe().await;
         let behind = |map: &ClusterMap| {
             let is_behind = |g: &&Group| g.members.iter().any(|m| m.state == MemberState::Behind);
             map.groups.iter().filter(is_behind).map(|g| g.id).collect::<Vec<_>>()

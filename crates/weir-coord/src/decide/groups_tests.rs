@@ -36,6 +36,7 @@ pub fn cluster(targets: u32, scheme: &str) -> ClusterMap {
             .collect(),
         groups: vec![],
         namespaces: vec![],
+        last_namespace: Default::default(),
     }
 }
 fn with_groups(targets: u32, scheme: &str) -> ClusterMap {

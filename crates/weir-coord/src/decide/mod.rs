@@ -4,6 +4,7 @@
 mod groups;
 mod health;
 mod layout;
+mod lead;
 mod placement;
 mod slow;
 
@@ -13,5 +14,6 @@ pub use groups::{
 };
 pub use health::{HealthLimits, Presence, Verdict, judge};
 pub use layout::{layout_for_new_file, layout_in};
+pub use lead::{Progress, may_found, record_progress, take_lead};
 pub use placement::{Candidate, group_count, place};
 pub use slow::Strikes;

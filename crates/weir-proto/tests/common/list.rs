@@ -9,7 +9,7 @@ macro_rules! for_every_message {
         for_every_message!($check:
             coord::{TargetOffer, Join, Joined, TargetReport, Heartbeat, HeartbeatAck, GetMap, MapReply, ReportTarget,
                 CaughtUp, Leave, ClearTarget, GetStatus, ClusterStatus, LeadNamespace, LeadReply,
-                MakeGroups, GetCoordinators, Coordinators, TellWaits, Wait, GetWaits, ClientsWaiting, ClientWaiting}
+                MakeGroups, RecordProgress, GetCoordinators, Coordinators, TellWaits, Wait, GetWaits, ClientsWaiting, ClientWaiting}
             data::{Place, WriteFragment, HoldStripe, CommitStripe, DropPrepared, WriteOverlay, OverlayWritten, MirrorOverlay,
                 ReadCell, CellRead, ReadOverlays, OverlayExtent, OverlaysRead, StatCell, CellStat, MarkMissing,
                 DropFile, GroupAt, ListCuts, CutList, Cut, DropFileReply, PreparedCell, SealCell, SealedCell, ListCells, CellList, CellSummary,

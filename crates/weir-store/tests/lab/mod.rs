@@ -66,6 +66,7 @@ impl World {
             targets: vec![],
             groups: vec![group],
             namespaces: vec![],
+            last_namespace: Default::default(),
         };
         let disks = (0..width)
             .map(|i| (dir.path().join(format!("t{i}")), Arc::new(MemoryKv::new()) as SharedKv))

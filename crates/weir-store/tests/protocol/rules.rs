@@ -218,6 +218,7 @@ impl Rules {
                 members: ids.map(member).collect(),
             }],
             namespaces: vec![],
+            last_namespace: Default::default(),
         }
     }
 }
