@@ -93,8 +93,7 @@ impl MountWords {
             "nosuid" | "suid" => (MountFlags::NOSUID, option == "nosuid"),
             "nodev" | "dev" => (MountFlags::NODEV, option == "nodev"),
             "noexec" | "exec" => (MountFlags::NOEXEC, option == "noexec"),
-            "noatime" | "atime" => (MountFlags::NOATIME, option == "noatime"),
-            "relatime" => (MountFlags::RELATIME, true),
+            "noatime" | "atime" | "relatime" => (MountFlags::NOATIME, option == "noatime"),
             _ => (MountFlags::empty(), false),
         };
         self.flags.set(flag, on);

@@ -276,7 +276,7 @@ ended() { for _ in $(seq 600); do [ -d /proc/$1 ] || return 0; sleep 0.1; done; 
 mounted() { pid=$(grep -ho '"pid":[0-9]*' /run/weir/*.pid | cut -d: -f2); pids="$pids $pid"; }
 refused() { if "$@" 2> /run/said; then echo "not refused: $*"; exit 1; fi; }
 pids=
-trap 'umount -l "$AT" 2> /dev/null; [ -z "$pids" ] || kill -9 $pids 2> /dev/null || true' EXIT
+trap 'umount -l "$AT" 2> /dev/null || true; [ -z "$pids" ] || kill -9 $pids 2> /dev/null || true' EXIT
 echo "$SOURCE $AT fuse.weir _netdev,nofail,x-test,ro,noexec,memory-mib=64 0 0" > /run/fstab
 mount -a -T /run/fstab; mounted
 mount -a -T /run/fstab
