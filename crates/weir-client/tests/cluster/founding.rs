@@ -93,8 +93,9 @@ fn a_namespace_founded_anew_reads_zeros_and_harms_no_old_cells() {
         assert!(cells(&cluster, before, &inodes).await == kept, "cells of the namespace before were changed");
 
         // A client of the namespace before has no session here, whatever its number was.
-        let stranger = old.create(&root(), InodeId::ROOT, b"stranger", 0o644, true, OpenMode::BOTH);
-        let served = lab.world().clock().timeout(Duration::from_secs(60), stranger).await;
+        let create =
+            async { old.create(&root(), InodeId::ROOT, b"stranger", 0o644, true, OpenMode::BOTH).await };
+        let served = lab.world().clock().timeout(Duration::from_secs(60), create).await;
         assert!(!matches!(served, Ok(Ok(_))), "a client of another namespace is served");
         assert!(new.lookup(&root(), InodeId::ROOT, b"stranger").await.unwrap().is_none());
     });
