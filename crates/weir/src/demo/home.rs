@@ -50,7 +50,7 @@ pub fn play(place: &Place, mount: &Path, home: &Path, wish: &cli::Up, bar: &Prog
     let site = Site { dir: mount.join(VOLUME), home: home.to_path_buf() };
     let volume = observe::block_on(async {
         let client = connect(place.coordinators(), NAMESPACE).await?;
-        let volume = homeward::make_volume(&client, VOLUME, LIMIT_BYTES).await?;
+        let volume = homeward::make_volume(&client, VOLUME, Some(LIMIT_BYTES)).await?;
         homeward::add_home(&client, &volume, home).await?;
         client.shutdown().await?;
         Ok(volume)
