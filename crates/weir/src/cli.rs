@@ -217,9 +217,9 @@ pub struct Demo {
     /// How long the detectors run, in seconds
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(2..=3600))]
     pub seconds: u32,
-    /// Frames per second of each detector
-    #[arg(long, default_value_t = 25.0)]
-    pub hz: f64,
+    /// Frames per second of each detector [default: well below what this machine can do, at most 25]
+    #[arg(long)]
+    pub hz: Option<f64>,
     /// Detectors
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=16))]
     pub detectors: u32,
