@@ -1,6 +1,6 @@
 //! `weir volume`: asks the metadata leader as a client does, without a mount.
 use crate::backup;
-use crate::cli;
+use crate::cli::{self, CLUSTER_HEADING as HEADING};
 use crate::clone;
 use crate::eviction;
 use crate::failure::{Failure, Outcome};
@@ -14,16 +14,18 @@ use clap::{Args, Subcommand, ValueHint};
 use serde_json::{Value, json};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
+use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 use weir_client::{Client, ClientConfig, NewVolume, NoKernel, VolumeEdit};
+use weir_home::backup::snapshot_date;
 use weir_proto::backup::Backup;
 use weir_proto::keep::{parse_keep_snapshots, show_keep_snapshots};
 use weir_proto::map::Scheme;
 use weir_proto::meta::{Cred, Time};
 use weir_proto::snapshot::Snapshot;
 use weir_proto::volume::{KeepSnapshots, Keeping, Policy, Quota, Volume};
-use weir_proto::{Error, ErrorKind, MIB, VolumeId};
+use weir_proto::{Error, ErrorKind, MIB, NameRule, VolumeId};
 
 /// It caches nothing that counts.
 const MEMORY_BYTES: u64 = MIB;
@@ -71,7 +73,7 @@ pub struct Cluster {
     #[command(flatten)]
     pub cluster: cli::Status,
     /// The namespace
-    #[arg(long, default_value = "root")]
+    #[arg(long, default_value = "root", help_heading = HEADING)]
     pub namespace: String,
 }
 
@@ -136,17 +138,17 @@ pub struct Create {
     /// Where its directory is made, from the root of the file system [default: /NAME]
     #[arg(value_hint = ValueHint::Other)]
     pub path: Option<PathBuf>,
-    /// The user (a number) who owns it
-    #[arg(long, default_value_t = 0)]
+    /// The user who owns it, by name or number
+    #[arg(long, value_name = "USER", default_value = "0", value_parser = parse_user)]
     pub owner: u32,
-    /// The group (a number) of its directory [default: the owner's number]
-    #[arg(long)]
+    /// The group of its directory, by name or number [default: the owner's number]
+    #[arg(long, value_parser = parse_group)]
     pub group: Option<u32>,
     /// Mode of its directory, octal
     #[arg(long, default_value = "755", value_parser = parse_mode)]
     pub mode: u32,
-    /// A user (a number) who administers it, too; may be given several times
-    #[arg(long, value_name = "USER")]
+    /// A user who administers it, too, by name or number; may be given several times
+    #[arg(long, value_name = "USER", value_parser = parse_user)]
     pub admin: Vec<u32>,
     #[command(flatten)]
     pub limits: Limits,
@@ -179,7 +181,7 @@ pub struct Rename {
 pub struct Delete {
     /// The volume
     pub name: String,
-    /// Also if something is in it: all of it is removed
+    /// Also if something is in it: all of it is removed, with the snapshots that a schedule took; others must be deleted before
     #[arg(long)]
     pub force: bool,
     #[command(flatten)]
@@ -224,14 +226,14 @@ pub struct SetPolicy {
 pub struct Admin {
     /// The volume
     pub name: String,
-    /// Give it to this user (a number)
-    #[arg(long, value_name = "USER")]
+    /// Give it to this user, by name or number
+    #[arg(long, value_name = "USER", value_parser = parse_user)]
     pub owner: Option<u32>,
-    /// This user (a number) administers it from now on
-    #[arg(long, value_name = "USER")]
+    /// This user administers it from now on
+    #[arg(long, value_name = "USER", value_parser = parse_user)]
     pub add: Vec<u32>,
-    /// This user does not any more
-    #[arg(long, value_name = "USER")]
+    /// This user no longer administers it
+    #[arg(long, value_name = "USER", value_parser = parse_user)]
     pub remove: Vec<u32>,
     #[command(flatten)]
     pub at: Cluster,
@@ -337,8 +339,10 @@ async fn carry_out(client: &Client, command: &VolumeCommand) -> Outcome<Told> {
         VolumeCommand::Create(args) => Told::Done("made", create(client, &cred, args).await?),
         VolumeCommand::Delete(args) => {
             let volume = named(client, &args.name).await?;
-            let gone = client.delete_volume(&cred, volume.id, args.force).await;
-            Told::Done("deleted", gone.map_err(explain_delete)?)
+            match client.delete_volume(&cred, volume.id, args.force).await {
+                Ok(gone) => Told::Done("deleted", gone),
+                Err(e) => return Err(explain_delete(client, &volume, e).await),
+            }
         }
         VolumeCommand::Rename(args) => {
             let edit = VolumeEdit { name: Some(args.new_name.clone()), ..VolumeEdit::default() };
@@ -450,10 +454,33 @@ pub fn explain(e: Error) -> Failure {
         _ => e.into(),
     }
 }
-fn explain_delete(e: Error) -> Failure {
+async fn explain_delete(client: &Client, volume: &Volume, e: Error) -> Failure {
+    let name = &volume.name;
     match e.kind {
-        ErrorKind::Name(weir_proto::NameRule::NotEmpty) if !e.context.contains("lies in") => {
+        ErrorKind::Name(NameRule::NotEmpty) if !e.context.contains("lies in") => {
             Failure::new(e, "--force removes what is in it, too")
+        }
+        ErrorKind::Name(NameRule::Busy) => {
+            let snapshots = client.snapshots(volume.id).await.unwrap_or_default();
+            let taken = snapshots.iter().find(|s| !s.scheduled);
+            let backups = client.backups(Some(volume.id)).await.unwrap_or_default();
+            let of_backup = |s: &Snapshot| backups.iter().find(|b| snapshot_date(&s.name, &b.url).is_some());
+            let hint = match taken.map(|s| (s, of_backup(s))) {
+                Some((_, Some(backup))) => {
+                    format!(
+                        "`weir volume backup {name} --to {} --forget` removes those of its backups",
+                        backup.url
+                    )
+                }
+                Some((one, None)) => {
+                    format!("`weir volume snapshot {name} {} --delete` deletes one", one.name)
+                }
+                None => match client.relations(Some(volume.id)).await.unwrap_or_default().first() {
+                    Some(relation) => format!("`weir relation remove {}` ends its relation", relation.id),
+                    None => return explain(e),
+                },
+            };
+            Failure::new(e, hint)
         }
         _ => explain(e),
     }
@@ -565,6 +592,23 @@ fn show_seconds(seconds: u32) -> String {
     let units = [(86400, "d"), (3600, "h"), (60, "m")];
     let fits = units.iter().find(|(unit, _)| seconds > 0 && seconds.is_multiple_of(*unit));
     fits.map_or_else(|| format!("{seconds}s"), |(unit, letter)| format!("{}{letter}", seconds / unit))
+}
+fn parse_user(text: &str) -> Result<u32, String> {
+    parse_id(text, "passwd", "user")
+}
+fn parse_group(text: &str) -> Result<u32, String> {
+    parse_id(text, "group", "group")
+}
+/// A number, or a name that this machine knows, from whichever directory service it is.
+fn parse_id(text: &str, database: &str, what: &str) -> Result<u32, String> {
+    if !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit()) {
+        return text.parse().map_err(|_| format!("{text} is no {what}: numbers go up to {}", u32::MAX));
+    }
+    let unknown = || format!("this machine knows no {what} {text:?}: write a name or a number");
+    let found = Command::new("getent").args(["--", database, text]).output().map_err(|_| unknown())?;
+    // NAME:PASSWORD:NUMBER:…
+    let line = String::from_utf8_lossy(&found.stdout);
+    line.split(':').nth(2).and_then(|number| number.trim().parse().ok()).ok_or_else(unknown)
 }
 fn parse_keep(text: &str) -> Result<KeepSnapshots, String> {
     parse_keep_snapshots(text).map_err(|e| e.context)
@@ -764,6 +808,10 @@ mod tests {
         assert_eq!((parse_interval("none"), parse_interval("1h")), (Ok(0), Ok(3600)));
         assert_eq!([7 * 86400, 7200, 90, 0].map(show_seconds), ["7d", "2h", "90s", "0s"]);
         assert_eq!(parse_mode("2770"), Ok(0o2770));
+        assert_eq!((parse_user("root"), parse_group("root"), parse_user("1000")), (Ok(0), Ok(0), Ok(1000)));
+        for wrong in ["nobody-is-called-so", "", "-1", "99999999999"] {
+            assert!(parse_user(wrong).unwrap_err().contains("user"), "{wrong:?}");
+        }
         for text in ["", "k", "-1", "1.5", "99999999999999999999"] {
             assert!(parse_count(text).is_err() && parse_seconds(text).is_err(), "{text:?}");
         }

@@ -60,7 +60,7 @@ fn nothing_moves_from_one_volume_into_another() {
     assert_eq!(volume(&cluster, &["show", "home"])["path"], "/beamline/moved");
 
     let (code, said) = refused(&cluster, &["delete", "beamline", "--force"]);
-    assert!(code == 2 && said.contains("\"home\" lies in"), "{said}");
+    assert!(code == 4 && said.contains("\"home\" lies in"), "{said}");
     let (_, said) = refused(&cluster, &["show", "bemline"]);
     assert!(said.contains("hint: `weir volume list`"), "{said}");
     let (code, said) = refused(&cluster, &["create", "a/b"]);
@@ -196,7 +196,7 @@ fn a_deleted_volume_goes_to_its_end_also_after_a_restart() {
     }
     let mut held = fs::File::open(inside.join("d9/f299")).unwrap();
     let (code, said) = refused(&cluster, &["delete", "v"]);
-    assert!(code == 2 && said.contains("hint: --force"), "{said}");
+    assert!(code == 4 && said.contains("hint: --force"), "{said}");
     assert_eq!(volume(&cluster, &["delete", "v", "--force"])["deleting"], true);
     cluster.kill("meta");
     cluster.up();

@@ -221,7 +221,7 @@ fn shown(read: &dyn Read, id: VolumeId, record: VolumeRecord) -> Result<Volume> 
 
 pub fn get(view: &mut View<'_>, name: &str) -> Result<Volume> {
     let id = find_name(view.read, name)?
-        .ok_or_else(|| Error::not_found(format!("no volume has the name {name:?}")))?;
+        .ok_or_else(|| Error::not_found(format!("there is no volume {name:?}")))?;
     shown(view.read, id, load(view.read, id)?)
 }
 
@@ -295,7 +295,7 @@ fn check_free(read: &dyn Read, name: &str) -> Result<()> {
     check_volume_name(name)?;
     match find_name(read, name)? {
         None => Ok(()),
-        Some(id) => Err(Error::exists(format!("volume {id} has the name {name:?} already"))),
+        Some(_) => Err(Error::exists(format!("there is a volume {name:?} already"))),
     }
 }
 fn check_admins(admins: &[u32]) -> Result<()> {
