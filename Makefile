@@ -1,6 +1,6 @@
 # What a person or a machine does with this repository. `make help` lists it.
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test test-long model fuzz fmt lint audit advisories clean
+.PHONY: help setup setup-program build demo test test-long model fuzz fmt lint audit advisories clean
 
 help: ## This list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -8,7 +8,10 @@ help: ## This list
 setup: ## Install what building and testing need and is missing (apt; asks sudo when not root)
 	@scripts/setup.sh
 
-build: setup ## The weir program, optimised: target/release/weir
+setup-program: ## Install what building and running the program needs and is missing
+	@scripts/setup.sh program
+
+build: setup-program ## The weir program, optimised: target/release/weir
 	cargo build --release --locked -p weir
 
 demo: build ## Detectors write to six targets, one dies; a volume streams home, its mover dies; all is verified

@@ -1,11 +1,18 @@
 #!/bin/sh
-# Installs what building, testing and the demo need and this machine lacks. Says what it does; changes nothing
-# and takes a moment when everything is there.
+# Installs what this machine lacks: `setup.sh program` what building and running the program needs (and the demo), `setup.sh`
+# what the tests need, too. Says what it does; changes nothing and takes a moment when everything is there.
 set -eu
 cd "$(dirname "$0")/.."
 
 rust_needed=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
-packages="build-essential pkg-config libisal-dev fuse3 bzip2 git attr rsync sqlite3 fio e2fsprogs xfsprogs python3-venv ca-certificates"
+packages="build-essential pkg-config libisal-dev fuse3 ca-certificates"
+test_packages="bzip2 git attr rsync sqlite3 fio e2fsprogs xfsprogs python3-venv"
+
+case ${1-} in
+program) tests= ;;
+"") tests=yes packages="$packages $test_packages" ;;
+*) printf 'error: %s is no part of the setup\nhint: setup.sh [program]\n' "$1" >&2; exit 2 ;;
+esac
 
 say() { printf 'setup: %s\n' "$*"; }
 die() { printf 'error: %s\nhint: %s\n' "$1" "$2" >&2; exit 1; }
@@ -90,6 +97,7 @@ if ! command -v apt-get >/dev/null; then
 fi
 install_packages
 install_rust
+[ -n "$tests" ] || exit 0
 install_python
 install_tool pjdfstest 0.2.2
 install_tool fsx 0.3.2

@@ -360,7 +360,7 @@ fn namespace_seeds() -> Vec<Vec<u8>> {
         path: b"/name"[..].into(),
         owner: 1,
         admins: vec![2, 3],
-        quota: volume::Quota { bytes_hard: 5, bytes_soft: 4, inodes_hard: 3, inodes_soft: 2, grace_s: 1 },
+        quota: volume::Quota { bytes_hard: Some(5), inodes_soft: Some(2), ..volume::Quota::NONE },
         bytes_over_since: Some(time),
         inodes_over_since: None,
         policy: volume::Policy { scheme: None, pool: Some("disk".into()) },

@@ -432,17 +432,15 @@ impl Inner {
 /// What of all the space a volume's limits leave.
 fn within(volume: &Volume, space: Space) -> Space {
     let quota = &volume.quota;
-    let limit =
-        |hard: u64, soft: u64| if hard > 0 { Some(hard) } else { Some(soft).filter(|soft| *soft > 0) };
     let mut seen = space;
-    if let Some(max) = limit(quota.bytes_hard, quota.bytes_soft) {
+    if let Some(max) = quota.bytes_hard.or(quota.bytes_soft) {
         seen.capacity_bytes = max;
         seen.used_bytes = volume.usage.bytes;
         // At a cluster's start no target has told yet what it has.
         let all = if space.capacity_bytes > 0 { space.free_bytes } else { u64::MAX };
         seen.free_bytes = max.saturating_sub(volume.usage.bytes).min(all);
     }
-    if let Some(max) = limit(quota.inodes_hard, quota.inodes_soft) {
+    if let Some(max) = quota.inodes_hard.or(quota.inodes_soft) {
         (seen.files, seen.directories) = (volume.usage.files, volume.usage.directories);
         seen.inodes_max = Some(max);
     }

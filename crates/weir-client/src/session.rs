@@ -345,7 +345,7 @@ impl Session {
                 },
                 Err(e) => (e, None),
             };
-            self.again_or(e, under, deadline, &mut pause).await.map_err(|e| e.doing(R::NAME))?;
+            self.again_or(e, under, deadline, &mut pause).await.map_err(named::<R>)?;
         }
     }
 
@@ -505,7 +505,7 @@ impl Session {
                 ErrorKind::Deadline if in_doubt => {
                     e.doing(format_args!("{}: it may happen or have happened", R::NAME))
                 }
-                _ => e.doing(R::NAME),
+                _ => named::<R>(e),
             })?;
             if refused && !in_doubt {
                 sent = None; // the leader did not know the session: it did nothing
@@ -587,5 +587,24 @@ impl Session {
 
     pub async fn close(&self, deadline: Instant) -> Result<()> {
         self.once(deadline, &|session| SessionClose { session }).await
+    }
+}
+
+/// Says which request failed, but of a refusal: the leader's words say what was asked for, and go to the user.
+fn named<R: Request>(e: Error) -> Error {
+    match e.kind {
+        ErrorKind::Stale
+        | ErrorKind::Unavailable
+        | ErrorKind::Deadline
+        | ErrorKind::Damaged
+        | ErrorKind::Io => e.doing(R::NAME),
+        ErrorKind::NotFound
+        | ErrorKind::Exists
+        | ErrorKind::Invalid
+        | ErrorKind::Denied
+        | ErrorKind::Name(_)
+        | ErrorKind::NoSpace
+        | ErrorKind::Unsupported
+        | ErrorKind::OverQuota => e,
     }
 }

@@ -175,7 +175,9 @@ impl Members {
             )));
         }
         if !target_cleared(map, target) {
-            return Err(Error::invalid(format!("{target} has not failed: there is nothing to clear")));
+            return Err(Error::exists(format!(
+                "{target} is in service: it has not failed, so there is nothing to clear"
+            )));
         }
         Ok(())
     }

@@ -102,7 +102,7 @@ async fn look(meta: &Meta) -> Result<()> {
         any = !volumes.is_empty();
         for volume in volumes {
             let quota = namespace::volume::load(read, volume)?.quota;
-            let limit = [quota.bytes_soft, quota.bytes_hard].into_iter().filter(|l| *l > 0).min();
+            let limit = quota.bytes_soft.into_iter().chain(quota.bytes_hard).min();
             if let Some(capacity) = limit {
                 let used = namespace::volume_usage(read, volume)?.bytes;
                 levels.push((Some(volume), Level { capacity, used }, set_marks(read, volume)?));

@@ -198,24 +198,28 @@ pub fn grant(ask: Ask, used: u64, others: u64, max: u64) -> u64 {
 }
 
 pub fn has_limit(quota: &Quota) -> bool {
-    limits_bytes(quota) || quota.inodes_hard.max(quota.inodes_soft) > 0
+    limits_bytes(quota) || quota.inodes_hard.or(quota.inodes_soft).is_some()
 }
 pub fn limits_bytes(quota: &Quota) -> bool {
-    quota.bytes_hard.max(quota.bytes_soft) > 0
+    quota.bytes_hard.or(quota.bytes_soft).is_some()
 }
 fn inodes(usage: &Usage) -> u64 {
     usage.files.saturating_add(usage.directories)
 }
-fn since(soft: u64, used: u64, before: Option<Time>, now: Time) -> Option<Time> {
-    (soft > 0 && used > soft).then(|| before.unwrap_or(now))
+fn since(soft: Option<u64>, used: u64, before: Option<Time>, now: Time) -> Option<Time> {
+    soft.is_some_and(|soft| used > soft).then(|| before.unwrap_or(now))
 }
 /// The limit that holds now; a soft one holds when its grace is over.
-fn max_now(hard: u64, soft: u64, over_since: Option<Time>, grace_s: u32, now: Time) -> Option<u64> {
+fn max_now(
+    hard: Option<u64>,
+    soft: Option<u64>,
+    over_since: Option<Time>,
+    grace_s: u32,
+    now: Time,
+) -> Option<u64> {
     let grace = i64::from(grace_s) * SECOND;
     let is_over = over_since.is_some_and(|since| now.nanos >= since.nanos.saturating_add(grace));
-    let soft = (soft > 0 && is_over).then_some(soft);
-    let hard = (hard > 0).then_some(hard);
-    soft.into_iter().chain(hard).min()
+    soft.filter(|_| is_over).into_iter().chain(hard).min()
 }
 
 #[cfg(test)]
@@ -245,16 +249,18 @@ mod tests {
     #[test]
     fn a_soft_limit_holds_when_its_grace_is_over() {
         let at = |s: i64| Time { nanos: s * SECOND };
-        assert_eq!(max_now(9, 5, None, 60, at(100)), Some(9));
-        assert_eq!(max_now(9, 5, Some(at(100)), 60, at(159)), Some(9));
-        assert_eq!(max_now(9, 5, Some(at(100)), 60, at(160)), Some(5));
-        assert_eq!(max_now(0, 5, Some(at(100)), 60, at(160)), Some(5));
-        assert_eq!(max_now(0, 5, Some(at(100)), 60, at(101)), None);
-        assert_eq!(max_now(0, 0, Some(at(100)), 0, at(101)), None);
+        assert_eq!(max_now(Some(9), Some(5), None, 60, at(100)), Some(9));
+        assert_eq!(max_now(Some(9), Some(5), Some(at(100)), 60, at(159)), Some(9));
+        assert_eq!(max_now(Some(9), Some(5), Some(at(100)), 60, at(160)), Some(5));
+        assert_eq!(max_now(None, Some(5), Some(at(100)), 60, at(160)), Some(5));
+        assert_eq!(max_now(None, Some(5), Some(at(100)), 60, at(101)), None);
+        assert_eq!(max_now(None, None, Some(at(100)), 0, at(101)), None);
+        // Nothing at all is a limit, too.
+        assert_eq!(max_now(Some(0), None, None, 60, at(100)), Some(0));
         // Time counts from when it was crossed, and begins anew after it was below.
-        assert_eq!(since(5, 6, None, at(7)), Some(at(7)));
-        assert_eq!(since(5, 6, Some(at(3)), at(7)), Some(at(3)));
-        assert_eq!(since(5, 5, Some(at(3)), at(7)), None);
+        assert_eq!(since(Some(5), 6, None, at(7)), Some(at(7)));
+        assert_eq!(since(Some(5), 6, Some(at(3)), at(7)), Some(at(3)));
+        assert_eq!(since(Some(5), 5, Some(at(3)), at(7)), None);
     }
 
     proptest! {

@@ -95,7 +95,7 @@ message!(
 );
 message!(
     /// A failed target may be used again: an administrator has seen to its disk. It comes back behind, when its
-    /// process serves it. `Invalid`: it has not failed, or its running process still says that it has.
+    /// process serves it. `Exists`: it has not failed. `Invalid`: its running process still says that it has.
     ClearTarget = 9 -> MapReply { target: TargetId }
 );
 message!(LeadReply { namespace: NamespaceId, leader_epoch: Epoch, map: ClusterMap });

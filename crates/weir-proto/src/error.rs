@@ -158,9 +158,11 @@ impl ErrorKind {
             ErrorKind::Unsupported => 501,
         }
     }
-    /// What a command exits with (1 is left to "the answer is no", 2 to wrong usage).
+    /// What a command exits with (1 is left to "the answer is no"). The program's help lists them.
     pub fn exit_code(self) -> u8 {
         match self {
+            ErrorKind::Name(NameRule::NotEmpty | NameRule::Busy) => 4,
+            ErrorKind::Name(NameRule::NotOwner | NameRule::ReadOnly) => 5,
             ErrorKind::Invalid | ErrorKind::Name(_) => 2,
             ErrorKind::NotFound => 3,
             ErrorKind::Exists => 4,

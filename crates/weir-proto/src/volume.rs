@@ -33,10 +33,21 @@ pub fn check_volume_name(name: &str) -> Result<()> {
 }
 
 message!(
-    /// Limits; 0: none. Bytes are those that files take without redundancy, inodes are files and directories.
-    Quota { bytes_hard: u64, bytes_soft: u64, inodes_hard: u64, inodes_soft: u64, grace_s: u32 }
+    /// Limits; absent: none, and 0 is nothing at all. Bytes are those that files take without redundancy, inodes are files and
+    /// directories.
+    Quota {
+        bytes_hard: Option<u64>,
+        bytes_soft: Option<u64>,
+        inodes_hard: Option<u64>,
+        inodes_soft: Option<u64>,
+        grace_s: u32,
+    }
 );
 impl Copy for Quota {}
+impl Quota {
+    pub const NONE: Quota =
+        Quota { bytes_hard: None, bytes_soft: None, inodes_hard: None, inodes_soft: None, grace_s: GRACE_S };
+}
 message!(
     /// What new files of the volume get; absent: what the cluster's settings say.
     Policy { scheme: Option<Scheme>, pool: Option<String> }

@@ -115,8 +115,8 @@ fn byte(ino: InodeId, at: u64) -> u8 {
 fn some_limit(rng: &Rng) -> u64 {
     1 + rng.below(1 + rng.below(LIMIT_BYTES_MAX))
 }
-fn quota(bytes: u64, inodes: u64) -> Quota {
-    Quota { bytes_hard: bytes, bytes_soft: 0, inodes_hard: inodes, inodes_soft: 0, grace_s: 60 }
+fn quota(bytes: u64, inodes: Option<u64>) -> Quota {
+    Quota { bytes_hard: Some(bytes), inodes_hard: inodes, ..Quota::NONE }
 }
 
 impl Limits {
@@ -181,8 +181,8 @@ impl Limits {
     async fn make(&self, work: &Workload, client: &Client, op: u64, rng: &Rng) -> Result<()> {
         let name = format!("limited{op}");
         let bytes = some_limit(rng);
-        let inodes = if rng.below(3) == 0 { 2 + rng.below(FILES_MAX as u64) } else { 0 };
-        work.log(op, format_args!("volume {name}: {bytes} bytes, {inodes} inodes"));
+        let inodes = (rng.below(3) == 0).then(|| 2 + rng.below(FILES_MAX as u64));
+        work.log(op, format_args!("volume {name}: {bytes} bytes, {inodes:?} inodes"));
         let new = weir_client::NewVolume { quota: quota(bytes, inodes), ..new_volume(&name) };
         let made = client.create_volume(&root_cred(), &new).await?;
         work.volumes().insert(name.clone(), made.root);
@@ -191,7 +191,7 @@ impl Limits {
             root: made.root,
             name,
             bytes_max: AtomicU64::new(bytes),
-            inodes_max: if inodes == 0 { u64::MAX } else { inodes },
+            inodes_max: inodes.unwrap_or(u64::MAX),
             is_deleted: AtomicBool::new(false),
             files: Mutex::default(),
         };
@@ -313,9 +313,10 @@ impl Limits {
     /// All of the limit can be used.
     async fn fill(&self, client: &Client, volume: &Limited, when: &str) -> Result<()> {
         let now = client.volume(&volume.name).await?;
-        let goal = now.usage.bytes.max(now.quota.bytes_hard);
+        let limit = now.quota.bytes_hard.unwrap_or_default();
+        let goal = now.usage.bytes.max(limit);
         // Names are not what this is about.
-        let edit = VolumeEdit { quota: Some(quota(now.quota.bytes_hard, 0)), ..VolumeEdit::default() };
+        let edit = VolumeEdit { quota: Some(quota(limit, None)), ..VolumeEdit::default() };
         client.change_volume(&root_cred(), volume.id, &edit).await?;
         let name = b"fills it";
         let made = client.create(&root_cred(), volume.root, name, 0o644, true, OpenMode::BOTH).await?;
@@ -361,7 +362,7 @@ impl Limits {
 async fn change_limit(volume: &Limited, client: &Client, rng: &Rng) -> Result<()> {
     let bytes = some_limit(rng);
     volume.bytes_max.fetch_max(bytes, Relaxed);
-    let inodes = if volume.inodes_max == u64::MAX { 0 } else { volume.inodes_max };
+    let inodes = (volume.inodes_max < u64::MAX).then_some(volume.inodes_max);
     let edit = VolumeEdit { quota: Some(quota(bytes, inodes)), ..VolumeEdit::default() };
     client.change_volume(&root_cred(), volume.id, &edit).await.map(drop)
 }

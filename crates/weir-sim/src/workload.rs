@@ -721,7 +721,7 @@ pub fn new_volume(name: &str) -> NewVolume {
         group: 0,
         mode: 0o755,
         admins: Vec::new(),
-        quota: Quota { bytes_hard: 0, bytes_soft: 0, inodes_hard: 0, inodes_soft: 0, grace_s: 60 },
+        quota: Quota::NONE,
         policy: Policy { scheme: None, pool: None },
     }
 }

@@ -9,7 +9,7 @@ use crate::process::own_process;
 use crate::snapshots;
 use crate::status::coordinators;
 use crate::table;
-use crate::volume::{Cluster, as_client, explain, named, own_cred, parse_seconds};
+use crate::volume::{Cluster, as_client, explain, named, own_cred, parse_every};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
@@ -42,7 +42,7 @@ pub struct Make {
     #[arg(long, value_name = "URL")]
     pub to: Option<String>,
     /// Have movers make one so often, like 1d or 12h
-    #[arg(long, value_name = "TIME", value_parser = parse_seconds, conflicts_with_all = ["off", "forget"])]
+    #[arg(long, value_name = "TIME", value_parser = parse_every, conflicts_with_all = ["off", "forget"])]
     pub every: Option<u32>,
     /// What is kept: the newest of so many days, weeks and months [default: 7d,4w,6m]
     #[arg(long, value_name = "KEEP", value_parser = read_keep)]

@@ -227,12 +227,12 @@ impl Bench<'_> {
     }
 
     /// A volume with a home of its own.
-    fn volume(&self, name: &str, limit: u64, with_home: bool) -> Outcome<Site> {
+    fn volume(&self, name: &str, limit: Option<u64>, with_home: bool) -> Outcome<Site> {
         let home = self.stage.home().join(name);
         let site = self.volume_at(name, limit, with_home.then_some(&home))?;
         Ok(Site { home, ..site })
     }
-    fn volume_at(&self, name: &str, limit: u64, home: Option<&PathBuf>) -> Outcome<Site> {
+    fn volume_at(&self, name: &str, limit: Option<u64>, home: Option<&PathBuf>) -> Outcome<Site> {
         observe::block_on(async {
             let client = connect(self.place.coordinators(), NAMESPACE).await?;
             let volume = homeward::make_volume(&client, name, limit).await?;
@@ -252,15 +252,15 @@ impl Bench<'_> {
     }
 
     fn stream(&mut self) -> Outcome<()> {
-        self.streamed("frames", &self.frames(), 0)?;
+        self.streamed("frames", &self.frames(), None)?;
         for bytes in self.options.file_bytes.clone() {
             let name = format!("file-{}mb", bytes / 1_000_000);
-            self.streamed(&name, &self.file(bytes), if bytes > FILE_LIMIT { FILE_LIMIT } else { 0 })?;
+            self.streamed(&name, &self.file(bytes), (bytes > FILE_LIMIT).then_some(FILE_LIMIT))?;
         }
         Ok(())
     }
 
-    fn streamed(&mut self, name: &str, plan: &Plan, limit: u64) -> Outcome<()> {
+    fn streamed(&mut self, name: &str, plan: &Plan, limit: Option<u64>) -> Outcome<()> {
         let site = self.volume(name, limit, true)?;
         let cpu = Cpu::of(&self.mover()?);
         let (seen, ()) = homeward::stream(&site, plan, PATIENCE, |_| Ok(()))?;
@@ -276,7 +276,7 @@ impl Bench<'_> {
         }
         let memory = resident_bytes(&self.mover()?);
         self.row(format!("{name}: memory of the mover"), "MB", Better::Lower, memory as f64 / 1e6);
-        self.end_part(name, &site, plan, &seen, limit > 0)
+        self.end_part(name, &site, plan, &seen, limit.is_some())
     }
 
     fn rows_of(&mut self, name: &str, seen: &Seen) {
@@ -291,7 +291,7 @@ impl Bench<'_> {
     }
 
     fn kill(&mut self) -> Outcome<()> {
-        let site = self.volume("kill", 0, true)?;
+        let site = self.volume("kill", None, true)?;
         let plan = Plan { seconds: f64::from(self.options.seconds), ..self.file(u64::MAX) };
         let (place, wish, half) = (&self.place, &self.wish, plan.seconds / 2.0);
         let (seen, resumed) = homeward::stream(&site, &plan, PATIENCE, |live| {
@@ -312,7 +312,7 @@ impl Bench<'_> {
     fn cache(&mut self) -> Outcome<()> {
         let plan = self.frames();
         let total = (plan.frames_per_s * plan.seconds) as u64 * FRAME_BYTES;
-        let site = self.volume("cache", (total as f64 / CACHE_RATIO) as u64, true)?;
+        let site = self.volume("cache", Some((total as f64 / CACHE_RATIO) as u64), true)?;
         let (seen, ()) = homeward::stream(&site, &plan, PATIENCE, |_| Ok(()))?;
         self.rows_of("cache", &seen);
         let reading = Instant::now();
@@ -324,11 +324,11 @@ impl Bench<'_> {
 
     /// Full first, then at home as fast as it goes, while somebody writes beside it.
     fn catch_up(&mut self) -> Outcome<()> {
-        let site = self.volume("catch-up", 0, false)?;
+        let site = self.volume("catch-up", None, false)?;
         fs::create_dir_all(&site.home).doing("make a home directory")?;
         let plan = self.frames();
         let (mut seen, ()) = homeward::stream(&site, &plan, Duration::ZERO, |_| Ok(()))?;
-        let beside = self.volume("beside", 0, false)?;
+        let beside = self.volume("beside", None, false)?;
         let quiet = || {
             std::thread::sleep(Duration::from_secs(u64::from(self.options.seconds)));
             Ok(())
@@ -371,7 +371,7 @@ impl Bench<'_> {
         let wish = cli::Up { dir, mount: vec![mount.clone()], movers: Some(0), ..self.wish.clone() };
         let (other, _) = up::bring_up(&wish)?;
         let home = mount.join("home");
-        let site = self.volume_at("frozen", 0, Some(&home))?;
+        let site = self.volume_at("frozen", None, Some(&home))?;
         let plan = self.frames();
         let part = |name: &str| -> Outcome<Site> {
             let site = Site { dir: site.dir.join(name), home: site.home.join(name) };

@@ -1,6 +1,6 @@
 //! The command line: nouns and verbs, declared once; help, completion and man pages follow from it.
 use crate::config::Patience;
-use clap::{Args, Parser, Subcommand, ValueHint};
+use clap::{ArgGroup, Args, Parser, Subcommand, ValueHint};
 use std::path::PathBuf;
 use weir_env::Addr;
 use weir_proto::NamespaceUuid;
@@ -11,7 +11,7 @@ use weir_proto::map::Scheme;
     name = "weir",
     version,
     about = "One file system for a research facility",
-    after_help = "A cluster on this machine in one command: weir up --dir DIR --mount PATH",
+    after_help = AFTER_HELP,
     disable_help_subcommand = true,
     propagate_version = true
 )]
@@ -19,6 +19,32 @@ pub struct Cli {
     #[command(subcommand)]
     pub command: Command,
 }
+
+const AFTER_HELP: &str = "\
+A cluster on this machine in one command: weir up --dir DIR --mount PATH
+
+The variable WEIR_DIR stands for --dir where that names a cluster's directory.
+
+Exit status:
+   0  done
+   1  the answer is no: something is wrong with what was looked at (`weir status` has its own: see its help)
+   2  wrong usage, or a request that can never succeed
+   3  not found
+   4  it exists already, is in use, or is not empty
+   5  permission denied
+   6  no space
+   7  out of date: what was named has changed meanwhile
+   8  unavailable: the coordinator or another node does not answer
+   9  no answer in time
+  10  data is damaged beyond repair
+  11  not supported
+  12  a disk or the operating system failed
+  13  a volume's limit is reached";
+
+/// Arguments that say which cluster is meant.
+pub const CLUSTER_HEADING: &str = "Cluster";
+/// What stands for `--dir`.
+pub const DIR_VARIABLE: &str = "WEIR_DIR";
 
 #[derive(Subcommand)]
 pub enum Command {
@@ -89,7 +115,7 @@ Exit status:
 #[derive(Args, Clone)]
 pub struct Up {
     /// Directory that holds everything of the cluster
-    #[arg(long, value_hint = ValueHint::DirPath)]
+    #[arg(long, env = DIR_VARIABLE, hide_env_values = true, value_hint = ValueHint::DirPath)]
     pub dir: PathBuf,
     /// Storage targets, each with a process of its own [default: 6]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=64))]
@@ -114,7 +140,7 @@ pub struct Up {
 #[derive(Args)]
 pub struct Down {
     /// The directory that `weir up` was given
-    #[arg(long, value_hint = ValueHint::DirPath)]
+    #[arg(long, env = DIR_VARIABLE, hide_env_values = true, value_hint = ValueHint::DirPath)]
     pub dir: PathBuf,
     /// Refuse a cluster that is on the disk; one in memory is removed, with all that is in it, in any case
     #[arg(long)]
@@ -126,12 +152,13 @@ pub struct Down {
 
 /// Where the coordinator is.
 #[derive(Args)]
+#[command(group = ArgGroup::new("cluster").required(true).multiple(true).args(["dir", "coordinator"]))]
 pub struct Status {
     /// The directory that `weir up` was given
-    #[arg(long, value_hint = ValueHint::DirPath, required_unless_present = "coordinator")]
+    #[arg(long, env = DIR_VARIABLE, hide_env_values = true, value_hint = ValueHint::DirPath, help_heading = CLUSTER_HEADING)]
     pub dir: Option<PathBuf>,
-    /// Address of the coordinator, for a cluster of several machines
-    #[arg(long, value_name = "ADDR")]
+    /// Address of the coordinator, for a cluster of several machines; it counts before --dir
+    #[arg(long, value_name = "ADDR", help_heading = CLUSTER_HEADING)]
     pub coordinator: Vec<Addr>,
     /// Print JSON
     #[arg(long)]
@@ -217,9 +244,9 @@ pub struct Demo {
     /// How long the detectors run, in seconds
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(2..=3600))]
     pub seconds: u32,
-    /// Frames per second of each detector
-    #[arg(long, default_value_t = 25.0)]
-    pub hz: f64,
+    /// Frames per second of each detector [default: well below what this machine can do, at most 25]
+    #[arg(long)]
+    pub hz: Option<f64>,
     /// Detectors
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=16))]
     pub detectors: u32,
@@ -262,6 +289,13 @@ pub struct RoleArgs {
     /// Write pid and readiness to this file
     #[arg(long, value_name = "FILE", hide = true)]
     pub pid_file: Option<PathBuf>,
+}
+
+impl RoleArgs {
+    /// The directory of the cluster, where nothing else says which one it is.
+    pub fn place<'a>(&self, dir: &'a Option<PathBuf>) -> Option<&'a PathBuf> {
+        dir.as_ref().filter(|_| self.config.is_none() && self.coordinator.is_empty())
+    }
 }
 
 #[derive(Args)]
@@ -316,8 +350,8 @@ pub struct StorageRole {
 pub struct MoverRole {
     #[command(flatten)]
     pub role: RoleArgs,
-    /// The cluster of this directory (of `weir up`), instead of --config or --coordinator
-    #[arg(long, value_hint = ValueHint::DirPath)]
+    /// The cluster of this directory (of `weir up`); --config and --coordinator count before it
+    #[arg(long, env = DIR_VARIABLE, hide_env_values = true, value_hint = ValueHint::DirPath)]
     pub dir: Option<PathBuf>,
     /// The namespace to work for [default: root]
     #[arg(long)]
@@ -331,8 +365,8 @@ pub struct MountRole {
     /// Where the file system appears
     #[arg(value_hint = ValueHint::DirPath)]
     pub path: Option<PathBuf>,
-    /// The cluster of this directory (of `weir up`), instead of --config or --coordinator
-    #[arg(long, value_hint = ValueHint::DirPath)]
+    /// The cluster of this directory (of `weir up`); --config and --coordinator count before it
+    #[arg(long, env = DIR_VARIABLE, hide_env_values = true, value_hint = ValueHint::DirPath)]
     pub dir: Option<PathBuf>,
     /// The namespace to show [default: root]
     #[arg(long)]
@@ -373,4 +407,19 @@ pub enum ConfigCommand {
         #[arg(value_hint = ValueHint::FilePath)]
         file: PathBuf,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use weir_proto::{ErrorKind, NameRule};
+
+    #[test]
+    fn help_lists_every_exit_status() {
+        let kinds = (1..=u8::MAX).filter_map(ErrorKind::from_number);
+        for code in kinds.map(ErrorKind::exit_code).chain([0, 1]) {
+            assert!(AFTER_HELP.contains(&format!("\n  {code:>2}  ")), "{code}");
+        }
+        assert_eq!(ErrorKind::Name(NameRule::NotEmpty).exit_code(), 4, "this is no wrong usage");
+    }
 }

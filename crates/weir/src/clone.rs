@@ -5,7 +5,7 @@ use clap::{Args, ValueHint};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use weir_client::{Client, NewVolume};
-use weir_proto::volume::{GRACE_S, Quota, Volume};
+use weir_proto::volume::{Quota, Volume};
 use weir_proto::{Error, ErrorKind};
 
 #[derive(Args)]
@@ -34,7 +34,6 @@ pub async fn clone(client: &Client, args: &Clone) -> Outcome<Volume> {
     let last = || args.path.file_name().map(|name| name.to_string_lossy().into_owned());
     let name = args.name.clone().or_else(last);
     let name = name.ok_or_else(|| Error::invalid(format!("{:?} is no path like /DIR/NAME", args.path)))?;
-    let none = Quota { bytes_hard: 0, bytes_soft: 0, inodes_hard: 0, inodes_soft: 0, grace_s: GRACE_S };
     let new = NewVolume {
         name: name.clone(),
         path: bytes::Bytes::copy_from_slice(args.path.as_os_str().as_bytes()),
@@ -42,7 +41,7 @@ pub async fn clone(client: &Client, args: &Clone) -> Outcome<Volume> {
         group: source.owner,
         mode: 0o700, // it gets that of the source's directory
         admins: source.admins.clone(),
-        quota: limits(&args.limits, none),
+        quota: limits(&args.limits, Quota::NONE),
         policy: source.policy.clone(),
     };
     let own = snapshot.is_none();

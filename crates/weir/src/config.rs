@@ -90,19 +90,19 @@ sections! {
     [cluster] Cluster {
         /// The cluster's id, 32 hexadecimal digits. The coordinator makes one when it is founded (`weir coord --new`);
         /// other roles refuse a cluster with another id.
-        id: Option<Text<ClusterId>> = None, shown "none: the coordinator's";
+        id: Option<Text<ClusterId>> = None, shown "\"0123456789abcdef0123456789abcdef\" # an example; default: the coordinator's";
         /// Where the coordinator listens, best first: "unix:/PATH" or "tcp:HOST:PORT".
         coordinators: Vec<Text<Addr>> = Vec::new(), shown "[]";
     }
     /// The process itself.
     [node] Node {
         /// Its name, unique in the cluster.
-        name: String = String::new(), shown "the host's name and the role";
+        name: String = String::new(), shown "\"storage-1\" # an example; default: the role and the host's name";
         /// Where it listens: "unix:/PATH", "tcp:HOST:PORT", "tcp:[IPv6]:PORT"; port 0 is any free port. For an unspecified host
         /// ("[::]", "0.0.0.0") others are told the address by which this host reaches the coordinator.
         listen: Vec<Text<Addr>> = Vec::new(), shown "[\"tcp:[::]:0\"]";
         /// The host. Processes that name the same host reach each other through Unix sockets.
-        host: String = String::new(), shown "the machine's id and name";
+        host: String = String::new(), shown "\"host-1\" # an example; default: the machine's name and id";
         /// Threads that serve requests.
         threads: usize = 2, shown "2";
         /// How much is told on standard error: "error", "warn", "info", "debug" or "trace", also per module.
@@ -111,7 +111,7 @@ sections! {
     /// Of `weir coord`.
     [coord] Coord {
         /// Directory of the cluster map.
-        dir: PathBuf = PathBuf::new(), shown "required";
+        dir: PathBuf = PathBuf::new(), shown "\"/srv/weir/coord\" # an example; required";
         /// Targets to wait for before the first placement groups are made.
         targets: u32 = 6, shown "6";
         /// How new files are protected: "ec:K+M", "replica:N" or "single".
@@ -126,7 +126,7 @@ sections! {
     /// Of `weir meta`.
     [meta] Meta {
         /// Directory of the namespace.
-        dir: PathBuf = PathBuf::new(), shown "required";
+        dir: PathBuf = PathBuf::new(), shown "\"/srv/weir/meta\" # an example; required";
         /// The namespace it leads.
         namespace: String = "root".into(), shown "\"root\"";
         /// Memory for the namespace's cache, in MiB.
@@ -135,7 +135,7 @@ sections! {
     /// Of `weir storage`.
     [storage] Storage {
         /// Directories of its targets.
-        targets: Vec<PathBuf> = Vec::new(), shown "required";
+        targets: Vec<PathBuf> = Vec::new(), shown "[\"/srv/weir/t1\"] # an example; required";
         /// The pool that its targets belong to.
         pool: String = "default".into(), shown "\"default\"";
         /// Targets, here and of other nodes, whose directories are on the same file system: each counts as its part of
@@ -145,7 +145,7 @@ sections! {
     /// Of `weir mount`.
     [mount] Mount {
         /// Where the file system appears.
-        path: PathBuf = PathBuf::new(), shown "required";
+        path: PathBuf = PathBuf::new(), shown "\"/weir\" # an example; required";
         /// The namespace to show there.
         namespace: String = "root".into(), shown "\"root\"";
         /// Memory for data on its way and cached, in MiB. Writers wait when it is used up.
@@ -154,7 +154,7 @@ sections! {
         kernel_threads: usize = 4, shown "4";
         /// Let other users in (permissions are always checked). FUSE lets root do so, and others where /etc/fuse.conf
         /// says user_allow_other.
-        allow_other: Option<bool> = None, shown "whether this user may let others in";
+        allow_other: Option<bool> = None, shown "true # default: whether this user may let others in";
         /// How long calls wait for servers that do not answer, and written bytes are kept for them, before programs get errors:
         /// "30s", "10m", "2h" or "forever".
         patience: Text<Patience> = Text(Patience(ClientConfig::MOUNT_PATIENCE)), shown "\"10m\"";
@@ -289,5 +289,15 @@ mod tests {
         let text = reference();
         assert_eq!(parse("reference", &text).unwrap(), Config::default());
         assert!(text.contains("# memory_mib = 512"));
+        // A key is a line of its own, which counts when its mark is taken off.
+        let is_key = |line: &&str| line.starts_with("# ") && line.contains(" = ") && !line.contains('`');
+        let lines = text.lines().map(|line| if is_key(&line) { &line[2..] } else { line });
+        let used = lines.collect::<Vec<_>>().join("\n");
+        let config = parse("reference", &used).unwrap();
+        check("reference", &config).unwrap();
+        let keys = SECTIONS.iter().map(|(.., keys)| keys.len()).sum::<usize>();
+        let written = used.lines().filter(|line| !line.starts_with('#') && line.contains(" = ")).count();
+        assert_eq!(written, keys, "{used}");
+        assert_eq!(config.coord.dir, PathBuf::from("/srv/weir/coord"));
     }
 }

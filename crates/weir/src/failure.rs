@@ -62,9 +62,7 @@ impl<T> Doing<T> for std::io::Result<T> {
             let error = Error::from_io(&what, &e);
             match error.kind {
                 ErrorKind::NoSpace => Failure::new(error, "free some space there, or use another directory"),
-                ErrorKind::Denied => {
-                    Failure::new(error, "run as a user who may do that, or use another directory")
-                }
+                ErrorKind::Denied => Failure::new(error, "run it as a user who may do that"),
                 _ => error.into(),
             }
         })
@@ -74,6 +72,11 @@ impl<T> Doing<T> for rustix::io::Result<T> {
     fn doing(self, what: impl fmt::Display) -> Outcome<T> {
         Doing::doing(self.map_err(std::io::Error::from), what)
     }
+}
+
+/// Words, the likeliest first to be meant by `word`.
+pub fn nearest_first(word: &str, known: &mut [String]) {
+    known.sort_by_key(|k| edits(word, k));
 }
 
 /// The word of `known` that was probably meant by `word`.
@@ -108,6 +111,9 @@ mod tests {
         assert_eq!(did_you_mean("memroy_mib", known), Some("memory_mib"));
         assert_eq!(did_you_mean("thread", known), Some("threads"));
         assert_eq!(did_you_mean("colour", known), None);
+        let mut words = ["target", "status"].map(String::from);
+        nearest_first("statu", &mut words);
+        assert_eq!(words, ["status", "target"]);
     }
 
     #[test]

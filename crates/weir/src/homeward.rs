@@ -151,9 +151,9 @@ impl Live {
     }
 }
 
-/// A volume with a limit; 0: none.
-pub async fn make_volume(client: &Client, name: &str, limit: u64) -> Outcome<Volume> {
-    let quota = Quota { bytes_hard: limit, bytes_soft: 0, inodes_hard: 0, inodes_soft: 0, grace_s: 60 };
+/// A volume with or without a limit.
+pub async fn make_volume(client: &Client, name: &str, limit: Option<u64>) -> Outcome<Volume> {
+    let quota = Quota { bytes_hard: limit, ..Quota::NONE };
     let cred = own_cred();
     let new = NewVolume {
         name: name.to_owned(),

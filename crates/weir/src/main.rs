@@ -56,7 +56,7 @@ fn main() -> ExitCode {
     }
     let cli = match cli::Cli::try_parse() {
         Ok(cli) => cli,
-        Err(e) => e.exit(),
+        Err(e) => likeliest_first(e).exit(),
     };
     // The environment is read here and nowhere else.
     let environment = roles::Environment {
@@ -74,6 +74,18 @@ fn s3_keys() -> Option<weir_home::Credentials> {
     let secret_key = std::env::var("AWS_SECRET_ACCESS_KEY").ok()?;
     let token = std::env::var("AWS_SESSION_TOKEN").ok();
     Some(weir_home::Credentials { access_key, secret_key, token })
+}
+
+/// Of several words that may have been meant the likeliest comes first.
+fn likeliest_first(mut e: clap::Error) -> clap::Error {
+    use clap::error::{ContextKind, ContextValue};
+    let Some(ContextValue::String(word)) = e.get(ContextKind::InvalidSubcommand) else { return e };
+    let word = word.clone();
+    let Some(ContextValue::Strings(words)) = e.get(ContextKind::SuggestedSubcommand) else { return e };
+    let mut words = words.clone();
+    failure::nearest_first(&word, &mut words);
+    e.insert(ContextKind::SuggestedSubcommand, ContextValue::Strings(words));
+    e
 }
 
 fn ended(done: Outcome<ExitCode>) -> ExitCode {

@@ -8,7 +8,10 @@ use std::path::Path;
 pub fn completion(shell: clap_complete::Shell) -> Outcome<()> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "weir", &mut script);
-    std::io::stdout().write_all(&script).doing("print the completion script")
+    match std::io::stdout().write_all(&script) {
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()), // nobody reads the rest
+        done => done.doing("print the completion script"),
+    }
 }
 
 /// One page per command: `weir.1`, `weir-up.1`, …

@@ -2,6 +2,9 @@
 use crate::failure::{Doing, Failure, Outcome};
 use serde::Serialize;
 use std::fmt;
+use std::io::ErrorKind;
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
 use std::time::Duration;
 use weir_coord::{Cluster, Observer};
 use weir_env::{Addr, Env};
@@ -12,6 +15,8 @@ use weir_proto::volume::Policy;
 
 /// How long a cluster that starts may take until it takes data.
 const HEALTHY_PATIENCE: Duration = Duration::from_secs(60);
+/// How long a connection to a coordinator elsewhere may take until no more is concluded from it.
+const CONNECT_PATIENCE: Duration = Duration::from_millis(500);
 const ANSWER_PATIENCE: Duration = Duration::from_secs(5);
 /// How often a cluster that starts is looked at again.
 const POLL: Duration = Duration::from_millis(20);
@@ -46,12 +51,45 @@ pub async fn observe(env: &Env, coordinators: &[Addr], name: &str) -> Outcome<Cl
         let at: Vec<String> = coordinators.iter().map(Addr::to_string).collect();
         match e.kind {
             weir_proto::ErrorKind::Unavailable | weir_proto::ErrorKind::Deadline => Failure::new(
-                Error::unavailable(format!("the coordinator does not answer at {}: {e}", at.join(", "))),
+                Error::unavailable(format!(
+                    "the coordinator does not answer at {}: {}",
+                    at.join(", "),
+                    cause(&e)
+                )),
                 "is the cluster up? `weir up --dir DIR` starts what is missing",
             ),
             _ => e.into(),
         }
     })
+}
+
+/// The last thing that was tried, without how: for a message that says that already.
+fn cause(e: &Error) -> &str {
+    let last = e.context.rsplit(": ").next().unwrap_or_default();
+    last.split(" (").next().unwrap_or_default()
+}
+
+/// An error where nobody listens at any of the addresses: then there is nothing to wait for.
+pub fn require_listener(coordinators: &[Addr]) -> Outcome<()> {
+    let refused = |addr: &Addr| {
+        let connected = match addr {
+            Addr::Unix(path) => UnixStream::connect(path).map(drop),
+            Addr::Tcp(at) => TcpStream::connect_timeout(at, CONNECT_PATIENCE).map(drop),
+        };
+        let kind = connected.err().map(|e| e.kind());
+        matches!(kind, Some(ErrorKind::ConnectionRefused | ErrorKind::NotFound))
+    };
+    if coordinators.is_empty() || !coordinators.iter().all(refused) {
+        return Ok(());
+    }
+    let at: Vec<String> = coordinators.iter().map(Addr::to_string).collect();
+    Err(Failure::new(
+        Error::unavailable(format!(
+            "the coordinator does not answer at {}: nothing listens there",
+            at.join(", ")
+        )),
+        "is the cluster up? `weir up --dir DIR` starts what is missing",
+    ))
 }
 
 /// How well a cluster is.

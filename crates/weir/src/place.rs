@@ -101,13 +101,24 @@ impl Place {
         let dir = absolute(dir)?;
         let path = dir.join(MANIFEST);
         let text = fs::read_to_string(&path).map_err(|e| {
-            let what = match e.kind() {
-                std::io::ErrorKind::NotFound => {
-                    Error::not_found(format!("{} is not the directory of a cluster", dir.display()))
-                }
-                _ => Error::from_io(format_args!("read {}", path.display()), &e),
-            };
-            Failure::new(what, format!("`weir up --dir {}` makes one", dir.display()))
+            let shown = dir.display();
+            if e.kind() != std::io::ErrorKind::NotFound {
+                let error = Error::from_io(format_args!("read {}", path.display()), &e);
+                return Failure::new(
+                    error,
+                    "whoever ran `weir up` may read it; others reach the cluster by --coordinator ADDR",
+                );
+            }
+            let error = Error::not_found(format!("{shown} is not the directory of a cluster"));
+            // Not where `weir up` would refuse: what is there belongs to something else.
+            let is_free = fs::read_dir(&dir).map_or(!dir.exists(), |mut entries| entries.next().is_none());
+            Failure::new(
+                error,
+                match is_free {
+                    true => format!("`weir up --dir {shown}` makes a cluster there"),
+                    false => "name the directory that `weir up --dir` was given".into(),
+                },
+            )
         })?;
         let manifest = toml::from_str(&text).map_err(|e| {
             let error = Error::damaged(format!("{}: {}", path.display(), e.message()));

@@ -11,7 +11,8 @@ use std::time::Duration;
 use weir_client::{Client, NewRelation};
 use weir_home::{Credentials, HomeUrl, IdMap};
 use weir_proto::relation::{
-    Direction, HomeIds, IdMapping, NamedChange, RelationInfo, RelationState, RelationVerb, Resolution, What,
+    Direction, HomeIds, IdMapping, NamedChange, RelationId, RelationInfo, RelationState, RelationVerb,
+    Resolution, What,
 };
 use weir_proto::{Error, ErrorKind, InodeId, VolumeId};
 
@@ -201,6 +202,7 @@ async fn carry_out(client: &Client, command: &RelationCommand, json: bool) -> Ou
                     "all is at home: what is not used is evicted anyway, leave it out",
                 ));
             }
+            require_directory(&args.url, &args.at)?;
             let volume = named(client, &args.volume).await?;
             let new = args.new.relation(args.url.clone(), args.evict, false)?;
             let new = NewRelation { pulls, ..new };
@@ -220,9 +222,9 @@ async fn carry_out(client: &Client, command: &RelationCommand, json: bool) -> Ou
             list(&client.relations(volume).await?, json);
         }
         RelationCommand::Show(args) => show(&find(client, &args.relation).await?, json),
-        RelationCommand::Pause(args) => change(client, args, RelationVerb::Pause, "paused").await?,
-        RelationCommand::Resume(args) => change(client, args, RelationVerb::Resume, "goes on").await?,
-        RelationCommand::Remove(args) => change(client, args, RelationVerb::Remove, "removed").await?,
+        RelationCommand::Pause(args) => change(client, args, RelationVerb::Pause, "paused", json).await?,
+        RelationCommand::Resume(args) => change(client, args, RelationVerb::Resume, "resumed", json).await?,
+        RelationCommand::Remove(args) => change(client, args, RelationVerb::Remove, "removed", json).await?,
         RelationCommand::Resolve(args) => {
             let relation = find(client, &args.relation).await?;
             let how = match args.keep {
@@ -230,18 +232,39 @@ async fn carry_out(client: &Client, command: &RelationCommand, json: bool) -> Ou
                 Keep::Retry => Resolution::Retry,
             };
             client.resolve(&cred, relation.id, parse_inode(&args.inode)?, how).await.map_err(explain)?;
-            println!("{}: tried again", args.inode);
+            say(json, relation.id, &args.inode, "queued for another attempt");
         }
         RelationCommand::Prefetch(_) | RelationCommand::Verify(_) => {} // see run
     }
     Ok(())
 }
 
-async fn change(client: &Client, args: &One, verb: RelationVerb, said: &str) -> Outcome<()> {
+async fn change(client: &Client, args: &One, verb: RelationVerb, said: &str, json: bool) -> Outcome<()> {
     let relation = find(client, &args.relation).await?;
     client.change_relation(&own_cred(), relation.id, verb).await.map_err(explain)?;
-    println!("{}: {said}", relation.id);
+    say(json, relation.id, &relation.id.to_string(), said);
     Ok(())
+}
+
+/// What became of a relation, or of an item of it.
+fn say(json: bool, relation: RelationId, about: &str, done: &str) {
+    match json {
+        true => table::json(&json!({ "relation": relation.to_string(), "about": about, "done": done })),
+        false => println!("{about}: {done}"),
+    }
+}
+
+/// A home that is a directory must be there, where that can be known: all movers of a cluster that is named by its directory are on
+/// this machine.
+fn require_directory(url: &str, at: &Cluster) -> Outcome<()> {
+    let HomeUrl::File { path } = HomeUrl::parse(url)? else { return Ok(()) };
+    if path.is_dir() || !at.cluster.coordinator.is_empty() {
+        return Ok(());
+    }
+    let what = if path.exists() { "is not a directory" } else { "does not exist" };
+    let error =
+        Error::not_found(format!("the home {} {what} on this machine, where the movers are", path.display()));
+    Err(Failure::new(error, format!("make or mount it first: mkdir -p {}", path.display())))
 }
 
 pub async fn find(client: &Client, name: &str) -> Outcome<RelationInfo> {

@@ -202,6 +202,15 @@ fn set(path: &Path, attribute: &str, value: &[u8]) -> Outcome<()> {
             Error::invalid(format!("{} is not on a Weir file system", path.display())),
             "name a file below a mount of `weir up --mount PATH` or `weir mount`",
         )),
-        Err(e) => Err(e).doing(format_args!("{} {}", attribute.trim_start_matches("weir."), path.display())),
+        Err(e) => {
+            let failure =
+                Err(e).doing(format_args!("{} {}", attribute.trim_start_matches("weir."), path.display()));
+            failure.map_err(|failure: Failure| match failure.kind() {
+                weir_proto::ErrorKind::Denied => {
+                    Failure { hint: Some("the file's owner and the superuser may do that".into()), ..failure }
+                }
+                _ => failure,
+            })
+        }
     }
 }

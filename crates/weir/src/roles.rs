@@ -493,7 +493,7 @@ async fn open_node(
 pub fn mover(args: &MoverRole, environment: &Environment) -> Outcome<()> {
     let mut config = configure(&args.role, "mover")?;
     rustix::process::nice(MOVER_NICE).doing("lower the mover's priority")?;
-    if let Some(dir) = &args.dir {
+    if let Some(dir) = args.role.place(&args.dir) {
         use_place(&mut config, dir)?;
     }
     let namespace = args.namespace.clone().unwrap_or_else(|| config.mount.namespace.clone());
@@ -552,7 +552,7 @@ fn use_place(config: &mut Config, dir: &Path) -> Outcome<()> {
 
 pub fn mount(args: &MountRole, environment: &Environment) -> Outcome<()> {
     let mut config = configure(&args.role, "mount")?;
-    if let Some(dir) = &args.dir {
+    if let Some(dir) = args.role.place(&args.dir) {
         use_place(&mut config, dir)?;
     }
     if let Some(path) = &args.path {

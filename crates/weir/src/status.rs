@@ -33,7 +33,9 @@ impl cli::Status {
 }
 
 pub fn coordinators(args: &cli::Status) -> Outcome<Vec<Addr>> {
-    Ok(args.place()?.map_or_else(|| args.coordinator.clone(), |place| place.coordinators()))
+    let found = args.place()?.map_or_else(|| args.coordinator.clone(), |place| place.coordinators());
+    observe::require_listener(&found)?;
+    Ok(found)
 }
 
 /// `weir target clear`.

@@ -421,19 +421,23 @@ fn volumes(facts: &Facts<'_>, found: &mut Found) {
 /// How much of a volume's limits is used; `since`: it has been over the soft one from then on.
 struct Filled {
     used: u64,
-    hard: u64,
-    soft: u64,
+    hard: Option<u64>,
+    soft: Option<u64>,
     since: Option<Time>,
 }
 
 impl Filled {
     fn said(&self, show: &dyn Fn(u64) -> String) -> Option<String> {
         let of = |limit| format!("{} of {}", show(self.used), show(limit));
-        match nearly_full(self.used, self.hard) {
-            Some(_) if self.used >= self.hard => Some(format!("full ({}), so writes fail", of(self.hard))),
-            Some(percent) => Some(format!("{percent} % full ({})", of(self.hard))),
-            None if self.since.is_some() => Some(format!("above its soft limit ({})", of(self.soft))),
-            None => None,
+        let over_soft =
+            || Some(format!("above its soft limit ({})", of(self.soft.filter(|_| self.since.is_some())?)));
+        let Some(hard) = self.hard else { return over_soft() };
+        match nearly_full(self.used, hard) {
+            // A limit of 0 is meant to be reached.
+            _ if hard == 0 && self.used == 0 => None,
+            _ if self.used >= hard => Some(format!("full ({}), so writes fail", of(hard))),
+            Some(percent) => Some(format!("{percent} % full ({})", of(hard))),
+            None => over_soft(),
         }
     }
 }
@@ -602,7 +606,7 @@ mod tests {
             path: "/work".into(),
             owner: 0,
             admins: vec![],
-            quota: Quota { bytes_hard: 1000, bytes_soft: 0, inodes_hard: 100, inodes_soft: 0, grace_s: 1 },
+            quota: Quota { bytes_hard: Some(1000), inodes_hard: Some(100), ..Quota::NONE },
             bytes_over_since: None,
             inodes_over_since: None,
             policy: Policy { scheme: None, pool: None },
@@ -805,7 +809,7 @@ mod tests {
             ),
             (
                 |w| {
-                    w.volume().quota.bytes_soft = 50;
+                    w.volume().quota.bytes_soft = Some(50);
                     w.volume().bytes_over_since = Some(Time { nanos: 5 });
                 },
                 Warning,

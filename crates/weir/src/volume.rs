@@ -1,6 +1,6 @@
 //! `weir volume`: asks the metadata leader as a client does, without a mount.
 use crate::backup;
-use crate::cli;
+use crate::cli::{self, CLUSTER_HEADING as HEADING};
 use crate::clone;
 use crate::eviction;
 use crate::failure::{Failure, Outcome};
@@ -14,16 +14,18 @@ use clap::{Args, Subcommand, ValueHint};
 use serde_json::{Value, json};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
+use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 use weir_client::{Client, ClientConfig, NewVolume, NoKernel, VolumeEdit};
+use weir_home::backup::snapshot_date;
 use weir_proto::backup::Backup;
 use weir_proto::keep::{parse_keep_snapshots, show_keep_snapshots};
 use weir_proto::map::Scheme;
 use weir_proto::meta::{Cred, Time};
 use weir_proto::snapshot::Snapshot;
-use weir_proto::volume::{GRACE_S, KeepSnapshots, Keeping, Policy, Quota, Volume};
-use weir_proto::{Error, ErrorKind, MIB, VolumeId};
+use weir_proto::volume::{KeepSnapshots, Keeping, Policy, Quota, Volume};
+use weir_proto::{Error, ErrorKind, MIB, NameRule, VolumeId};
 
 /// It caches nothing that counts.
 const MEMORY_BYTES: u64 = MIB;
@@ -71,7 +73,7 @@ pub struct Cluster {
     #[command(flatten)]
     pub cluster: cli::Status,
     /// The namespace
-    #[arg(long, default_value = "root")]
+    #[arg(long, default_value = "root", help_heading = HEADING)]
     pub namespace: String,
 }
 
@@ -85,22 +87,39 @@ pub struct One {
 
 #[derive(Args)]
 pub struct Limits {
-    /// Most bytes that its files may take, like 10GB or 10GiB; none: no limit
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
-    pub bytes: Option<u64>,
-    /// Bytes above which it may stay for the grace period; none: no limit
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
-    pub soft_bytes: Option<u64>,
-    /// Most files and directories; none: no limit
-    #[arg(long, value_name = "COUNT", value_parser = parse_count)]
-    pub inodes: Option<u64>,
-    /// Files and directories above which it may stay for the grace period; none: no limit
-    #[arg(long, value_name = "COUNT", value_parser = parse_count)]
-    pub soft_inodes: Option<u64>,
+    /// Most bytes that its files may take, like 10GB or 10GiB; `none` removes the limit
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes_limit)]
+    pub bytes: Option<Limit>,
+    /// Bytes above which it may stay for the grace period; `none` removes the limit
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes_limit)]
+    pub soft_bytes: Option<Limit>,
+    /// Most files and directories; `none` removes the limit
+    #[arg(long, value_name = "COUNT", value_parser = parse_count_limit)]
+    pub inodes: Option<Limit>,
+    /// Files and directories above which it may stay for the grace period; `none` removes the limit
+    #[arg(long, value_name = "COUNT", value_parser = parse_count_limit)]
+    pub soft_inodes: Option<Limit>,
     /// How long it may be above a soft limit, like 7d, 12h, 30m or 60s; 7d for a new volume
     #[arg(long, value_name = "TIME", value_parser = parse_seconds)]
     pub grace: Option<u32>,
 }
+
+impl Limits {
+    fn require_one(&self) -> Outcome<()> {
+        let limits = [self.bytes, self.soft_bytes, self.inodes, self.soft_inodes];
+        match limits.iter().flatten().count() + self.grace.iter().count() {
+            0 => Err(Failure::new(
+                Error::invalid("no limit is named, so nothing is changed"),
+                "name --bytes, --soft-bytes, --inodes, --soft-inodes or --grace; `weir volume show` shows the limits",
+            )),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A limit as it is written: `none`, or a number, which may be 0.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limit(pub Option<u64>);
 
 #[derive(Args)]
 pub struct Policies {
@@ -119,17 +138,17 @@ pub struct Create {
     /// Where its directory is made, from the root of the file system [default: /NAME]
     #[arg(value_hint = ValueHint::Other)]
     pub path: Option<PathBuf>,
-    /// The user (a number) who owns it
-    #[arg(long, default_value_t = 0)]
+    /// The user who owns it, by name or number
+    #[arg(long, value_name = "USER", default_value = "0", value_parser = parse_user)]
     pub owner: u32,
-    /// The group (a number) of its directory [default: the owner's number]
-    #[arg(long)]
+    /// The group of its directory, by name or number [default: the owner's number]
+    #[arg(long, value_parser = parse_group)]
     pub group: Option<u32>,
     /// Mode of its directory, octal
     #[arg(long, default_value = "755", value_parser = parse_mode)]
     pub mode: u32,
-    /// A user (a number) who administers it, too; may be given several times
-    #[arg(long, value_name = "USER")]
+    /// A user who administers it, too, by name or number; may be given several times
+    #[arg(long, value_name = "USER", value_parser = parse_user)]
     pub admin: Vec<u32>,
     #[command(flatten)]
     pub limits: Limits,
@@ -162,7 +181,7 @@ pub struct Rename {
 pub struct Delete {
     /// The volume
     pub name: String,
-    /// Also if something is in it: all of it is removed
+    /// Also if something is in it: all of it is removed, with the snapshots that a schedule took; others must be deleted before
     #[arg(long)]
     pub force: bool,
     #[command(flatten)]
@@ -207,14 +226,14 @@ pub struct SetPolicy {
 pub struct Admin {
     /// The volume
     pub name: String,
-    /// Give it to this user (a number)
-    #[arg(long, value_name = "USER")]
+    /// Give it to this user, by name or number
+    #[arg(long, value_name = "USER", value_parser = parse_user)]
     pub owner: Option<u32>,
-    /// This user (a number) administers it from now on
-    #[arg(long, value_name = "USER")]
+    /// This user administers it from now on
+    #[arg(long, value_name = "USER", value_parser = parse_user)]
     pub add: Vec<u32>,
-    /// This user does not any more
-    #[arg(long, value_name = "USER")]
+    /// This user no longer administers it
+    #[arg(long, value_name = "USER", value_parser = parse_user)]
     pub remove: Vec<u32>,
     #[command(flatten)]
     pub at: Cluster,
@@ -320,14 +339,17 @@ async fn carry_out(client: &Client, command: &VolumeCommand) -> Outcome<Told> {
         VolumeCommand::Create(args) => Told::Done("made", create(client, &cred, args).await?),
         VolumeCommand::Delete(args) => {
             let volume = named(client, &args.name).await?;
-            let gone = client.delete_volume(&cred, volume.id, args.force).await;
-            Told::Done("deleted", gone.map_err(explain_delete)?)
+            match client.delete_volume(&cred, volume.id, args.force).await {
+                Ok(gone) => Told::Done("deleted", gone),
+                Err(e) => return Err(explain_delete(client, &volume, e).await),
+            }
         }
         VolumeCommand::Rename(args) => {
             let edit = VolumeEdit { name: Some(args.new_name.clone()), ..VolumeEdit::default() };
             Told::Done("renamed", change(client, &cred, &args.name, |_| edit).await?)
         }
         VolumeCommand::Quota(args) => {
+            args.limits.require_one()?;
             let edit = |volume: &Volume| VolumeEdit {
                 quota: Some(limits(&args.limits, volume.quota)),
                 ..VolumeEdit::default()
@@ -432,10 +454,33 @@ pub fn explain(e: Error) -> Failure {
         _ => e.into(),
     }
 }
-fn explain_delete(e: Error) -> Failure {
+async fn explain_delete(client: &Client, volume: &Volume, e: Error) -> Failure {
+    let name = &volume.name;
     match e.kind {
-        ErrorKind::Name(weir_proto::NameRule::NotEmpty) if !e.context.contains("lies in") => {
+        ErrorKind::Name(NameRule::NotEmpty) if !e.context.contains("lies in") => {
             Failure::new(e, "--force removes what is in it, too")
+        }
+        ErrorKind::Name(NameRule::Busy) => {
+            let snapshots = client.snapshots(volume.id).await.unwrap_or_default();
+            let taken = snapshots.iter().find(|s| !s.scheduled);
+            let backups = client.backups(Some(volume.id)).await.unwrap_or_default();
+            let of_backup = |s: &Snapshot| backups.iter().find(|b| snapshot_date(&s.name, &b.url).is_some());
+            let hint = match taken.map(|s| (s, of_backup(s))) {
+                Some((_, Some(backup))) => {
+                    format!(
+                        "`weir volume backup {name} --to {} --forget` removes those of its backups",
+                        backup.url
+                    )
+                }
+                Some((one, None)) => {
+                    format!("`weir volume snapshot {name} {} --delete` deletes one", one.name)
+                }
+                None => match client.relations(Some(volume.id)).await.unwrap_or_default().first() {
+                    Some(relation) => format!("`weir relation remove {}` ends its relation", relation.id),
+                    None => return explain(e),
+                },
+            };
+            Failure::new(e, hint)
         }
         _ => explain(e),
     }
@@ -450,19 +495,17 @@ fn new_volume(args: &Create) -> NewVolume {
         group: args.group.unwrap_or(args.owner),
         mode: args.mode,
         admins: args.admin.clone(),
-        quota: limits(
-            &args.limits,
-            Quota { bytes_hard: 0, bytes_soft: 0, inodes_hard: 0, inodes_soft: 0, grace_s: GRACE_S },
-        ),
+        quota: limits(&args.limits, Quota::NONE),
         policy: policy(&args.policies, &NO_POLICY),
     }
 }
 pub fn limits(args: &Limits, before: Quota) -> Quota {
+    let or = |asked: Option<Limit>, before| asked.map_or(before, |limit| limit.0);
     Quota {
-        bytes_hard: args.bytes.unwrap_or(before.bytes_hard),
-        bytes_soft: args.soft_bytes.unwrap_or(before.bytes_soft),
-        inodes_hard: args.inodes.unwrap_or(before.inodes_hard),
-        inodes_soft: args.soft_inodes.unwrap_or(before.inodes_soft),
+        bytes_hard: or(args.bytes, before.bytes_hard),
+        bytes_soft: or(args.soft_bytes, before.bytes_soft),
+        inodes_hard: or(args.inodes, before.inodes_hard),
+        inodes_soft: or(args.soft_inodes, before.inodes_soft),
         grace_s: args.grace.unwrap_or(before.grace_s),
     }
 }
@@ -479,13 +522,21 @@ fn keeping(args: &SetPolicy, before: Keeping) -> Keeping {
 
 // ---- what people write
 
-/// `10GB` is 10^10 bytes, `10GiB` and `10G` are 10 × 2^30; `none` is no limit.
-pub fn parse_size(text: &str) -> Result<u64, String> {
-    let bad =
-        || format!("{text:?} is no size: expected a number with B, kB, MB, GB, TB, PB or KiB … PiB, or none");
+fn parse_limit(text: &str, parse: fn(&str) -> Result<u64, String>) -> Result<Limit, String> {
     if text.eq_ignore_ascii_case("none") {
-        return Ok(0);
+        return Ok(Limit(None));
     }
+    parse(text).map(|limit| Limit(Some(limit))).map_err(|why| format!("{why}, or none"))
+}
+fn parse_bytes_limit(text: &str) -> Result<Limit, String> {
+    parse_limit(text, parse_size)
+}
+fn parse_count_limit(text: &str) -> Result<Limit, String> {
+    parse_limit(text, parse_count)
+}
+/// `10GB` is 10^10 bytes, `10GiB` and `10G` are 10 × 2^30.
+pub fn parse_size(text: &str) -> Result<u64, String> {
+    let bad = || format!("{text:?} is no size: expected a number with B, kB, MB, GB, TB, PB or KiB … PiB");
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = (text[..digits].parse::<f64>().map_err(|_| bad())?, text[digits..].trim());
     let power = |letter: char| "kmgtpe".find(letter.to_ascii_lowercase()).map(|at| at as i32 + 1);
@@ -501,10 +552,7 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     (bytes.is_finite() && bytes < i64::MAX as f64).then_some(bytes as u64).ok_or_else(bad)
 }
 fn parse_count(text: &str) -> Result<u64, String> {
-    let bad = || format!("{text:?} is no number of files: expected one like 100000, 100k or 10M, or none");
-    if text.eq_ignore_ascii_case("none") {
-        return Ok(0);
-    }
+    let bad = || format!("{text:?} is no number of files: expected one like 100000, 100k or 10M");
     let (digits, factor) = match text.char_indices().last() {
         Some((at, 'k' | 'K')) => (&text[..at], 1000),
         Some((at, 'm' | 'M')) => (&text[..at], 1_000_000),
@@ -525,15 +573,42 @@ pub fn parse_seconds(text: &str) -> Result<u32, String> {
     let count: u32 = digits.parse().map_err(|_| bad())?;
     count.checked_mul(factor).ok_or_else(bad)
 }
+/// How often, or for how long; not 0, which would mean the opposite of what it says.
+pub fn parse_every(text: &str) -> Result<u32, String> {
+    match parse_seconds(text)? {
+        0 => Err(format!("{text:?} is no interval: expected one like 7d, 12h, 30m or 60s")),
+        seconds => Ok(seconds),
+    }
+}
 /// The same, or `none`: 0.
 fn parse_interval(text: &str) -> Result<u32, String> {
-    if text.eq_ignore_ascii_case("none") { Ok(0) } else { parse_seconds(text) }
+    if text.eq_ignore_ascii_case("none") {
+        return Ok(0);
+    }
+    parse_every(text).map_err(|why| format!("{why}, or none"))
 }
 /// `3600` is `1h`.
 fn show_seconds(seconds: u32) -> String {
     let units = [(86400, "d"), (3600, "h"), (60, "m")];
     let fits = units.iter().find(|(unit, _)| seconds > 0 && seconds.is_multiple_of(*unit));
     fits.map_or_else(|| format!("{seconds}s"), |(unit, letter)| format!("{}{letter}", seconds / unit))
+}
+fn parse_user(text: &str) -> Result<u32, String> {
+    parse_id(text, "passwd", "user")
+}
+fn parse_group(text: &str) -> Result<u32, String> {
+    parse_id(text, "group", "group")
+}
+/// A number, or a name that this machine knows, from whichever directory service it is.
+fn parse_id(text: &str, database: &str, what: &str) -> Result<u32, String> {
+    if !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit()) {
+        return text.parse().map_err(|_| format!("{text} is no {what}: numbers go up to {}", u32::MAX));
+    }
+    let unknown = || format!("this machine knows no {what} {text:?}: write a name or a number");
+    let found = Command::new("getent").args(["--", database, text]).output().map_err(|_| unknown())?;
+    // NAME:PASSWORD:NUMBER:…
+    let line = String::from_utf8_lossy(&found.stdout);
+    line.split(':').nth(2).and_then(|number| number.trim().parse().ok()).ok_or_else(unknown)
 }
 fn parse_keep(text: &str) -> Result<KeepSnapshots, String> {
     parse_keep_snapshots(text).map_err(|e| e.context)
@@ -568,7 +643,12 @@ impl Told {
                 print!("{}", as_text(one));
                 backups.iter().for_each(|b| println!("  backups to {}: {}", b.url, backup::state(b)));
             }
-            (Told::Done(what, one), false) => println!("volume {} {what}{}", one.name, more(one)),
+            (Told::Done(what, one), false) => {
+                println!("volume {} {what}{}", one.name, more(one));
+                if is_full(one) {
+                    println!("it holds as much as its limits allow, or more: nothing can be added to it");
+                }
+            }
         }
     }
 }
@@ -617,7 +697,7 @@ fn as_text(v: &Volume) -> String {
         ("trash", trash(v)),
         ("state", state(v).into()),
     ];
-    if quota.bytes_soft + quota.inodes_soft > 0 {
+    if quota.bytes_soft.or(quota.inodes_soft).is_some() {
         rows.push(("grace period", format!("{} s", quota.grace_s)));
     }
     let rows: Vec<Vec<String>> =
@@ -637,12 +717,12 @@ fn schedule(keeping: &Keeping) -> String {
         s => format!("every {}, {} are kept", show_seconds(s), show_keep_snapshots(&keeping.keep)),
     }
 }
-fn limit(hard: u64, soft: u64, show: impl Fn(u64) -> String) -> String {
+fn limit(hard: Option<u64>, soft: Option<u64>, show: impl Fn(u64) -> String) -> String {
     match (hard, soft) {
-        (0, 0) => "none".into(),
-        (hard, 0) => show(hard),
-        (0, soft) => format!("soft {}", show(soft)),
-        (hard, soft) => format!("{} (soft {})", show(hard), show(soft)),
+        (None, None) => "none".into(),
+        (Some(hard), None) => show(hard),
+        (None, Some(soft)) => format!("soft {}", show(soft)),
+        (Some(hard), Some(soft)) => format!("{} (soft {})", show(hard), show(soft)),
     }
 }
 fn inodes(v: &Volume) -> u64 {
@@ -651,14 +731,16 @@ fn inodes(v: &Volume) -> u64 {
 fn shown_path(v: &Volume) -> String {
     String::from_utf8_lossy(&v.path).into_owned()
 }
-fn is_over(hard: u64, used: u64) -> bool {
-    hard > 0 && used >= hard
+fn is_over(hard: Option<u64>, used: u64) -> bool {
+    hard.is_some_and(|hard| used >= hard)
+}
+fn is_full(v: &Volume) -> bool {
+    is_over(v.quota.bytes_hard, v.usage.bytes) || is_over(v.quota.inodes_hard, inodes(v))
 }
 fn state(v: &Volume) -> &'static str {
-    let full = is_over(v.quota.bytes_hard, v.usage.bytes) || is_over(v.quota.inodes_hard, inodes(v));
     match () {
         () if v.deleting => "being removed",
-        () if full => "full",
+        () if is_full(v) => "full",
         () if v.bytes_over_since.or(v.inodes_over_since).is_some() => "over its soft limit",
         () => "ok",
     }
@@ -672,8 +754,8 @@ pub fn as_json(v: &Volume) -> Value {
         "administrators": v.admins, "state": state(v), "deleting": v.deleting,
         "created": seconds(Some(v.created)),
         "used_bytes": v.usage.bytes, "evicted_bytes": v.usage.evicted, "files": v.usage.files, "directories": v.usage.directories,
-        "bytes_hard": none_if_0(v.quota.bytes_hard), "bytes_soft": none_if_0(v.quota.bytes_soft),
-        "inodes_hard": none_if_0(v.quota.inodes_hard), "inodes_soft": none_if_0(v.quota.inodes_soft),
+        "bytes_hard": v.quota.bytes_hard, "bytes_soft": v.quota.bytes_soft,
+        "inodes_hard": v.quota.inodes_hard, "inodes_soft": v.quota.inodes_soft,
         "grace_seconds": v.quota.grace_s, "bytes_over_since": seconds(v.bytes_over_since),
         "inodes_over_since": seconds(v.inodes_over_since),
         "scheme": v.policy.scheme.map(|s| s.to_string()), "pool": v.policy.pool,
@@ -687,12 +769,12 @@ pub fn as_json(v: &Volume) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use weir_proto::volume::GRACE_S;
 
     #[test]
     fn sizes_are_read_as_people_write_them() {
         for (text, bytes) in [
             ("0", 0),
-            ("none", 0),
             ("512", 512),
             ("10GB", 10_000_000_000),
             ("10GiB", 10 << 30),
@@ -710,11 +792,26 @@ mod tests {
 
     #[test]
     fn counts_times_and_modes_are_read() {
-        assert_eq!((parse_count("100k"), parse_count("none")), (Ok(100_000), Ok(0)));
+        assert_eq!((parse_count("100k"), parse_count("0")), (Ok(100_000), Ok(0)));
+        assert_eq!(
+            (parse_bytes_limit("none"), parse_bytes_limit("0")),
+            (Ok(Limit(None)), Ok(Limit(Some(0))))
+        );
+        assert_eq!(
+            (parse_count_limit("None"), parse_count_limit("0")),
+            (Ok(Limit(None)), Ok(Limit(Some(0))))
+        );
+        for text in ["0", "0s", "0d"] {
+            assert!(parse_every(text).is_err() && parse_interval(text).unwrap_err().ends_with("or none"));
+        }
         assert_eq!((parse_seconds("7d"), parse_seconds("90")), (Ok(GRACE_S), Ok(90)));
         assert_eq!((parse_interval("none"), parse_interval("1h")), (Ok(0), Ok(3600)));
         assert_eq!([7 * 86400, 7200, 90, 0].map(show_seconds), ["7d", "2h", "90s", "0s"]);
         assert_eq!(parse_mode("2770"), Ok(0o2770));
+        assert_eq!((parse_user("root"), parse_group("root"), parse_user("1000")), (Ok(0), Ok(0), Ok(1000)));
+        for wrong in ["nobody-is-called-so", "", "-1", "99999999999"] {
+            assert!(parse_user(wrong).unwrap_err().contains("user"), "{wrong:?}");
+        }
         for text in ["", "k", "-1", "1.5", "99999999999999999999"] {
             assert!(parse_count(text).is_err() && parse_seconds(text).is_err(), "{text:?}");
         }

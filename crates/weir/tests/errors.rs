@@ -108,13 +108,117 @@ fn too_few_targets_and_foreign_directories_are_refused() {
     assert!(said.contains("holds files") && said.contains("hint:"), "{said}");
     let (code, said) = refused(&["status", "--dir", dir.path().to_str().unwrap()]);
     assert_eq!(code, 3);
-    assert!(said.contains("hint: `weir up"), "{said}");
+    assert!(said.contains("hint: name the directory that `weir up --dir` was given"), "{said}");
     let (_, said) = refused(&["file", "layout", "/tmp"]);
     assert!(said.contains("not on a Weir") && said.contains("hint:"), "{said}");
     let (_, said) = refused(&["unmount", dir.path().to_str().unwrap()]);
     assert!(said.contains("nothing is mounted") && said.contains("hint:"), "{said}");
     let (_, said) = refused(&["status", "--coordinator", "tcp:127.0.0.1:1"]);
     assert!(said.contains("does not answer") && said.contains("hint:"), "{said}");
+}
+
+/// What a command says that was called wrongly: exit status, what is in it, what is not.
+type Wrong<'a> = (&'a [&'a str], i32, &'a [&'a str], &'a [&'a str]);
+
+fn refused_as(table: &[Wrong<'_>], more: &[&str]) {
+    for (args, code, is, is_not) in table {
+        let (got, said) = refused(&[args, more].concat());
+        assert_eq!(got, *code, "{args:?}: {said}");
+        for text in *is {
+            assert!(said.contains(text), "{args:?}: {text:?} is not in: {said}");
+        }
+        for text in *is_not {
+            assert!(!said.contains(text), "{args:?}: {text:?} is in: {said}");
+        }
+    }
+}
+
+#[test]
+fn wrong_input_gets_a_message_that_helps() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).display().to_string();
+    fs::write(at("thesis.tex"), "x").unwrap();
+    fs::create_dir(at("empty")).unwrap();
+    let (here, empty, new) = (dir.path().display().to_string(), at("empty"), at("new"));
+    let makes_new = format!("hint: `weir up --dir {new}` makes");
+    let table: &[Wrong<'_>] = &[
+        (&["status"], 2, &["--dir <DIR>", "--coordinator <ADDR>"], &[]),
+        (&["statu"], 2, &["'status', 'target'"], &[]),
+        // Nobody makes a cluster among other files.
+        (&["status", "--dir", &here], 3, &["hint: name the directory"], &["makes"]),
+        (&["status", "--dir", &empty], 3, &["` makes a cluster there"], &[]),
+        (&["status", "--dir", &new], 3, &[&makes_new], &[]),
+        (
+            &["status", "--coordinator", "tcp:127.0.0.1:1"],
+            8,
+            &["does not answer at tcp:127.0.0.1:1: nothing listens there", "hint:"],
+            &["GetMap", "os error", "failed"],
+        ),
+        (&["file", "state", &new], 3, &[&format!("look at {new}: No such file")], &["ask about"]),
+        (&["volume", "create", "v", "--bytes", "10XB"], 2, &["is no size", "or none"], &[]),
+        (&["volume", "admin", "v", "--owner", "nobody-is-called-so"], 2, &["knows no user"], &["digit"]),
+        (&["volume", "admin", "v", "--owner", "99999999999"], 2, &["99999999999 is no user"], &[".."]),
+    ];
+    refused_as(table, &[]);
+    if can_mount() {
+        let args = ["mount", &new, "--coordinator", "tcp:127.0.0.1:1"];
+        refused_as(&[(&args, 3, &["does not exist", &format!("hint: create it: mkdir -p {new}")], &[])], &[]);
+    }
+    // The shell of a completion script may stop reading at any time.
+    let script = format!("{} completion bash | true; exit ${{PIPESTATUS[0]}}", env!("CARGO_BIN_EXE_weir"));
+    let output = std::process::Command::new("bash").args(["-c", &script]).output().unwrap();
+    assert!(output.status.success() && output.stderr.is_empty(), "{}", text(&output.stderr));
+}
+
+#[test]
+fn a_cluster_says_what_is_wrong_with_a_request() {
+    if !can_mount() {
+        return;
+    }
+    let cluster = Cluster::with_volume().0;
+    let dir = cluster.dir().display().to_string();
+    let at: &[&str] = &["--dir", &dir];
+    for args in [["snapshot", "data", "monday"], ["create", "full", "--bytes=1MB"]] {
+        cluster.tell(&[&["volume"], &args[..]].concat());
+    }
+    fs::write(cluster.mount().join("full/f"), "x").unwrap();
+    let nowhere = format!("file://{}/nowhere", dir);
+    let table: &[Wrong<'_>] = &[
+        (&["volume", "create", "data"], 4, &["there is a volume \"data\" already"], &["VolumeCreate", "v2"]),
+        (&["volume", "show", "nope"], 3, &["there is no volume \"nope\"", "volume list"], &["VolumeGet"]),
+        (&["volume", "delete", "full"], 4, &["hint: --force"], &["VolumeDelete"]),
+        (
+            &["volume", "delete", "data", "--force"],
+            4,
+            &["has snapshots", "hint: `weir volume snapshot data monday --delete` deletes one"],
+            &["VolumeDelete"],
+        ),
+        (&["volume", "quota", "data"], 2, &["no limit is named"], &[]),
+        (&["target", "clear", "t1"], 4, &["t1 is in service"], &["ClearTarget"]),
+        (&["relation", "add", "data", &nowhere], 3, &["does not exist on this machine", "mkdir -p"], &[]),
+        (&["relation", "show", "r1"], 3, &["there is no relation"], &[]),
+    ];
+    refused_as(table, at);
+    // A variable stands for --dir; an address counts before it.
+    let with = |dir: &str, args: &[&str]| {
+        let mut weir = std::process::Command::new(env!("CARGO_BIN_EXE_weir"));
+        weir.args(args).env("WEIR_DIR", dir).output().unwrap()
+    };
+    let listed = with(&dir, &["volume", "list"]);
+    assert!(text(&listed.stdout).contains("/data"), "{}", text(&listed.stderr));
+    let coordinator = format!("unix:{dir}/run/coord.sock");
+    let listed = with("/nowhere", &["volume", "list", "--coordinator", &coordinator]);
+    assert!(text(&listed.stdout).contains("/data"), "{}", text(&listed.stderr));
+    // Each answer can be read by a program.
+    let home = tempfile::tempdir().unwrap();
+    let url = format!("file://{}", home.path().display());
+    cluster.tell(&["relation", "add", "data", &url]);
+    let said = cluster.tell(&["relation", "pause", "r1", "--json"]);
+    let said: serde_json::Value = serde_json::from_str(&said).unwrap();
+    assert_eq!((&said["relation"], &said["done"]), (&"r1".into(), &"paused".into()));
+    // Nobody waits for a coordinator that has ended.
+    cluster.kill("coord");
+    refused_as(&[(&["volume", "list"], 8, &["nothing listens there", "hint:"], &["GetMap"])], at);
 }
 
 #[test]

@@ -60,7 +60,7 @@ fn nothing_moves_from_one_volume_into_another() {
     assert_eq!(volume(&cluster, &["show", "home"])["path"], "/beamline/moved");
 
     let (code, said) = refused(&cluster, &["delete", "beamline", "--force"]);
-    assert!(code == 2 && said.contains("\"home\" lies in"), "{said}");
+    assert!(code == 4 && said.contains("\"home\" lies in"), "{said}");
     let (_, said) = refused(&cluster, &["show", "bemline"]);
     assert!(said.contains("hint: `weir volume list`"), "{said}");
     let (code, said) = refused(&cluster, &["create", "a/b"]);
@@ -155,6 +155,32 @@ fn a_limit_holds_over_two_mounts_and_df_shows_it() {
 }
 
 #[test]
+fn a_limit_of_0_is_nothing_at_all_and_none_removes_it() {
+    if !can_mount() {
+        return;
+    }
+    let cluster = Cluster::start(1);
+    let made = volume(&cluster, &["create", "v", "--bytes", "0"]);
+    assert_eq!((&made["bytes_hard"], &made["inodes_hard"]), (&0.into(), &Value::Null));
+    let v = cluster.mount().join("v");
+    fs::write(v.join("empty"), b"").unwrap();
+    assert_eq!(errno(fs::write(v.join("f"), b"x")), libc::EDQUOT);
+    assert_eq!(volume(&cluster, &["quota", "v", "--bytes", "none"])["bytes_hard"], Value::Null);
+    fs::write(v.join("f"), pattern(1, 1 << 20)).unwrap();
+    volume(&cluster, &["quota", "v", "--inodes", "0"]);
+    assert_eq!(errno(fs::write(v.join("g"), b"x")), libc::EDQUOT);
+    volume(&cluster, &["quota", "v", "--inodes", "none"]);
+    fs::write(v.join("g"), b"x").unwrap();
+    let (code, said) = refused(&cluster, &["quota", "v"]);
+    assert!(code == 2 && said.contains("no limit is named") && said.contains("hint: name --bytes"), "{said}");
+    // What would mean the opposite of what it says.
+    for wrong in [["--trash", "0"], ["--snapshots", "0s"]] {
+        let (code, said) = refused(&cluster, &["policy", "v", wrong[0], wrong[1]]);
+        assert!(code == 2 && said.contains("or none"), "{said}");
+    }
+}
+
+#[test]
 fn a_deleted_volume_goes_to_its_end_also_after_a_restart() {
     if !can_mount() {
         return;
@@ -170,7 +196,7 @@ fn a_deleted_volume_goes_to_its_end_also_after_a_restart() {
     }
     let mut held = fs::File::open(inside.join("d9/f299")).unwrap();
     let (code, said) = refused(&cluster, &["delete", "v"]);
-    assert!(code == 2 && said.contains("hint: --force"), "{said}");
+    assert!(code == 4 && said.contains("hint: --force"), "{said}");
     assert_eq!(volume(&cluster, &["delete", "v", "--force"])["deleting"], true);
     cluster.kill("meta");
     cluster.up();
@@ -319,8 +345,7 @@ fn ten_thousand_volumes_are_listed_and_a_million_entries_reported() {
             for v in (n..VOLUMES).step_by(AT_ONCE as usize) {
                 let name = format!("v{v}");
                 let path = format!("/{name}").into();
-                let quota =
-                    Quota { bytes_hard: 1 << 30, bytes_soft: 0, inodes_hard: 0, inodes_soft: 0, grace_s: 0 };
+                let quota = Quota { bytes_hard: Some(1 << 30), ..Quota::NONE };
                 let policy = Policy { scheme: None, pool: None };
                 let (owner, group, mode, admins) = (1000, 1000, 0o755, vec![]);
                 let new = NewVolume { name, path, owner, group, mode, admins, quota, policy };

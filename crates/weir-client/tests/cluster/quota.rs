@@ -164,7 +164,7 @@ fn a_limit_set_later_holds_for_files_that_are_open() {
 fn a_limit_of_inodes_and_soft_limits_hold() {
     Lab::new(85).run(6, |lab| async move {
         let a = lab.client("a").await;
-        let soft = Quota { bytes_soft: MIB, ..quota(LIMIT, 3) };
+        let soft = Quota { bytes_soft: Some(MIB), ..quota(LIMIT, 3) };
         let v = volume(&a, "v", soft).await;
         let h = create(&a, v.root, "f1").await;
         let dir = a.mkdir(&root(), v.root, b"d", 0o755).await.unwrap().attr.ino;

@@ -50,7 +50,8 @@ pub fn new_volume(name: &str, quota: Quota) -> NewVolume {
 
 /// Limits of bytes and of files; 0: none.
 pub fn quota(bytes: u64, inodes: u64) -> Quota {
-    Quota { bytes_hard: bytes, bytes_soft: 0, inodes_hard: inodes, inodes_soft: 0, grace_s: 60 }
+    let limit = |n: u64| (n > 0).then_some(n);
+    Quota { bytes_hard: limit(bytes), inodes_hard: limit(inodes), grace_s: 60, ..Quota::NONE }
 }
 
 /// Bytes that differ everywhere and tell where they come from.

@@ -14,7 +14,7 @@ use crate::rooms::{self, Ask, Over, Rooms};
 use bytes::Bytes;
 use weir_kv::Scan;
 use weir_proto::meta::{LeaseKind, Mkdir};
-use weir_proto::volume::{self, ADMINS_MAX, GRACE_S, Keeping, Policy, Quota, VOLUME_PATH_MAX, VOLUMES_MAX};
+use weir_proto::volume::{self, ADMINS_MAX, Keeping, Policy, Quota, VOLUME_PATH_MAX, VOLUMES_MAX};
 use weir_proto::volume::{Volume, VolumePage, check_volume_name};
 
 /// What belongs to no other volume.
@@ -29,7 +29,7 @@ pub fn make_root(txn: &mut dyn Txn, now: Time) {
         path: Bytes::from_static(b"/"),
         owner: 0,
         admins: Vec::new(),
-        quota: NO_QUOTA,
+        quota: Quota::NONE,
         bytes_over_since: None,
         inodes_over_since: None,
         policy: Policy { scheme: None, pool: None },
@@ -41,10 +41,6 @@ pub fn make_root(txn: &mut dyn Txn, now: Time) {
     txn.put(&keys::volume_name(ROOT_NAME), &VolumeId::ROOT.0.to_le_bytes());
     txn.max(&keys::sequence(Sequence::Volume), u64::from(VolumeId::ROOT.0) + 1);
 }
-
-/// No limits.
-pub const NO_QUOTA: Quota =
-    Quota { bytes_hard: 0, bytes_soft: 0, inodes_hard: 0, inodes_soft: 0, grace_s: GRACE_S };
 
 // ---- what other operations ask
 
@@ -225,7 +221,7 @@ fn shown(read: &dyn Read, id: VolumeId, record: VolumeRecord) -> Result<Volume> 
 
 pub fn get(view: &mut View<'_>, name: &str) -> Result<Volume> {
     let id = find_name(view.read, name)?
-        .ok_or_else(|| Error::not_found(format!("no volume has the name {name:?}")))?;
+        .ok_or_else(|| Error::not_found(format!("there is no volume {name:?}")))?;
     shown(view.read, id, load(view.read, id)?)
 }
 
@@ -299,7 +295,7 @@ fn check_free(read: &dyn Read, name: &str) -> Result<()> {
     check_volume_name(name)?;
     match find_name(read, name)? {
         None => Ok(()),
-        Some(id) => Err(Error::exists(format!("volume {id} has the name {name:?} already"))),
+        Some(_) => Err(Error::exists(format!("there is a volume {name:?} already"))),
     }
 }
 fn check_admins(admins: &[u32]) -> Result<()> {
@@ -312,13 +308,15 @@ fn check_quota(quota: &Quota) -> Result<()> {
     for (what, soft, hard) in
         [("bytes", quota.bytes_soft, quota.bytes_hard), ("inodes", quota.inodes_soft, quota.inodes_hard)]
     {
-        if hard != 0 && soft > hard {
+        if let (Some(soft), Some(hard)) = (soft, hard)
+            && soft > hard
+        {
             return Err(Error::invalid(format!(
                 "a soft limit of {soft} {what} is above the hard one, {hard}"
             )));
         }
-        if soft.max(hard) > i64::MAX as u64 {
-            return Err(Error::invalid(format!("a limit of {} {what} is no limit", soft.max(hard))));
+        if let Some(much) = soft.max(hard).filter(|much| *much > i64::MAX as u64) {
+            return Err(Error::invalid(format!("a limit of {much} {what} is no limit")));
         }
     }
     Ok(())

@@ -148,8 +148,6 @@ impl Client {
     }
 }
 
-const NO_LIMIT: Quota = Quota { bytes_hard: 0, bytes_soft: 0, inodes_hard: 0, inodes_soft: 0, grace_s: 60 };
-
 #[test]
 fn the_trash_is_emptied_when_it_is_over_and_through_restarts() {
     simulate(93, async |world| {
@@ -185,7 +183,7 @@ fn what_is_in_the_trash_makes_nobody_wait_for_room_but_for_a_moment() {
         let _meta = start(&world).await;
         let (a, b) = (Client::start(&world, "a").await, Client::start(&world, "b").await);
         a.keep(Keeping { trash_s: 7 * 86_400, ..Keeping::NOTHING }).await;
-        a.limit(Quota { inodes_hard: 100, ..NO_LIMIT }).await;
+        a.limit(Quota { inodes_hard: Some(100), ..Quota::NONE }).await;
         for n in 0..300 {
             a.make_and_remove(&format!("{n}"), 1000).await;
         }
@@ -211,7 +209,7 @@ fn the_trash_makes_room_for_bytes_oldest_first_and_no_more_than_is_lacked() {
         let _meta = start(&world).await;
         let a = Client::start(&world, "a").await;
         a.keep(Keeping { trash_s: 70_000, ..Keeping::NOTHING }).await;
-        a.limit(Quota { bytes_hard: 10_000_000, ..NO_LIMIT }).await;
+        a.limit(Quota { bytes_hard: Some(10_000_000), ..Quota::NONE }).await;
         for hour in 0..6 {
             a.make_and_remove(&format!("{hour}"), 1_500_000).await;
             a.env.clock.sleep(180 * MINUTE).await;
@@ -264,7 +262,7 @@ impl Client {
             group: 0,
             mode: 0o755,
             admins: Vec::new(),
-            quota: NO_LIMIT,
+            quota: Quota::NONE,
             policy: Policy { scheme: None, pool: None },
         };
         let (op, snapshot) = (new.op.clone(), "s".to_owned());

@@ -277,7 +277,7 @@ async fn until(world: &World, is_so: impl Fn() -> bool) {
 
 /// A volume with a limit, and a relation that lets its files be evicted.
 async fn evicting_volume(user: &Client, bytes_hard: u64) -> Volume {
-    let quota = Quota { bytes_hard, bytes_soft: 0, inodes_hard: 0, inodes_soft: 0, grace_s: 60 };
+    let quota = Quota { bytes_hard: Some(bytes_hard), ..Quota::NONE };
     let make = VolumeCreate {
         op: user.op(),
         cred: root(),

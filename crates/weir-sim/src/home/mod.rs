@@ -116,7 +116,7 @@ impl Home {
         home.found();
         let new = NewRelation { url: URL.to_owned(), evict: true, ..NewRelation::default() };
         founder.add_relation(&root_cred(), VolumeId::ROOT, &new).await?;
-        limit(founder, LIMIT_BYTES).await?;
+        limit(founder, Some(LIMIT_BYTES)).await?;
         let movers = Movers::new(world, cluster, URL, &home);
         let (world, cluster) = (world.clone(), cluster.clone());
         Ok(Arc::new(Home { world, cluster, home, movers, evictions: AtomicU64::new(0) }))
@@ -234,7 +234,7 @@ impl Home {
 
     /// Nothing more is evicted by itself.
     pub async fn lift_limit(&self, client: &Client) -> Result<()> {
-        limit(client, 0).await
+        limit(client, None).await
     }
 
     // ---- the oracle
@@ -462,8 +462,7 @@ pub const FAULTS: [&str; 6] =
     ["mover-dies", "home-freezes", "home-fails", "home-loses-power", "all-are-looked-at", "another-home"];
 
 /// Above it the leader makes room. Nothing is refused: it is a soft one, with a grace period that no jump of a clock ends.
-/// 0: none.
-async fn limit(client: &Client, bytes_soft: u64) -> Result<()> {
+async fn limit(client: &Client, bytes_soft: Option<u64>) -> Result<()> {
     const YEAR_S: u32 = 365 * 24 * 3600;
     let quota = Quota { bytes_soft, grace_s: YEAR_S, ..client.volume("root").await?.quota };
     let edit = VolumeEdit { quota: Some(quota), ..VolumeEdit::default() };

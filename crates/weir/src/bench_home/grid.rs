@@ -312,7 +312,7 @@ impl Grid {
     // ---- the files
 
     async fn write(&self, load: Load) -> Outcome<Source> {
-        let volume = homeward::make_volume(&self.here, load.name(), 0).await?;
+        let volume = homeward::make_volume(&self.here, load.name(), None).await?;
         let files = load.files(self.scale);
         let mut dir = volume.root;
         for (first, some) in (0..).step_by(AT_ONCE).zip(files.chunks(AT_ONCE)) {

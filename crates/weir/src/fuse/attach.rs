@@ -90,7 +90,13 @@ pub fn preflight(path: &Path) -> Outcome<()> {
             ),
         ));
     }
-    let meta = fs::metadata(path).doing(format_args!("look at the mount point {}", path.display()))?;
+    let meta = match fs::metadata(path) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            let error = Error::not_found(format!("the mount point {} does not exist", path.display()));
+            return Err(Failure::new(error, format!("create it: mkdir -p {}", path.display())));
+        }
+        looked => looked.doing(format_args!("look at the mount point {}", path.display()))?,
+    };
     if !meta.is_dir() {
         let error = Error::invalid(format!("the mount point {} is not a directory", path.display()));
         return Err(Failure::new(error, "name an empty directory"));

@@ -5,7 +5,7 @@ use super::snapshots::{Model, STRIPE};
 use super::*;
 use crate::record::{Listed, UnlistedRecord};
 use weir_proto::snapshot::{SnapshotDelete, SnapshotTake};
-use weir_proto::volume::{Policy, VolumeClone, VolumeCreate, VolumeDelete};
+use weir_proto::volume::{Policy, Quota, VolumeClone, VolumeCreate, VolumeDelete};
 
 const PLACES: [&str; 4] = ["a", "b", "c", "d"];
 
@@ -209,7 +209,7 @@ impl Clones {
             group: 3,
             mode: 0o700,
             admins: Vec::new(),
-            quota: volume::NO_QUOTA,
+            quota: Quota::NONE,
             policy: Policy { scheme: None, pool: None },
         };
         let r = VolumeClone { op: op(), source, snapshot: name, own, new };

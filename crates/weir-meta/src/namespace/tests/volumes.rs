@@ -18,7 +18,7 @@ impl World {
             group: 7,
             mode: 0o755,
             admins: vec![8],
-            quota: volume::NO_QUOTA,
+            quota: Quota::NONE,
             policy: Policy { scheme: None, pool: None },
         };
         self.change(|cx| volume::create(cx, &r))
@@ -197,11 +197,11 @@ fn the_superuser_decides_of_volumes_and_their_owner_and_administrators_of_the_re
     let a = w.volume(&root(), InodeId::ROOT, "a").unwrap();
     let (owner, admin, other) = (user(7), user(8), user(9));
     for who in [&owner, &admin] {
-        let soft = Quota { bytes_soft: 5, grace_s: 60, ..volume::NO_QUOTA };
+        let soft = Quota { bytes_soft: Some(5), grace_s: 60, ..Quota::NONE };
         w.change_volume(who, a.id, |c| c.quota = Some(soft)).unwrap();
-        let hard = Quota { bytes_hard: 9, ..soft };
+        let hard = Quota { bytes_hard: Some(9), ..soft };
         assert_eq!(errno(w.change_volume(who, a.id, |c| c.quota = Some(hard))), EACCES);
-        let hard = Quota { inodes_hard: 9, ..soft };
+        let hard = Quota { inodes_hard: Some(9), ..soft };
         assert_eq!(errno(w.change_volume(who, a.id, |c| c.quota = Some(hard))), EACCES);
         w.change_volume(who, a.id, |c| c.name = Some(format!("of-{}", who.uid))).unwrap();
         assert_eq!(errno(w.change_volume(who, a.id, |c| c.owner = Some(9))), EACCES);
@@ -214,7 +214,7 @@ fn the_superuser_decides_of_volumes_and_their_owner_and_administrators_of_the_re
     assert_eq!(errno(w.change_volume(&admin, a.id, |c| c.name = Some("x".into()))), EACCES);
     w.change_volume(&root(), a.id, |c| c.owner = Some(9)).unwrap();
     let now = w.named("b").unwrap();
-    assert_eq!((now.owner, now.admins, now.quota.bytes_soft), (9, vec![9], 5));
+    assert_eq!((now.owner, now.admins, now.quota.bytes_soft), (9, vec![9], Some(5)));
     assert_eq!(errno(w.named("of-8")), ENOENT);
 }
 
@@ -230,9 +230,9 @@ fn hostile_volumes_are_refused() {
     w.mkdir(&root(), InodeId::ROOT, "b", 0o755).unwrap();
     assert_eq!(errno(w.volume(&root(), InodeId::ROOT, "b")), EEXIST);
     assert_eq!(errno(w.named("b")), ENOENT, "half of it was made");
-    let soft = Quota { bytes_soft: 2, bytes_hard: 1, ..volume::NO_QUOTA };
+    let soft = Quota { bytes_soft: Some(2), bytes_hard: Some(1), ..Quota::NONE };
     assert_eq!(errno(w.change_volume(&root(), a.id, |c| c.quota = Some(soft))), EINVAL);
-    let much = Quota { inodes_hard: u64::MAX, ..volume::NO_QUOTA };
+    let much = Quota { inodes_hard: Some(u64::MAX), ..Quota::NONE };
     assert_eq!(errno(w.change_volume(&root(), a.id, |c| c.quota = Some(much))), EINVAL);
     assert_eq!(errno(w.change_volume(&root(), a.id, |c| c.admins = Some(vec![1; 65]))), EINVAL);
     for id in [VolumeId(0), VolumeId(99), VolumeId(u32::MAX)] {
