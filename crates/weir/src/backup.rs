@@ -2,6 +2,7 @@
 //!
 //! What a backup is and how it is made is in `weir_home::backup`; who makes one at the moment is known to the metadata leader,
 //! which this command asks like a mover.
+use crate::config::parse_seconds;
 use crate::failure::{Failure, Outcome};
 use crate::homes::Homes;
 use crate::observe;
@@ -9,7 +10,7 @@ use crate::process::own_process;
 use crate::snapshots;
 use crate::status::coordinators;
 use crate::table;
-use crate::volume::{Cluster, as_client, explain, named, own_cred, parse_seconds};
+use crate::volume::{Cluster, as_client, explain, named, own_cred};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
