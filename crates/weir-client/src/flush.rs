@@ -198,6 +198,11 @@ impl Inner {
             SendAs::Fresh { len } => parts_of(len, send.layout.stripe_bytes()),
             _ => STRIPE_PARTS,
         };
+        if !send.parts.is_empty() {
+            // Not with a permit: stripes of other groups go on meanwhile.
+            let s = self.stripe_ref(send.object, send.layout, send.stripe, self.deadline());
+            self.data.writable_view(&s).await?;
+        }
         let _permit = self.stripes_in_flight.acquire_many(parts).await.expect("never closed");
         let deadline = self.deadline();
         self.mark(&send.node).await?;

@@ -196,7 +196,7 @@ impl Session {
             return Ok((connection, SessionId(self.session.load(Ordering::Acquire))));
         }
         let turn = self.env.clock.timeout(self.left(deadline), self.standing.lock()).await;
-        let mut standing = turn.map_err(|_| Error::unavailable("another request takes the session up"))?;
+        let mut standing = turn.map_err(|_| self.channel.why_unreachable())?;
         let connection = self.channel.connection(self.left(deadline)).await?;
         if let (Some(id), Some(session)) = (standing.connection, standing.session)
             && id == connection.id()

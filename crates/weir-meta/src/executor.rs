@@ -102,6 +102,8 @@ pub(crate) struct State {
     pub grace_until: Option<Instant>,
     /// When this node began, or last went on after it had stood still.
     pub stood_still_until: Instant,
+    /// When this node looked for silent sessions last.
+    pub looked: Instant,
     /// The newest commit of this leader; what anybody was shown is not newer.
     pub newest: CommitSeq,
     /// Sessions that have ended while they may have been writing.
@@ -193,6 +195,7 @@ impl Leader {
             recalls: Recalls::default(),
             grace_until: (!sessions.is_empty()).then(|| now + term),
             stood_still_until: now,
+            looked: now,
             sessions,
             newest,
             deaths,
@@ -619,6 +622,12 @@ impl State {
         if let Some(until) = &mut self.grace_until {
             *until = now + term;
         }
+    }
+
+    /// Whether a session was not heard for a lease term, and that not because this node stood still.
+    pub fn is_silent(&self, id: SessionId, now: Instant, term: Duration) -> bool {
+        let awake = now.since(self.looked) <= term / 2;
+        awake && self.sessions.get(&id).is_some_and(|s| s.resumed && now.since(s.heard) > term)
     }
 
     pub fn end_grace_if_complete(&mut self) {

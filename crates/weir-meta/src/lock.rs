@@ -214,10 +214,6 @@ impl LockTable {
         all
     }
 
-    /// Whether the session holds locks, or waits for some.
-    pub fn has_any(&self, session: SessionId) -> bool {
-        self.of_session.contains_key(&session)
-    }
     /// Files with locks or waits.
     pub fn len(&self) -> usize {
         self.files.len()

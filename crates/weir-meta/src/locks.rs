@@ -39,6 +39,7 @@ impl Meta {
             return Ok(plain(LockOutcome::Granted));
         };
         let wish = Wish { ino: r.ino, holder, range: r.range, kind, pid: r.pid };
+        end_silent_holders(leader, &mut state, &wish, now)?;
         let (outcome, woken) = state.locks.lock(wish, r.ticket, now);
         hint(leader, &state, woken);
         let holder = match outcome {
@@ -49,14 +50,15 @@ impl Meta {
     }
 
     pub(crate) fn test_lock(&self, r: &TestLock) -> Result<LockAnswer> {
-        let now = self.leader().env.clock.now();
-        let mut state = self.leader().lock();
+        let (leader, now) = (self.leader(), self.leader().env.clock.now());
+        let mut state = leader.lock();
         state.session(r.session)?.heard = now;
         if state.grace_until.is_some() {
             return Ok(LockAnswer { outcome: LockOutcome::Grace, holder: None });
         }
         let holder = Holder { session: r.session, owner: r.owner };
         let wish = Wish { ino: r.ino, holder, range: r.range, kind: r.kind, pid: 0 };
+        end_silent_holders(leader, &mut state, &wish, now)?;
         Ok(match state.locks.conflict(&wish) {
             None => LockAnswer { outcome: LockOutcome::Granted, holder: None },
             Some(s) => LockAnswer { outcome: LockOutcome::Held, holder: Some(entry(&state, &s, now)) },
@@ -107,6 +109,18 @@ impl Meta {
         hint(leader, &state, woken);
         Ok(Reclaimed { lost })
     }
+}
+
+/// A session that was silent for a lease term is spared only as long as nobody wants what it holds.
+fn end_silent_holders(leader: &Arc<Leader>, state: &mut State, wish: &Wish, now: Instant) -> Result<()> {
+    while let Some(shown) = state.locks.conflict(wish) {
+        let holder = shown.wish.holder.session;
+        if holder == wish.holder.session || !state.is_silent(holder, now, leader.term()) {
+            return Ok(());
+        }
+        leader.end_session(state, holder, "it was silent for a lease term, and others want its lock")?;
+    }
+    Ok(())
 }
 
 /// Notes a sign of life; refuses what was sent on a connection that the session has left.

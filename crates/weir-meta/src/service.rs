@@ -94,6 +94,7 @@ impl Meta {
             let stood_still = now.since(last) > step * 2;
             last = now;
             let mut state = leader.lock();
+            state.looked = now;
             if stood_still {
                 state.stood_still(now, leader.term());
                 continue;
@@ -110,7 +111,7 @@ impl Meta {
             }
             if state.grace_until.is_none() {
                 for id in session::expired(&state.sessions, now, leader.term()) {
-                    let undisturbed = state.leases.writes_undisturbed(id) && !state.locks.has_any(id);
+                    let undisturbed = state.leases.writes_undisturbed(id);
                     if state.sessions.get(&id).is_some_and(|s| session::spared(s, now, undisturbed)) {
                         continue;
                     }
@@ -324,12 +325,12 @@ async fn recall(leader: Arc<Leader>, conflict: Conflict) {
     loop {
         let (connection, moved) = {
             let mut state = leader.lock();
-            let Some(session) = state.sessions.get(&conflict.session) else { return };
             // It was spared only as long as nobody wanted what it holds.
-            if session.resumed && leader.env.clock.now().since(session.heard) > leader.term() {
+            if state.is_silent(conflict.session, leader.env.clock.now(), leader.term()) {
                 let why = "it was silent for a lease term, and others want what it holds";
                 return report(leader.end_session(&mut state, conflict.session, why), &leader);
             }
+            let Some(session) = state.sessions.get(&conflict.session) else { return };
             began = began.max(state.stood_still_until);
             (session.connection.clone(), session.moved.clone().notified_owned())
         };

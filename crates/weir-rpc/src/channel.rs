@@ -142,6 +142,10 @@ impl Channel {
         connection.call_answered(request, payload, left).await
     }
 
+    /// Why there is no connection, as far as is known.
+    pub fn why_unreachable(&self) -> Error {
+        self.0.unreachable()
+    }
     /// Grows by one with each new connection; 0 before the first.
     pub fn generation(&self) -> watch::Receiver<u64> {
         self.0.generation.subscribe()

@@ -142,6 +142,7 @@ fn measure(options: &Options, stage: &Stage) -> Outcome<Report> {
         targets: Some(6),
         scheme: Some(crate::place::SCHEME_DEFAULT),
         mount: vec![stage.mount.clone()],
+        patience: None,
         movers: Some(1),
         memory: options.memory,
         json: false,

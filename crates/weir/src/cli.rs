@@ -126,6 +126,9 @@ pub struct Up {
     /// Mount the file system there; may be given several times
     #[arg(long, value_name = "PATH", value_hint = ValueHint::DirPath)]
     pub mount: Vec<PathBuf>,
+    /// How long calls on mounts that start now wait for servers that do not answer: 30s, 10m, 2h or forever [default: 10m]
+    #[arg(long, value_name = "TIME")]
+    pub patience: Option<Patience>,
     /// Movers, which copy volumes to their homes and bring evicted data back [default: 1 in a new cluster]
     #[arg(long, value_parser = clap::value_parser!(u32).range(0..=16))]
     pub movers: Option<u32>,

@@ -3,7 +3,6 @@
 //! Each key is declared once, with its documentation and default; `weir config reference` prints exactly that.
 //! A wrong line is an error that names the file, the line and the key.
 use crate::failure::{Failure, Outcome, did_you_mean};
-use crate::volume::parse_seconds;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::{fmt, path::PathBuf, str::FromStr, time::Duration};
 use weir_client::ClientConfig;
@@ -47,6 +46,20 @@ impl fmt::Display for Patience {
             patience => write!(f, "{}s", patience.as_secs()),
         }
     }
+}
+
+/// A time as people write it, in seconds.
+pub fn parse_seconds(text: &str) -> Result<u32, String> {
+    let bad = || format!("{text:?} is no time: expected one like 7d, 12h, 30m or 60s");
+    let (digits, factor) = match text.char_indices().last() {
+        Some((at, 'd')) => (&text[..at], 86400),
+        Some((at, 'h')) => (&text[..at], 3600),
+        Some((at, 'm')) => (&text[..at], 60),
+        Some((at, 's')) => (&text[..at], 1),
+        _ => (text, 1),
+    };
+    let count: u32 = digits.parse().map_err(|_| bad())?;
+    count.checked_mul(factor).ok_or_else(bad)
 }
 
 /// One documented key, for `weir config reference`.

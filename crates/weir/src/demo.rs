@@ -171,6 +171,7 @@ fn play(args: &cli::Demo, environment: &Environment, stage: &Arc<Stage>) -> Outc
         targets: Some(6),
         scheme: Some(crate::place::SCHEME_DEFAULT),
         mount: vec![stage.mount.clone()],
+        patience: None,
         movers: Some(1),
         memory: args.memory,
         json: false,

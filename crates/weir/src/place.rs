@@ -8,7 +8,7 @@
 //! DIR/coord DIR/meta      cluster map, namespace
 //! DIR/t1 … DIR/tN         targets
 //! ```
-use crate::config::{Config, Text};
+use crate::config::{Config, Patience, Text};
 use crate::failure::{Doing, Failure, Outcome};
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -85,6 +85,9 @@ pub struct Manifest {
     pub made_dir: bool,
     pub targets: u32,
     pub scheme: Text<Scheme>,
+    /// Of mounts; their default if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub patience: Option<Text<Patience>>,
     pub processes: Vec<Process>,
 }
 
@@ -198,7 +201,12 @@ impl Place {
                 config.storage.targets = vec![process.path.clone()];
                 config.storage.shared_by = self.manifest.targets;
             }
-            RoleName::Mount => config.mount.path.clone_from(&process.path),
+            RoleName::Mount => {
+                config.mount.path.clone_from(&process.path);
+                if let Some(patience) = &self.manifest.patience {
+                    config.mount.patience = patience.clone();
+                }
+            }
             RoleName::Mover => {}
         }
         config
@@ -261,6 +269,7 @@ mod tests {
             made_dir: false,
             targets: 2,
             scheme: Text(Scheme { data: 1, parity: 1 }),
+            patience: None,
             processes: processes(dir, 2),
         };
         Place { dir: dir.to_path_buf(), manifest }

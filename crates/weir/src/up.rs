@@ -2,7 +2,7 @@
 //!
 //! Invariant: `up` may be repeated at any time; it starts what is missing and leaves what runs.
 use crate::cli;
-use crate::config::{self, Text};
+use crate::config::{self, Patience, Text};
 use crate::failure::{Doing, Failure, Outcome};
 use crate::place::{self, Kept, Manifest, Place, Process, RoleName};
 use crate::process::{Launch, PidFile, wait_until};
@@ -69,7 +69,7 @@ pub fn bring_up(args: &cli::Up) -> Outcome<(Place, Vec<Started>)> {
     for path in args.mount.iter().filter(|path| !fuse::is_mounted(path)) {
         fs::create_dir_all(path).doing(format_args!("make the mount point {}", path.display()))?;
     }
-    add_mounts(&mut place, &args.mount)?;
+    add_mounts(&mut place, &args.mount, args.patience)?;
     // One is there without being asked for: it costs next to nothing while no volume has a home.
     add_movers(&mut place, args.movers.unwrap_or(u32::from(is_new)))?;
     choose_ports(&mut place)?;
@@ -126,7 +126,8 @@ fn create(args: &cli::Up) -> Outcome<Place> {
         env.disk.create_dir_durable(&sub).doing(format_args!("make {}", sub.display()))?;
     }
     let cluster = Text(ClusterId(env.rng.id_128()));
-    let manifest = Manifest { cluster, kept, made_dir, targets, scheme: Text(scheme), processes };
+    let patience = args.patience.map(Text);
+    let manifest = Manifest { cluster, kept, made_dir, targets, scheme: Text(scheme), patience, processes };
     let place = Place { dir, manifest };
     place.save()?;
     Ok(place)
@@ -223,7 +224,11 @@ fn refuse_changes(place: &Place, args: &cli::Up) -> Outcome<()> {
     }
 }
 
-fn add_mounts(place: &mut Place, paths: &[PathBuf]) -> Outcome<()> {
+/// Mounts that run go on as they are.
+fn add_mounts(place: &mut Place, paths: &[PathBuf], patience: Option<Patience>) -> Outcome<()> {
+    if let Some(patience) = patience {
+        place.manifest.patience = Some(Text(patience));
+    }
     for path in paths {
         let path = place::absolute(path)?;
         if !place.of_role(RoleName::Mount).any(|p| p.path == path) {

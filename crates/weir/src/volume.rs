@@ -2,6 +2,7 @@
 use crate::backup;
 use crate::cli::{self, CLUSTER_HEADING as HEADING};
 use crate::clone;
+use crate::config::parse_seconds;
 use crate::eviction;
 use crate::failure::{Failure, Outcome};
 use crate::observe;
@@ -559,18 +560,6 @@ fn parse_count(text: &str) -> Result<u64, String> {
         _ => (text, 1),
     };
     let count: u64 = digits.parse().map_err(|_| bad())?;
-    count.checked_mul(factor).ok_or_else(bad)
-}
-pub fn parse_seconds(text: &str) -> Result<u32, String> {
-    let bad = || format!("{text:?} is no time: expected one like 7d, 12h, 30m or 60s");
-    let (digits, factor) = match text.char_indices().last() {
-        Some((at, 'd')) => (&text[..at], 86400),
-        Some((at, 'h')) => (&text[..at], 3600),
-        Some((at, 'm')) => (&text[..at], 60),
-        Some((at, 's')) => (&text[..at], 1),
-        _ => (text, 1),
-    };
-    let count: u32 = digits.parse().map_err(|_| bad())?;
     count.checked_mul(factor).ok_or_else(bad)
 }
 /// How often, or for how long; not 0, which would mean the opposite of what it says.

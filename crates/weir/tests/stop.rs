@@ -246,8 +246,8 @@ fn a_mount_follows_its_servers_to_other_addresses() {
     let anywhere = ["--listen", "tcp:[::]:0"];
     let meta = [&["meta", "--dir", &meta][..], &anywhere, &given].concat();
     let storage = [&["storage", "--dir", &target][..], &anywhere, &given].concat();
-    roles.start("coord", &[&coord[..], &[&coordinators[0]]].concat());
-    roles.start("meta", &meta);
+    roles.start("coord", &[&coord[..], &[&coordinators[0], "--new"]].concat());
+    roles.start("meta", &[&meta[..], &["--new"]].concat());
     roles.start("storage", &storage);
     fs::create_dir(&mnt).unwrap();
     roles.start("mount", &[&["mount", &mnt][..], &given].concat());

@@ -136,6 +136,7 @@ pub fn measure(options: &super::Options, stage: &Stage) -> Outcome<Report> {
         targets: Some(6),
         scheme: Some(crate::place::SCHEME_DEFAULT),
         mount: Vec::new(),
+        patience: None,
         movers: Some(0),
         memory: options.memory,
         json: false,

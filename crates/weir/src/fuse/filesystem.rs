@@ -154,7 +154,7 @@ impl Mounted {
         });
     }
 
-    fn cred(&self, request: &Request) -> Cred {
+    pub fn cred(&self, request: &Request) -> Cred {
         let (uid, gid, pid) = (request.uid(), request.gid(), request.pid());
         // The superuser's groups are never asked for.
         let groups = if uid == 0 { vec![gid] } else { credentials::groups(pid, gid) };
@@ -217,7 +217,7 @@ impl Filesystem for Mounted {
 
     fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         if is_past(parent) {
-            return self.past_lookup(self.cred(request), parent, name.as_bytes().to_vec(), reply);
+            return self.past_lookup(request, parent, name.as_bytes().to_vec(), reply);
         }
         let parent = tr::from_kernel_ino(parent);
         if name.as_bytes() == past::DIRECTORY {
@@ -244,7 +244,7 @@ impl Filesystem for Mounted {
 
     fn statx(&self, request: &Request, ino: INodeNo, _: Option<FileHandle>, _mask: u32, reply: ReplyStatx) {
         if is_past(ino) {
-            return self.past_statx(ino, reply);
+            return self.past_statx(request, ino, reply);
         }
         let ino = tr::from_kernel_ino(ino);
         if let Some(stat) = self.client.try_getattr(ino) {
@@ -256,7 +256,7 @@ impl Filesystem for Mounted {
 
     fn getattr(&self, request: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
         if is_past(ino) {
-            return self.past_getattr(ino, reply);
+            return self.past_getattr(request, ino, reply);
         }
         let ino = tr::from_kernel_ino(ino);
         if let Some(stat) = self.client.try_getattr(ino) {
@@ -316,7 +316,7 @@ impl Filesystem for Mounted {
 
     fn readlink(&self, request: &Request, ino: INodeNo, reply: ReplyData) {
         if is_past(ino) {
-            return self.past_readlink(self.cred(request), ino, reply);
+            return self.past_readlink(request, ino, reply);
         }
         let (client, ino) = (self.client.clone(), tr::from_kernel_ino(ino));
         let work = async move { client.readlink(ino).await.map(|target| vec![target]) };
@@ -435,7 +435,7 @@ impl Filesystem for Mounted {
         self.look_at_options();
         let (mode, appends) = tr::open_mode(flags.0);
         if is_past(ino) {
-            return self.past_open(self.cred(request), ino, mode, reply);
+            return self.past_open(request, ino, mode, reply);
         }
         let leaves_access_time = flags.0 & libc::O_NOATIME != 0;
         let (client, cred, ino) = (self.client.clone(), self.cred(request), tr::from_kernel_ino(ino));
@@ -513,7 +513,7 @@ impl Filesystem for Mounted {
         reply: ReplyData,
     ) {
         if is_past_handle(fh) {
-            return self.past_read(fh, offset, size as usize, reply);
+            return self.past_read(request, fh, offset, size as usize, reply);
         }
         let (fh, len) = (handle(fh), size as usize);
         // Only what a program reads names its owner; this is for pages, also of a file that is read directly and mapped.
@@ -721,7 +721,7 @@ impl Filesystem for Mounted {
         mut reply: ReplyDirectory,
     ) {
         if is_past(ino) {
-            return self.past_readdir(self.cred(request), ino, offset, reply);
+            return self.past_readdir(request, ino, offset, reply);
         }
         for (at, name) in [(1, "."), (2, "..")] {
             if offset < at && reply.add(ino, at, fuser::FileType::Directory, name) {
@@ -760,7 +760,7 @@ impl Filesystem for Mounted {
         reply: ReplyDirectoryPlus,
     ) {
         if is_past(ino) {
-            return self.past_readdirplus(self.cred(request), ino, offset, reply);
+            return self.past_readdirplus(request, ino, offset, reply);
         }
         let (client, dir) = (self.client.clone(), tr::from_kernel_ino(ino));
         let work = async move { list_with_attributes(&client, dir, offset).await };
@@ -844,7 +844,7 @@ impl Filesystem for Mounted {
             return reply.error(Errno::NO_XATTR);
         }
         if is_past(ino) {
-            return self.past_getxattr(ino, name.as_bytes().to_vec(), size, reply);
+            return self.past_getxattr(request, ino, name.as_bytes().to_vec(), size, reply);
         }
         let (client, ino) = (self.client.clone(), tr::from_kernel_ino(ino));
         if let Some(own) = name.to_str().filter(|n| n.as_bytes().starts_with(OWN_PREFIX)) {
@@ -860,7 +860,7 @@ impl Filesystem for Mounted {
     fn listxattr(&self, request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
         let thread = request.pid();
         if is_past(ino) {
-            return self.past_listxattr(thread, ino, size, reply);
+            return self.past_listxattr(request, ino, size, reply);
         }
         let (client, ino) = (self.client.clone(), tr::from_kernel_ino(ino));
         let work = async move {

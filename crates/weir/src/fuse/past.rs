@@ -209,23 +209,22 @@ impl Mounted {
         }
     }
 
-    pub fn past_lookup(&self, cred: Cred, parent: INodeNo, name: Vec<u8>, reply: ReplyEntry) {
-        let (client, table) = (self.client.clone(), self.past.clone());
-        self.answer(async move {
-            let looked = async {
-                let place = table.find(parent)?;
-                let Some((found, attr)) = look_up(&client, &cred, place, &name).await? else {
-                    return Ok(None);
-                };
-                table.tell(found)?;
-                let ttl = if matches!(place, Place::List { .. }) { NAME_TTL } else { FOR_EVER };
-                Ok(Some((file_attr(found, &attr), ttl)))
-            };
-            match looked.await {
-                Ok(Some((attr, ttl))) => reply.entry_with_ttls(&FOR_EVER, &ttl, &attr, GENERATION),
-                Ok(None) => reply.error(Errno::ENOENT),
+    pub fn past_lookup(&self, request: &Request, parent: INodeNo, name: Vec<u8>, reply: ReplyEntry) {
+        let (client, table, cred) = (self.client.clone(), self.past.clone(), self.cred(request));
+        let told = table.clone();
+        let work = async move {
+            let place = table.find(parent)?;
+            let found = look_up(&client, &cred, place, &name).await?;
+            let ttl = if matches!(place, Place::List { .. }) { NAME_TTL } else { FOR_EVER };
+            Ok(found.map(|(found, attr)| (found, file_attr(found, &attr), ttl)))
+        };
+        self.wait(request, reply, work, move |reply: ReplyEntry, looked: Result<_>| match looked {
+            Ok(Some((found, attr, ttl))) => match told.tell(found) {
+                Ok(_) => reply.entry_with_ttls(&FOR_EVER, &ttl, &attr, GENERATION),
                 Err(e) => reply.error(refused(&e)),
-            }
+            },
+            Ok(None) => reply.error(Errno::ENOENT),
+            Err(e) => reply.error(refused(&e)),
         });
     }
 
@@ -235,60 +234,57 @@ impl Mounted {
         attr.ino = InodeId(place.number());
         Ok(Stat { attr, leased: matches!(place, Place::Thing { .. }) })
     }
-    pub fn past_getattr(&self, ino: INodeNo, reply: ReplyAttr) {
+    pub fn past_getattr(&self, request: &Request, ino: INodeNo, reply: ReplyAttr) {
         let stat = Self::past_stat(self.client.clone(), self.past.clone(), ino);
-        self.answer(async move { super::replies::reply_attr(reply, stat.await) });
+        self.wait(request, reply, stat, super::replies::reply_attr);
     }
-    pub fn past_statx(&self, ino: INodeNo, reply: ReplyStatx) {
+    pub fn past_statx(&self, request: &Request, ino: INodeNo, reply: ReplyStatx) {
         let stat = Self::past_stat(self.client.clone(), self.past.clone(), ino);
-        self.answer(async move { super::replies::reply_statx(reply, stat.await) });
+        self.wait(request, reply, stat, super::replies::reply_statx);
     }
 
-    pub fn past_readlink(&self, cred: Cred, ino: INodeNo, reply: ReplyData) {
-        let (client, table) = (self.client.clone(), self.past.clone());
-        self.answer(async move {
-            let target = async {
-                match table.find(ino)? {
-                    Place::Thing { snapshot, ino } => client.past_readlink(&cred, snapshot, ino).await,
-                    Place::List { .. } => Err(Error::invalid("a directory is no symbolic link")),
+    pub fn past_readlink(&self, request: &Request, ino: INodeNo, reply: ReplyData) {
+        let (client, table, cred) = (self.client.clone(), self.past.clone(), self.cred(request));
+        let work = async move {
+            match table.find(ino)? {
+                Place::Thing { snapshot, ino } => {
+                    client.past_readlink(&cred, snapshot, ino).await.map(|target| vec![target])
                 }
-            };
-            super::replies::reply_data(reply, target.await.map(|target| vec![target]));
-        });
+                Place::List { .. } => Err(Error::invalid("a directory is no symbolic link")),
+            }
+        };
+        self.wait(request, reply, work, super::replies::reply_data);
     }
 
-    pub fn past_open(&self, cred: Cred, ino: INodeNo, mode: OpenMode, reply: ReplyOpen) {
+    pub fn past_open(&self, request: &Request, ino: INodeNo, mode: OpenMode, reply: ReplyOpen) {
         if mode.write || mode.truncate {
             return reply.error(Errno::EROFS);
         }
-        let (client, table) = (self.client.clone(), self.past.clone());
-        self.answer(async move {
-            let opened = async {
-                match table.find(ino)? {
-                    Place::Thing { snapshot, ino } if mode.execute => {
-                        client.past_execute(&cred, snapshot, ino).await
-                    }
-                    Place::Thing { snapshot, ino } => client.past_open(&cred, snapshot, ino).await,
-                    Place::List { .. } => Err(Error::invalid("a directory is no file")),
+        let (client, table, cred) = (self.client.clone(), self.past.clone(), self.cred(request));
+        let opens = table.clone();
+        let work = async move {
+            match table.find(ino)? {
+                Place::Thing { snapshot, ino } if mode.execute => {
+                    client.past_execute(&cred, snapshot, ino).await
                 }
-            };
-            match opened.await {
-                Ok(file) => {
-                    let fh = BIT | table.next.fetch_add(1, Ordering::Relaxed);
-                    table.files().insert(fh, Arc::new(file));
-                    reply.opened(FileHandle(fh), FopenFlags::FOPEN_KEEP_CACHE);
-                }
-                Err(e) => reply.error(refused(&e)),
+                Place::Thing { snapshot, ino } => client.past_open(&cred, snapshot, ino).await,
+                Place::List { .. } => Err(Error::invalid("a directory is no file")),
             }
+        };
+        self.wait(request, reply, work, move |reply: ReplyOpen, opened| match opened {
+            Ok(file) => {
+                let fh = BIT | opens.next.fetch_add(1, Ordering::Relaxed);
+                opens.files().insert(fh, Arc::new(file));
+                reply.opened(FileHandle(fh), FopenFlags::FOPEN_KEEP_CACHE);
+            }
+            Err(e) => reply.error(refused(&e)),
         });
     }
 
-    pub fn past_read(&self, fh: FileHandle, offset: u64, len: usize, reply: ReplyData) {
+    pub fn past_read(&self, request: &Request, fh: FileHandle, offset: u64, len: usize, reply: ReplyData) {
         let (client, table) = (self.client.clone(), self.past.clone());
-        self.answer(async move {
-            let read = async { client.past_read(&*table.file(fh)?, offset, len).await };
-            super::replies::reply_data(reply, read.await);
-        });
+        let work = async move { client.past_read(&*table.file(fh)?, offset, len).await };
+        self.wait(request, reply, work, super::replies::reply_data);
     }
 
     /// Holes are not looked for: all of a file is data.
@@ -326,65 +322,66 @@ impl Mounted {
         });
     }
 
-    pub fn past_getxattr(&self, ino: INodeNo, name: Vec<u8>, size: u32, reply: ReplyXattr) {
+    pub fn past_getxattr(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        name: Vec<u8>,
+        size: u32,
+        reply: ReplyXattr,
+    ) {
         let (client, table) = (self.client.clone(), self.past.clone());
-        self.answer(async move {
-            let value = async {
-                match table.find(ino)? {
-                    Place::Thing { snapshot, ino } => client.past_get_xattr(snapshot, ino, &name).await,
-                    Place::List { .. } => {
-                        Err(Error::name(NameRule::NoAttribute, "a list of snapshots has no attributes"))
-                    }
+        let work = async move {
+            match table.find(ino)? {
+                Place::Thing { snapshot, ino } => client.past_get_xattr(snapshot, ino, &name).await,
+                Place::List { .. } => {
+                    Err(Error::name(NameRule::NoAttribute, "a list of snapshots has no attributes"))
                 }
-            };
-            super::replies::reply_xattr(reply, size, value.await);
-        });
+            }
+        };
+        self.wait(request, reply, work, move |reply, value| super::replies::reply_xattr(reply, size, value));
     }
-    pub fn past_listxattr(&self, thread: u32, ino: INodeNo, size: u32, reply: ReplyXattr) {
+    pub fn past_listxattr(&self, request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+        let thread = request.pid();
         let (client, table) = (self.client.clone(), self.past.clone());
-        self.answer(async move {
-            let names = async {
-                let names = match table.find(ino)? {
-                    Place::Thing { snapshot, ino } => client.past_list_xattr(snapshot, ino).await?,
-                    Place::List { .. } => Vec::new(),
-                };
-                Ok(credentials::visible(&names, thread))
+        let work = async move {
+            let names = match table.find(ino)? {
+                Place::Thing { snapshot, ino } => client.past_list_xattr(snapshot, ino).await?,
+                Place::List { .. } => Vec::new(),
             };
-            super::replies::reply_xattr(reply, size, names.await);
-        });
+            Ok(credentials::visible(&names, thread))
+        };
+        self.wait(request, reply, work, move |reply, names| super::replies::reply_xattr(reply, size, names));
     }
 
-    pub fn past_readdir(&self, cred: Cred, dir: INodeNo, offset: u64, mut reply: ReplyDirectory) {
+    pub fn past_readdir(&self, request: &Request, dir: INodeNo, offset: u64, mut reply: ReplyDirectory) {
         for (at, name) in [(1, "."), (2, "..")] {
             if offset < at && reply.add(dir, at, fuser::FileType::Directory, name) {
                 return reply.ok();
             }
         }
-        let (client, table) = (self.client.clone(), self.past.clone());
-        self.answer(async move {
-            let listed = async {
-                let place = table.find(dir)?;
-                list(&client, &cred, place, offset.saturating_sub(DOTS)).await
-            };
-            match listed.await {
-                Ok(listed) => {
-                    for (name, cookie, place, attr) in listed {
-                        let (ino, kind) = (INodeNo(place.number()), tr::file_type(attr.kind));
-                        if reply.add(ino, cookie + DOTS, kind, name_of(&name)) {
-                            break;
-                        }
+        let (client, table, cred) = (self.client.clone(), self.past.clone(), self.cred(request));
+        let work = async move { list(&client, &cred, table.find(dir)?, offset.saturating_sub(DOTS)).await };
+        self.wait(request, reply, work, |mut reply: ReplyDirectory, listed| match listed {
+            Ok(listed) => {
+                for (name, cookie, place, attr) in listed {
+                    let (ino, kind) = (INodeNo(place.number()), tr::file_type(attr.kind));
+                    if reply.add(ino, cookie + DOTS, kind, name_of(&name)) {
+                        break;
                     }
-                    reply.ok();
                 }
-                Err(e) => reply.error(refused(&e)),
+                reply.ok();
             }
+            Err(e) => reply.error(refused(&e)),
         });
     }
 
-    pub fn past_readdirplus(&self, cred: Cred, dir: INodeNo, offset: u64, mut reply: ReplyDirectoryPlus) {
-        let (client, table) = (self.client.clone(), self.past.clone());
-        self.answer(async move {
-            match fill(&client, &table, &cred, dir, offset, &mut reply).await {
+    pub fn past_readdirplus(&self, request: &Request, dir: INodeNo, offset: u64, reply: ReplyDirectoryPlus) {
+        let (client, table, cred) = (self.client.clone(), self.past.clone(), self.cred(request));
+        let told = table.clone();
+        let work = async move { Filling::get(&client, &table, &cred, dir, offset).await };
+        self.wait(request, reply, work, move |mut reply: ReplyDirectoryPlus, filling| {
+            match filling.and_then(|filling: Filling| filling.fill(&told, offset, &mut reply)) {
                 Ok(()) => reply.ok(),
                 Err(e) => reply.error(refused(&e)),
             }
@@ -392,35 +389,45 @@ impl Mounted {
     }
 }
 
-async fn fill(
-    client: &Client,
-    table: &Table,
-    cred: &Cred,
-    dir: INodeNo,
-    offset: u64,
-    reply: &mut ReplyDirectoryPlus,
-) -> Result<()> {
-    let place = table.find(dir)?;
-    let own = file_attr(place, &attr_of(client, place).await?);
-    for (at, name) in [(1, "."), (2, "..")] {
-        if offset < at && reply.add(own.ino, at, name, &NAME_TTL, &own, GENERATION) {
-            return Ok(());
+/// What the kernel's buffer is filled with.
+struct Filling {
+    own: FileAttr,
+    ttl: Duration,
+    listed: Vec<(Vec<u8>, u64, Place, FileAttr)>,
+}
+
+impl Filling {
+    async fn get(client: &Client, table: &Table, cred: &Cred, dir: INodeNo, offset: u64) -> Result<Filling> {
+        let place = table.find(dir)?;
+        let own = file_attr(place, &attr_of(client, place).await?);
+        let ttl = if matches!(place, Place::List { .. }) { NAME_TTL } else { FOR_EVER };
+        let mut listed = Vec::new();
+        for (name, cookie, place, attr) in list(client, cred, place, offset.saturating_sub(DOTS)).await? {
+            let attr = match ttl {
+                // What was listed are names; attributes are those of the volume's topmost directory then.
+                NAME_TTL => attr_of(client, place).await?,
+                _ => attr,
+            };
+            listed.push((name, cookie + DOTS, place, file_attr(place, &attr)));
         }
+        Ok(Filling { own, ttl, listed })
     }
-    let ttl = if matches!(place, Place::List { .. }) { NAME_TTL } else { FOR_EVER };
-    for (name, cookie, place, attr) in list(client, cred, place, offset.saturating_sub(DOTS)).await? {
-        let attr = match ttl {
-            // What was listed are names; attributes are those of the volume's topmost directory then.
-            NAME_TTL => attr_of(client, place).await?,
-            _ => attr,
-        };
-        let ino = table.tell(place)?;
-        if reply.add(ino, cookie + DOTS, name_of(&name), &ttl, &file_attr(place, &attr), GENERATION) {
-            table.forget(ino, 1); // it did not fit
-            break;
+
+    fn fill(self, table: &Table, offset: u64, reply: &mut ReplyDirectoryPlus) -> Result<()> {
+        for (at, name) in [(1, "."), (2, "..")] {
+            if offset < at && reply.add(self.own.ino, at, name, &NAME_TTL, &self.own, GENERATION) {
+                return Ok(());
+            }
         }
+        for (name, cookie, place, attr) in self.listed {
+            let ino = table.tell(place)?;
+            if reply.add(ino, cookie, name_of(&name), &self.ttl, &attr, GENERATION) {
+                table.forget(ino, 1); // it did not fit
+                break;
+            }
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 fn name_of(name: &[u8]) -> &std::ffi::OsStr {
