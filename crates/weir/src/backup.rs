@@ -2,7 +2,6 @@
 //!
 //! What a backup is and how it is made is in `weir_home::backup`; who makes one at the moment is known to the metadata leader,
 //! which this command asks like a mover.
-use crate::config::parse_seconds;
 use crate::failure::{Failure, Outcome};
 use crate::homes::Homes;
 use crate::observe;
