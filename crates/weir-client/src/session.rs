@@ -245,7 +245,14 @@ impl Session {
         let (opened, _) = connection
             .call(&request, vec![], self.left(deadline))
             .await
-            .map_err(|e: Error| e.doing("open a session"))?;
+            .map_err(|e: Error| match e.kind {
+                // As an answer to a program this would mean that its file does not exist.
+                ErrorKind::NotFound => {
+                    Error::damaged(format!("{}; the namespace was given up: mount again", e.context))
+                }
+                _ => e,
+            })
+            .map_err(|e| e.doing("open a session"))?;
         let SessionOpened { session, lease_ms, .. } = opened;
         // It holds nothing, but files may be open. Whoever gets the right to write one before the leader counts it as open is passed
         // over by what asks all who write.
