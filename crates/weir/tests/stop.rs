@@ -141,11 +141,14 @@ fn programs_wait_for_servers_that_stand_still_and_can_be_ended_meanwhile() {
     let cluster = Cluster::start(1);
     let dir = cluster.mount().to_path_buf();
     write_file(&dir, 1).unwrap();
+    ["1", "2", "3"].iter().for_each(|name| fs::create_dir(dir.join(name)).unwrap());
     let away = ["meta", "storage-1", "storage-2", "storage-3"];
     let stopped: Vec<_> = away.iter().map(|name| cluster.stop(name)).collect();
-    let mut made = program(&format!("exec mkdir {}/made", dir.display()));
-    let mut killed = program(&format!("exec mkdir {}/killed", dir.display()));
-    let mut interrupted = program(&format!("exec mkdir {}/interrupted", dir.display()));
+    // Each in a directory of its own: the kernel lets nobody else change one meanwhile, and who waits for that cannot be ended.
+    let mut made = program(&format!("exec mkdir {}/1/made", dir.display()));
+    let mut killed = program(&format!("exec mkdir {}/2/killed", dir.display()));
+    // Whoever runs this test may ignore the signal.
+    let mut interrupted = program(&format!("exec env --default-signal=INT mkdir {}/3/made", dir.display()));
     let mut reader = program(&format!("exec cat {}/f1", dir.display()));
     wait_until("the log names what is waited for", Duration::from_secs(50), || {
         log_of(&cluster, "mount-1").contains("waiting for the metadata leader meta: no answer for")
@@ -165,7 +168,7 @@ fn programs_wait_for_servers_that_stand_still_and_can_be_ended_meanwhile() {
     reader.stdout.take().unwrap().read_to_end(&mut found).unwrap();
     assert!(ends("cat", &mut reader, Duration::from_secs(60)).success());
     assert!(found == pattern(1, FILE_BYTES));
-    assert!(dir.join("made").is_dir());
+    assert!(dir.join("1/made").is_dir());
     wait_until("the log says that it is over", Duration::from_secs(60), || {
         log_of(&cluster, "mount-1").contains("no call waits for the metadata leader meta any more")
     });
