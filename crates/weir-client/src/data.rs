@@ -280,6 +280,9 @@ impl Data {
             if view.group().is_writable() {
                 return Ok(view);
             }
+            if view.group().is_lost() {
+                return Err(Error::damaged(too_few(s, view.group().current_count()).context));
+            }
             let left = self.left(self.lost_until(&view, s.deadline));
             if left.is_zero() {
                 let Error { kind, context } = too_few(s, view.group().current_count());

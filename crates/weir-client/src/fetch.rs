@@ -1,9 +1,10 @@
 //! Bytes of cells from targets: straight from the data cell's target, or decoded around it.
 //!
 //! Invariants: every byte returned passed its checksum; decoding uses fragments of one version only; "nothing there" is
-//! believed only if parity knows nothing either. Knows nothing of file sizes, leases or caches.
+//! believed only if more members know nothing than may have lost what they knew (`hole.rs`). Knows nothing of file sizes, leases or caches.
 use crate::data::{Data, GroupView, StripeRef, is_unreachable, too_few};
 use crate::gather::{Gather, join_all};
+use crate::hole::{self, Told, Verdict};
 use crate::late;
 use crate::member::Pacing;
 use bytes::Bytes;
@@ -15,8 +16,8 @@ use weir_proto::checksum;
 use weir_proto::data::{
     CellRead, MarkMissing, OverlayExtent, OverlayKind, OverlaysRead, ReadCell, ReadOverlays, ReadView,
 };
-use weir_proto::map::MemberState;
-use weir_proto::{Error, ErrorKind, Result, Seq, Version};
+use weir_proto::map::{Group, MemberState};
+use weir_proto::{Error, ErrorKind, Result, Seq, TargetId, Version};
 use weir_rpc::Answered;
 
 /// A seal or a commit may move the version under a reader; each try reads the newest. After so many in a row it takes its
@@ -81,6 +82,9 @@ impl Data {
                 Ok(Decoded::Bytes(bytes)) => return Ok(bytes),
                 Ok(Decoded::Moved(e)) => {
                     moves += 1;
+                    if moves > QUICK_TRIES_MAX && e.kind == ErrorKind::Damaged {
+                        return Err(e); // it was not on its way
+                    }
                     if moves > QUICK_TRIES_MAX {
                         self.wait_newer(view.map_version(), MAP_PATIENCE.min(self.left(s.deadline))).await;
                     }
@@ -95,6 +99,7 @@ impl Data {
                     let until = if has_behind(&now) { lost_until.max(repaired_by) } else { lost_until };
                     let are_all_current = now.group().current_count() == s.layout.scheme.width();
                     let left = match are_all_current {
+                        _ if now.group().is_lost() => Duration::ZERO,
                         // Who was silent is down, or not, as soon as the coordinator says so; it may be down itself.
                         true if e.kind == ErrorKind::Unavailable => self.left(s.deadline),
                         true => Duration::ZERO,
@@ -181,38 +186,57 @@ impl Data {
         }
     }
 
-    /// A data target knows nothing of its cell: a hole, if no parity target knows better.
+    /// A data target knows nothing of its cell: a hole, or it lost what it had.
     async fn judge_hole(&self, s: &StripeRef, view: &GroupView, range: CellRange) -> Result<Direct> {
-        let scheme = s.layout.scheme;
-        let parity = usize::from(scheme.data)..scheme.width();
-        let (mut asked, mut silent) = (0, None);
-        for at in parity.filter(|i| view.state(*i) == MemberState::Current) {
-            let stat = match self.stat_cell(s, view, at, at).await {
-                Ok(stat) => stat,
-                // The target may not know that it is behind either.
-                Err(e) if e.kind == ErrorKind::Stale => return Ok(Direct::Again(e)),
-                Err(e) => {
-                    silent = Some(e);
-                    continue;
-                }
-            };
-            asked += 1;
-            let overlays = stat.overlay_seqs.get(range.index).copied().unwrap_or_default();
-            if stat.known && (stat.base != Version(0) || overlays != Seq(0)) {
+        Ok(match self.ask_of_hole(s, view, range.index, range.index).await {
+            // The target may not know that it is behind either.
+            Err(e) => Direct::Again(e),
+            Ok(Verdict::Hole) => Direct::Bytes(Part { bytes: Bytes::new(), hole: true }),
+            Ok(Verdict::Written) => {
                 let what = format!("{} lost cell {}", view.place(range.index).target, s.cell(range.index));
-                return Ok(Direct::Around(Error::damaged(what)));
+                Direct::Around(Error::damaged(what))
             }
-            break;
+            Ok(Verdict::Undecided(Some(e))) => Direct::Around(e.doing("ask whether a hole is one")),
+            Ok(Verdict::Undecided(None)) => Direct::Around(too_few(s, view.group().current_count())),
+        })
+    }
+
+    /// The member at `knows_nothing` knows nothing of a data cell: what the others say, all parity targets first. `Stale`: under the
+    /// newer map.
+    async fn ask_of_hole(
+        &self,
+        s: &StripeRef,
+        view: &GroupView,
+        index: usize,
+        knows_nothing: usize,
+    ) -> Result<Verdict> {
+        let scheme = s.layout.scheme;
+        let (k, needed) = (usize::from(scheme.data), hole::needed(view.group()));
+        let can_be_asked = |i: &usize| *i != knows_nothing && view.state(*i) == MemberState::Current;
+        let ask = |at: usize| -> BoxFuture<'_, Result<Told>> {
+            Box::pin(async move {
+                match self.stat_cell(s, view, at, at).await {
+                    Ok(stat) => Ok(hole::told(&stat, at, index, scheme)),
+                    Err(e) if e.kind == ErrorKind::Stale => Err(e),
+                    Err(e) => Ok(Told::Silent(e)),
+                }
+            })
+        };
+        let parity = (k..scheme.width()).filter(can_be_asked).map(ask).collect();
+        let mut told = vec![Told::Nothing];
+        for answer in join_all(parity).await {
+            told.push(answer?);
         }
-        if asked == 0
-            && let Some(e) = silent
-        {
-            return Ok(Direct::Around(e.doing("ask whether a hole is one")));
+        let mut others = std::iter::once(index).chain((0..k).filter(|i| *i != index)).filter(can_be_asked);
+        loop {
+            match hole::judge(&told, needed) {
+                Verdict::Undecided(silent) => match others.next() {
+                    Some(at) => told.push(ask(at).await?),
+                    None => return Ok(Verdict::Undecided(silent)),
+                },
+                decided => return Ok(decided),
+            }
         }
-        if asked == 0 && scheme.parity > 0 && view.group().current_count() < usize::from(scheme.data) {
-            return Ok(Direct::Around(too_few(s, view.group().current_count())));
-        }
-        Ok(Direct::Bytes(Part { bytes: Bytes::new(), hole: true }))
     }
 
     /// One ReadCell whose bytes passed their checksums.
@@ -276,6 +300,27 @@ impl Data {
                     continue;
                 }
             };
+            if !head.known {
+                match self.ask_of_hole(s, &view, range.index, anchor).await {
+                    Err(e) => return self.moved(&view, e).await,
+                    Ok(Verdict::Hole) => {}
+                    // What is being written may have come to others first, and to this parity target in a moment.
+                    Ok(Verdict::Written)
+                        if !(k..scheme.width()).any(|i| i != anchor && usable(&view, i, &bad)) =>
+                    {
+                        let lost = self.lost(s, &view, why, &bad);
+                        return self.moved(&view, lost).await;
+                    }
+                    Ok(Verdict::Written) => {
+                        bad.known.insert(anchor); // it lost what it had, or gets it in a moment
+                        continue;
+                    }
+                    Ok(Verdict::Undecided(silent)) => {
+                        bad.silent |= silent.is_some();
+                        return Err(self.lost(s, &view, silent.as_ref().unwrap_or(why), &bad));
+                    }
+                }
+            }
             let mut out = self.env.buffers.zeroed(range.len as usize);
             if head.known && head.version != Version(0) {
                 let fragments = self
@@ -358,6 +403,10 @@ impl Data {
                 Some((i, Ok((reply, payload)))) if reply.known && reply.version == version => {
                     have.push((i, payload));
                 }
+                // A member that is behind never had it, or lost it.
+                Some((i, answer))
+                    if view.state(i) == MemberState::Behind
+                        && answer.as_ref().map_or_else(|e| e.kind == ErrorKind::Stale, |_| true) => {}
                 Some((_, Ok(_))) => gone = true,
                 Some((_, Err(e))) if matches!(e.kind, ErrorKind::Stale | ErrorKind::NotFound) => gone = true,
                 Some((i, Err(e))) => {
@@ -384,6 +433,9 @@ impl Data {
         );
         let is_down = |i| view.state(i) == MemberState::Down;
         let may_return = bad.silent || (0..s.layout.scheme.width()).any(is_down);
+        if view.group().is_lost() {
+            return Error::damaged(format!("{what}; {}", lost_by(view.group())));
+        }
         if may_return { Error::unavailable(what) } else { Error::damaged(what) }
     }
 
@@ -458,6 +510,14 @@ impl Data {
     }
 }
 
+/// Who returned without what it had.
+fn lost_by(group: &Group) -> String {
+    let lost: BTreeSet<TargetId> = group.members.iter().filter(|m| m.is_lost()).map(|m| m.target).collect();
+    let lost: Vec<String> = lost.iter().map(TargetId::to_string).collect();
+    format!("{} returned without what they had", lost.join(", "))
+}
+
+/// Who is being repaired.
 fn has_behind(view: &GroupView) -> bool {
     view.group().members.iter().any(|m| m.state == MemberState::Behind)
 }

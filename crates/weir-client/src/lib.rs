@@ -20,6 +20,7 @@ mod fetch;
 mod files;
 mod flush;
 mod gather;
+mod hole;
 mod inner;
 mod known_names;
 mod late;

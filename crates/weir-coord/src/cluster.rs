@@ -72,6 +72,8 @@ pub(crate) struct Shared {
     announced: Arc<Mutex<Vec<Addr>>>,
     pub map: watch::Sender<Arc<ClusterMap>>,
     pub node: Mutex<Option<NodeId>>,
+    /// How this node's targets are, once it has joined.
+    pub reports: Mutex<Reports>,
     /// By node: the addresses it was made for, and the channel.
     channels: Mutex<BTreeMap<NodeId, (Vec<String>, Channel)>>,
 }
@@ -108,6 +110,7 @@ impl Cluster {
             announced,
             map: watch::channel(map).0,
             node: Mutex::new(None),
+            reports: Mutex::new(member::no_reports()),
             channels: Mutex::default(),
         });
         let follow = env.tasks.spawn("follow the cluster map", follow_map(shared.clone()));
@@ -118,6 +121,7 @@ impl Cluster {
     /// Joins as a member and stays one: heartbeats with the targets' reports, and joins again whenever the connection
     /// broke. Call it once this node serves its addresses.
     pub async fn join(&self, membership: Membership, reports: Reports) -> Result<Joined> {
+        *lock(&self.shared().reports) = reports.clone();
         let (task, joined) = member::start(self.shared().clone(), membership, reports);
         lock(&self.handle.tasks).push(task);
         joined.await.map_err(|_| Error::unavailable("joining the cluster was given up".to_owned()))?
@@ -264,7 +268,8 @@ impl Cluster {
         let Some(node) = lock(&self.shared().node).take() else { return Ok(()) };
         // The task that keeps the membership would join again.
         lock(&self.handle.tasks).drain(OWN_TASKS..).for_each(|task| task.abort());
-        self.ask(&Leave { node }).await
+        let reports = lock(&self.shared().reports).clone();
+        self.ask(&Leave { node, targets: reports() }).await
     }
 
     pub async fn status(&self) -> Result<ClusterStatus> {

@@ -69,7 +69,7 @@ pub fn check_target(
         (None, Some(known)) => {
             return Err(Error::not_found(format!(
                 "{at} was target {known}, but there is no {IDENTITY_FILE} in it now; hint: its file system may not be \
-                 mounted; if the disk is lost, give the new one a directory of another name"
+                 mounted; if the disk is lost, `weir target replace` makes an empty directory this target's"
             )));
         }
         (None, None) => {

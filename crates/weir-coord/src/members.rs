@@ -4,15 +4,16 @@
 //! Knows nothing of connections' bytes or of the store: the server carries the decisions out.
 use crate::addresses::check_announced;
 use crate::decide::{
-    HealthLimits, Presence, Strikes, Verdict, create_groups, is_spare, judge, rejoin_groups, target_back,
-    target_cleared, target_down, target_failed,
+    HealthLimits, Presence, Returned, Strikes, Verdict, create_groups, is_spare, judge, next_run,
+    rejoin_groups, returned, target_back, target_cleared, target_down, target_failed, target_lost,
+    target_put_back,
 };
 use crate::identity::check_pool_name;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use weir_env::Instant;
 use weir_proto::coord::{Join, TargetOffer, TargetReport};
-use weir_proto::map::{ClusterMap, Node, Role, Target, TargetState};
+use weir_proto::map::{self, ClusterMap, Node, Role, Run, RunSeen, Target, TargetState};
 use weir_proto::{Error, NodeId, Result, TargetId};
 
 /// Longest name of a node or a host, in bytes.
@@ -48,6 +49,8 @@ pub struct Members {
     pub slow: BTreeMap<TargetId, Strikes>,
     /// The last report of each target.
     pub reports: BTreeMap<TargetId, TargetReport>,
+    /// The highest position that each target has reported in its present run.
+    pub positions: BTreeMap<TargetId, u64>,
 }
 
 impl Members {
@@ -89,7 +92,7 @@ impl Members {
         }
         record_node(map, node, join);
         let targets: Vec<TargetId> =
-            join.targets.iter().map(|offer| record_target(map, node, offer)).collect();
+            join.targets.iter().map(|offer| self.record_target(map, node, offer)).collect();
         for target in &targets {
             self.suspects.remove(target);
         }
@@ -105,6 +108,7 @@ impl Members {
                 damaged_blocks: 0,
                 repaired_blocks: 0,
                 hangs_ms: 0,
+                position: 0,
             });
         }
         let serves = targets.iter().copied().collect();
@@ -148,6 +152,8 @@ impl Members {
                 tracing::error!("{} failed: its disk is not used any more", report.target);
             }
             self.judge_hang(map, &report);
+            let position = self.positions.entry(report.target).or_default();
+            *position = report.position.max(*position);
             self.reports.insert(report.target, report);
         }
         Ok(())
@@ -255,6 +261,68 @@ impl Members {
             }
         }
     }
+
+    /// With a change of the map that is made anyway, what targets have reported becomes durable.
+    pub fn record_positions(&self, map: &mut ClusterMap) {
+        for target in &mut map.targets {
+            let reported = self.positions.get(&target.id).copied().unwrap_or_default();
+            target.last.position = target.last.position.max(reported);
+        }
+    }
+
+    /// The place of an offered target in the map, and whether it has what it had.
+    fn record_target(&mut self, map: &mut ClusterMap, node: NodeId, offer: &TargetOffer) -> TargetId {
+        let history = &offer.history;
+        let seen = |before| RunSeen { run: next_run(before, history), position: history.position };
+        let Some(known) = map.targets.iter().position(|t| t.uuid == offer.uuid) else {
+            let id = TargetId(1 + map.targets.iter().map(|t| t.id.0).max().unwrap_or(0));
+            map.targets.push(Target {
+                id,
+                uuid: offer.uuid,
+                node,
+                pool: offer.pool.clone(),
+                state: TargetState::Down, // until the reconciliation that follows
+                capacity: offer.capacity,
+                last: seen(Run::default()),
+                whole: RunSeen::default(),
+            });
+            return id;
+        };
+        let id = map.targets[known].id;
+        self.record_positions(map);
+        let verdict = returned(&map.targets[known], history);
+        let places = map.groups.iter().flat_map(|g| &g.members).filter(|m| m.target == id);
+        let (lost, had): (Vec<bool>, Vec<bool>) = places.map(map::Member::is_lost).partition(|lost| *lost);
+        let entry = &mut map.targets[known];
+        (entry.node, entry.capacity) = (node, offer.capacity);
+        if verdict == Returned::SameRun {
+            return id;
+        }
+        self.positions.remove(&id);
+        let before = entry.last;
+        entry.last = seen(before.run);
+        match verdict {
+            Returned::SameRun | Returned::Whole => {}
+            Returned::PutBack => {
+                entry.whole = RunSeen::default();
+                tracing::info!("{id} has again what it had lost");
+                target_put_back(map, id);
+            }
+            Returned::Lost(why) => {
+                // Of groups that had lost theirs already, and of those that lose theirs now, the right disks are different ones.
+                match (lost.is_empty(), had.is_empty()) {
+                    (true, _) => entry.whole = before,
+                    (false, true) => {}
+                    (false, false) => entry.whole = RunSeen::default(),
+                }
+                tracing::error!(
+                    "{id} returned without what it had ({why}): it is refilled from the others before it is read"
+                );
+                target_lost(map, id);
+            }
+        }
+        id
+    }
 }
 
 /// The ids that a node got.
@@ -343,24 +411,6 @@ fn record_node(map: &mut ClusterMap, id: NodeId, join: &Join) {
         Some(known) => *known = node,
         None => map.nodes.push(node),
     }
-}
-
-fn record_target(map: &mut ClusterMap, node: NodeId, offer: &TargetOffer) -> TargetId {
-    if let Some(known) = map.targets.iter_mut().find(|t| t.uuid == offer.uuid) {
-        known.node = node;
-        known.capacity = offer.capacity;
-        return known.id;
-    }
-    let id = TargetId(1 + map.targets.iter().map(|t| t.id.0).max().unwrap_or(0));
-    map.targets.push(Target {
-        id,
-        uuid: offer.uuid,
-        node,
-        pool: offer.pool.clone(),
-        state: TargetState::Down, // until the reconciliation that follows
-        capacity: offer.capacity,
-    });
-    id
 }
 
 fn set_up(map: &mut ClusterMap, node: NodeId, up: bool, why: &str) {

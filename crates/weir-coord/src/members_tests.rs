@@ -1,8 +1,9 @@
 //! Claims about membership, by table.
 use super::*;
 use std::time::Duration;
-use weir_proto::map::{MemberState, Settings};
-use weir_proto::{ClusterId, DiskUuid, ErrorKind};
+use weir_proto::coord::TargetHistory;
+use weir_proto::map::{MemberState, Run, RunSeen, Settings};
+use weir_proto::{ClusterId, DiskUuid, ErrorKind, RunId};
 
 const LIMITS: HealthLimits = HealthLimits { silence_max: Duration::from_secs(1) };
 
@@ -34,8 +35,26 @@ fn join(name: &str, instance: u64, disks: &[u8]) -> Join {
         addrs: vec!["tcp:127.0.0.1:7000".into()],
         targets: disks
             .iter()
-            .map(|d| TargetOffer { uuid: DiskUuid([*d; 16]), pool: "hdd".into(), capacity: 100 })
+            .map(|d| TargetOffer {
+                uuid: DiskUuid([*d; 16]),
+                pool: "hdd".into(),
+                capacity: 100,
+                history: TargetHistory { run: RunId(instance), ..TargetHistory::default() },
+            })
             .collect(),
+    }
+}
+fn report(n: u32) -> TargetReport {
+    TargetReport {
+        target: TargetId(n),
+        failed: false,
+        capacity: 1,
+        used: 0,
+        debt_cells: 0,
+        damaged_blocks: 0,
+        repaired_blocks: 0,
+        hangs_ms: 0,
+        position: 0,
     }
 }
 fn at(ms: u64) -> Instant {
@@ -55,7 +74,18 @@ impl World {
         assert_eq!(world.map.groups[0].current_count(), 6);
         world
     }
+    /// Joins with targets that have what they had.
     fn join(&mut self, join: &Join, connection: u64, now: Instant) -> Result<Admitted> {
+        let mut join = join.clone();
+        for offer in &mut join.targets {
+            if let Some(known) = self.map.targets.iter().find(|t| t.uuid == offer.uuid) {
+                offer.history.confirmed = known.last.run;
+                offer.history.position = u64::MAX;
+            }
+        }
+        self.join_with(&join, connection, now)
+    }
+    fn join_with(&mut self, join: &Join, connection: u64, now: Instant) -> Result<Admitted> {
         let admitted = self.members.admit(&mut self.map, join, connection, now)?;
         self.members.reconcile(&mut self.map, now, &LIMITS, 6);
         Ok(admitted)
@@ -85,6 +115,45 @@ fn a_broken_connection_takes_the_targets_down_and_a_join_brings_them_back_behind
     world.members.disconnected(3);
     world.reconcile(at(3));
     assert_eq!(world.target(3), TargetState::Up);
+}
+
+#[test]
+fn a_target_that_returns_with_less_is_behind_wherever_it_is_a_member_until_it_is_refilled() {
+    let history = |confirmed, position| {
+        let mut join = join("s3", 99, &[3]);
+        join.targets[0].history = TargetHistory { confirmed, position, run: RunId(99), begun: vec![] };
+        join
+    };
+    for (what, confirmed, position, is_lost) in [
+        ("all that it had", Run { number: 1, id: RunId(3) }, 70, false),
+        ("an older copy", Run { number: 1, id: RunId(3) }, 69, true),
+        ("nothing", Run::default(), 900, true),
+    ] {
+        let mut world = World::with_six();
+        let mut left = report(3);
+        left.position = 70;
+        world.members.heard(&mut world.map, NodeId(3), 3, vec![left], at(1)).unwrap();
+        // All are gone: without the loss, all would be current when they return.
+        (1..=6).for_each(|n| world.members.disconnected(n));
+        world.reconcile(at(2));
+        for n in [1, 2, 4, 5, 6u8] {
+            world.join(&join(&format!("s{n}"), 50 + u64::from(n), &[n]), 50 + u64::from(n), at(3)).unwrap();
+        }
+        world.join_with(&history(confirmed, position), 99, at(3)).unwrap();
+        let expected = if is_lost { MemberState::Behind } else { MemberState::Current };
+        assert_eq!(world.member(3), expected, "{what}");
+        let target = world.map.target(TargetId(3)).unwrap();
+        assert_eq!(target.last, RunSeen { run: Run { number: 2, id: RunId(99) }, position }, "{what}");
+        // It joins again: nothing more is lost. It dies: still lost.
+        let before = world.map.groups.clone();
+        world.join_with(&history(confirmed, position), 100, at(4)).unwrap();
+        assert_eq!(world.map.groups, before, "{what}");
+        world.members.disconnected(100);
+        world.reconcile(at(5));
+        world.join(&join("s3", 101, &[3]), 101, at(6)).unwrap();
+        let member = world.map.groups[0].members.iter().find(|m| m.target == TargetId(3)).unwrap();
+        assert_eq!(member.is_lost(), is_lost, "{what}");
+    }
 }
 
 #[test]
@@ -141,16 +210,7 @@ fn the_size_of_a_target_is_known_when_it_joins() {
 #[test]
 fn a_failed_disk_is_out_for_good() {
     let mut world = World::with_six();
-    let report = TargetReport {
-        target: TargetId(2),
-        failed: true,
-        capacity: 1,
-        used: 0,
-        debt_cells: 0,
-        damaged_blocks: 0,
-        repaired_blocks: 0,
-        hangs_ms: 0,
-    };
+    let report = TargetReport { failed: true, ..report(2) };
     // A node speaks for its own targets only.
     world.members.heard(&mut world.map, NodeId(1), 1, vec![report.clone()], at(1)).unwrap();
     assert_eq!(world.target(2), TargetState::Up);
@@ -162,16 +222,7 @@ fn a_failed_disk_is_out_for_good() {
 #[test]
 fn a_failed_target_is_cleared_by_hand_once_its_process_is_a_new_one() {
     let mut world = World::with_six();
-    let mut report = TargetReport {
-        target: TargetId(2),
-        failed: true,
-        capacity: 1,
-        used: 0,
-        debt_cells: 0,
-        damaged_blocks: 0,
-        repaired_blocks: 0,
-        hangs_ms: 0,
-    };
+    let mut report = TargetReport { failed: true, ..report(2) };
     world.members.heard(&mut world.map, NodeId(2), 2, vec![report.clone()], at(1)).unwrap();
     world.reconcile(at(1));
     let clear = |world: &mut World, n| world.members.clear_target(&mut world.map, TargetId(n));
@@ -189,16 +240,7 @@ fn a_failed_target_is_cleared_by_hand_once_its_process_is_a_new_one() {
 #[test]
 fn a_target_whose_disk_hangs_is_done_without_as_long_as_it_is_not_needed() {
     let mut world = World::with_six();
-    let quiet = |n: u32, hangs_ms: u32| TargetReport {
-        target: TargetId(n),
-        failed: false,
-        capacity: 1,
-        used: 0,
-        debt_cells: 0,
-        damaged_blocks: 0,
-        repaired_blocks: 0,
-        hangs_ms,
-    };
+    let quiet = |n: u32, hangs_ms: u32| TargetReport { hangs_ms, ..report(n) };
     let mut after = |hangs_ms: u32| {
         for n in 1..=3 {
             let (node, reports) = (NodeId(n), vec![quiet(n, hangs_ms)]);

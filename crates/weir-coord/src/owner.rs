@@ -16,7 +16,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use weir_env::{Env, Instant, watch};
 use weir_proto::coord::{
-    CaughtUp, ClusterStatus, Doubt, Heartbeat, HeartbeatAck, Join, Joined, LeadNamespace, LeadReply,
+    CaughtUp, ClusterStatus, Doubt, Heartbeat, HeartbeatAck, Join, Joined, LeadNamespace, LeadReply, Leave,
     MakeGroups, MapReply, RecordProgress, ReportTarget, TargetReport,
 };
 use weir_proto::map::{ClusterMap, MemberState, Node, TargetState};
@@ -72,7 +72,7 @@ pub enum Event {
         answer: Answer<MapReply>,
     },
     Leave {
-        node: NodeId,
+        leave: Leave,
         connection: u64,
         answer: Answer<()>,
     },
@@ -174,6 +174,9 @@ impl Owner {
         };
         self.members.reconcile(&mut batch.draft, now, &limits, self.expected_targets);
         self.release_reporters(&mut batch);
+        if batch.draft != *published {
+            self.members.record_positions(&mut batch.draft);
+        }
         let outcome = match self.keep_progress(batch.progress).await {
             Ok(()) => self.publish(published, batch.draft).await,
             Err(e) => Err(e),
@@ -279,14 +282,16 @@ impl Owner {
                     }
                 }
             }
-            Event::Leave { node, connection, answer } => match self.members.member_on(node, connection) {
-                Err(e) => refuse(answer, e),
-                Ok(member) => {
-                    member.presence = crate::decide::Presence::Gone;
-                    batch.disconnected.push(connection);
-                    batch.after(answer, |_| ());
+            Event::Leave { leave: Leave { node, targets }, connection, answer } => {
+                match self.members.heard(&mut batch.draft, node, connection, targets, now) {
+                    Err(e) => refuse(answer, e),
+                    Ok(()) => {
+                        self.members.disconnected(connection);
+                        batch.disconnected.push(connection);
+                        batch.after(answer, |_| ());
+                    }
                 }
-            },
+            }
             Event::Lead { lead, connection, answer } => {
                 let member = self.members.member_on(lead.node, connection).map(drop);
                 match member.and_then(|()| take_lead(&mut batch.draft, &batch.progress, &lead)) {

@@ -208,8 +208,8 @@ impl Coordinator {
                 self.ask::<MakeGroups>(|answer| Event::MakeGroups { wanted, answer })
             }
             Leave::METHOD => {
-                let Leave { node } = call.decode::<Leave>()?;
-                self.ask::<Leave>(|answer| Event::Leave { node, connection, answer })
+                let leave = call.decode::<Leave>()?;
+                self.ask::<Leave>(|answer| Event::Leave { leave, connection, answer })
             }
             LeadNamespace::METHOD => {
                 let lead = call.decode::<LeadNamespace>()?;

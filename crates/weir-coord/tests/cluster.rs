@@ -8,7 +8,7 @@ use weir_coord::identity::{COORDINATOR_FILE, NamespaceIdentity};
 use weir_coord::{Cluster, CoordConfig, Coordinator, Membership, Observer, no_reports};
 use weir_env::sim::{SimConfig, World};
 use weir_env::{Addr, Env};
-use weir_proto::coord::{Joined, TargetOffer, TargetReport};
+use weir_proto::coord::{Joined, TargetHistory, TargetOffer, TargetReport};
 use weir_proto::data::{StatTarget, TargetStat};
 use weir_proto::map::{ClusterMap, MemberState, Role, TargetState};
 use weir_proto::{ClusterId, DiskUuid, ErrorKind, NamespaceUuid, Request, Result, TargetId};
@@ -55,6 +55,7 @@ fn report(target: TargetId) -> TargetReport {
         damaged_blocks: 0,
         repaired_blocks: 0,
         hangs_ms: 0,
+        position: 0,
     }
 }
 
@@ -103,7 +104,12 @@ impl Lab {
         let cluster = Cluster::observe(&env, who, PATIENCE).await?;
         let service = Arc::new(Storage::default());
         let server = serve(&env, &[addr(n)], cluster.identity(), service.clone()).await?;
-        let offer = TargetOffer { uuid: DiskUuid([n; 16]), pool: "hdd".into(), capacity: 100 };
+        let offer = TargetOffer {
+            uuid: DiskUuid([n; 16]),
+            pool: "hdd".into(),
+            capacity: 100,
+            history: TargetHistory::default(),
+        };
         let membership = Membership { addrs: server.addrs().to_vec(), targets: vec![offer] };
         let reports = Arc::new(move || vec![report(TargetId(u32::from(n)))]);
         let joined = cluster.join(membership, reports).await?;

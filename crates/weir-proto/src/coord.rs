@@ -1,13 +1,28 @@
 //! Messages to the coordinator.
-use crate::map::{ClusterMap, Role, Scheme};
+use crate::map::{ClusterMap, Role, Run, Scheme};
 use crate::message;
 use crate::wire_enum;
-use crate::{ClusterId, DiskUuid, Epoch, NamespaceId, NamespaceUuid, NodeId, PgId, TargetId};
+use crate::{ClusterId, DiskUuid, Epoch, NamespaceId, NamespaceUuid, NodeId, PgId, RunId, TargetId};
 use std::sync::Arc;
 
 message!(
     /// A target directory that a storage role brings.
-    TargetOffer { uuid: DiskUuid, pool: String, capacity: u64 }
+    TargetOffer { uuid: DiskUuid, pool: String, capacity: u64, history: TargetHistory }
+);
+message!(
+    /// What a target's index says of the runs of its process: the coordinator tells by it whether the target is what it was. An index
+    /// that is new, or that is an older copy, does not know the last run.
+    #[derive(Default)]
+    TargetHistory {
+        /// The last run that the index knows to be admitted.
+        confirmed: Run,
+        /// Runs that began since then: one of them may have been admitted, and ended before that was written down.
+        begun: Vec<RunId>,
+        /// This one. It was written down before this was sent.
+        run: RunId,
+        /// The position of the index's journal when this run began.
+        position: u64,
+    }
 );
 message!(
     /// Joins the cluster, or takes up again an earlier membership of the same name. The connection is the
@@ -40,6 +55,8 @@ message!(
         repaired_blocks: u64,
         /// For how long its disk has ended nothing of what it has to do, ms.
         hangs_ms: u32,
+        /// Up to which position its index's journal is durable.
+        position: u64,
     }
 );
 message!(
@@ -71,8 +88,8 @@ message!(
     CaughtUp = 5 -> MapReply { target: TargetId, group: PgId, epoch: Epoch }
 );
 message!(
-    /// Leaves in good order: the node is down at once, without waiting for its silence.
-    Leave = 6 -> () { node: NodeId }
+    /// Leaves in good order, with the last reports: the node is down at once, without waiting for its silence.
+    Leave = 6 -> () { node: NodeId, targets: Vec<TargetReport> }
 );
 message!(
     /// Everything that `weir status` shows.

@@ -28,8 +28,8 @@ pub mod wire;
 
 pub use error::{Error, ErrorKind, NameRule, Result};
 pub use ids::{
-    CellId, ClusterId, DiskUuid, Epoch, FileId, InodeId, NamespaceId, NamespaceUuid, NodeId, PgId, Seq,
-    SessionId, TargetId, Version, VolumeId,
+    CellId, ClusterId, DiskUuid, Epoch, FileId, InodeId, NamespaceId, NamespaceUuid, NodeId, PgId, RunId,
+    Seq, SessionId, TargetId, Version, VolumeId,
 };
 pub use wire::{Reader, Wire, Writer};
 

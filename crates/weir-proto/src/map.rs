@@ -1,7 +1,7 @@
 //! The cluster map: who is a member, where targets are, which placement groups exist and who leads a namespace.
 //! Small, versioned, the same for everybody who holds the same version.
 use crate::data::GroupAt;
-use crate::{ClusterId, DiskUuid, Epoch, NamespaceId, NamespaceUuid, NodeId, PgId, TargetId};
+use crate::{ClusterId, DiskUuid, Epoch, NamespaceId, NamespaceUuid, NodeId, PgId, RunId, TargetId};
 use crate::{Reader, Wire, Writer};
 use crate::{message, wire_enum};
 use std::collections::BTreeMap;
@@ -159,13 +159,28 @@ message!(
         up: bool,
     }
 );
+message!(
+    /// A run of a target's process that the coordinator admitted. Each one has a higher number than the one before.
+    #[derive(Copy, Default)]
+    Run { number: u64, id: RunId }
+);
+message!(
+    /// What is known of a run: the highest position of the index's journal that was reported. A target that returns with less has lost
+    /// something.
+    #[derive(Copy, Default)]
+    RunSeen { run: Run, position: u64 }
+);
 message!(Target {
     id: TargetId,
     uuid: DiskUuid,
     node: NodeId,
     pool: String,
     state: TargetState,
-    capacity: u64
+    capacity: u64,
+    /// The last run that was admitted: a target that returns without a trace of it is not what it was.
+    last: RunSeen,
+    /// While it is refilled: the last run in which it had what it lost, so that its right disk is known when it is put back.
+    whole: RunSeen,
 });
 message!(
     /// One place of a placement group: holds the fragments with its index.
@@ -174,6 +189,9 @@ message!(
         state: MemberState,
         /// The group's epoch when the member was last `Current`; the present epoch for a current one.
         since: Epoch,
+        /// The group's epoch when the target returned without what it had, until it is refilled; 0: it did not. What it has from
+        /// before that epoch does not count.
+        lost_at: Epoch,
     }
 );
 message!(
@@ -216,7 +234,37 @@ message!(ClusterMap {
     last_namespace: NamespaceId,
 });
 
+impl Member {
+    /// Its target returned without what it had, and is not refilled yet.
+    pub fn is_lost(&self) -> bool {
+        self.lost_at > Epoch(0)
+    }
+    /// What it has was complete in this epoch.
+    pub fn complete_since(&self) -> Epoch {
+        if self.is_lost() { Epoch(0) } else { self.since }
+    }
+}
+
 impl Group {
+    /// The newest epoch in which k members may have been current, so in which something may have been written.
+    pub fn last_writable_epoch(&self) -> Epoch {
+        let mut since: Vec<Epoch> = self.members.iter().map(|m| m.since).collect();
+        since.sort_unstable();
+        let k = usize::from(self.scheme.data);
+        since.len().checked_sub(k).and_then(|i| since.get(i)).copied().unwrap_or(self.epoch)
+    }
+    /// Whether the member is current again as soon as its target is back.
+    pub fn missed_nothing(&self, member: &Member) -> bool {
+        !member.is_lost() && member.since >= self.last_writable_epoch()
+    }
+    /// More members than parity stands for are without what they had: what only they had is lost, and nobody can be refilled.
+    pub fn is_lost(&self) -> bool {
+        let has_all = |m: &&Member| {
+            m.state == MemberState::Current || m.state == MemberState::Down && self.missed_nothing(m)
+        };
+        self.members.iter().any(Member::is_lost)
+            && self.members.iter().filter(has_all).count() < usize::from(self.scheme.data)
+    }
     /// Members that hold everything. Writes need at least `scheme.data` of them: the coordinator relies on it when
     /// it decides who missed nothing (see `weir-coord`'s transitions).
     pub fn current_count(&self) -> usize {

@@ -18,15 +18,18 @@ use weir_kv::{Engine, EngineConfig, SharedKv};
 use weir_meta::{LayoutPolicy, Lead, Meta, MetaConfig};
 use weir_proto::coord::TargetOffer;
 use weir_proto::map::{ClusterMap, MemberState, Role, Settings, TargetState};
-use weir_proto::{DiskUuid, Error, NamespaceUuid, Result, TargetId};
+use weir_proto::{DiskUuid, Error, NamespaceUuid, Result, RunId, TargetId};
 use weir_rpc::Identity;
 use weir_store::{
     alloc::Geometry,
+    runs,
     service::{StorageNode, TargetConfig},
 };
 
 pub const COORDINATOR: &str = "coord";
 pub const META: &str = "meta";
+/// Where a storage node has its target.
+pub const TARGET_DIR: &str = "/target";
 /// Not part of the cluster: looks at it, and runs the applications.
 pub const HARNESS: &str = "harness";
 /// How long a role waits for the coordinator.
@@ -356,7 +359,7 @@ fn layout_policy(cluster: &weir_coord::Cluster) -> Option<LayoutPolicy> {
 }
 
 async fn run_storage(env: Env, n: usize, host: String, at: Addr) -> Result<()> {
-    let dir = Path::new("/target");
+    let dir = Path::new(TARGET_DIR);
     made(&env, dir).await?;
     let name = storage_name(n);
     let cluster = weir_coord::Cluster::observe(&env, observer(&name, Role::Storage, &host), PATIENCE).await?;
@@ -369,17 +372,24 @@ async fn run_storage(env: Env, n: usize, host: String, at: Addr) -> Result<()> {
     let gate = Arc::new(Gate::default());
     let server = weir_rpc::serve(&env, &[at], cluster.identity(), gate.clone()).await?;
     let opened: Arc<OnceLock<Arc<StorageNode>>> = Arc::default();
+    let index: SharedKv = Engine::open(&env, &dir.join("index"), ENGINE).await?;
+    let run = RunId(env.rng.next_u64());
+    let history = runs::begin(&index, run).await?;
     if cluster.target_of(identity.disk).is_some() {
-        open_storage(&env, &cluster, identity.disk, &opened, &gate).await?;
+        open_storage(&env, &cluster, identity.disk, &index, &opened).await?;
     }
-    let offer = TargetOffer { uuid: identity.disk, pool: identity.pool, capacity: CAPACITY_BYTES };
+    let offer = TargetOffer { uuid: identity.disk, pool: identity.pool, capacity: CAPACITY_BYTES, history };
     let reporting = opened.clone();
     let reports = Arc::new(move || reporting.get().map_or(Vec::new(), |storage| storage.reports()));
-    cluster.join(Membership { addrs: server.addrs().to_vec(), targets: vec![offer] }, reports).await?;
+    gate.hold();
+    let membership = Membership { addrs: server.addrs().to_vec(), targets: vec![offer] };
+    let joined = cluster.join(membership, reports).await?;
     if opened.get().is_none() {
-        open_storage(&env, &cluster, identity.disk, &opened, &gate).await?;
+        open_storage(&env, &cluster, identity.disk, &index, &opened).await?;
     }
     let storage = opened.get().cloned().expect("opened above");
+    runs::confirm(&index, runs::admitted(&joined.map, identity.disk, run)?).await?;
+    gate.open(storage.clone());
     storage.run().await;
     Err(Error::io("the work of the storage node ended"))
 }
@@ -388,16 +398,14 @@ async fn open_storage(
     env: &Env,
     cluster: &weir_coord::Cluster,
     disk: DiskUuid,
+    index: &SharedKv,
     opened: &OnceLock<Arc<StorageNode>>,
-    gate: &Gate,
 ) -> Result<()> {
     let id = cluster.target_of(disk).ok_or_else(|| Error::not_found("the map does not list this target"))?;
-    let dir = Path::new("/target");
+    let dir = Path::new(TARGET_DIR);
     let target = TargetConfig { id, dir: dir.into(), geometry: Geometry::DEFAULT };
     let peers = Arc::new(cluster.clone());
-    let index = Engine::open(env, &dir.join("index"), ENGINE).await?;
-    let storage = StorageNode::open_over(env.clone(), vec![(target, index)], peers).await?;
-    gate.open(storage.clone());
+    let storage = StorageNode::open_over(env.clone(), vec![(target, index.clone())], peers).await?;
     assert!(opened.set(storage).is_ok(), "opened once");
     Ok(())
 }

@@ -3,7 +3,7 @@
 //! A round: choose one or two faults, apply them, wait, undo them, wait until the cluster has repaired itself. So each
 //! error that a client sees is one that it should not have seen, unless it was cut off itself.
 
-use crate::cluster::{COORDINATOR, Cluster, META, storage_name};
+use crate::cluster::{COORDINATOR, Cluster, META, TARGET_DIR, storage_name};
 use crate::kinds::{FaultKind, FaultKind::*, Toll};
 use crate::seats::{LEAVES, client_name};
 use crate::workload::Workload;
@@ -17,9 +17,10 @@ use std::{
     },
     time::Duration,
 };
+use weir_coord::identity::IDENTITY_FILE;
 use weir_env::{
     Disk, Instant, Rng,
-    sim::{DiskFaults, World},
+    sim::{DiskCopy, DiskFaults, World},
 };
 
 /// Simulated time in which redundancy must be back after the last fault of a round ended.
@@ -81,6 +82,8 @@ struct State {
     disk_hits: BTreeMap<&'static str, u64>,
     /// Storage nodes that lost bytes for the rest of the run.
     spent: BTreeSet<String>,
+    /// Of disks that are to be put back as they were.
+    copies: BTreeMap<String, DiskCopy>,
     /// When the leader started last, whether it had answers when something came that may have ended it since, and how often in a row it
     /// had none.
     leader_began: Instant,
@@ -303,7 +306,7 @@ impl Faults {
             }
             DiskFull if first => (vec![FULL_FROM_BIRTH.into()], vec![]),
             KillStorage | KillStorageAtPoint | PowerCutStorage | PauseStorage | SlowDisk | HangDisk
-            | ReadErrors | DiskFull => (vec![self.some_storage()], vec![]),
+            | ReadErrors | DiskFull | EmptyReturns | OldCopyReturns => (vec![self.some_storage()], vec![]),
         };
         let lasts = match kind {
             KillTooMany => Duration::from_millis(TOO_MANY_MS_MIN + self.rng.below(TOO_MANY_MS_MIN / 2)),
@@ -428,6 +431,13 @@ impl Faults {
                 world.power_cut(victim);
                 world.replace_disk(victim);
             }
+            EmptyReturns => world.power_cut(victim),
+            OldCopyReturns => {
+                world.power_cut(victim);
+                let copy = world.copy_disk(victim);
+                self.state().copies.insert(victim.to_owned(), copy);
+                self.start(victim);
+            }
         }
     }
 
@@ -442,6 +452,18 @@ impl Faults {
             KillStorage | PowerCutStorage | PowerCutAllStorage | KillMeta | PowerCutMeta
             | KillCoordinator | PowerCutCoordinator | LoseHost | ReplaceDisk | KillTooMany | MovedAddress => {
                 fault.victims.iter().for_each(|v| self.start(v));
+            }
+            EmptyReturns => {
+                empty_target(&*world.disk(victim))
+                    .unwrap_or_else(|e| panic!("empty the target of {victim}: {e}"));
+                self.start(victim);
+            }
+            OldCopyReturns => {
+                world.power_cut(victim);
+                if let Some(copy) = self.state().copies.remove(victim) {
+                    world.put_disk_back(victim, &copy);
+                }
+                self.start(victim);
             }
             KillStorageAtPoint | KillMetaAtPoint => {
                 world.spare(victim);
@@ -526,6 +548,18 @@ impl Faults {
             let _ = self.world.flip_bit(victim, path, offset, self.rng.below(8) as u8); // beyond the end: no flip
         }
     }
+}
+
+/// Everything but the target's identity goes.
+fn empty_target(disk: &dyn Disk) -> std::io::Result<()> {
+    let dir = Path::new(TARGET_DIR);
+    for entry in disk.read_dir(dir)?.iter().filter(|e| e.name != IDENTITY_FILE) {
+        match entry.is_dir {
+            true => disk.remove_dir_all(&dir.join(&entry.name))?,
+            false => disk.remove_file(&dir.join(&entry.name))?,
+        }
+    }
+    disk.sync_dir(dir)
 }
 
 fn find_slabs(disk: &dyn Disk, dir: &Path, found: &mut Vec<(PathBuf, u64)>) {

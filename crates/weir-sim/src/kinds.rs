@@ -40,6 +40,8 @@ pub enum FaultKind {
     KillTooMany,
     HangDisk,
     MovedAddress,
+    EmptyReturns,
+    OldCopyReturns,
 }
 
 use FaultKind::*;
@@ -57,7 +59,7 @@ pub enum Toll {
 }
 
 impl FaultKind {
-    pub const ALL: [FaultKind; 37] = [
+    pub const ALL: [FaultKind; 39] = [
         KillStorage,
         PowerCutStorage,
         PowerCutAllStorage,
@@ -95,6 +97,8 @@ impl FaultKind {
         KillTooMany,
         HangDisk,
         MovedAddress,
+        EmptyReturns,
+        OldCopyReturns,
     ];
 
     /// Those that may come with any others. Damage that lasts does not pass every seed beside others yet: see
@@ -148,6 +152,8 @@ impl FaultKind {
             KillTooMany => "kill-too-many",
             HangDisk => "hang-disk",
             MovedAddress => "moved-address",
+            EmptyReturns => "empty-returns",
+            OldCopyReturns => "old-copy-returns",
         }
     }
 
@@ -172,7 +178,9 @@ impl FaultKind {
             | KillStorageAtPoint
             | KillTooMany
             | HangDisk
-            | MovedAddress => Toll::Passing,
+            | MovedAddress
+            | EmptyReturns
+            | OldCopyReturns => Toll::Passing,
             // A full disk refuses new bytes; what it has it gives.
             DiskFull => Toll::Passing,
             FlipBits | LostWrites | MisdirectedWrites => Toll::Silent,

@@ -13,8 +13,13 @@ use weir_store::cells::{Numbering, Scope};
 use weir_store::store::{FragmentWrite, INLINE_BYTES_MAX, OverlayWrite, Store};
 use weir_store::{Geometry, open_index};
 
-const SCOPE: Scope =
-    Scope { group: PgId(0), epoch: Epoch(1), scheme: Scheme { data: 4, parity: 2 }, current: 0 };
+const SCOPE: Scope = Scope {
+    group: PgId(0),
+    epoch: Epoch(1),
+    scheme: Scheme { data: 4, parity: 2 },
+    current: 0,
+    lost_at: Epoch(0),
+};
 const MIB: usize = 1 << 20;
 
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]

@@ -20,13 +20,20 @@ pub struct Scope {
     pub scheme: Scheme,
     /// Bit i: member i is current in that epoch, so its fragments are no debt.
     pub current: MissingMask,
+    /// What this target has from before that epoch does not count: it had lost what it had ([`forget_lost`]).
+    pub lost_at: Epoch,
 }
 
 impl Scope {
     pub fn of(group: &Group) -> Scope {
         let current = group.members.iter().enumerate().filter(|(_, m)| m.state == MemberState::Current);
         let current = current.fold(0, |mask, (i, _)| mask | (1 << i));
-        Scope { group: group.id, epoch: group.epoch, scheme: group.scheme, current }
+        Scope { group: group.id, epoch: group.epoch, scheme: group.scheme, current, lost_at: Epoch(0) }
+    }
+    /// As the member at `position` acts.
+    pub fn at(group: &Group, position: usize) -> Scope {
+        let lost_at = group.members.get(position).map_or(Epoch(0), |m| m.lost_at);
+        Scope { lost_at, ..Scope::of(group) }
     }
     /// The members that are not current.
     pub fn lacking(&self) -> MissingMask {
@@ -635,6 +642,18 @@ pub fn settle_debt(txn: &mut dyn Txn, scope: &Scope, cell: CellId, delta: &mut D
     };
     // Not a write: the epoch of the last one stays, or repair would list the cell for nothing.
     Change { cell, current: scope.current, before: Some(now.clone()), now }.save(txn, delta);
+    Ok(())
+}
+
+/// Drops what is here of a cell's stripe from before this target lost what it had. Such cells are of an older copy; they must be gone
+/// before anything is added to them, for from then on they are of the present epoch.
+pub fn forget_lost(txn: &mut dyn Txn, scope: &Scope, cell: CellId, delta: &mut Delta) -> Result<()> {
+    for index in 0..scope.scheme.width() as u8 {
+        let cell = CellId { index, ..cell };
+        if get::<Header>(txn, &header_key(cell))?.is_some_and(|h| h.epoch < scope.lost_at) {
+            drop_cell(txn, cell, delta)?;
+        }
+    }
     Ok(())
 }
 

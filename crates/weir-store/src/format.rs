@@ -5,9 +5,10 @@
 use crate::alloc::Extent;
 use weir_proto::checksum::crc32c;
 use weir_proto::data::OverlayKind;
-use weir_proto::map::Scheme;
+use weir_proto::map::{Run, Scheme};
 use weir_proto::{
-    CellId, Epoch, Error, FileId, InodeId, NamespaceId, PgId, Reader, Result, Seq, Version, Wire, Writer,
+    CellId, Epoch, Error, FileId, InodeId, NamespaceId, PgId, Reader, Result, RunId, Seq, Version, Wire,
+    Writer,
 };
 
 /// Layout version of values; a value of another one is refused by number.
@@ -28,6 +29,7 @@ pub const CUT_FILE: u8 = b'y';
 const CELL_KEY_BYTES: usize = 21;
 
 pub const META: &[u8] = b"mtarget";
+pub const RUNS: &[u8] = b"mruns";
 pub const DAMAGED_COUNT: &[u8] = b"ndamaged";
 pub const REPAIRED_COUNT: &[u8] = b"nrepaired";
 pub const CUT_COUNT: &[u8] = b"ncuts";
@@ -246,6 +248,11 @@ impl Wire for Extent {
 record!(
     /// Target-wide facts, written when the store is made.
     Meta { slab_bytes: u64, step_bytes: u64 }
+);
+record!(
+    /// The last run of the target's process that is known to be admitted, and those that began since.
+    #[derive(Default)]
+    Runs { confirmed: Run, begun: Vec<RunId> }
 );
 record!(
     /// What is known of a cell apart from its bytes. At a parity target also kept for the data cells it mirrors.

@@ -10,7 +10,7 @@ use crate::store::wait_for_target;
 use crate::{Geometry, open_index};
 use serde::Serialize;
 use std::path::Path;
-use weir_env::{BufferPool, Env};
+use weir_env::{BufferPool, Disk, Env};
 use weir_kv::{Read, SharedKv};
 use weir_proto::checksum::{block_crcs, crc32c};
 use weir_proto::data::{CHECKSUM_BLOCK, OverlayKind};
@@ -103,8 +103,19 @@ pub async fn inspect(
     options: InspectOptions,
     tell: &mut (dyn FnMut(Finding) + Send),
 ) -> Result<Summary> {
-    if !env.disk.exists(&dir.join("index")) {
-        return Err(Error::not_found(format!("{} holds no target: it has no index", dir.display())));
+    if !has_index(&*env.disk, dir)? {
+        let is_one =
+            weir_coord::identity::read_identity(&*env.disk, dir)?.is_some() || has_slabs(&*env.disk, dir)?;
+        if !is_one {
+            return Err(Error::not_found(format!("{} holds no target: it has no index", dir.display())));
+        }
+        let problem = format!(
+            "the index of the target in {} is missing: nothing says what is in its slabs; hint: if it was moved away, put \
+             it back before the target is started; else start the target, which is then refilled from the others",
+            dir.display()
+        );
+        tell(Finding::Problem { problem });
+        return Ok(Summary { problems: 1, ..Summary::default() });
     }
     let _lock = wait_for_target(env, dir).await?;
     let kv = open_index(env, dir).await?;
@@ -120,6 +131,23 @@ pub async fn inspect(
     inspection.entries(&kv)?;
     inspection.space(&kv)?;
     Ok(inspection.summary)
+}
+
+/// Whether a target's directory has slabs, and no index that says what is in them.
+pub fn has_lost_index(disk: &dyn Disk, dir: &Path) -> Result<bool> {
+    Ok(!has_index(disk, dir)? && has_slabs(disk, dir)?)
+}
+fn has_index(disk: &dyn Disk, dir: &Path) -> Result<bool> {
+    let index = dir.join("index");
+    Ok(disk.exists(&index) && has_file(disk, &index, "journal-")?)
+}
+fn has_slabs(disk: &dyn Disk, dir: &Path) -> Result<bool> {
+    Ok(disk.exists(dir) && has_file(disk, dir, "slab-")?)
+}
+fn has_file(disk: &dyn Disk, dir: &Path, prefix: &str) -> Result<bool> {
+    let entries =
+        disk.read_dir(dir).map_err(|e| Error::from_io(format_args!("list {}", dir.display()), &e))?;
+    Ok(entries.iter().any(|e| e.name.starts_with(prefix)))
 }
 
 struct Inspection<'a> {

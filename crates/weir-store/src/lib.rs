@@ -23,6 +23,7 @@ pub mod points;
 pub mod read;
 pub mod repair;
 mod run;
+pub mod runs;
 pub mod seal;
 pub mod service;
 pub mod slab;

@@ -6,6 +6,9 @@
 //! each peer the group's epoch first, so nothing can be written under an older one after it was listed. What was cut
 //! meanwhile it learns before all that (`cuts.rs`).
 //!
+//! A member that returned without what it had (`lost_at` in the map) lists everything, and first drops what it has from before: an
+//! older copy may have what was void, or numbered otherwise, since.
+//!
 //! [`plan`] is the pure part: what to do about one stripe.
 use crate::alloc::Extent;
 use crate::cells::Scope;
@@ -180,7 +183,7 @@ impl StorageNode {
         let map = self.peers.map();
         let place = |group: &Group| {
             let position = group.members.iter().position(|m| m.target == target.store.target)?;
-            let (scope, map) = (Scope::of(group), map.clone());
+            let (scope, map) = (Scope::at(group, position), map.clone());
             let is_behind = group.members[position].state == MemberState::Behind;
             is_behind.then(|| Acting { target: target.clone(), scope, map, position })
         };
@@ -189,7 +192,7 @@ impl StorageNode {
 
     async fn repair_group(&self, acting: &Acting) -> Result<()> {
         let group = acting.group();
-        let since = group.members[acting.position].since;
+        let since = group.members[acting.position].complete_since();
         let peers = current_peers(group, acting.position);
         // Of a cell's log m + 1 members have a copy, of a fragment k of the others are needed: with fewer than k nobody
         // knows what was written.
@@ -201,6 +204,7 @@ impl StorageNode {
                 group.scheme.data
             )));
         }
+        self.forget_lost(acting).await?;
         let mut after = None;
         loop {
             let (stripes, next) = self.list_stripes(acting, &peers, after, since).await?;
@@ -220,6 +224,18 @@ impl StorageNode {
             self.drop_unknown(acting, &peers, since).await?;
         }
         self.drop_given_up(acting, &peers).await
+    }
+
+    /// Once for each time that this target lost what it had, and after a start.
+    async fn forget_lost(&self, acting: &Acting) -> Result<()> {
+        let (scope, store) = (acting.scope, acting.target.store.clone());
+        let forgotten = || acting.target.forgotten.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = forgotten().get(&scope.group).copied().unwrap_or_default();
+        if scope.lost_at > known {
+            self.env.tasks.blocking(move || store.forget_all_lost(&scope)).await?;
+            forgotten().insert(scope.group, scope.lost_at);
+        }
+        Ok(())
     }
 
     /// What writers prepared here before this member was away, and no current one has any more: it was dropped meanwhile. Had anybody
@@ -688,8 +704,11 @@ impl StorageNode {
         let map = self.peers.map();
         let Some(group) = map.group(header.group) else { return Ok(None) };
         let position = group.members.iter().position(|m| m.target == target.store.target);
-        let scope = Scope::of(group);
-        Ok(position.map(|position| Acting { target: target.clone(), scope, map: map.clone(), position }))
+        let acting = |position| {
+            let scope = Scope::at(group, position);
+            Acting { target: target.clone(), scope, map: map.clone(), position }
+        };
+        Ok(position.map(acting))
     }
 }
 

@@ -499,7 +499,10 @@ impl StorageNode {
         let Some(position) = group.members.iter().position(|m| m.target == target.store.target) else {
             return Ok(());
         };
-        let scope = Scope::of(group);
+        let scope = Scope::at(group, position);
+        if header.epoch < scope.lost_at {
+            return Ok(()); // of an older copy of this target: repair drops it
+        }
         let acting = Acting { target: target.clone(), scope, map: map.clone(), position };
         let mut answers: Vec<Option<CellStat>> = vec![None; group.members.len()];
         let stats = self.stat_all(&acting, cell.file, cell.stripe).await;

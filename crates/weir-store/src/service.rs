@@ -72,6 +72,8 @@ pub(crate) struct Target {
     /// The newest cut that was learned from each peer.
     pub cuts_of: Mutex<BTreeMap<TargetId, u64>>,
     pub forgetting: Mutex<Forgetting>,
+    /// Up to which loss of each group's cells those from before it were dropped.
+    pub forgotten: Mutex<BTreeMap<PgId, Epoch>>,
     /// Overlay logs that may differ from others' copies.
     agreement: Mutex<agree::Agreement>,
     /// Overlays that were numbered here, or are about to be, and are not known to be everywhere or nowhere yet.
@@ -143,20 +145,6 @@ enum Admit {
 }
 
 impl StorageNode {
-    /// Opens the targets, each with its index in `index/` of its directory.
-    pub async fn open(
-        env: Env,
-        targets: Vec<TargetConfig>,
-        peers: Arc<dyn Peers>,
-    ) -> Result<Arc<StorageNode>> {
-        let mut with_index = Vec::new();
-        for config in targets {
-            let kv = crate::open_index(&env, &config.dir).await?;
-            with_index.push((config, kv));
-        }
-        StorageNode::open_over(env, with_index, peers).await
-    }
-
     /// Opens the targets over indexes that are open already.
     pub async fn open_over(
         env: Env,
@@ -179,6 +167,7 @@ impl StorageNode {
                 under_way: overlays::UnderWay::default(),
                 cuts_of: Mutex::default(),
                 forgetting: Mutex::default(),
+                forgotten: Mutex::default(),
                 agreement: Mutex::default(),
                 repairs: Semaphore::new(STRIPES_AT_ONCE),
             };
@@ -268,7 +257,7 @@ impl StorageNode {
         let position = group.members.iter().position(|m| m.target == place.target).ok_or_else(|| {
             Error::stale(format!("{} is no member of {} under {}", place.target, place.group, place.epoch))
         })?;
-        let scope = Scope::of(group);
+        let scope = Scope::at(group, position);
         Ok(Admit::Ready(Acting { target, scope, map: map.clone(), position }))
     }
     /// `admit`, waiting for the map if need be.

@@ -160,6 +160,7 @@ impl Store {
                 write.cell
             )));
         }
+        self.forget_lost(scope, write.cell)?;
         let mut admission = Admission::Write;
         let seen = self.kv.read(&mut |r| {
             cells::refuse_lower(r, scope.group, scope.epoch)?;
@@ -259,6 +260,7 @@ impl Store {
         token_epoch: u32,
         body: &mut dyn FnMut(&mut dyn Txn, &mut Delta) -> Result<()>,
     ) -> Result<CommitSeq> {
+        self.forget_lost(scope, cell)?;
         self.change(&mut |txn, delta| {
             cells::check_epoch(txn, scope.group, scope.epoch)?;
             cells::check_fence(txn, cell.file, token_epoch)?;
@@ -275,6 +277,7 @@ impl Store {
     ) -> Result<(CommitSeq, SealedCell, Vec<Bytes>)> {
         self.usable()?;
         scope.check_index(cell)?;
+        self.forget_lost(scope, cell)?;
         let guard = self.slabs.begin_read();
         let mut planned = None;
         self.kv.read(&mut |r| {
@@ -351,6 +354,7 @@ impl Store {
     ) -> Result<(CommitSeq, Appended)> {
         self.usable()?;
         check_overlay(scope, write)?;
+        self.forget_lost(scope, write.cell)?;
         let large = write.data.len() > INLINE_BYTES_MAX as usize;
         let extent = if large { self.store_bytes(write.data)? } else { Extent::default() };
         let overlay = Overlay {
@@ -454,6 +458,14 @@ impl Store {
                 read.len,
                 guard.take(),
             )?);
+            // Of an older copy only what was committed is what others have under that version.
+            let committed = get::<Fragment>(r, &base_key(read.cell))?.map(|b| b.version);
+            if scope.lost_at > Epoch(0) && committed != Some(read.version) {
+                return Err(Error::stale(format!(
+                    "cell {}: {} had lost what it had",
+                    read.cell, self.target
+                )));
+            }
             Ok(())
         })?;
         Ok(plan.expect("a read that succeeds has planned"))
@@ -515,6 +527,7 @@ impl Store {
             damaged_blocks: self.persisted(DAMAGED_COUNT),
             repaired_blocks: self.persisted(REPAIRED_COUNT),
             hangs_ms: u32::try_from(self.disk.hangs_for().as_millis()).unwrap_or(u32::MAX),
+            position: self.kv.durable().0,
         }
     }
     pub fn stat(&self) -> TargetStat {
@@ -586,6 +599,13 @@ impl Store {
         let stored = self.slabs.store(data, self.kv.durable()).map_err(|e| self.judge(e));
         self.pass(points::BYTES_WRITTEN);
         stored
+    }
+    /// See [`cells::forget_lost`].
+    pub(crate) fn forget_lost(&self, scope: &Scope, cell: CellId) -> Result<()> {
+        if scope.lost_at == Epoch(0) {
+            return Ok(());
+        }
+        self.change(&mut |txn, delta| cells::forget_lost(txn, scope, cell, delta)).map(drop)
     }
     /// Commits a change that names `extent`; if the change is refused the extent is forgotten.
     pub(crate) fn commit_bytes(

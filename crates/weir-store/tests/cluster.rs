@@ -425,6 +425,64 @@ async fn a_target_that_was_away_brings_no_cut_bytes_back() {
     }
 }
 
+/// An older copy has cells that were cut since, numbers that others were given again, and versions of seals that went otherwise.
+#[tokio::test]
+async fn a_target_that_returns_empty_or_as_an_old_copy_is_refilled_with_what_the_others_have() {
+    for (victim, is_copy) in [(0u32, true), (2, false), (4, true), (4, false), (5, true), (3, true)] {
+        let world = World::new(EC).await;
+        let (id, file) = (TargetId(victim), cell(0, 0).file);
+        let mut models: Vec<Model> = (0..7).map(|_| Model::new()).collect();
+        for (stripe, model) in models.iter_mut().enumerate().take(5) {
+            model.fresh(&world, stripe as u64, stripe).await;
+            for n in 0..6 {
+                model.overlay(&world, stripe as u64, n % 4, 500 * n, &bytes_of(n, 900)).await;
+            }
+        }
+        world.seal(file).await.unwrap();
+        for (stripe, model) in (0..).zip(&mut models[..4]) {
+            for index in 0..4 {
+                model.overlay(&world, stripe, index, 40, b"not sealed, number 1").await;
+                model.overlay(&world, stripe, index, 80, &bytes_of(index, 30_000)).await;
+            }
+        }
+        let copy = if is_copy { world.copy_of(id) } else { Copy::default() };
+        world.cut(2).await;
+        models[2..].iter_mut().for_each(|m| *m = Model::new());
+        // Few numbers where there were many; a whole stripe; parts where there was nothing; and what was there goes on.
+        models[2].overlay(&world, 2, victim as usize % 4, 70, b"grown again").await;
+        models[3].fresh(&world, 3, 90).await;
+        models[5].overlay(&world, 5, 1, 0, &bytes_of(4, 2000)).await;
+        models[0].overlay(&world, 0, victim as usize % 4, 60, b"since the copy").await;
+        world.seal(file).await.unwrap();
+        models[0].overlay(&world, 0, victim as usize % 4, 65, b"since the seal").await;
+        world.lose(id).await;
+        world.return_lost(id, &copy).await;
+        for (stripe, model) in models.iter().enumerate() {
+            world.check(stripe as u64, &model.0, &format!("{victim} is back, {is_copy}")).await;
+        }
+        for index in 0..4 {
+            models[1].overlay(&world, 1, index, 3000, b"while it is refilled").await;
+            models[2].overlay(&world, 2, index, 3000, b"while it is refilled").await;
+            models[4].overlay(&world, 4, index, 3000, b"where it had much").await;
+        }
+        models[6].fresh(&world, 6, 17).await;
+        world.rounds(0..6).await;
+        assert!(world.map().groups[0].members.iter().all(|m| m.state == MemberState::Current));
+        for (stripe, model) in models.iter().enumerate() {
+            world.check(stripe as u64, &model.0, &format!("{victim} is refilled, {is_copy}")).await;
+        }
+        for (stripe, model) in (0..).zip(&mut models[..]) {
+            model.overlay(&world, stripe, (stripe % 4) as usize, 900, b"and goes on").await;
+        }
+        world.seal(file).await.unwrap();
+        for (stripe, model) in models.iter().enumerate() {
+            world
+                .check(stripe as u64, &model.0, &format!("{victim} is refilled and sealed, {is_copy}"))
+                .await;
+        }
+    }
+}
+
 /// Stripes are evicted while a target is away, and it was current when they were written. It brings them back to nobody, and
 /// rebuilds nothing of them; what is filled in since, it gets.
 #[tokio::test]

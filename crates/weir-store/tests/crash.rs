@@ -20,8 +20,13 @@ use weir_store::store::{FragmentWrite, OverlayWrite, Store};
 
 const CELL_BYTES: u64 = 160 << 10;
 const CELLS: usize = 3;
-const SCOPE: Scope =
-    Scope { group: PgId(3), epoch: Epoch(5), scheme: Scheme { data: 2, parity: 1 }, current: 0 };
+const SCOPE: Scope = Scope {
+    group: PgId(3),
+    epoch: Epoch(5),
+    scheme: Scheme { data: 2, parity: 1 },
+    current: 0,
+    lost_at: Epoch(0),
+};
 
 fn dir() -> &'static Path {
     Path::new("/t0")

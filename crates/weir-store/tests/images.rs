@@ -106,7 +106,12 @@ struct Lab {
 
 impl Lab {
     async fn new(world: &World) -> Arc<Lab> {
-        let member = |p: usize| Member { target: id(p), state: MemberState::Current, since: Epoch(1) };
+        let member = |p: usize| Member {
+            target: id(p),
+            state: MemberState::Current,
+            since: Epoch(1),
+            lost_at: Epoch(0),
+        };
         let group = Group {
             id: PgId(0),
             pool: "all".into(),

@@ -17,8 +17,13 @@ use weir_store::format;
 use weir_store::store::{FragmentWrite, Install, OverlayWrite, Store};
 
 const CELL_BYTES: u32 = 128 << 10;
-const SCOPE: Scope =
-    Scope { group: PgId(3), epoch: Epoch(5), scheme: Scheme { data: 2, parity: 1 }, current: 0 };
+const SCOPE: Scope = Scope {
+    group: PgId(3),
+    epoch: Epoch(5),
+    scheme: Scheme { data: 2, parity: 1 },
+    current: 0,
+    lost_at: Epoch(0),
+};
 
 fn cell(file: u64, stripe: u64) -> CellId {
     CellId { file: FileId { namespace: NamespaceId(1), inode: InodeId(file) }, stripe, index: 1 }

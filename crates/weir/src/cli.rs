@@ -170,12 +170,28 @@ pub struct Status {
 
 #[derive(Subcommand)]
 pub enum TargetCommand {
-    /// Use a failed target again, after its disk was mended or replaced
+    /// Use a failed target again, after its disk was mended
     ///
     /// A target whose disk failed is not used any more, also after a restart: what it holds is doubtful. This says that
     /// somebody has looked after it. Stop its process, see to the disk, start it again, then clear the target: it comes
     /// back behind, and is read again once it is repaired from the others.
     Clear(ClearTarget),
+    /// Give a target whose disk is lost a new, empty directory
+    ///
+    /// The directory becomes that of the target: start the storage role with it in place of the old one. The target then has nothing,
+    /// and is refilled from the others. It must be down or failed; a directory that is not empty is refused.
+    Replace(ReplaceTarget),
+}
+
+#[derive(Args)]
+pub struct ReplaceTarget {
+    /// The target as `weir status` shows it, like t3
+    pub target: String,
+    /// Its new directory: empty, or not there yet
+    #[arg(value_name = "NEW_DIR", value_hint = ValueHint::DirPath)]
+    pub new_dir: PathBuf,
+    #[command(flatten)]
+    pub cluster: Status,
 }
 
 #[derive(Args)]

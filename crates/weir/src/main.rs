@@ -37,6 +37,7 @@ mod roles;
 mod snapshots;
 mod status;
 mod table;
+mod target;
 mod troubles;
 mod up;
 mod verify;
@@ -118,7 +119,8 @@ fn run(command: cli::Command, environment: &roles::Environment) -> Outcome<ExitC
         Command::Status(args) => return status::status(&args),
         Command::File(FileCommand::Stat(args)) => file::stat(&args),
         Command::File(FileCommand::Layout(args)) => file::layout(&args),
-        Command::Target(TargetCommand::Clear(args)) => status::clear_target(&args),
+        Command::Target(TargetCommand::Clear(args)) => target::clear(&args),
+        Command::Target(TargetCommand::Replace(args)) => target::replace(&args),
         Command::File(FileCommand::Locks(args)) => file::locks(&args),
         Command::File(FileCommand::Evict(args)) => residence::evict(&args),
         Command::File(FileCommand::Recall(args)) => residence::recall(&args),

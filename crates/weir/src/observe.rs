@@ -102,6 +102,8 @@ pub struct Health {
     pub groups_full: usize,
     /// Groups that take data.
     pub groups_writable: usize,
+    /// Groups of which more members than parity stands for returned without what they had.
+    pub groups_lost: usize,
     /// Namespaces whose leader is up, of all.
     pub namespaces_led: usize,
     pub namespaces: usize,
@@ -144,6 +146,7 @@ impl Health {
             groups: used().count(),
             groups_full: used().filter(|g| g.current_count() == g.members.len()).count(),
             groups_writable: used().filter(|g| g.is_writable()).count(),
+            groups_lost: used().filter(|g| g.is_lost()).count(),
             namespaces_led: map.namespaces.iter().filter(|v| is_led(map, v)).count(),
             namespaces: map.namespaces.len(),
             debt_cells: status.targets.iter().map(|t| t.debt_cells).sum(),
@@ -171,6 +174,7 @@ impl Health {
 impl fmt::Display for Health {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let word = match (self.serves(), self.is_full()) {
+            _ if self.groups_lost > 0 => "data is lost",
             (_, true) => "healthy",
             (true, false) => "degraded: data is available with reduced redundancy",
             (false, _) => "unavailable: some data cannot be read or written",
@@ -190,8 +194,12 @@ impl Health {
             format!("{} targets up", of(self.targets_up, self.targets)),
             format!("{} placement groups complete", of(self.groups_full, self.groups)),
         ];
-        if self.groups_writable < self.groups {
-            parts.push(format!("{} without enough members", self.groups - self.groups_writable));
+        if self.groups_lost > 0 {
+            parts.push(format!("{} lost", self.groups_lost));
+        }
+        if self.groups_writable + self.groups_lost < self.groups {
+            let poor = self.groups - self.groups_writable - self.groups_lost;
+            parts.push(format!("{poor} without enough members"));
         }
         if self.namespaces_led < self.namespaces || self.namespaces == 0 {
             parts.push("no active metadata server".into());
@@ -222,7 +230,8 @@ pub async fn wait_healthy(
     let deadline = env.clock.now() + HEALTHY_PATIENCE;
     loop {
         let health = Health::of(&cluster.status().await?);
-        if health.serves() && health.targets_up >= targets as usize {
+        // What is lost does not come back by waiting; the rest can be read.
+        if (health.serves() || health.groups_lost > 0) && health.targets_up >= targets as usize {
             return Ok(health);
         }
         check()?;

@@ -22,14 +22,14 @@ use weir_env::real::{RealConfig, env_with};
 use weir_env::{Addr, BoxFuture, Env};
 use weir_kv::{Engine, EngineConfig, SharedKv};
 use weir_meta::{Lead, MetaConfig};
-use weir_proto::coord::TargetOffer;
+use weir_proto::coord::{TargetHistory, TargetOffer};
 use weir_proto::lock::{LOCK_END, LockKind, LockSpace};
 use weir_proto::map::{Role, Settings};
 use weir_proto::meta::Attr;
 use weir_proto::volume::Policy;
-use weir_proto::{Error, ErrorKind, InodeId, MIB, NamespaceUuid};
+use weir_proto::{Error, ErrorKind, InodeId, MIB, NamespaceUuid, RunId};
 use weir_rpc::{Identity, Server, Service};
-use weir_store::{Geometry, StorageNode, TargetConfig};
+use weir_store::{Geometry, StorageNode, TargetConfig, runs};
 
 /// What `main` read from the environment.
 pub struct Environment {
@@ -386,22 +386,37 @@ struct Checked {
     identity: TargetIdentity,
 }
 
+/// A target with its index open, in which this run is written down.
+struct Begun {
+    dir: PathBuf,
+    identity: TargetIdentity,
+    index: SharedKv,
+    history: TargetHistory,
+}
+
 async fn run_storage(node: Node, known: Option<PathBuf>) -> Outcome<()> {
     let cluster = node.observe(Role::Storage).await?;
-    let targets = check_targets(&node, &cluster, known.as_deref())?;
+    let targets = begin_runs(&node, check_targets(&node, &cluster, known.as_deref())?).await?;
     let gate = Arc::new(Gate::default());
     let server = node.serve(cluster.identity(), gate.clone()).await?;
     let opened: Arc<OnceLock<Arc<StorageNode>>> = Arc::default();
     // What has a number is opened before the cluster hears of this node; a new target gets its number by joining.
     if targets.iter().all(|t| cluster.target_of(t.identity.disk).is_some()) {
-        open_node(&node, &cluster, &targets, &opened, &gate).await?;
+        open_node(&node, &cluster, &targets, &opened).await?;
     }
     let membership = Membership { addrs: server.addrs().to_vec(), targets: offers(&node, &targets) };
-    cluster.join(membership, reports(&node, &targets, opened.clone())).await.map_err(named)?;
+    gate.hold();
+    let joined = cluster.join(membership, reports(&node, &targets, opened.clone())).await.map_err(named)?;
     if opened.get().is_none() {
-        open_node(&node, &cluster, &targets, &opened, &gate).await?;
+        open_node(&node, &cluster, &targets, &opened).await?;
     }
     let storage = opened.get().cloned().ok_or_else(|| Error::io("the storage node did not open"))?;
+    // Not before: what is served must be known to be of this run, by the coordinator and by the index.
+    for target in &targets {
+        let admitted = runs::admitted(&joined.map, target.identity.disk, target.history.run)?;
+        runs::confirm(&target.index, admitted).await?;
+    }
+    gate.open(storage.clone());
     node.ready(&shown(&server))?;
     let work = node.env.tasks.spawn("storage work", storage.run());
     stop_signal().await?;
@@ -435,6 +450,7 @@ fn check_targets(node: &Node, cluster: &Cluster, known: Option<&Path>) -> Outcom
             pool: storage.pool.clone(),
         };
         let (identity, _) = open_target(disk, &dir, &fresh, record.0.get(&dir).copied())?;
+        record.0.retain(|_, disk| *disk != identity.disk); // it may have been elsewhere
         record.0.insert(dir.clone(), identity.disk);
         checked.push(Checked { dir, identity });
     }
@@ -444,18 +460,35 @@ fn check_targets(node: &Node, cluster: &Cluster, known: Option<&Path>) -> Outcom
     Ok(checked)
 }
 
-fn offers(node: &Node, targets: &[Checked]) -> Vec<TargetOffer> {
+async fn begin_runs(node: &Node, targets: Vec<Checked>) -> Outcome<Vec<Begun>> {
+    let mut begun = Vec::new();
+    for Checked { dir, identity } in targets {
+        if weir_store::inspect::has_lost_index(&*node.env.disk, &dir)? {
+            tracing::warn!(
+                "{} has slabs, but no index says what is in them: it begins as an empty target",
+                dir.display()
+            );
+        }
+        let index = weir_store::open_index(&node.env, &dir).await?;
+        let history = runs::begin(&index, RunId(node.env.rng.next_u64())).await?;
+        begun.push(Begun { dir, identity, index, history });
+    }
+    Ok(begun)
+}
+
+fn offers(node: &Node, targets: &[Begun]) -> Vec<TargetOffer> {
     let shared_by = node.config.storage.shared_by;
-    let offer = |t: &Checked| TargetOffer {
+    let offer = |t: &Begun| TargetOffer {
         uuid: t.identity.disk,
         pool: t.identity.pool.clone(),
         capacity: share_of_space(&node.env, &t.dir, 0, shared_by).unwrap_or(0),
+        history: t.history.clone(),
     };
     targets.iter().map(offer).collect()
 }
 
 /// For heartbeats: what the stores say, with this node's part of the space.
-fn reports(node: &Node, targets: &[Checked], opened: Arc<OnceLock<Arc<StorageNode>>>) -> weir_coord::Reports {
+fn reports(node: &Node, targets: &[Begun], opened: Arc<OnceLock<Arc<StorageNode>>>) -> weir_coord::Reports {
     let (env, shared_by) = (node.env.clone(), node.config.storage.shared_by);
     let dirs: Vec<PathBuf> = targets.iter().map(|t| t.dir.clone()).collect();
     Arc::new(move || {
@@ -473,19 +506,18 @@ fn reports(node: &Node, targets: &[Checked], opened: Arc<OnceLock<Arc<StorageNod
 async fn open_node(
     node: &Node,
     cluster: &Cluster,
-    targets: &[Checked],
+    targets: &[Begun],
     opened: &OnceLock<Arc<StorageNode>>,
-    gate: &Gate,
 ) -> Outcome<()> {
     let mut configs = Vec::new();
     for target in targets {
         let id = cluster.target_of(target.identity.disk).ok_or_else(|| {
             Error::not_found(format!("the cluster map does not list the target in {}", target.dir.display()))
         })?;
-        configs.push(TargetConfig { id, dir: target.dir.clone(), geometry: Geometry::DEFAULT });
+        let config = TargetConfig { id, dir: target.dir.clone(), geometry: Geometry::DEFAULT };
+        configs.push((config, target.index.clone()));
     }
-    let storage = StorageNode::open(node.env.clone(), configs, Arc::new(cluster.clone())).await?;
-    gate.open(storage.clone());
+    let storage = StorageNode::open_over(node.env.clone(), configs, Arc::new(cluster.clone())).await?;
     opened.set(storage).map_err(|_| Error::io("the storage node was opened twice"))?;
     Ok(())
 }

@@ -1,6 +1,6 @@
-//! `weir status`: how a cluster is, the worst first; then its nodes, targets and placement groups. And `weir target`.
+//! `weir status`: how a cluster is, the worst first; then its nodes, targets and placement groups.
 use crate::cli;
-use crate::failure::{Failure, Outcome};
+use crate::failure::Outcome;
 use crate::mounts;
 use crate::observe::{self, Health, is_led};
 use crate::place::{Place, Process, RoleName};
@@ -17,7 +17,6 @@ use weir_env::Addr;
 use weir_home::HomeUrl;
 use weir_proto::coord::{ClientsWaiting, ClusterStatus, TargetReport};
 use weir_proto::map::{Group, MemberState, Role, TargetState};
-use weir_proto::{Error, TargetId};
 
 /// How long a metadata server may take to answer all that is asked.
 const NAMESPACE_PATIENCE: Duration = Duration::from_secs(5);
@@ -36,26 +35,6 @@ pub fn coordinators(args: &cli::Status) -> Outcome<Vec<Addr>> {
     let found = args.place()?.map_or_else(|| args.coordinator.clone(), |place| place.coordinators());
     observe::require_listener(&found)?;
     Ok(found)
-}
-
-/// `weir target clear`.
-pub fn clear_target(args: &cli::ClearTarget) -> Outcome<()> {
-    let number = args.target.strip_prefix('t').and_then(|n| n.parse().ok());
-    let target = number.map(TargetId).ok_or_else(|| {
-        let error = Error::invalid(format!("{:?} names no target", args.target));
-        Failure::new(error, "a target is called like t3: `weir status` shows them")
-    })?;
-    let coordinators = coordinators(&args.cluster)?;
-    observe::block_on(async {
-        let env = weir_env::real::env();
-        let cluster = observe::observe(&env, &coordinators, "weir target").await?;
-        Ok(cluster.clear_target(target).await?)
-    })?;
-    match args.cluster.json {
-        true => println!("{}", json!({ "cleared": args.target })),
-        false => println!("{target} may be used again: it is repaired when its process serves it"),
-    }
-    Ok(())
 }
 
 /// What `weir status` exits with says how bad the worst trouble is.

@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use weir_proto::TargetId;
 use weir_proto::backup::Backup;
 use weir_proto::coord::{ClientsWaiting, ClusterStatus};
-use weir_proto::map::{Group, MemberState, Node, Role, Target, TargetState};
+use weir_proto::map::{Group, Member, MemberState, Node, Role, Target, TargetState};
 use weir_proto::meta::Time;
 use weir_proto::relation::{RelationInfo, RelationState};
 use weir_proto::volume::Volume;
@@ -198,7 +198,20 @@ fn namespaces(facts: &Facts<'_>, found: &mut Found) {
 
 fn groups(facts: &Facts<'_>, in_use: &InUse, found: &mut Found) {
     let used = facts.status.map.groups.iter().filter(|g| in_use.has(g));
-    let poor: Vec<&Group> = used.filter(|g| !g.is_writable()).collect();
+    let (lost, poor): (Vec<&Group>, Vec<&Group>) =
+        used.filter(|g| !g.is_writable()).partition(|g| g.is_lost());
+    if !lost.is_empty() {
+        let members = lost.iter().flat_map(|g| &g.members).filter(|m| m.is_lost());
+        let without: BTreeSet<TargetId> = members.map(|m| m.target).collect();
+        let without: Vec<String> = without.iter().map(TargetId::to_string).collect();
+        let text = format!(
+            "data is lost on {}: {} returned without what they had, and too few others have it; what is gone is read as EIO, and \
+             files there cannot be written; stop these targets and put their disks back as they were last, if these exist",
+            placement_groups(lost.len()),
+            without.join(", ")
+        );
+        found.critical("placement groups", text);
+    }
     if let Some(first) = poor.first() {
         let text = format!(
             "too few members of {} are usable: files on them cannot be written, and not all can be read ({} has {} of {} and needs \
@@ -237,7 +250,8 @@ fn nodes(facts: &Facts<'_>, in_use: &InUse, found: &mut Found) {
                 let of_node = map.targets.iter().filter(|t| t.node == node.id);
                 let missing: Vec<String> = of_node.map(missing).collect();
                 let text = format!(
-                    "{name} is down: {}; what is written meanwhile is repaired when it returns: {restart}",
+                    "{name} is down: {}; if it returns, what was written meanwhile is repaired: {restart}; if its disk is lost, \
+                     `weir target replace` gives it a new one",
                     missing.join(", ")
                 );
                 found.degraded(name, text);
@@ -261,8 +275,8 @@ fn targets(facts: &Facts<'_>, in_use: &InUse, found: &mut Found) {
             TargetState::Failed => found.degraded(
                 id,
                 format!(
-                    "{named} failed with a disk error and is missing from {missing}: replace or repair its disk, restart its \
-                     process, then run `weir target clear {id}`"
+                    "{named} failed with a disk error and is missing from {missing}: repair its disk, restart its process, then run \
+                     `weir target clear {id}`; or give it a new disk with `weir target replace {id} DIR`"
                 ),
             ),
             TargetState::Down if node_is_up => found.degraded(
@@ -279,9 +293,15 @@ fn targets(facts: &Facts<'_>, in_use: &InUse, found: &mut Found) {
             ),
             TargetState::Up => {}
         }
-        let behind = count_groups(facts, in_use, id, MemberState::Behind);
-        if behind > 0 {
-            found.degraded(id, format!("{named} is being repaired in {}", placement_groups(behind)));
+        let is_behind = |m: &&Member| m.target == id && m.state == MemberState::Behind;
+        let repaired = facts.status.map.groups.iter().filter(|g| in_use.has(g) && !g.is_lost());
+        let behind: Vec<&Member> = repaired.flat_map(|g| g.members.iter().filter(is_behind)).collect();
+        if !behind.is_empty() {
+            let text = match behind.iter().any(|m| m.is_lost()) {
+                true => "returned without what it had, and is refilled from the others",
+                false => "is being repaired",
+            };
+            found.degraded(id, format!("{named} {text} in {}", placement_groups(behind.len())));
         }
     }
     for report in &facts.status.targets {
@@ -499,7 +519,7 @@ mod tests {
     use serde_json::{Value, json};
     use weir_proto::backup::{BackupEnd, BackupOutcome, Keep};
     use weir_proto::coord::TargetReport;
-    use weir_proto::map::{ClusterMap, Member, NamespaceEntry, Scheme, Settings};
+    use weir_proto::map::{ClusterMap, NamespaceEntry, RunSeen, Scheme, Settings};
     use weir_proto::meta::Usage;
     use weir_proto::relation::{Direction, RelationId, RelationState};
     use weir_proto::volume::{Keeping, Policy, Quota};
@@ -534,8 +554,15 @@ mod tests {
             pool: "default".into(),
             state: TargetState::Up,
             capacity: 1000,
+            last: RunSeen::default(),
+            whole: RunSeen::default(),
         };
-        let member = |id| Member { target: TargetId(id), state: MemberState::Current, since: Epoch(1) };
+        let member = |id| Member {
+            target: TargetId(id),
+            state: MemberState::Current,
+            since: Epoch(1),
+            lost_at: Epoch(0),
+        };
         let group = |id, scheme, members: &[u32]| Group {
             id: PgId(id),
             pool: "default".into(),
@@ -552,6 +579,7 @@ mod tests {
             damaged_blocks: 0,
             repaired_blocks: 0,
             hangs_ms: 0,
+            position: 0,
         };
         let leader = NamespaceEntry {
             id: NamespaceId(1),
@@ -734,6 +762,25 @@ mod tests {
                 Degraded,
                 "t1",
                 "t1 (storage-1) is being repaired in 1 placement group",
+            ),
+            (
+                |w| {
+                    let member = &mut w.status.map.groups[0].members[0];
+                    (member.state, member.lost_at) = (MemberState::Behind, Epoch(2));
+                },
+                Degraded,
+                "t1",
+                "t1 (storage-1) returned without what it had, and is refilled from the others in 1 placement group",
+            ),
+            (
+                |w| {
+                    for member in w.status.map.groups[0].members.iter_mut().rev() {
+                        (member.state, member.lost_at) = (MemberState::Behind, Epoch(2));
+                    }
+                },
+                Critical,
+                "placement groups",
+                "data is lost on 1 placement group: t1, t2 returned without what they had",
             ),
             (
                 |w| w.status.targets[0].debt_cells = 3,

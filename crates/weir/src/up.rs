@@ -20,7 +20,7 @@ use weir_proto::{ClusterId, Error};
 /// A role that does not say within this time that it serves is taken as failed.
 const READY_PATIENCE: Duration = Duration::from_secs(60);
 /// How long a process may take to stop by itself: what a mount still holds has to reach the targets first.
-const STOP_PATIENCE: Duration = Duration::from_secs(20);
+pub const STOP_PATIENCE: Duration = Duration::from_secs(20);
 const SHARED_MEMORY: &str = "/dev/shm";
 
 /// What became of one process.
@@ -95,7 +95,7 @@ fn wait_healthy(place: &Place, started: &[Started]) -> Outcome<observe::Health> 
 }
 
 /// Two `weir up` at once would start everything twice.
-fn lock(place: &Place) -> Outcome<std::fs::File> {
+pub fn lock(place: &Place) -> Outcome<std::fs::File> {
     let path = place.dir.join("run/up.lock");
     let file = fs::File::create(&path).doing(format_args!("make {}", path.display()))?;
     rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive)

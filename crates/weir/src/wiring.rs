@@ -2,6 +2,7 @@
 use bytes::Bytes;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+use tokio::sync::{Notify, Semaphore};
 use weir_coord::Cluster;
 use weir_env::{BoxFuture, Env};
 use weir_meta::StripeCut;
@@ -9,15 +10,50 @@ use weir_proto::data::DropFile;
 use weir_proto::{Error, FileId, PgId, Request, Result, TargetId};
 use weir_rpc::{Call, Connection, Defer, Handled, Service};
 
-/// A service that is announced before it is there: until then it asks callers to come back.
-#[derive(Default)]
+/// Calls that wait for a gate that is about to open: the newest map has come to their senders sooner than to this node.
+const HELD_CALLS_MAX: usize = 4096;
+
+/// A service that is announced before it is there: until then it asks callers to come back, or lets them wait for a moment.
+#[derive(Clone)]
 pub struct Gate {
-    behind: OnceLock<Arc<dyn Service>>,
+    behind: Arc<OnceLock<Arc<dyn Service>>>,
+    opened: Arc<Notify>,
+    /// Room for calls that wait.
+    room: Arc<Semaphore>,
+}
+
+impl Default for Gate {
+    fn default() -> Gate {
+        Gate { behind: Arc::default(), opened: Arc::default(), room: Arc::new(Semaphore::new(0)) }
+    }
 }
 
 impl Gate {
+    /// It opens as soon as this node is a member.
+    pub fn hold(&self) {
+        self.room.add_permits(HELD_CALLS_MAX);
+    }
     pub fn open(&self, service: Arc<dyn Service>) {
         assert!(self.behind.set(service).is_ok(), "a gate opens once");
+        self.opened.notify_waiters();
+    }
+    fn wait(&self, call: Call) -> Handled {
+        let starting = || Error::unavailable("this node is starting");
+        let Ok(place) = self.room.clone().try_acquire_owned() else { return Handled::Now(Err(starting())) };
+        let gate = self.clone();
+        Handled::Later(Box::pin(async move {
+            let opened = gate.opened.notified();
+            tokio::pin!(opened);
+            opened.as_mut().enable();
+            if gate.behind.get().is_none() {
+                opened.await;
+            }
+            drop(place);
+            match gate.behind.get().ok_or_else(starting)?.handle(call) {
+                Handled::Now(reply) => reply,
+                Handled::Later(reply) => reply.await,
+            }
+        }))
     }
 }
 
@@ -25,7 +61,7 @@ impl Service for Gate {
     fn handle(&self, call: Call) -> Handled {
         match self.behind.get() {
             Some(service) => service.handle(call),
-            None => Handled::Now(Err(Error::unavailable("this node is starting"))),
+            None => self.wait(call),
         }
     }
     fn handle_or_defer(&self, call: Call, defer: Defer<'_>) -> Option<Handled> {

@@ -14,6 +14,7 @@ mod patience;
 mod quota;
 mod random;
 mod recall;
+mod returned;
 mod small;
 mod snapshots;
 mod told;

@@ -16,10 +16,10 @@ use weir_kv::{MemoryKv, SharedKv};
 use weir_meta::{LayoutPolicy, Lead, Meta, MetaConfig, Purge, StripeCut};
 use weir_proto::coord::TargetOffer;
 use weir_proto::data::DropFile;
-use weir_proto::map::{ClusterMap, Group, MemberState, Role};
+use weir_proto::map::{ClusterMap, Group, MemberState, Role, Scheme};
 use weir_proto::meta::Cred;
 use weir_proto::volume::{Policy, Quota};
-use weir_proto::{DiskUuid, Error, FileId, InodeId, NamespaceUuid, PgId, Request, Result, TargetId};
+use weir_proto::{DiskUuid, Error, FileId, InodeId, NamespaceUuid, PgId, Request, Result, RunId, TargetId};
 use weir_rpc::{Call, Connection, Defer, Handled, Identity, Server, Service, serve};
 use weir_store::alloc::Geometry;
 use weir_store::service::{StorageNode, TargetConfig};
@@ -239,7 +239,10 @@ impl Lab {
         let cluster = Cluster::observe(&env, self.observer(&name, Role::Storage), PATIENCE).await.unwrap();
         let gate = Arc::new(Gate::default());
         let server = serve(&env, &self.addrs(&name, n + 1), cluster.identity(), gate.clone()).await.unwrap();
-        let offer = TargetOffer { uuid: DiskUuid([n + 1; 16]), pool: "ram".into(), capacity: 1 << 30 };
+        let (disk, index) = (DiskUuid([n + 1; 16]), self.kv(&name));
+        let run = RunId(env.rng.next_u64());
+        let history = weir_store::runs::begin(&index, run).await.unwrap();
+        let offer = TargetOffer { uuid: disk, pool: "ram".into(), capacity: 1 << 30, history };
         let membership = Membership { addrs: server.addrs().to_vec(), targets: vec![offer] };
         let node: Arc<OnceLock<Arc<StorageNode>>> = Arc::default();
         let reporting = node.clone();
@@ -251,8 +254,9 @@ impl Lab {
             geometry: Geometry { slab_bytes: 64 << 20, step_bytes: 8 << 20 },
         };
         let peers = Arc::new(cluster.clone());
-        let opened =
-            StorageNode::open_over(env.clone(), vec![(config, self.kv(&name))], peers).await.unwrap();
+        let opened = StorageNode::open_over(env.clone(), vec![(config, index.clone())], peers).await.unwrap();
+        let admitted = weir_store::runs::admitted(&joined.map, disk, run).unwrap();
+        weir_store::runs::confirm(&index, admitted).await.unwrap();
         assert!(node.set(opened.clone()).is_ok());
         assert!(gate.behind.set(opened.clone()).is_ok());
         env.tasks.spawn("storage", opened.run());
@@ -366,6 +370,37 @@ impl Lab {
     pub fn kill_meta(&self) {
         self.0.doors.lock().unwrap().remove("meta");
         self.world().kill("meta");
+    }
+    /// All servers stop, and the coordinator is the first: it sees nobody go.
+    pub fn stop_servers(&self, targets: u8) {
+        self.0.doors.lock().unwrap().remove("coord");
+        self.world().kill("coord");
+        (0..targets).for_each(|n| self.kill_storage(n));
+    }
+    pub async fn start_servers(&self, targets: u8) {
+        self.coordinator(targets).await;
+        for n in 0..targets {
+            self.storage(n).await;
+        }
+    }
+    /// Its index is gone; its slabs are not. It does not run.
+    pub fn lose_index(&self, n: u8) {
+        self.0.kept.lock().unwrap().remove(&format!("s{n}"));
+    }
+    /// Until every member of the groups of the lab's scheme is current.
+    pub async fn wait_whole(&self, cluster: &Cluster) {
+        let scheme: Scheme = self.0.scheme.parse().unwrap();
+        let whole = |map: &ClusterMap| {
+            let mut members = map.groups.iter().filter(|g| g.scheme == scheme).flat_map(|g| &g.members);
+            members.all(|m| m.state == MemberState::Current)
+        };
+        cluster.wait_for(Duration::from_secs(60), whole).await.unwrap();
+    }
+    /// A look at the cluster.
+    pub async fn observe(&self, name: &str) -> Cluster {
+        Cluster::observe(&self.world().node(name), Lab::observer(name, Role::Console), PATIENCE)
+            .await
+            .unwrap()
     }
     pub fn kill_storage(&self, n: u8) {
         self.0.doors.lock().unwrap().remove(&format!("s{n}"));

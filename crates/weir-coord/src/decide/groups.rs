@@ -10,6 +10,9 @@
 //! From these follows who missed nothing: an epoch later than the k-th largest `since` never had k current
 //! members, so nothing was written in it. A member whose `since` is at least that value is current again as soon as it
 //! returns (all of a cluster that was stopped and started, for example); any other is behind until repaired.
+//!
+//! A target that returns without what it had is lost in all its groups: behind, whatever its `since` is, until it is refilled. The
+//! `since` stays, for it still tells up to when something was written.
 use super::placement::{Candidate, group_count, place};
 use weir_proto::map::{ClusterMap, Group, Member, MemberState, Scheme, Target, TargetState};
 use weir_proto::{Epoch, Error, PgId, Result, TargetId};
@@ -29,6 +32,31 @@ pub fn target_cleared(map: &mut ClusterMap, target: TargetId) -> bool {
     let failed = |t: &&mut Target| t.id == target && t.state == TargetState::Failed;
     let entry = map.targets.iter_mut().find(failed);
     entry.map(|t| t.state = TargetState::Down).is_some()
+}
+
+/// The target returned without what it had, as nothing or as an older copy: it holds nothing that counts until it is refilled. It is
+/// down until the reconciliation that follows.
+pub fn target_lost(map: &mut ClusterMap, target: TargetId) {
+    if let Some(entry) = map.targets.iter_mut().find(|t| t.id == target && t.state == TargetState::Up) {
+        entry.state = TargetState::Down;
+    }
+    for group in &mut map.groups {
+        if member_of(group, target).is_some() {
+            set_member(group, target, MemberState::Down);
+            let epoch = group.epoch;
+            group.members.iter_mut().filter(|m| m.target == target).for_each(|m| m.lost_at = epoch);
+        }
+    }
+}
+
+/// The target has again what it had lost: it counts as one that was away since then. Where it was refilled meanwhile, that is lost now.
+pub fn target_put_back(map: &mut ClusterMap, target: TargetId) {
+    let is_lost = |g: &Group| member_of(g, target).is_some_and(Member::is_lost);
+    let has_again: Vec<PgId> = map.groups.iter().filter(|g| is_lost(g)).map(|g| g.id).collect();
+    target_lost(map, target);
+    for group in map.groups.iter_mut().filter(|g| has_again.contains(&g.id)) {
+        group.members.iter_mut().filter(|m| m.target == target).for_each(|m| m.lost_at = Epoch(0));
+    }
 }
 
 /// The target is served again. True if that is news; a failed target stays failed.
@@ -75,7 +103,7 @@ pub fn rejoin_groups(map: &mut ClusterMap, target: TargetId) -> bool {
     for group in &mut map.groups {
         let Some(member) = member_of(group, target) else { continue };
         if member.state == MemberState::Down {
-            let missed_nothing = member.since >= last_writable_epoch(group);
+            let missed_nothing = group.missed_nothing(member);
             let state = if missed_nothing { MemberState::Current } else { MemberState::Behind };
             set_member(group, target, state);
             changed = true;
@@ -192,7 +220,7 @@ fn append_groups(map: &mut ClusterMap, pool: &str, scheme: Scheme, candidates: &
         let epoch = Epoch(1);
         let members = members
             .into_iter()
-            .map(|target| Member { target, state: MemberState::Current, since: epoch })
+            .map(|target| Member { target, state: MemberState::Current, since: epoch, lost_at: Epoch(0) })
             .collect();
         let id = PgId(map.groups.len() as u32);
         map.groups.push(Group { id, pool: pool.to_owned(), scheme, epoch, members });
@@ -217,14 +245,6 @@ fn member_of(group: &Group, target: TargetId) -> Option<&Member> {
     group.members.iter().find(|m| m.target == target)
 }
 
-/// The newest epoch in which k members may have been current.
-fn last_writable_epoch(group: &Group) -> Epoch {
-    let mut since: Vec<Epoch> = group.members.iter().map(|m| m.since).collect();
-    since.sort_unstable();
-    let k = usize::from(group.scheme.data);
-    since.len().checked_sub(k).and_then(|i| since.get(i)).copied().unwrap_or(group.epoch)
-}
-
 fn set_member(group: &mut Group, target: TargetId, state: MemberState) {
     group.epoch = Epoch(group.epoch.0 + 1);
     for member in &mut group.members {
@@ -232,7 +252,7 @@ fn set_member(group: &mut Group, target: TargetId, state: MemberState) {
             member.state = state;
         }
         if member.state == MemberState::Current {
-            member.since = group.epoch;
+            (member.since, member.lost_at) = (group.epoch, Epoch(0));
         }
     }
 }

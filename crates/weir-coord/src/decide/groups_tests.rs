@@ -1,7 +1,7 @@
 //! Claims about group transitions, by table and against a model of writes.
 use super::*;
 use proptest::prelude::*;
-use weir_proto::map::{Node, Role, Settings, Target};
+use weir_proto::map::{Node, Role, RunSeen, Settings, Target};
 use weir_proto::{ClusterId, DiskUuid, ErrorKind, NodeId};
 
 pub fn cluster(targets: u32, scheme: &str) -> ClusterMap {
@@ -32,6 +32,8 @@ pub fn cluster(targets: u32, scheme: &str) -> ClusterMap {
                 pool: "hdd".into(),
                 state: TargetState::Up,
                 capacity: 1,
+                last: RunSeen::default(),
+                whole: RunSeen::default(),
             })
             .collect(),
         groups: vec![],
@@ -154,6 +156,65 @@ fn the_last_copy_that_was_written_to_is_the_one_that_is_right() {
 }
 
 #[test]
+fn what_a_target_has_lost_it_gets_from_k_others_or_it_is_lost() {
+    let mut map = with_groups(6, "ec:4+2");
+    // t6 missed what was written while the others were there; then all stop, and some return without what they had.
+    for n in [6, 1, 2, 3, 4, 5] {
+        target_down(&mut map, t(n));
+    }
+    let written_until = map.groups[0].last_writable_epoch();
+    target_lost(&mut map, t(2));
+    assert_eq!(map.groups[0].last_writable_epoch(), written_until, "what was written then still counts");
+    for n in 1..=6 {
+        target_back(&mut map, t(n));
+    }
+    assert_eq!(state(&map, 0, 6), MemberState::Behind, "it missed what was written");
+    assert_eq!((1..=5).map(|n| state(&map, 0, n)).filter(|s| *s == MemberState::Current).count(), 3);
+    assert!(map.groups[0].is_lost(), "two missed it, and a third one lost it");
+
+    let mut map = with_groups(6, "ec:4+2");
+    for n in [1, 2] {
+        target_lost(&mut map, t(n));
+        target_back(&mut map, t(n));
+    }
+    let group = &map.groups[0];
+    assert!(group.is_writable() && !group.is_lost());
+    assert!((1..=2).all(|n| member_of(group, t(n)).unwrap().complete_since() == Epoch(0)));
+    let epoch = group.epoch;
+    assert!(caught_up(&mut map, t(1), PgId(0), epoch).unwrap());
+    assert!(!member_of(&map.groups[0], t(1)).unwrap().is_lost(), "refilled");
+    for n in [3, 4] {
+        target_lost(&mut map, t(n));
+        target_back(&mut map, t(n));
+    }
+    assert!(map.groups[0].is_lost());
+    target_down(&mut map, t(1));
+    assert!(map.groups[0].is_lost(), "whether those who have all are there or not");
+}
+
+#[test]
+fn a_disk_that_is_put_back_has_what_it_had_where_nothing_was_refilled_meanwhile() {
+    let mut map = with_groups(6, "ec:4+2");
+    for n in [1, 2, 3] {
+        target_lost(&mut map, t(n));
+        target_back(&mut map, t(n));
+    }
+    assert!(map.groups[0].is_lost());
+    target_put_back(&mut map, t(1));
+    target_back(&mut map, t(1));
+    // The others were three since then, so nothing was written without it but in the moment in which there were still four.
+    assert_eq!(state(&map, 0, 1), MemberState::Behind);
+    target_put_back(&mut map, t(3));
+    target_back(&mut map, t(3));
+    assert_eq!(state(&map, 0, 3), MemberState::Current, "nothing was written since it was lost");
+    let epoch = map.groups[0].epoch;
+    assert!(map.groups[0].is_writable() && caught_up(&mut map, t(2), PgId(0), epoch).unwrap());
+    target_put_back(&mut map, t(2));
+    let member = member_of(&map.groups[0], t(2)).unwrap();
+    assert!(member.is_lost(), "it was refilled elsewhere, and that disk is gone");
+}
+
+#[test]
 fn a_failed_target_does_not_come_back_by_itself() {
     let mut map = with_groups(6, "ec:4+2");
     assert!(target_failed(&mut map, t(1)));
@@ -167,12 +228,12 @@ fn a_failed_target_does_not_come_back_by_itself() {
 }
 
 proptest! {
-    /// Model: in each state in which the group is writable, a write goes to all members that are not down. Then a
-    /// current member must hold every write.
+    /// Model: in each state in which the group is writable, a write goes to all members that are not down; now and then one returns
+    /// without what it had. Then a current member must hold every write.
     #[test]
     fn a_current_member_holds_every_write(
         scheme in prop::sample::select(vec!["ec:4+2", "replica:3", "replica:2", "single", "ec:3+1"]),
-        steps in prop::collection::vec((0u8..3, 0u32..6), 1..60),
+        steps in prop::collection::vec((0u8..12, 0u32..6), 1..80),
     ) {
         let width = scheme.parse::<Scheme>().unwrap().width() as u32;
         let mut map = with_groups(width, scheme);
@@ -182,8 +243,12 @@ proptest! {
             let target = t(target % width + 1);
             let epoch = map.groups[0].epoch;
             match step {
-                0 => { target_down(&mut map, target); }
-                1 => { target_back(&mut map, target); }
+                0..4 => { target_down(&mut map, target); }
+                4..8 => { target_back(&mut map, target); }
+                8 => {
+                    target_lost(&mut map, target);
+                    held[target.0 as usize - 1].clear();
+                }
                 _ => {
                     // It has what those have that are current.
                     let peers = map.groups[0].members.iter().filter(|m| m.state == MemberState::Current);

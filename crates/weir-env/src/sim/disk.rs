@@ -62,6 +62,14 @@ pub(super) struct DiskState {
     rng: SplitMix,
 }
 
+/// A copy of a disk, as an administrator may have made one.
+pub struct DiskCopy {
+    inodes: BTreeMap<Ino, Inode>,
+    last_ino: Ino,
+    used_pages: u64,
+}
+
+#[derive(Clone)]
 struct Inode {
     body: Body,
     /// A name leads here now (there are no hard links).
@@ -70,12 +78,13 @@ struct Inode {
     lock: Option<u64>,
 }
 
+#[derive(Clone)]
 enum Body {
     Dir(Dir),
     File(Pages),
 }
 
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Dir {
     live: BTreeMap<String, Ino>,
     durable: BTreeMap<String, Ino>,
@@ -228,6 +237,18 @@ impl DiskState {
             last_handle: self.last_handle,
             ..DiskState::new(self.rng.clone(), self.capacity_bytes)
         };
+    }
+
+    /// What is on it now. Its machine is off.
+    pub(super) fn copy(&self) -> DiskCopy {
+        DiskCopy { inodes: self.inodes.clone(), last_ino: self.last_ino, used_pages: self.used_pages }
+    }
+    /// An older state of this disk, in an era of its own: handles of the present one are closed.
+    pub(super) fn put_back(&mut self, copy: &DiskCopy) {
+        self.era += 1;
+        self.inodes = copy.inodes.clone();
+        self.inodes.values_mut().for_each(|i| (i.opens, i.lock) = (0, None));
+        (self.last_ino, self.used_pages) = (copy.last_ino, copy.used_pages);
     }
 
     /// Where a write really goes.

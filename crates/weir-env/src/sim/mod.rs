@@ -25,7 +25,7 @@ use self::{
     node::{Here, Node, NodeClock, NodeRng},
 };
 use crate::{BoxFuture, BufferPool, Clock, ClockSource, Disk, Env, Instant, Rng, Tasks, WallTime};
-pub use disk::DiskFaults;
+pub use disk::{DiskCopy, DiskFaults};
 use std::{
     future::poll_fn,
     io,
@@ -309,6 +309,15 @@ impl World {
     pub fn replace_disk(&self, name: &str) {
         assert!(!self.is_up(name), "a disk is replaced while its machine is off");
         self.with_disk(name, DiskState::replace);
+    }
+    pub fn copy_disk(&self, name: &str) -> DiskCopy {
+        assert!(!self.is_up(name), "a disk is copied while its machine is off");
+        self.with_disk(name, |disk| disk.copy())
+    }
+    /// The disk as it was when it was copied.
+    pub fn put_disk_back(&self, name: &str, copy: &DiskCopy) {
+        assert!(!self.is_up(name), "a disk is put back while its machine is off");
+        self.with_disk(name, |disk| disk.put_back(copy));
     }
     /// A node's disk as the test sees it, whether the node is up or not.
     pub fn disk(&self, name: &str) -> Arc<dyn Disk> {

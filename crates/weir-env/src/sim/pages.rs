@@ -15,7 +15,7 @@ const SECTOR_BYTES: usize = 512;
 
 type Page = Arc<[u8; PAGE_BYTES as usize]>;
 
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct Pages {
     pub(super) len: u64,
     durable_len: u64,

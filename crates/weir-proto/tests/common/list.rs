@@ -7,7 +7,7 @@
 macro_rules! for_every_message {
     ($check:ident) => {
         for_every_message!($check:
-            coord::{TargetOffer, Join, Joined, TargetReport, Heartbeat, HeartbeatAck, GetMap, MapReply, ReportTarget,
+            coord::{TargetOffer, TargetHistory, Join, Joined, TargetReport, Heartbeat, HeartbeatAck, GetMap, MapReply, ReportTarget,
                 CaughtUp, Leave, ClearTarget, GetStatus, ClusterStatus, LeadNamespace, LeadReply,
                 MakeGroups, RecordProgress, GetCoordinators, Coordinators, TellWaits, Wait, GetWaits, ClientsWaiting, ClientWaiting}
             data::{Place, WriteFragment, HoldStripe, CommitStripe, DropPrepared, WriteOverlay, OverlayWritten, MirrorOverlay,
@@ -37,7 +37,7 @@ macro_rules! for_every_message {
                 LayerList, TakeLayers, LayersTaken, LayerCopied}
             lock::{LockOwner, LockEntry, SetLock, LockAnswer, TestLock, CancelLock, LockCancelled, ListLocks,
                 LockList, HeldLock, ReclaimLocks, Reclaimed, LockFree}
-            map::{Node, Target, Member, Group, NamespaceEntry, Settings, ClusterMap}
+            map::{Node, Run, RunSeen, Target, Member, Group, NamespaceEntry, Settings, ClusterMap}
             frame::{Hello}
         )
     };

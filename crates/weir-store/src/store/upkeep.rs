@@ -36,6 +36,7 @@ impl Store {
         version: Version,
         missing: u64,
     ) -> Result<(CommitSeq, bool)> {
+        self.forget_lost(scope, cell)?;
         let mut is_here = false;
         let committed = self.change(&mut |txn, delta| {
             cells::check_epoch(txn, scope.group, scope.epoch)?;
@@ -168,6 +169,23 @@ impl Store {
 
     // ---- repair
 
+    /// Drops what is here of the scope's group from before this target lost what it had. Blocks.
+    pub fn forget_all_lost(&self, scope: &Scope) -> Result<()> {
+        let mut after = None;
+        loop {
+            let mut batch = Vec::new();
+            self.kv.read(&mut |r| {
+                batch = lookup::listed_cells(r, scope.group, after, DROP_BATCH)?;
+                Ok(())
+            })?;
+            let Some(last) = batch.last().copied() else { return Ok(()) };
+            self.change(&mut |txn, delta| {
+                batch.iter().try_for_each(|cell| cells::forget_lost(txn, scope, *cell, delta))
+            })?;
+            after = Some(last);
+        }
+    }
+
     /// What writers have prepared here of the group's stripes, and neither committed nor dropped.
     pub fn writers_prepared(&self, group: PgId) -> Result<Vec<(CellId, Version)>> {
         let mut found = Vec::new();
@@ -192,6 +210,7 @@ impl Store {
         place: Install,
     ) -> Result<(CommitSeq, bool)> {
         self.usable()?;
+        self.forget_lost(scope, write.cell)?;
         let extent = self.store_bytes(write.data)?;
         let fragment = Fragment {
             version: write.version,
@@ -237,6 +256,7 @@ impl Store {
         stale: &BTreeMap<Seq, Overlay>,
     ) -> Result<CommitSeq> {
         self.usable()?;
+        self.forget_lost(scope, cell)?;
         let mut by_seq = BTreeMap::new();
         let mut extents = Vec::new();
         for (seq, mut overlay, data) in copies {

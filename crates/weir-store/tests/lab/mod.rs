@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 use weir_env::{BoxFuture, Env};
-use weir_kv::SharedKv;
 use weir_kv::memory::MemoryKv;
+use weir_kv::{Scan, SharedKv};
 use weir_proto::checksum::{block_crcs, crc32c};
 use weir_proto::data::*;
 use weir_proto::ec::Coder;
@@ -45,12 +45,23 @@ pub struct World {
     _dir: tempfile::TempDir,
 }
 
+/// A copy of a target's disk.
+#[derive(Default)]
+pub struct Copy {
+    entries: Vec<(Vec<u8>, Vec<u8>)>,
+    slabs: Vec<(PathBuf, Vec<u8>)>,
+}
+
 impl World {
     pub async fn new(scheme: Scheme) -> Arc<World> {
         let dir = tempfile::tempdir().unwrap();
         let width = scheme.width();
-        let member =
-            |i: usize| Member { target: TargetId(i as u32), state: MemberState::Current, since: Epoch(1) };
+        let member = |i: usize| Member {
+            target: TargetId(i as u32),
+            state: MemberState::Current,
+            since: Epoch(1),
+            lost_at: Epoch(0),
+        };
         let group = Group {
             id: PgId(0),
             pool: "ram".into(),
@@ -145,9 +156,51 @@ impl World {
                     member.state = state;
                 }
                 if member.state == MemberState::Current {
-                    member.since = epoch;
+                    (member.since, member.lost_at) = (epoch, Epoch(0));
                 }
             }
+        }
+        *map = Arc::new(next);
+    }
+    /// What the target has on its disk: its index and its slabs.
+    pub fn copy_of(&self, id: TargetId) -> Copy {
+        let (dir, kv) = &self.disks[id.0 as usize];
+        let mut entries = Vec::new();
+        let read = kv.read(&mut |r| {
+            entries.clear();
+            r.scan(&[], &[0xff; 64], &mut |key, value| {
+                entries.push((key.to_vec(), value.to_vec()));
+                Scan::More
+            })
+        });
+        read.unwrap();
+        let slabs = std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().path());
+        let slabs = slabs.filter(|p| p.file_name().unwrap().to_string_lossy().starts_with("slab"));
+        Copy { entries, slabs: slabs.map(|p| (p.clone(), std::fs::read(&p).unwrap())).collect() }
+    }
+    /// A target that is dead returns with what a copy of it has, and the coordinator has seen that.
+    pub async fn return_lost(self: &Arc<World>, id: TargetId, copy: &Copy) {
+        self.nodes.lock().unwrap().remove(&id);
+        let (dir, kv) = &self.disks[id.0 as usize];
+        let now = self.copy_of(id);
+        let replaced = kv.transact(&mut |txn| {
+            now.entries.iter().for_each(|(key, _)| txn.delete(key));
+            copy.entries.iter().for_each(|(key, value)| txn.put(key, value));
+            Ok(())
+        });
+        replaced.unwrap();
+        now.slabs.iter().for_each(|(path, _)| std::fs::remove_file(path).unwrap());
+        std::fs::create_dir_all(dir).unwrap();
+        copy.slabs.iter().for_each(|(path, bytes)| std::fs::write(path, bytes).unwrap());
+        self.dead.lock().unwrap().remove(&id);
+        self.start(id).await;
+        self.set_state(id, MemberState::Behind);
+        let mut map = self.map.lock().unwrap();
+        let mut next = (**map).clone();
+        next.version += 1;
+        for group in &mut next.groups {
+            let epoch = group.epoch;
+            group.members.iter_mut().filter(|m| m.target == id).for_each(|m| m.lost_at = epoch);
         }
         *map = Arc::new(next);
     }

@@ -190,7 +190,12 @@ impl Rules {
 
     fn map(&self) -> ClusterMap {
         let ids = 0..self.width();
-        let member = |p: usize| Member { target: target_id(p), state: MemberState::Current, since: Epoch(1) };
+        let member = |p: usize| Member {
+            target: target_id(p),
+            state: MemberState::Current,
+            since: Epoch(1),
+            lost_at: Epoch(0),
+        };
         let target = |p: usize| weir_proto::map::Target {
             id: target_id(p),
             uuid: DiskUuid([p as u8; 16]),
@@ -198,6 +203,8 @@ impl Rules {
             pool: "all".into(),
             state: TargetState::Up,
             capacity: 1 << 30,
+            last: Default::default(),
+            whole: Default::default(),
         };
         ClusterMap {
             cluster: ClusterId([1; 16]),

@@ -1,0 +1,124 @@
+//! Whether nothing was ever written to a cell, or what was is lost: what the members of its stripe say of it.
+//!
+//! A stripe that is written whole is known to all its members, overlays to the cell's own target and to all parity targets. So m + 1
+//! members that know nothing are more than may have lost what they knew; fewer prove nothing, and any that knows something is right.
+use weir_proto::Error;
+use weir_proto::data::CellStat;
+use weir_proto::map::{Group, Scheme};
+
+/// What one member says.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Told {
+    Nothing,
+    /// It has something of this cell, or of the stripe's base, of which every member has a part.
+    Something,
+    Silent(Error),
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Verdict {
+    Hole,
+    Written,
+    /// Too few can be asked; who did not answer, if anybody.
+    Undecided(Option<Error>),
+}
+
+/// What the member at `at` tells of the data cell `index` by its own cell of the stripe.
+pub fn told(stat: &CellStat, at: usize, index: usize, scheme: Scheme) -> Told {
+    let of_cell = if at < usize::from(scheme.data) { 0 } else { index };
+    let logged = stat.overlay_seqs.get(of_cell).is_some_and(|seq| seq.0 > 0);
+    let counts = at >= usize::from(scheme.data) || at == index;
+    match stat.known && (stat.base.0 > 0 || counts && logged) {
+        true => Told::Something,
+        false => Told::Nothing,
+    }
+}
+
+/// How many members must know nothing: m + 1, or with schemes of few data cells all that are current, if these can tell.
+pub fn needed(group: &Group) -> usize {
+    let (enough, current) = (usize::from(group.scheme.parity) + 1, group.current_count());
+    if group.is_writable() { enough.min(current) } else { enough }
+}
+
+pub fn judge(told: &[Told], needed: usize) -> Verdict {
+    if told.contains(&Told::Something) {
+        return Verdict::Written;
+    }
+    if told.iter().filter(|t| **t == Told::Nothing).count() >= needed {
+        return Verdict::Hole;
+    }
+    let silent = told.iter().find_map(|t| if let Told::Silent(e) = t { Some(e.clone()) } else { None });
+    Verdict::Undecided(silent)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use weir_proto::map::{Member, MemberState};
+    use weir_proto::{Epoch, PgId, Seq, TargetId, Version};
+
+    fn group(scheme: &str, current: usize) -> Group {
+        let scheme: Scheme = scheme.parse().unwrap();
+        let state = |i| if i < current { MemberState::Current } else { MemberState::Behind };
+        let member =
+            |i| Member { target: TargetId(i as u32), state: state(i), since: Epoch(1), lost_at: Epoch(0) };
+        let members = (0..scheme.width()).map(member).collect();
+        Group { id: PgId(0), pool: "hdd".into(), scheme, epoch: Epoch(1), members }
+    }
+
+    #[test]
+    fn a_hole_is_believed_if_more_members_know_nothing_than_may_have_lost_what_they_knew() {
+        for (scheme, current, nothing, something, silent, is_hole) in [
+            ("ec:4+2", 6, 3, 0, 0, Some(true)),
+            ("ec:4+2", 6, 2, 0, 0, None),
+            ("ec:4+2", 6, 2, 0, 1, None),
+            ("ec:4+2", 6, 5, 1, 0, Some(false)),
+            ("ec:4+2", 4, 3, 0, 0, Some(true)),
+            // More are lost than parity stands for: m + 1 still prove it, fewer do not.
+            ("ec:4+2", 3, 3, 0, 0, Some(true)),
+            ("ec:4+2", 2, 2, 0, 0, None),
+            ("replica:3", 3, 2, 0, 0, None),
+            ("replica:3", 1, 1, 0, 0, Some(true)),
+            ("replica:3", 0, 0, 0, 0, None),
+            ("single", 1, 1, 0, 0, Some(true)),
+            ("single", 0, 0, 0, 0, None),
+        ] {
+            let mut told = vec![Told::Nothing; nothing];
+            told.extend(vec![Told::Something; something]);
+            told.extend(vec![Told::Silent(Error::unavailable("away")); silent]);
+            let expected = match is_hole {
+                Some(true) => Verdict::Hole,
+                Some(false) => Verdict::Written,
+                None => Verdict::Undecided((silent > 0).then(|| Error::unavailable("away"))),
+            };
+            let found = judge(&told, needed(&group(scheme, current)));
+            assert_eq!(found, expected, "{scheme}, {current} current: {nothing}, {something}, {silent}");
+        }
+    }
+
+    #[test]
+    fn a_member_knows_of_a_cell_by_the_base_of_its_stripe_and_by_overlays_that_it_keeps() {
+        let scheme: Scheme = "ec:4+2".parse().unwrap();
+        let stat = |base: u64, seqs: &[u64]| CellStat {
+            known: true,
+            base: Version(base),
+            prepared: vec![],
+            overlay_seqs: seqs.iter().map(|s| Seq(*s)).collect(),
+            cuts: vec![],
+            missing: 0,
+            fragment_bytes: 0,
+        };
+        for (at, stat, expected) in [
+            (4, stat(0, &[0, 0, 0, 0]), Told::Nothing),
+            (4, stat(0, &[1, 0, 0, 1]), Told::Nothing),
+            (5, stat(0, &[0, 0, 3, 0]), Told::Something),
+            (5, stat(7, &[0, 0, 0, 0]), Told::Something),
+            (1, stat(0, &[9]), Told::Nothing),
+            (1, stat(7, &[0]), Told::Something),
+            (2, stat(0, &[9]), Told::Something),
+            (2, CellStat { known: false, ..stat(0, &[0]) }, Told::Nothing),
+        ] {
+            assert_eq!(told(&stat, at, 2, scheme), expected, "{at}: {stat:?}");
+        }
+    }
+}

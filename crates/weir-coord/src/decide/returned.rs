@@ -1,0 +1,154 @@
+//! Whether a target that joins has what it had: its index knows the last run that was admitted, and no less of it than is known here.
+//!
+//! The order of things makes it so. A run is written down in the index before it joins, admitted here durably, written down there as
+//! admitted, and only then serves. So the index of a target that served in the last admitted run knows that run. A crash in between
+//! leaves it among those that began. An index that is new, and a copy from before that run began, do not know it, however often they
+//! are started. A copy from within that run is told by its position, as far as that was reported.
+use weir_proto::coord::TargetHistory;
+use weir_proto::map::{Run, RunSeen, Target};
+
+/// What a target that joins is, next to what is known of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Returned {
+    /// The process joins again.
+    SameRun,
+    /// It has all that it had. So has one that knows of newer runs: then what is known here is old.
+    Whole,
+    /// It had been away while something else was in its place: it has all that was missed there.
+    PutBack,
+    /// Why it does not have what it had, in words for the log.
+    Lost(&'static str),
+}
+
+pub fn returned(known: &Target, history: &TargetHistory) -> Returned {
+    if history.run == known.last.run.id {
+        return Returned::SameRun;
+    }
+    if history.confirmed.number > known.last.run.number {
+        return Returned::Whole;
+    }
+    match (lacks(&known.last, history), lacks(&known.whole, history)) {
+        (None, _) => Returned::Whole,
+        (Some(_), None) => Returned::PutBack,
+        (Some(why), Some(_)) => Returned::Lost(why),
+    }
+}
+
+fn lacks(seen: &RunSeen, history: &TargetHistory) -> Option<&'static str> {
+    if seen.run == Run::default() {
+        return Some("nothing is known of it");
+    }
+    if history.confirmed != seen.run && !history.begun.contains(&seen.run.id) {
+        let is_new = history.confirmed == Run::default();
+        return Some(if is_new { "its index is new" } else { "its index is an older copy" });
+    }
+    (history.position < seen.position).then_some("its index has less than it reported")
+}
+
+/// The run that is admitted now.
+pub fn next_run(known: Run, history: &TargetHistory) -> Run {
+    Run { number: known.number.max(history.confirmed.number) + 1, id: history.run }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use weir_proto::map::TargetState;
+    use weir_proto::{DiskUuid, NodeId, RunId, TargetId};
+
+    fn run(number: u64, id: u64) -> Run {
+        Run { number, id: RunId(id) }
+    }
+
+    fn target(last: RunSeen, whole: RunSeen) -> Target {
+        Target {
+            id: TargetId(1),
+            uuid: DiskUuid([1; 16]),
+            node: NodeId(1),
+            pool: "hdd".into(),
+            state: TargetState::Down,
+            capacity: 1,
+            last,
+            whole,
+        }
+    }
+
+    #[test]
+    fn a_target_is_whole_only_if_it_knows_its_last_run_and_no_less_of_it() {
+        // Known here: run 5 with the id 50, up to position 100.
+        let known = target(RunSeen { run: run(5, 50), position: 100 }, RunSeen::default());
+        for (what, confirmed, begun, id, position, is_whole) in [
+            ("the next run", run(5, 50), vec![], 60, 100, true),
+            ("it went on after its last report", run(5, 50), vec![], 60, 170, true),
+            ("some starts came to nothing", run(5, 50), vec![57, 58, 59], 60, 100, true),
+            ("it died between the admission and its own record", run(4, 40), vec![50], 60, 100, true),
+            ("that, after starts that came to nothing", run(4, 40), vec![48, 50, 51], 60, 101, true),
+            ("what is known here is an old copy", run(7, 70), vec![], 80, 20, true),
+            ("the same process again, whatever it had at its start", run(4, 40), vec![], 50, 10, true),
+            ("emptied", run(0, 0), vec![], 60, 0, false),
+            ("emptied, started again and again", run(0, 0), vec![55, 56, 57, 58, 59], 60, 300, false),
+            ("a copy from before the last run", run(4, 40), vec![], 60, 90, false),
+            ("that, with more in its journal", run(4, 40), vec![], 60, 900, false),
+            ("that, started again and again", run(4, 40), vec![56, 57, 58, 59], 60, 900, false),
+            ("a copy from after a start that came to nothing", run(4, 40), vec![49], 60, 99, false),
+            ("a copy from long ago", run(1, 10), vec![], 60, 5, false),
+            ("a copy from within the last run", run(5, 50), vec![], 60, 99, false),
+            ("a copy that another coordinator admitted", run(5, 51), vec![], 60, 100, false),
+        ] {
+            let history = TargetHistory {
+                confirmed,
+                begun: begun.into_iter().map(RunId).collect(),
+                run: RunId(id),
+                position,
+            };
+            let found = returned(&known, &history);
+            assert_eq!(!matches!(found, Returned::Lost(_)), is_whole, "{what}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn the_right_disk_is_known_when_it_is_put_back() {
+        // Run 2 had all; in runs 3 to 5 something else was in its place.
+        let whole = RunSeen { run: run(2, 20), position: 70 };
+        let known = target(RunSeen { run: run(5, 50), position: 10 }, whole);
+        for (what, confirmed, begun, position, expected) in [
+            ("what is refilled goes on", run(5, 50), vec![], 10, Returned::Whole),
+            ("the right disk", run(2, 20), vec![], 70, Returned::PutBack),
+            (
+                "the right disk, which died before it wrote down its last run",
+                run(1, 10),
+                vec![20],
+                71,
+                Returned::PutBack,
+            ),
+            ("an older copy of it", run(1, 10), vec![], 90, Returned::Lost("its index is an older copy")),
+            (
+                "a copy from within its last run",
+                run(2, 20),
+                vec![],
+                69,
+                Returned::Lost("its index is an older copy"),
+            ),
+            (
+                "a copy of what is refilled",
+                run(4, 40),
+                vec![],
+                90,
+                Returned::Lost("its index is an older copy"),
+            ),
+            ("nothing", run(0, 0), vec![], 90, Returned::Lost("its index is new")),
+        ] {
+            let begun = begun.into_iter().map(RunId).collect();
+            let history = TargetHistory { confirmed, begun, run: RunId(60), position };
+            assert_eq!(returned(&known, &history), expected, "{what}");
+        }
+    }
+
+    #[test]
+    fn numbers_of_runs_only_rise() {
+        let history = |confirmed| TargetHistory { confirmed, run: RunId(9), ..TargetHistory::default() };
+        assert_eq!(next_run(run(5, 50), &history(run(5, 50))), run(6, 9));
+        assert_eq!(next_run(run(5, 50), &history(run(0, 0))), run(6, 9));
+        assert_eq!(next_run(run(5, 50), &history(run(8, 80))), run(9, 9));
+    }
+}

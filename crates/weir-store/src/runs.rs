@@ -1,0 +1,79 @@
+//! Runs: by what a target's index shows the coordinator that it is what it was.
+//!
+//! Order: a run is written down here before the target joins ([`begin`]); the coordinator admits it; it is written down here as
+//! admitted ([`confirm`]) before the first request is served. So an index that is new, or an older copy, does not know the last run
+//! that was served. What the coordinator makes of it is in `weir-coord`'s `decide/returned.rs`.
+use crate::cells::get;
+use crate::format::{RUNS, Record, Runs};
+use weir_kv::SharedKv;
+use weir_proto::coord::TargetHistory;
+use weir_proto::map::{ClusterMap, Run};
+use weir_proto::{DiskUuid, Error, Result, RunId};
+
+/// Runs that began since the last one that was confirmed: each is a start that the coordinator may have admitted and that ended before
+/// that was written down. More of them in a row, and the target is refilled for nothing.
+const BEGUN_MAX: usize = 64;
+
+/// Writes down that a run begins, durably. What it returns is what the target offers to the coordinator.
+pub async fn begin(kv: &SharedKv, run: RunId) -> Result<TargetHistory> {
+    let position = kv.read(&mut |_| Ok(()))?.0;
+    let mut before = Runs::default();
+    let written = kv.transact(&mut |txn| {
+        before = get(txn, RUNS)?.unwrap_or_default();
+        let mut now = before.clone();
+        now.begun.push(run);
+        now.begun.drain(..now.begun.len().saturating_sub(BEGUN_MAX));
+        txn.put(RUNS, &now.to_value());
+        Ok(())
+    })?;
+    kv.wait_durable(written).await?;
+    Ok(TargetHistory { confirmed: before.confirmed, begun: before.begun, run, position })
+}
+
+/// Writes down that the coordinator admitted this run, durably.
+pub async fn confirm(kv: &SharedKv, admitted: Run) -> Result<()> {
+    let runs = Runs { confirmed: admitted, begun: Vec::new() };
+    let written = kv.transact(&mut |txn| {
+        txn.put(RUNS, &runs.to_value());
+        Ok(())
+    })?;
+    kv.wait_durable(written).await
+}
+
+/// The admission of this run, in a map that came with the answer to the join or later.
+pub fn admitted(map: &ClusterMap, disk: DiskUuid, run: RunId) -> Result<Run> {
+    let known = map.targets.iter().find(|t| t.uuid == disk);
+    known.map(|t| t.last.run).filter(|admitted| admitted.id == run).ok_or_else(|| {
+        Error::stale(format!(
+            "disk {disk}: the coordinator knows another run of its target than {run}; hint: another process may serve \
+             a copy of the directory"
+        ))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use weir_kv::MemoryKv;
+
+    #[tokio::test]
+    async fn an_index_knows_the_runs_that_began_since_the_last_one_that_was_admitted() {
+        let kv: SharedKv = Arc::new(MemoryKv::default());
+        let first = begin(&kv, RunId(1)).await.unwrap();
+        assert_eq!(first, TargetHistory { run: RunId(1), ..TargetHistory::default() });
+        let second = begin(&kv, RunId(2)).await.unwrap();
+        assert_eq!(
+            (&second.begun[..], second.run, second.confirmed),
+            (&[RunId(1)][..], RunId(2), Run::default())
+        );
+        assert!(second.position > first.position);
+        confirm(&kv, Run { number: 7, id: RunId(2) }).await.unwrap();
+        for n in 0..100 {
+            begin(&kv, RunId(10 + n)).await.unwrap();
+        }
+        let last = begin(&kv, RunId(200)).await.unwrap();
+        assert_eq!(last.confirmed, Run { number: 7, id: RunId(2) });
+        assert_eq!((last.begun.len(), last.begun.last()), (BEGUN_MAX, Some(&RunId(109))));
+    }
+}
