@@ -117,6 +117,7 @@ pub fn attach(client: &Client, notices: &Notices, options: Options) -> Outcome<A
         path: path.clone(),
         options_seen: Mutex::default(),
         past: Arc::default(),
+        streams: Arc::default(),
     };
     let mut config = Config::default();
     config.mount_options = vec![

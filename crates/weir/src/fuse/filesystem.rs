@@ -8,6 +8,7 @@ use super::locks;
 use super::parked::Parked;
 use super::past::{self, is_past, is_past_handle};
 use super::replies::*;
+use super::streams::Streams;
 use super::translate as tr;
 use bytes::Bytes;
 use fuser::{
@@ -26,7 +27,7 @@ use std::time::{Duration, Instant, SystemTime};
 use tokio::runtime::Handle as Runtime;
 use weir_client::{Allocate, COPY_BYTES_MAX, Client, Handle, LockWish, Locked, Opened, SetAttrs, Stat};
 use weir_env::BufferPool;
-use weir_proto::meta::{Cred, FileKind, NAME_MAX};
+use weir_proto::meta::{Cred, FileKind, Listing, NAME_MAX};
 use weir_proto::{ErrorKind, InodeId, Result};
 
 /// Requests that the kernel may have under way in the background (read-ahead, direct I/O pieces).
@@ -62,6 +63,8 @@ pub struct Mounted {
     pub options_seen: Mutex<Option<Instant>>,
     /// What the kernel knows of snapshots.
     pub past: Arc<past::Table>,
+    /// What the kernel is reading of directories.
+    pub streams: Arc<Streams>,
 }
 
 impl Mounted {
@@ -709,14 +712,14 @@ impl Filesystem for Mounted {
 
     fn opendir(&self, _: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
         self.look_at_options();
-        reply.opened(FileHandle(0), FopenFlags::empty());
+        reply.opened(self.streams.open(), FopenFlags::empty());
     }
 
     fn readdir(
         &self,
         request: &Request,
         ino: INodeNo,
-        _fh: FileHandle,
+        fh: FileHandle,
         offset: u64,
         mut reply: ReplyDirectory,
     ) {
@@ -729,8 +732,8 @@ impl Filesystem for Mounted {
             }
         }
         let (client, dir) = (self.client.clone(), tr::from_kernel_ino(ino));
-        let work =
-            async move { client.readdir(dir, offset.saturating_sub(DOTS), LISTING_LIMIT, false).await };
+        let streams = self.streams.clone();
+        let work = async move { list(&client, (&streams, fh), dir, offset, false).await };
         self.wait(request, reply, work, |mut reply: ReplyDirectory, listing| {
             let listing = match listing {
                 Ok(listing) => listing,
@@ -755,7 +758,7 @@ impl Filesystem for Mounted {
         &self,
         request: &Request,
         ino: INodeNo,
-        _fh: FileHandle,
+        fh: FileHandle,
         offset: u64,
         reply: ReplyDirectoryPlus,
     ) {
@@ -763,7 +766,8 @@ impl Filesystem for Mounted {
             return self.past_readdirplus(request, ino, offset, reply);
         }
         let (client, dir) = (self.client.clone(), tr::from_kernel_ino(ino));
-        let work = async move { list_with_attributes(&client, dir, offset).await };
+        let streams = self.streams.clone();
+        let work = async move { list_with_attributes(&client, (&streams, fh), dir, offset).await };
         self.wait(request, reply, work, |mut reply: ReplyDirectoryPlus, listed| {
             let listed = match listed {
                 Ok(listed) => listed,
@@ -778,7 +782,8 @@ impl Filesystem for Mounted {
         });
     }
 
-    fn releasedir(&self, _: &Request, _ino: INodeNo, _fh: FileHandle, _flags: OpenFlags, reply: ReplyEmpty) {
+    fn releasedir(&self, _: &Request, _ino: INodeNo, fh: FileHandle, _flags: OpenFlags, reply: ReplyEmpty) {
+        self.streams.close(fh);
         reply.ok();
     }
 
@@ -1026,10 +1031,25 @@ fn is_foreign(name: &OsStr) -> bool {
     name == "security.capability"
 }
 
+/// The next entries of a stream, none that were made after it was begun.
+async fn list(
+    client: &Client,
+    (streams, fh): (&Streams, FileHandle),
+    dir: InodeId,
+    offset: u64,
+    with_attrs: bool,
+) -> Result<Listing> {
+    let mut listing = client.readdir(dir, offset.saturating_sub(DOTS), LISTING_LIMIT, with_attrs).await?;
+    let end = streams.end(fh, offset, listing.newest);
+    listing.entries.retain(|entry| entry.cookie <= end);
+    Ok(listing)
+}
+
 /// What fills the kernel's buffer: cookie, name and attributes. The names' time-out is zero (one time-out for both in this reply); the
 /// attributes stay in the client under its leases, so the look-ups that follow are answered without a message.
 async fn list_with_attributes(
     client: &Client,
+    stream: (&Streams, FileHandle),
     dir: InodeId,
     offset: u64,
 ) -> Result<Vec<(u64, Bytes, fuser::FileAttr)>> {
@@ -1039,7 +1059,7 @@ async fn list_with_attributes(
         let dots = [(1, "."), (2, "..")].into_iter().filter(|(at, _)| offset < *at);
         listed.extend(dots.map(|(at, name)| (at, Bytes::from(name), own)));
     }
-    let listing = client.readdir(dir, offset.saturating_sub(DOTS), LISTING_LIMIT, true).await?;
+    let listing = list(client, stream, dir, offset, true).await?;
     for entry in listing.entries {
         let attr = match &entry.entry {
             Some(known) => tr::attr(&known.attr),
