@@ -12,10 +12,10 @@ use super::streams::Streams;
 use super::translate as tr;
 use bytes::Bytes;
 use fuser::{
-    Errno, FileHandle, Filesystem, FopenFlags, INodeNo, IoctlFlags, KernelConfig, LockOwner, OpenFlags,
-    RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty,
-    ReplyEntry, ReplyIoctl, ReplyLock, ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyStatx, ReplyWrite,
-    ReplyXattr, Request, TimeOrNow, WriteFlags,
+    Errno, FileHandle, Filesystem, FopenFlags, INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner,
+    OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus,
+    ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLock, ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyStatx,
+    ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -65,6 +65,8 @@ pub struct Mounted {
     pub past: Arc<past::Table>,
     /// What the kernel is reading of directories.
     pub streams: Arc<Streams>,
+    /// The kernel can map what is read directly.
+    pub maps_direct: bool,
 }
 
 impl Mounted {
@@ -157,6 +159,11 @@ impl Mounted {
         });
     }
 
+    fn how(&self, flags: i32) -> How {
+        let (mode, appends) = tr::open_mode(flags);
+        How { mode, appends, maps_direct: self.maps_direct }
+    }
+
     pub fn cred(&self, request: &Request) -> Cred {
         let (uid, gid, pid) = (request.uid(), request.gid(), request.pid());
         // The superuser's groups are never asked for.
@@ -210,6 +217,7 @@ impl Filesystem for Mounted {
         for wanted in tr::WANTED {
             let _ = config.add_capabilities(wanted);
         }
+        self.maps_direct = config.capabilities().contains(InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP);
         let _ = config.set_max_write(REQUEST_BYTES_MAX);
         let _ = config.set_max_background(BACKGROUND_MAX);
         if let Err(most) = config.set_max_readahead(REQUEST_BYTES_MAX) {
@@ -436,7 +444,8 @@ impl Filesystem for Mounted {
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         self.look_at_options();
-        let (mode, appends) = tr::open_mode(flags.0);
+        let how = self.how(flags.0);
+        let mode = how.mode;
         if is_past(ino) {
             return self.past_open(request, ino, mode, reply);
         }
@@ -456,7 +465,7 @@ impl Filesystem for Mounted {
             Ok(opened)
         };
         let then = move |reply: ReplyOpen, opened: Result<Opened>| match opened {
-            Ok(opened) => reply.opened(FileHandle(opened.handle.0), open_flags(&of, &opened, mode, appends)),
+            Ok(opened) => reply.opened(FileHandle(opened.handle.0), open_flags(&of, &opened, how)),
             Err(e) => reply.error(refused(&e)),
         };
         self.wait_or_undo(request, reply, work, then, undo);
@@ -476,10 +485,10 @@ impl Filesystem for Mounted {
             return reply.error(Errno::EROFS);
         };
         let (mode, exclusive) = (tr::new_mode(mode, umask), flags & libc::O_EXCL != 0);
-        let (open, appends) = tr::open_mode(flags);
+        let how = self.how(flags);
         let (of, undo) = (client.clone(), closer(&client));
-        let work = async move { client.create(&cred, parent, &name, mode, exclusive, open).await };
-        let then = move |reply, created| reply_created(&of, reply, created, open, appends);
+        let work = async move { client.create(&cred, parent, &name, mode, exclusive, how.mode).await };
+        let then = move |reply, created| reply_created(&of, reply, created, how);
         self.wait_or_undo(request, reply, work, then, undo);
     }
 
@@ -497,10 +506,10 @@ impl Filesystem for Mounted {
         }
         let (client, cred) = (self.client.clone(), self.cred(request));
         let (parent, mode) = (tr::from_kernel_ino(parent), tr::new_mode(mode, umask));
-        let (open, appends) = tr::open_mode(flags);
+        let how = self.how(flags);
         let (of, undo) = (client.clone(), closer(&client));
-        let work = async move { client.create_nameless(&cred, parent, mode, open).await };
-        let then = move |reply, created| reply_created(&of, reply, created, open, appends);
+        let work = async move { client.create_nameless(&cred, parent, mode, how.mode).await };
+        let then = move |reply, created| reply_created(&of, reply, created, how);
         self.wait_or_undo(request, reply, work, then, undo);
     }
 
