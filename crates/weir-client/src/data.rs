@@ -197,17 +197,17 @@ impl Data {
 
     /// The stripe's group in the newest map. Checks what the rest of this crate relies on.
     pub fn view(&self, s: &StripeRef) -> Result<GroupView> {
+        self.view_of(s.layout.pg_of_stripe(s.stripe), s.scheme()).map_err(|e| e.doing(s))
+    }
+    /// The same of a group.
+    pub fn view_of(&self, id: PgId, scheme: Scheme) -> Result<GroupView> {
         let map = self.cluster.map();
-        let id = s.layout.pg_of_stripe(s.stripe);
         let index = map.groups.iter().position(|g| g.id == id).ok_or_else(|| {
-            Error::invalid(format!("{s}: the cluster map (version {}) has no such group", map.version))
+            Error::invalid(format!("the cluster map (version {}) has no {id}", map.version))
         })?;
-        if map.groups[index].members.len() != s.scheme().width() {
+        if map.groups[index].members.len() != scheme.width() {
             let n = map.groups[index].members.len();
-            return Err(Error::invalid(format!(
-                "{s}: the group has {n} members, the file's scheme {}",
-                s.scheme()
-            )));
+            return Err(Error::invalid(format!("{id} has {n} members, the file's scheme {scheme}")));
         }
         Ok(GroupView { map, index })
     }

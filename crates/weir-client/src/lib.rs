@@ -353,6 +353,10 @@ impl Client {
     pub fn drops_pages(&self, handle: Handle) {
         self.inner.drops_pages(handle)
     }
+    /// Reads and writes through this handle, which was just opened, leave no pages.
+    pub fn keeps_no_pages(&self, handle: Handle) {
+        self.inner.keeps_no_pages(handle)
+    }
     /// The kernel fills pages through this handle: they are forgotten where no lease protects them.
     pub fn keeps_pages(&self, handle: Handle) {
         self.inner.keeps_pages(handle)

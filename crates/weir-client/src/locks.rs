@@ -24,6 +24,8 @@ use weir_proto::{Error, InodeId, Result, SessionId};
 const ASK_AGAIN: Duration = Duration::from_secs(5);
 /// While the leader waits for clients of before its restart.
 const GRACE_PAUSE: Duration = Duration::from_millis(50);
+/// Between two looks whether an open file elsewhere has been closed. The leader says for how long.
+const CLOSING_PAUSE: Duration = Duration::from_millis(2);
 /// How long an interrupted wait may take to be taken out of the queue before the caller goes without knowing.
 const CANCEL_PATIENCE: Duration = Duration::from_secs(2);
 
@@ -109,6 +111,15 @@ impl Locks {
             all.remove(&(ino, owner));
         }
         self.count.store(all.len(), Ordering::Release);
+    }
+    /// Who has asked for something through an open file.
+    fn through(&self, handle: Handle, also: impl Fn(&Mine) -> bool) -> Vec<(InodeId, LockOwner)> {
+        let all = self.mine();
+        all.iter().filter(|(_, m)| m.handles.contains(&handle) && also(m)).map(|(key, _)| *key).collect()
+    }
+    /// Who holds something of what was asked through it.
+    fn held_through(&self, handle: Handle) -> Vec<(InodeId, LockOwner)> {
+        self.through(handle, |m| !m.ranges.is_empty())
     }
     /// Nobody has locked anything.
     fn is_unused(&self) -> bool {
@@ -213,6 +224,7 @@ impl Inner {
                 LockOutcome::Full => return Ok(Locked::Full),
                 LockOutcome::Held | LockOutcome::Queued => return Ok(Locked::Held),
                 LockOutcome::Grace => self.env.clock.sleep(GRACE_PAUSE).await,
+                LockOutcome::Closing => self.env.clock.sleep(CLOSING_PAUSE).await,
             }
         }
     }
@@ -231,6 +243,7 @@ impl Inner {
                 LockOutcome::Deadlock => return Ok(Locked::Deadlock),
                 LockOutcome::Full => return Ok(Locked::Full),
                 LockOutcome::Grace => GRACE_PAUSE,
+                LockOutcome::Closing => CLOSING_PAUSE,
                 LockOutcome::Held | LockOutcome::Queued => ASK_AGAIN,
             };
             tokio::select! {
@@ -309,7 +322,7 @@ impl Inner {
             let told = AtomicU64::new(0);
             let ask = |session| {
                 told.store(self.locks.told.load(Ordering::Acquire), Ordering::Relaxed);
-                SetLock { session, ino, owner, range, kind, pid, ticket }
+                SetLock { session, ino, owner, range, kind, pid, ticket, closing: false }
             };
             let answer = self.session.ask(self.deadline(), ask).await?;
             let mut all = self.locks.mine();
@@ -355,18 +368,24 @@ impl Inner {
         }
     }
 
-    /// At `close(2)`: an owner's locks of the file end with the first of its opens.
+    /// At `close(2)`: an owner's locks of the file end with the first of its opens. Those of the open file end with its last
+    /// descriptor, of which the kernel tells after `close` has returned: the leader hears of it now.
     pub async fn unlock_owner(&self, handle: Handle, owner: LockOwner) -> Result<()> {
         if self.locks.is_unused() {
             return Ok(());
         }
         let Some(file) = self.open_file(handle) else { return Ok(()) };
         let ino = file.node.ino;
-        if !self.locks.mine().contains_key(&(ino, owner)) {
-            return Ok(());
+        let mut done = Ok(());
+        if self.locks.mine().contains_key(&(ino, owner)) {
+            done = self.unlock_all(ino, handle, owner).await;
+            self.part(ino, handle, owner);
         }
-        let done = self.unlock_all(ino, handle, owner).await;
-        self.part(ino, handle, owner);
+        for (ino, owner) in self.locks.held_through(handle) {
+            let (range, kind, pid, ticket, closing) = (LockRange::WHOLE, None, 0, 0, true);
+            let tell = |session| SetLock { session, ino, owner, range, kind, pid, ticket, closing };
+            done = done.and(self.session.ask(self.deadline(), tell).await.map(drop));
+        }
         done
     }
 
@@ -383,15 +402,8 @@ impl Inner {
         if self.locks.is_unused() {
             return Ok(());
         }
-        let through: Vec<(InodeId, LockOwner)> = self
-            .locks
-            .mine()
-            .iter()
-            .filter(|(_, m)| m.handles.contains(&handle))
-            .map(|(key, _)| *key)
-            .collect();
         let mut done = Ok(());
-        for (ino, owner) in through {
+        for (ino, owner) in self.locks.through(handle, |_| true) {
             done = done.and(self.unlock_all(ino, handle, owner).await);
             self.part(ino, handle, owner);
         }

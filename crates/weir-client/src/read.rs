@@ -180,6 +180,12 @@ impl Inner {
         }
     }
 
+    pub fn keeps_no_pages(&self, handle: Handle) {
+        if let Ok(file) = self.handle(handle) {
+            file.kernel_cache.store(false, Relaxed);
+        }
+    }
+
     pub fn drops_pages(&self, handle: Handle) {
         if let Ok(file) = self.handle(handle) {
             let _ = file.dropped_pages.set(file.node.lock().leases_lost); // opened once

@@ -1,20 +1,23 @@
 //! Where a file has data and where it has holes, and copies from file to file.
 //!
 //! Invariant: what is called a hole reads as zeros. The opposite may be: holes are told in whole cells, and where it is not
-//! known what a cell has, it is called data.
+//! known what a cell has, it is called data. A hole of any size is passed in one step: targets know which stripe comes next.
 use crate::api::{Forget, Handle};
+use crate::data::{Data, StripeRef};
 use crate::gather::join_all;
 use crate::inner::{Inner, layout_of};
 use crate::node::{Inline, Node};
+use crate::member::Pacing;
 use crate::plan::Occasion;
 use std::sync::Arc;
 use weir_env::BoxFuture;
-use weir_proto::Result;
-use weir_proto::map::Layout;
+use weir_proto::data::NextStripe;
+use weir_proto::map::{Layout, MemberState};
+use weir_proto::{PgId, Result};
 
-/// Stripes asked about at once.
+/// Stripes, or groups, asked about at once.
 const STRIPES_AT_ONCE: u64 = 16;
-/// Stripes of one search; after that the rest is called data.
+/// Stripes looked at in one search; after that the rest is called data.
 const STRIPES_MAX: u64 = 4096;
 /// Bytes of one copy: the kernel asks again for the rest, and a signal is heard in between.
 pub const COPY_BYTES_MAX: u64 = 64 << 20;
@@ -67,12 +70,13 @@ impl Inner {
         let up = |at: u64| at.checked_next_multiple_of(layout.stripe_bytes()).unwrap_or(u64::MAX);
         away.extend(self.layers(node, offset).await?.iter().map(|l| (l.from, up(l.to))));
         let (first, last) = (layout.stripe_of(offset), layout.stripe_of(size - 1));
-        let mut stripe = first;
+        let (mut stripe, mut looked_at) = (first, 0);
         while stripe <= last {
-            if stripe - first >= STRIPES_MAX {
-                return Ok(Some(if data { layout.stripe_start(stripe) } else { size }));
+            if looked_at >= STRIPES_MAX {
+                return Ok(Some(if data { layout.stripe_start(stripe).max(offset) } else { size }));
             }
             let next = last.saturating_add(1).min(stripe + STRIPES_AT_ONCE);
+            looked_at += next - stripe;
             let asked = (stripe..next).map(|s| {
                 // At home there is data, for all that is known here.
                 let start = layout.stripe_start(s);
@@ -88,6 +92,15 @@ impl Inner {
                 return Ok(Some(at));
             }
             stripe = next;
+            if data && stripe <= last {
+                let known = self.data.next_stripe(self.stripe_ref(object, layout, stripe, deadline)).await;
+                let elsewhere = away.iter().filter(|(_, to)| *to > layout.stripe_start(stripe));
+                let elsewhere = elsewhere.map(|(from, _)| layout.stripe_of(*from).max(stripe));
+                match elsewhere.chain(known).min() {
+                    Some(next) => stripe = next,
+                    None => return Ok(None),
+                }
+            }
         }
         Ok((!data).then_some(size))
     }
@@ -129,6 +142,42 @@ impl Inner {
             }
         }
         Ok(done)
+    }
+}
+
+impl Data {
+    /// The first stripe of the file at or after this one that may have data: a parity target of each of its groups is asked. Where
+    /// nobody can be asked, this one.
+    pub async fn next_stripe(&self, s: StripeRef) -> Option<u64> {
+        if self.needed_map(&s).await.is_err() {
+            return Some(s.stripe);
+        }
+        let (mut found, layout) = (None, s.layout);
+        let groups: Vec<PgId> = (0..layout.pg_count).map(|n| PgId(layout.first_pg.0 + n)).collect();
+        for some in groups.chunks(STRIPES_AT_ONCE as usize) {
+            let asked = some.iter().map(|group| {
+                Box::pin(self.next_stripe_in(&s, *group)) as BoxFuture<'_, Option<u64>>
+            });
+            found = join_all(asked.collect()).await.into_iter().chain([found]).flatten().min();
+            if found == Some(s.stripe) {
+                break;
+            }
+        }
+        found
+    }
+
+    async fn next_stripe_in(&self, s: &StripeRef, group: PgId) -> Option<u64> {
+        let scheme = s.layout.scheme;
+        let Ok(view) = self.view_of(group, scheme) else { return Some(s.stripe) };
+        let parity = usize::from(scheme.data)..scheme.width();
+        for at in parity.filter(|at| view.state(*at) == MemberState::Current) {
+            let request = NextStripe { place: view.place(at), file: s.file, from_stripe: s.stripe };
+            let call = self.call_member(&view, at, &request, vec![], Pacing::Read, s.deadline);
+            if let Ok(answer) = call.await {
+                return answer.reply.stripe;
+            }
+        }
+        Some(s.stripe)
     }
 }
 

@@ -9,12 +9,16 @@
 //! Knows nothing of names, of the network, or of which session is alive.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 use weir_env::Instant;
 use weir_proto::lock::{HeldLock, LockKind, LockOutcome, LockOwner, LockRange, LockSpace, OwnerRanges};
 use weir_proto::{InodeId, SessionId};
 
 /// Ranges and waits of one session on all files. A range takes about 100 bytes here.
 pub const LOCKS_PER_SESSION_MAX: usize = 1 << 16;
+/// Whoever does not want to wait for a lock waits so long, in all, for an open file that is being closed: its client hears of the end
+/// some milliseconds after `close` has returned. Where a copy of the descriptor stays open, the lock stays, too.
+pub const CLOSING_MAX: Duration = Duration::from_millis(250);
 
 /// A holder: an owner's number means something within its session only.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -54,6 +58,14 @@ struct Held {
     ranges: OwnerRanges,
     pid: u32,
     since: Option<Instant>,
+    /// A close of the open file began.
+    closing: Option<Instant>,
+}
+
+impl Held {
+    fn is_closing(&self, now: Instant) -> bool {
+        self.closing.is_some_and(|begun| now.since(begun) < CLOSING_MAX)
+    }
 }
 
 #[derive(Debug)]
@@ -118,7 +130,9 @@ impl LockTable {
             self.give(&wish, now);
             return (LockOutcome::Granted, self.settle(wish.ino, now));
         }
+        let is_closing = || file.in_the_way(&wish).all(|(_, held)| held.is_closing(now));
         let outcome = match (ticket, place) {
+            (0, _) if is_closing() => LockOutcome::Closing,
             (0, _) => LockOutcome::Held,
             (_, Some(_)) => LockOutcome::Queued,
             _ if self.is_full(wish.holder.session) => LockOutcome::Full,
@@ -145,6 +159,13 @@ impl LockTable {
         let after = held.ranges.len();
         self.count(holder.session, before, after);
         self.settle(ino, now)
+    }
+
+    /// The open file through which an owner holds something is being closed.
+    pub fn close(&mut self, ino: InodeId, holder: Holder, now: Instant) {
+        if let Some(held) = self.files.get_mut(&ino).and_then(|f| f.holders.get_mut(&holder)) {
+            held.closing = Some(now);
+        }
     }
 
     /// Ends a wait; false: there is none.
@@ -227,6 +248,7 @@ impl LockTable {
         let before = held.ranges.len();
         held.ranges.set(wish.range, Some(wish.kind));
         held.pid = wish.pid;
+        held.closing = None;
         held.since.get_or_insert(now);
         let after = held.ranges.len();
         self.of_session.entry(wish.holder.session).or_default().files.insert(wish.ino);

@@ -34,6 +34,10 @@ impl Meta {
         }
         let holder = Holder { session: r.session, owner: r.owner };
         let Some(kind) = r.kind else {
+            if r.closing {
+                state.locks.close(r.ino, holder, now);
+                return Ok(plain(LockOutcome::Granted));
+            }
             let woken = state.locks.unlock(r.ino, holder, r.range, now);
             hint(leader, &state, woken);
             return Ok(plain(LockOutcome::Granted));

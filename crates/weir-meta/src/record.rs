@@ -76,7 +76,7 @@ pub struct Tally {
     pub serial: u64,
     /// The next n; past its range the directory takes a new serial.
     pub next_n: u32,
-    /// The next listing cookie; never reused.
+    /// The next listing cookie; none is given twice but to what takes a name over.
     pub next_cookie: u64,
 }
 wire_struct!(Tally {

@@ -706,6 +706,7 @@ fn locks_are_named_again_after_a_restart_before_anybody_gets_one() {
             kind,
             pid: 7,
             ticket,
+            closing: false,
         };
         let outcome = async |c: &Client, kind, ticket| c.call(&set(c, kind, ticket)).await.map(|a| a.outcome);
         assert_eq!(outcome(&a, ex, 0).await.unwrap(), LockOutcome::Granted);

@@ -269,6 +269,12 @@ message!(
     }
 );
 message!(
+    /// The first stripe of a file, at or after `from_stripe`, that this target has anything of, in whatever group. A parity target of a
+    /// group has a part of all that is written there.
+    NextStripe = 265 -> StripeFound { place: Place, file: FileId, from_stripe: u64 }
+);
+message!(StripeFound { stripe: Option<u64> });
+message!(
     /// Seals every stripe of a file that has overlays, now (tests, fsck; normally in the background).
     SealFile = 242 -> () { target: TargetId, file: FileId }
 );

@@ -105,6 +105,8 @@ wire_enum!(
         Full = 5,
         /// Clients of before the leader's restart may still name theirs: ask again.
         Grace = 6,
+        /// Held through an open file that is being closed, which ends the lock in a moment: ask again.
+        Closing = 7,
     }
 );
 message!(
@@ -114,6 +116,8 @@ message!(
         session: SessionId, ino: InodeId, owner: LockOwner, range: LockRange, kind: Option<LockKind>, pid: u32,
         /// Not 0: wait for it, under this number of the client's.
         ticket: u64,
+        /// With `kind` absent: nothing is unlocked yet, but the open file is being closed, and will be in a moment.
+        closing: bool,
     }
 );
 message!(LockAnswer { outcome: LockOutcome, /** Who is in the way. */ holder: Option<LockEntry> });

@@ -174,7 +174,13 @@ message!(ListEntry {
     cookie: u64,
     entry: Option<Entry>,
 });
-message!(Listing { entries: Vec<ListEntry>, end: bool, dir_lease: Lease });
+message!(Listing {
+    entries: Vec<ListEntry>,
+    end: bool,
+    dir_lease: Lease,
+    /// The highest cookie that the directory has given so far: entries that are made later come behind it.
+    newest: u64,
+});
 message!(GetXattr = 114 -> XattrValue { session: SessionId, ino: InodeId, name: Bytes });
 message!(XattrValue { value: Bytes });
 message!(ListXattr = 115 -> XattrNames { session: SessionId, ino: InodeId });

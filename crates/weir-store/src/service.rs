@@ -200,6 +200,7 @@ impl StorageNode {
             SealCell::METHOD => SealCell::from_bytes(body).map(|r| self.seal_cell(r)),
             ListCells::METHOD => ListCells::from_bytes(body).map(|r| self.list_cells(r)),
             ListCuts::METHOD => ListCuts::from_bytes(body).map(|r| self.list_cuts(r)),
+            NextStripe::METHOD => NextStripe::from_bytes(body).map(|r| self.next_stripe(r)),
             SealFile::METHOD => SealFile::from_bytes(body).map(|r| self.seal_file(r)),
             StatTarget::METHOD => StatTarget::from_bytes(body).map(|r| self.stat_target(&r)),
             _ => Err(Error::unsupported(format!("a target store knows no method {method}"))),
@@ -504,6 +505,12 @@ impl StorageNode {
         self.blocking(place, move |store, _| {
             let list = store.list_cells(r.group, r.after, r.since, r.epoch, r.limit)?;
             Ok((CommitSeq(0), list, Vec::new()))
+        })
+    }
+    fn next_stripe(&self, r: NextStripe) -> Handled {
+        self.look(r.place, move |acting| {
+            let stripe = acting.target.store.next_stripe(&acting.scope, r.file, r.from_stripe)?;
+            Ok(Reply::new(&StripeFound { stripe }))
         })
     }
     fn list_cuts(&self, r: ListCuts) -> Handled {

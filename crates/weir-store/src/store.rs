@@ -483,6 +483,18 @@ impl Store {
         result
     }
 
+    /// The first stripe of a file from `from` on that anything is here of.
+    pub fn next_stripe(&self, scope: &Scope, file: FileId, from: u64) -> Result<Option<u64>> {
+        self.usable()?;
+        let mut found = None;
+        self.kv.read(&mut |r| {
+            cells::refuse_lower(r, scope.group, scope.epoch)?;
+            found = lookup::file_cells(r, file, (from, u64::MAX), None, 1)?.first().map(|cell| cell.stripe);
+            Ok(())
+        })?;
+        Ok(found)
+    }
+
     pub fn stat_cell(&self, scope: &Scope, cell: CellId) -> Result<CellStat> {
         self.usable()?;
         let mut stat = None;

@@ -10,6 +10,7 @@ use common::{Cluster, can_mount, pattern, shell, wait_until, weir};
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
+use std::path::Path;
 use std::time::Duration;
 
 #[test]
@@ -314,4 +315,56 @@ fn mount_8_makes_changes_and_ends_mounts() {
     let of_fstab = format!("fuse.weir {}", cluster.dir().display());
     let shown: Vec<_> = said.lines().collect();
     assert_eq!(shown, [of_fstab.as_str(), "nodev noexec nosuid ro", "seen", "strictatime", "seen"]);
+}
+
+/// What renames or makes entries as it reads them comes to an end, and names that are there all the while are in what is read.
+#[test]
+fn a_directory_that_changes_as_it_is_read_has_an_end() {
+    if !can_mount() {
+        return;
+    }
+    const FILES: usize = 700; // several requests of the kernel, each with several pages of the leader
+    let cluster = Cluster::start(1);
+    let change: [fn(&Path); 3] = [
+        |path| fs::rename(path, path.with_extension(format!("{}x", extension(path)))).unwrap(),
+        |path| {
+            let beside = path.with_file_name("beside");
+            fs::rename(path, &beside).unwrap();
+            fs::rename(&beside, path).unwrap();
+        },
+        |path| drop(fs::File::create(path.with_extension(format!("{}x", extension(path)))).unwrap()),
+    ];
+    for (n, change) in change.into_iter().enumerate() {
+        let dir = cluster.mount().join(format!("d{n}"));
+        fs::create_dir(&dir).unwrap();
+        (0..FILES).for_each(|i| drop(fs::File::create(dir.join(format!("f{i:04}"))).unwrap()));
+        let mut seen = 0;
+        for entry in fs::read_dir(&dir).unwrap() {
+            change(&entry.unwrap().path());
+            seen += 1;
+            assert!(seen <= FILES, "change {n}: it goes on past what was there");
+        }
+        assert_eq!(seen, FILES, "change {n}");
+    }
+
+    // From its start again a directory has what was made meanwhile; what takes a name over does not hide it.
+    let dir = cluster.mount().join("d0");
+    let mut stream = rustix::fs::Dir::read_from(fs::File::open(&dir).unwrap()).unwrap();
+    let first = stream.next().unwrap().unwrap();
+    fs::File::create(dir.join("new")).unwrap();
+    fs::rename(dir.join("new"), dir.join(format!("f{:04}.x", FILES - 1))).unwrap();
+    fs::File::create(dir.join("late")).unwrap();
+    let names = |stream: &mut rustix::fs::Dir| -> Vec<String> {
+        stream.map(|e| e.unwrap().file_name().to_string_lossy().into_owned()).collect()
+    };
+    let rest = names(&mut stream);
+    assert!(!rest.contains(&"late".to_string()) && rest.contains(&format!("f{:04}.x", FILES - 1)));
+    stream.rewind();
+    let again = names(&mut stream);
+    assert!(again.contains(&"late".to_string()));
+    assert_eq!(again.len(), rest.len() + 2, "{first:?} and what came late");
+}
+
+fn extension(path: &Path) -> String {
+    path.extension().map_or_else(String::new, |e| e.to_string_lossy().into_owned())
 }

@@ -49,6 +49,36 @@ fn whole_stripes_cost_exactly_their_redundancy_on_the_wire() {
     });
 }
 
+/// A search passes a hole of any size in one step, also where targets are down and where a small file was never on any.
+#[test]
+fn data_is_found_behind_a_hole_of_terabytes() {
+    Lab::new(4).run(6, |lab| async move {
+        let (a, b) = (lab.client("a").await, lab.client("b").await);
+        let (there, len, size) = (3usize << 40, 100_000, 5u64 << 40);
+        let h = create(&a, "f").await;
+        write(&a, h, there, &pattern(1, 0, len)).await;
+        let cut = SetAttrs { size: Some(size), ..SetAttrs::default() };
+        let ino = a.lookup(&root(), ROOT, b"f").await.unwrap().unwrap().attr.ino;
+        a.setattr(&root(), ino, Some(h), cut).await.unwrap();
+        close(&a, h).await;
+        let h = open(&b, "f", OpenMode::READ).await;
+        let end = (there + len).next_multiple_of(CELL) as u64;
+        for down in [None, Some(2)] {
+            if let Some(node) = down {
+                lab.kill_storage(node);
+            }
+            let begins = b.seek_data(h, 0).await.unwrap().expect("there is data");
+            assert!(begins <= there as u64 && begins + STRIPE as u64 > there as u64, "data at {begins}");
+            assert_eq!(b.seek_data(h, there as u64 + 5).await.unwrap(), Some(there as u64 + 5));
+            assert_eq!(b.seek_hole(h, 0).await.unwrap(), Some(0));
+            let hole = b.seek_hole(h, there as u64).await.unwrap().expect("there is a hole");
+            assert!(hole >= end && hole <= end + STRIPE as u64, "a hole at {hole}");
+            assert_eq!(b.seek_data(h, hole).await.unwrap(), None, "nothing but a hole to the end");
+            assert_eq!(b.seek_hole(h, size - 1).await.unwrap(), Some(size - 1));
+        }
+    });
+}
+
 #[test]
 fn overwrites_and_holes_read_as_an_array_would() {
     Lab::new(3).run(6, |lab| async move {

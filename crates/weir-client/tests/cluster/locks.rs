@@ -217,6 +217,35 @@ fn an_interrupted_wait_leaves_no_lock_behind() {
     });
 }
 
+/// The kernel tells of a close at once, and of the end of the open file, with which its lock goes, a moment later.
+#[test]
+fn who_does_not_want_to_wait_for_a_lock_waits_for_the_close_of_its_holder() {
+    Lab::new(535).run(6, |lab| async move {
+        let (a, b) = (lab.client("a").await, lab.client("b").await);
+        let (ha, hb) = (make(&a, "f").await, make(&b, "f").await);
+        let clock = lab.world().clock();
+        let held = wish(1, 0, 0, EX);
+        let process = wish(7, 0, 0, None).owner;
+        assert_eq!(a.try_lock(ha, held).await.unwrap(), Locked::Granted);
+        let begun = clock.now();
+        assert_eq!(b.try_lock(hb, held).await.unwrap(), Locked::Held);
+        assert!(clock.now().since(begun) < Duration::from_millis(20), "nobody closes it");
+
+        // A copy of the descriptor is closed: the lock stays.
+        a.unlock_owner(ha, process).await.unwrap();
+        assert_eq!(b.try_lock(hb, held).await.unwrap(), Locked::Held);
+        assert!(clock.now().since(begun) < Duration::from_millis(500));
+
+        a.unlock_owner(ha, process).await.unwrap();
+        let end = async {
+            clock.sleep(Duration::from_millis(30)).await;
+            a.release(ha).await.unwrap();
+        };
+        let (locked, ()) = tokio::join!(b.try_lock(hb, held), end);
+        assert_eq!(locked.unwrap(), Locked::Granted);
+    });
+}
+
 #[test]
 fn locks_end_with_owners_handles_and_clients() {
     Lab::new(540).run(6, |lab| async move {

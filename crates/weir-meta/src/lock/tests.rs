@@ -52,6 +52,31 @@ fn shared_locks_go_together_and_exclusive_ones_alone() {
 }
 
 #[test]
+fn a_refusal_waits_for_an_open_file_that_is_being_closed() {
+    let mut t = LockTable::default();
+    let (ours, theirs) = (wish(F, holder(1, 1), 0, 4, Shared), wish(F, holder(2, 1), 2, 9, Shared));
+    let wanted = wish(F, holder(3, 1), 0, 9, Exclusive);
+    let asked = |t: &mut LockTable, at: Duration| t.lock(wanted, 0, NOW + at).0;
+    assert_eq!(outcome(&mut t, ours, 0), LockOutcome::Granted);
+    assert_eq!(outcome(&mut t, theirs, 0), LockOutcome::Granted);
+    t.close(F, ours.holder, NOW);
+    assert_eq!(asked(&mut t, Duration::ZERO), LockOutcome::Held, "the other one is not being closed");
+    t.close(F, theirs.holder, NOW);
+    assert_eq!(asked(&mut t, Duration::ZERO), LockOutcome::Closing);
+    assert_eq!(t.lock(wanted, 7, NOW).0, LockOutcome::Queued, "who waits anyway waits");
+    assert!(t.cancel(F, SessionId(3), 7));
+    assert_eq!(asked(&mut t, CLOSING_MAX), LockOutcome::Held, "a copy of the descriptor is open still");
+    t.close(F, ours.holder, NOW);
+    assert_eq!(outcome(&mut t, ours, 0), LockOutcome::Granted);
+    assert_eq!(asked(&mut t, Duration::ZERO), LockOutcome::Held, "it was locked again");
+    for gone in [ours, theirs] {
+        assert_eq!(t.unlock(F, gone.holder, LockRange::WHOLE, NOW), []);
+    }
+    t.close(F, ours.holder, NOW);
+    assert_eq!(asked(&mut t, Duration::ZERO), LockOutcome::Granted);
+}
+
+#[test]
 fn who_waits_gets_it_in_order_of_arrival() {
     let mut t = LockTable::default();
     assert_eq!(outcome(&mut t, wish(F, holder(1, 1), 0, 9, Exclusive), 0), LockOutcome::Granted);

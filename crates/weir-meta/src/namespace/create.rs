@@ -126,7 +126,7 @@ impl Cx<'_> {
         name: &[u8],
         ino: InodeId,
         kind: FileKind,
-    ) {
+    ) -> u64 {
         let cookie = tally.next_cookie;
         tally.next_cookie += 1;
         tally.entries += 1;
@@ -136,6 +136,7 @@ impl Cx<'_> {
         self.txn.put(&keys::name(dir, name), &Link { ino, kind, cookie }.to_value());
         let listed = Listed { ino, kind, name: Bytes::copy_from_slice(name) };
         self.txn.put(&keys::listed(dir, cookie), &listed.to_value());
+        cookie
     }
 
     /// A new inode that is not a directory, without a name yet.

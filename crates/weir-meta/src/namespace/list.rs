@@ -24,7 +24,8 @@ pub fn readdir(view: &mut View<'_>, r: &ReadDir) -> Result<Listing> {
         let entry = if r.with_attrs { show_unless_written(view, &listed)? } else { None };
         entries.push(ListEntry { name: listed.name, ino: listed.ino, kind: listed.kind, cookie, entry });
     }
-    Ok(Listing { entries, end, dir_lease: nothing() })
+    let newest = load_tally(view.read, r.dir)?.next_cookie - 1;
+    Ok(Listing { entries, end, dir_lease: nothing(), newest })
 }
 
 fn scan_names(read: &dyn Read, r: &ReadDir) -> Result<(Vec<(u64, Listed)>, bool)> {

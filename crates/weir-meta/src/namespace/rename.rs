@@ -130,12 +130,13 @@ fn carry_out(cx: &mut Cx<'_>, r: &meta::Rename, moved: &Link, other: Option<&Lin
     if let Some(other) = other {
         take_away(cx, to, other)?;
     }
-    put_there(cx, to, moved)?;
-    relocate(cx, moved, from, to)?;
+    // A name that was there stays in its place: who reads the directory meanwhile does not miss it.
+    let place = put_there(cx, to, moved, other.map(|o| o.cookie))?;
+    relocate(cx, moved, from, (to, place))?;
     match other {
         Some(other) if r.mode == RenameMode::Exchange => {
-            put_there(cx, from, other)?;
-            relocate(cx, other, to, from)
+            let place = put_there(cx, from, other, Some(moved.cookie))?;
+            relocate(cx, other, to, (from, place))
         }
         Some(other) if other.kind == FileKind::Directory => cx.destroy_directory(to.dir, other.ino),
         Some(other) => cx.drop_link(to.dir, to.name, other.ino),
@@ -175,15 +176,19 @@ fn take_away(cx: &mut Cx<'_>, end: End<'_>, link: &Link) -> Result<()> {
     cx.put_tally(end.dir, &tally);
     Ok(())
 }
-fn put_there(cx: &mut Cx<'_>, end: End<'_>, link: &Link) -> Result<()> {
+/// `place`: that of the name before, which was taken away just now; else it comes behind all others. Where it is.
+fn put_there(cx: &mut Cx<'_>, end: End<'_>, link: &Link, place: Option<u64>) -> Result<u64> {
     let mut tally = load_tally(cx.read(), end.dir)?;
-    cx.insert_name(end.dir, &mut tally, end.name, link.ino, link.kind);
+    let next = tally.next_cookie;
+    tally.next_cookie = place.unwrap_or(next);
+    let cookie = cx.insert_name(end.dir, &mut tally, end.name, link.ino, link.kind);
+    tally.next_cookie = tally.next_cookie.max(next);
     cx.put_tally(end.dir, &tally);
-    Ok(())
+    Ok(cookie)
 }
 
 /// What moves remembers where it is, and its charge goes with it.
-fn relocate(cx: &mut Cx<'_>, link: &Link, from: End<'_>, to: End<'_>) -> Result<()> {
+fn relocate(cx: &mut Cx<'_>, link: &Link, from: End<'_>, to: (End<'_>, u64)) -> Result<()> {
     if link.kind == FileKind::Directory {
         relocate_directory(cx, link.ino, from, to)
     } else {
@@ -191,13 +196,18 @@ fn relocate(cx: &mut Cx<'_>, link: &Link, from: End<'_>, to: End<'_>) -> Result<
     }
 }
 
-fn relocate_directory(cx: &mut Cx<'_>, dir: InodeId, from: End<'_>, to: End<'_>) -> Result<()> {
+fn relocate_directory(
+    cx: &mut Cx<'_>,
+    dir: InodeId,
+    from: End<'_>,
+    (to, place): (End<'_>, u64),
+) -> Result<()> {
     let mut tally = load_tally(cx.read(), dir)?;
     tally.ctime = cx.rules.after(tally.ctime);
     cx.put_tally(dir, &tally);
     cx.note_root_moved(dir, (to.dir, to.name), from.dir == to.dir)?;
     let mut access = load_access(cx.read(), dir)?;
-    (access.parent, access.cookie) = (to.dir, newest_cookie(cx, to.dir)?);
+    (access.parent, access.cookie) = (to.dir, place);
     if from.dir != to.dir {
         let charge = Charge::directory(&usage_of(cx.read(), dir)?);
         cx.charge(from.dir, charge.back())?;
@@ -207,19 +217,14 @@ fn relocate_directory(cx: &mut Cx<'_>, dir: InodeId, from: End<'_>, to: End<'_>)
     Ok(())
 }
 
-/// The place of what was put there just now.
-fn newest_cookie(cx: &Cx<'_>, dir: InodeId) -> Result<u64> {
-    Ok(load_tally(cx.read(), dir)?.next_cookie - 1)
-}
-
 /// A file gets another name, where none is.
 pub(super) fn move_file(cx: &mut Cx<'_>, link: &Link, from: End<'_>, to: End<'_>) -> Result<()> {
     take_away(cx, from, link)?;
-    put_there(cx, to, link)?;
-    relocate_file(cx, link.ino, from, to)
+    let place = put_there(cx, to, link, None)?;
+    relocate_file(cx, link.ino, from, (to, place))
 }
 
-fn relocate_file(cx: &mut Cx<'_>, ino: InodeId, from: End<'_>, to: End<'_>) -> Result<()> {
+fn relocate_file(cx: &mut Cx<'_>, ino: InodeId, from: End<'_>, (to, place): (End<'_>, u64)) -> Result<()> {
     let mut inode = load_file(cx.read(), ino)?;
     inode.ctime = cx.rules.after(inode.ctime);
     let extra = keys::link(ino, from.dir, from.name);
@@ -231,7 +236,7 @@ fn relocate_file(cx: &mut Cx<'_>, ino: InodeId, from: End<'_>, to: End<'_>) -> R
             cx.charge(from.dir, Charge::file(&inode).back())?;
             cx.charge(to.dir, Charge::file(&inode))?;
         }
-        (inode.parent, inode.cookie) = (to.dir, newest_cookie(cx, to.dir)?);
+        (inode.parent, inode.cookie) = (to.dir, place);
     }
     cx.put_inode(ino, &inode);
     Ok(())

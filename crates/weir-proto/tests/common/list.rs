@@ -13,7 +13,7 @@ macro_rules! for_every_message {
             data::{Place, WriteFragment, HoldStripe, CommitStripe, DropPrepared, WriteOverlay, OverlayWritten, MirrorOverlay,
                 ReadCell, CellRead, ReadOverlays, OverlayExtent, OverlaysRead, StatCell, CellStat, MarkMissing,
                 DropFile, GroupAt, ListCuts, CutList, Cut, DropFileReply, PreparedCell, SealCell, SealedCell, ListCells, CellList, CellSummary,
-                SealFile, StatTarget, TargetStat}
+                NextStripe, StripeFound, SealFile, StatTarget, TargetStat}
             meta::{Op, Cred, Time, Range, Attr, Layers, Lease, Entry, SessionOpen, SessionOpened, HeldLease, SessionResume,
                 SessionResumed, KeepAlive, SessionClose, Lookup, Looked, GetAttr, ReadLink, LinkTarget, ReadDir,
                 ListEntry, Listing, GetXattr, XattrValue, ListXattr, XattrNames, GetUsage, Usage, StatFs, FsStat,

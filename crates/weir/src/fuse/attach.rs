@@ -117,6 +117,8 @@ pub fn attach(client: &Client, notices: &Notices, options: Options) -> Outcome<A
         path: path.clone(),
         options_seen: Mutex::default(),
         past: Arc::default(),
+        streams: Arc::default(),
+        maps_direct: false, // the kernel says it in its first request
     };
     let mut config = Config::default();
     config.mount_options = vec![

@@ -8,13 +8,14 @@ use super::locks;
 use super::parked::Parked;
 use super::past::{self, is_past, is_past_handle};
 use super::replies::*;
+use super::streams::Streams;
 use super::translate as tr;
 use bytes::Bytes;
 use fuser::{
-    Errno, FileHandle, Filesystem, FopenFlags, INodeNo, IoctlFlags, KernelConfig, LockOwner, OpenFlags,
-    RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty,
-    ReplyEntry, ReplyIoctl, ReplyLock, ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyStatx, ReplyWrite,
-    ReplyXattr, Request, TimeOrNow, WriteFlags,
+    Errno, FileHandle, Filesystem, FopenFlags, INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner,
+    OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus,
+    ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLock, ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyStatx,
+    ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -26,7 +27,7 @@ use std::time::{Duration, Instant, SystemTime};
 use tokio::runtime::Handle as Runtime;
 use weir_client::{Allocate, COPY_BYTES_MAX, Client, Handle, LockWish, Locked, Opened, SetAttrs, Stat};
 use weir_env::BufferPool;
-use weir_proto::meta::{Cred, FileKind, NAME_MAX};
+use weir_proto::meta::{Cred, FileKind, Listing, NAME_MAX};
 use weir_proto::{ErrorKind, InodeId, Result};
 
 /// Requests that the kernel may have under way in the background (read-ahead, direct I/O pieces).
@@ -62,6 +63,10 @@ pub struct Mounted {
     pub options_seen: Mutex<Option<Instant>>,
     /// What the kernel knows of snapshots.
     pub past: Arc<past::Table>,
+    /// What the kernel is reading of directories.
+    pub streams: Arc<Streams>,
+    /// The kernel can map what is read directly.
+    pub maps_direct: bool,
 }
 
 impl Mounted {
@@ -154,6 +159,11 @@ impl Mounted {
         });
     }
 
+    fn how(&self, flags: i32) -> How {
+        let (mode, appends) = tr::open_mode(flags);
+        How { mode, appends, maps_direct: self.maps_direct }
+    }
+
     pub fn cred(&self, request: &Request) -> Cred {
         let (uid, gid, pid) = (request.uid(), request.gid(), request.pid());
         // The superuser's groups are never asked for.
@@ -207,6 +217,7 @@ impl Filesystem for Mounted {
         for wanted in tr::WANTED {
             let _ = config.add_capabilities(wanted);
         }
+        self.maps_direct = config.capabilities().contains(InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP);
         let _ = config.set_max_write(REQUEST_BYTES_MAX);
         let _ = config.set_max_background(BACKGROUND_MAX);
         if let Err(most) = config.set_max_readahead(REQUEST_BYTES_MAX) {
@@ -433,7 +444,8 @@ impl Filesystem for Mounted {
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         self.look_at_options();
-        let (mode, appends) = tr::open_mode(flags.0);
+        let how = self.how(flags.0);
+        let mode = how.mode;
         if is_past(ino) {
             return self.past_open(request, ino, mode, reply);
         }
@@ -453,7 +465,7 @@ impl Filesystem for Mounted {
             Ok(opened)
         };
         let then = move |reply: ReplyOpen, opened: Result<Opened>| match opened {
-            Ok(opened) => reply.opened(FileHandle(opened.handle.0), open_flags(&of, &opened, mode, appends)),
+            Ok(opened) => reply.opened(FileHandle(opened.handle.0), open_flags(&of, &opened, how)),
             Err(e) => reply.error(refused(&e)),
         };
         self.wait_or_undo(request, reply, work, then, undo);
@@ -473,10 +485,10 @@ impl Filesystem for Mounted {
             return reply.error(Errno::EROFS);
         };
         let (mode, exclusive) = (tr::new_mode(mode, umask), flags & libc::O_EXCL != 0);
-        let (open, appends) = tr::open_mode(flags);
+        let how = self.how(flags);
         let (of, undo) = (client.clone(), closer(&client));
-        let work = async move { client.create(&cred, parent, &name, mode, exclusive, open).await };
-        let then = move |reply, created| reply_created(&of, reply, created, open, appends);
+        let work = async move { client.create(&cred, parent, &name, mode, exclusive, how.mode).await };
+        let then = move |reply, created| reply_created(&of, reply, created, how);
         self.wait_or_undo(request, reply, work, then, undo);
     }
 
@@ -494,10 +506,10 @@ impl Filesystem for Mounted {
         }
         let (client, cred) = (self.client.clone(), self.cred(request));
         let (parent, mode) = (tr::from_kernel_ino(parent), tr::new_mode(mode, umask));
-        let (open, appends) = tr::open_mode(flags);
+        let how = self.how(flags);
         let (of, undo) = (client.clone(), closer(&client));
-        let work = async move { client.create_nameless(&cred, parent, mode, open).await };
-        let then = move |reply, created| reply_created(&of, reply, created, open, appends);
+        let work = async move { client.create_nameless(&cred, parent, mode, how.mode).await };
+        let then = move |reply, created| reply_created(&of, reply, created, how);
         self.wait_or_undo(request, reply, work, then, undo);
     }
 
@@ -709,14 +721,14 @@ impl Filesystem for Mounted {
 
     fn opendir(&self, _: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
         self.look_at_options();
-        reply.opened(FileHandle(0), FopenFlags::empty());
+        reply.opened(self.streams.open(), FopenFlags::empty());
     }
 
     fn readdir(
         &self,
         request: &Request,
         ino: INodeNo,
-        _fh: FileHandle,
+        fh: FileHandle,
         offset: u64,
         mut reply: ReplyDirectory,
     ) {
@@ -729,8 +741,8 @@ impl Filesystem for Mounted {
             }
         }
         let (client, dir) = (self.client.clone(), tr::from_kernel_ino(ino));
-        let work =
-            async move { client.readdir(dir, offset.saturating_sub(DOTS), LISTING_LIMIT, false).await };
+        let streams = self.streams.clone();
+        let work = async move { list(&client, (&streams, fh), dir, offset, false).await };
         self.wait(request, reply, work, |mut reply: ReplyDirectory, listing| {
             let listing = match listing {
                 Ok(listing) => listing,
@@ -755,7 +767,7 @@ impl Filesystem for Mounted {
         &self,
         request: &Request,
         ino: INodeNo,
-        _fh: FileHandle,
+        fh: FileHandle,
         offset: u64,
         reply: ReplyDirectoryPlus,
     ) {
@@ -763,7 +775,8 @@ impl Filesystem for Mounted {
             return self.past_readdirplus(request, ino, offset, reply);
         }
         let (client, dir) = (self.client.clone(), tr::from_kernel_ino(ino));
-        let work = async move { list_with_attributes(&client, dir, offset).await };
+        let streams = self.streams.clone();
+        let work = async move { list_with_attributes(&client, (&streams, fh), dir, offset).await };
         self.wait(request, reply, work, |mut reply: ReplyDirectoryPlus, listed| {
             let listed = match listed {
                 Ok(listed) => listed,
@@ -778,7 +791,8 @@ impl Filesystem for Mounted {
         });
     }
 
-    fn releasedir(&self, _: &Request, _ino: INodeNo, _fh: FileHandle, _flags: OpenFlags, reply: ReplyEmpty) {
+    fn releasedir(&self, _: &Request, _ino: INodeNo, fh: FileHandle, _flags: OpenFlags, reply: ReplyEmpty) {
+        self.streams.close(fh);
         reply.ok();
     }
 
@@ -1026,10 +1040,25 @@ fn is_foreign(name: &OsStr) -> bool {
     name == "security.capability"
 }
 
+/// The next entries of a stream, none that were made after it was begun.
+async fn list(
+    client: &Client,
+    (streams, fh): (&Streams, FileHandle),
+    dir: InodeId,
+    offset: u64,
+    with_attrs: bool,
+) -> Result<Listing> {
+    let mut listing = client.readdir(dir, offset.saturating_sub(DOTS), LISTING_LIMIT, with_attrs).await?;
+    let end = streams.end(fh, offset, listing.newest);
+    listing.entries.retain(|entry| entry.cookie <= end);
+    Ok(listing)
+}
+
 /// What fills the kernel's buffer: cookie, name and attributes. The names' time-out is zero (one time-out for both in this reply); the
 /// attributes stay in the client under its leases, so the look-ups that follow are answered without a message.
 async fn list_with_attributes(
     client: &Client,
+    stream: (&Streams, FileHandle),
     dir: InodeId,
     offset: u64,
 ) -> Result<Vec<(u64, Bytes, fuser::FileAttr)>> {
@@ -1039,7 +1068,7 @@ async fn list_with_attributes(
         let dots = [(1, "."), (2, "..")].into_iter().filter(|(at, _)| offset < *at);
         listed.extend(dots.map(|(at, name)| (at, Bytes::from(name), own)));
     }
-    let listing = client.readdir(dir, offset.saturating_sub(DOTS), LISTING_LIMIT, true).await?;
+    let listing = list(client, stream, dir, offset, true).await?;
     for entry in listing.entries {
         let attr = match &entry.entry {
             Some(known) => tr::attr(&known.attr),

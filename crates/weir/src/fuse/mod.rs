@@ -13,6 +13,7 @@ mod parked;
 mod past;
 mod past_locks;
 mod replies;
+mod streams;
 mod translate;
 
 pub use attach::{Options, attach, clear_dead, is_mounted, mount_points, preflight, remount, unmount};

@@ -14,12 +14,23 @@ use weir_proto::{Error, Result};
 pub const NAME_TTL: Duration = Duration::ZERO;
 pub const GENERATION: Generation = Generation(0); // inode numbers are never used again
 
-pub fn open_flags(client: &Client, opened: &Opened, mode: OpenMode, appends: bool) -> FopenFlags {
-    let flags = tr::open_reply(opened, mode, appends);
+pub fn open_flags(client: &Client, opened: &Opened, how: How) -> FopenFlags {
+    let flags = tr::open_reply(opened, how.mode, how.appends, how.maps_direct);
     if flags.is_empty() {
         client.drops_pages(opened.handle);
     }
+    if flags.contains(FopenFlags::FOPEN_DIRECT_IO) {
+        client.keeps_no_pages(opened.handle);
+    }
     flags
+}
+
+/// How a file is opened, and whether this kernel can map what is read directly.
+#[derive(Clone, Copy)]
+pub struct How {
+    pub mode: OpenMode,
+    pub appends: bool,
+    pub maps_direct: bool,
 }
 
 pub fn reply_entry(reply: ReplyEntry, result: Result<Stat>) {
@@ -53,13 +64,7 @@ pub fn reply_empty(reply: ReplyEmpty, result: Result<()>) {
         Err(e) => reply.error(refused(&e)),
     }
 }
-pub fn reply_created(
-    client: &Client,
-    reply: ReplyCreate,
-    created: Result<Opened>,
-    open: OpenMode,
-    appends: bool,
-) {
+pub fn reply_created(client: &Client, reply: ReplyCreate, created: Result<Opened>, how: How) {
     match created {
         Ok(opened) => reply.created(
             // One time-out for name and attributes here: the name's rules.
@@ -67,7 +72,7 @@ pub fn reply_created(
             &tr::attr(&opened.stat.attr),
             GENERATION,
             FileHandle(opened.handle.0),
-            open_flags(client, &opened, open, appends),
+            open_flags(client, &opened, how),
         ),
         Err(e) => reply.error(refused(&e)),
     }

@@ -137,13 +137,18 @@ pub fn open_mode(flags: i32) -> (OpenMode, bool) {
 /// Pages are kept only under a lease; those of an earlier lease are dropped: no flag at all. A file that is only written gains nothing from pages: its writes come here as
 /// large as the program made them. An append must not leave pages where the kernel believes the end to be.
 ///
+/// A file that is read and written has pages only where it is mapped. Another node may open it for writing at any time, and then no
+/// lease protects them: a read would end where the kernel believes the end to be, and the kernel does not take over a new size while
+/// pages are being dropped. A kernel that cannot map what is read directly (`maps_direct`) keeps pages all the same.
+///
 /// Nor has a file pages of which bytes are at home. Until a page is read it is locked, for as long as a recall takes: and who
 /// opens, writes or drops that page waits in the kernel where nothing can be killed. What is read directly is interrupted.
-pub fn open_reply(opened: &Opened, mode: OpenMode, appends: bool) -> FopenFlags {
+pub fn open_reply(opened: &Opened, mode: OpenMode, appends: bool, maps_direct: bool) -> FopenFlags {
     let away = opened.stat.attr.evicted > 0;
-    if opened.kernel_cache && mode.read && !appends && !away {
+    let shares = mode.write && maps_direct;
+    if opened.kernel_cache && mode.read && !appends && !away && !shares {
         if opened.old_pages { FopenFlags::empty() } else { FopenFlags::FOPEN_KEEP_CACHE }
-    } else if opened.kernel_cache && away {
+    } else if opened.kernel_cache && (away || mode.read && !appends && !opened.old_pages) {
         DIRECT | FopenFlags::FOPEN_KEEP_CACHE
     } else {
         DIRECT

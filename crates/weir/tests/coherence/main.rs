@@ -10,6 +10,7 @@ mod common;
 mod history;
 mod mapped;
 mod programs;
+mod shared;
 
 use common::{Cluster, can_mount};
 use history::{
