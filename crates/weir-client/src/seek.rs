@@ -6,8 +6,8 @@ use crate::api::{Forget, Handle};
 use crate::data::{Data, StripeRef};
 use crate::gather::join_all;
 use crate::inner::{Inner, layout_of};
-use crate::node::{Inline, Node};
 use crate::member::Pacing;
+use crate::node::{Inline, Node};
 use crate::plan::Occasion;
 use std::sync::Arc;
 use weir_env::BoxFuture;
@@ -155,9 +155,9 @@ impl Data {
         let (mut found, layout) = (None, s.layout);
         let groups: Vec<PgId> = (0..layout.pg_count).map(|n| PgId(layout.first_pg.0 + n)).collect();
         for some in groups.chunks(STRIPES_AT_ONCE as usize) {
-            let asked = some.iter().map(|group| {
-                Box::pin(self.next_stripe_in(&s, *group)) as BoxFuture<'_, Option<u64>>
-            });
+            let asked = some
+                .iter()
+                .map(|group| Box::pin(self.next_stripe_in(&s, *group)) as BoxFuture<'_, Option<u64>>);
             found = join_all(asked.collect()).await.into_iter().chain([found]).flatten().min();
             if found == Some(s.stripe) {
                 break;
