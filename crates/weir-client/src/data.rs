@@ -835,12 +835,10 @@ enum Round {
 /// Whether a group that lacks members has enough again once those are back that are only away.
 fn may_return(map: &ClusterMap, group: &Group) -> bool {
     let failed = |m: &Member| map.target(m.target).is_none_or(|t| t.state == TargetState::Failed);
-    let hopeful = |m: &&Member| match m.state {
-        MemberState::Current => true,
-        MemberState::Down => !failed(m),
-        MemberState::Behind => false, // it needs the others to be repaired
-    };
-    group.members.iter().filter(hopeful).count() >= usize::from(group.scheme.data)
+    // Who is behind needs others for its repair: it counts only if some are still to come.
+    let hopeful = |m: &&Member| m.state == MemberState::Current || (!failed(m) && !m.is_lost());
+    let some_are_away = group.members.iter().any(|m| m.state == MemberState::Down && !failed(m));
+    some_are_away && group.members.iter().filter(hopeful).count() >= usize::from(group.scheme.data)
 }
 
 /// Fewer than k members hold everything.
