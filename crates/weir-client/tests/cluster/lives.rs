@@ -455,7 +455,7 @@ fn what_a_write_that_failed_left_on_some_targets_is_no_hole_that_nobody_can_read
 #[test]
 fn what_an_overwrite_that_failed_left_is_the_same_whichever_targets_are_read() {
     Lab::new(51).run(6, |lab| async move {
-        let patience = Duration::from_secs(12);
+        let patience = Duration::from_secs(5);
         let impatient = async |name: &str| {
             let config = ClientConfig { patience, ..lab.config(name) };
             Client::connect(lab.env(name), config, Arc::new(NoKernel)).await.unwrap()
