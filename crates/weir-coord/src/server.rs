@@ -159,10 +159,14 @@ impl Coordinator {
         R::Reply: Send + 'static,
     {
         let (answer, answered) = oneshot::channel();
-        let (event, events) = (event(answer), self.events.clone());
+        let events = self.events.clone();
         let stopped = || Error::unavailable(format!("{}: the coordinator has stopped", R::NAME));
+        // At once: a heartbeat counts when it came, also if its sender does not wait for the answer any more.
+        let full = self.events.try_send(event(answer)).err();
         Handled::Later(Box::pin(async move {
-            events.send(event).await.map_err(|_| stopped())?;
+            if let Some(event) = full {
+                events.send(event.into_inner()).await.map_err(|_| stopped())?;
+            }
             answered.await.map_err(|_| stopped())?.map(|reply| Reply::new(&reply))
         }))
     }
