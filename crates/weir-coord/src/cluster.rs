@@ -5,6 +5,7 @@
 //! Knows nothing of what is said over the channels.
 use crate::addresses::addrs_in_order;
 use crate::identity::NamespaceIdentity;
+use crate::links::Links;
 use crate::member::{self, Membership, Reports};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -76,6 +77,7 @@ pub(crate) struct Shared {
     pub reports: Mutex<Reports>,
     /// By node: the addresses it was made for, and the channel.
     channels: Mutex<BTreeMap<NodeId, (Vec<String>, Channel)>>,
+    pub links: Links,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -112,6 +114,7 @@ impl Cluster {
             node: Mutex::new(None),
             reports: Mutex::new(member::no_reports()),
             channels: Mutex::default(),
+            links: Links::default(),
         });
         let follow = env.tasks.spawn("follow the cluster map", follow_map(shared.clone()));
         let find = env.tasks.spawn("find the coordinator again", ask_for_coordinators(shared.clone()));
@@ -127,7 +130,7 @@ impl Cluster {
         joined.await.map_err(|_| Error::unavailable("joining the cluster was given up".to_owned()))?
     }
 
-    fn shared(&self) -> &Arc<Shared> {
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.handle.shared
     }
 
@@ -200,6 +203,9 @@ impl Cluster {
         doubt: Doubt,
         why: &str,
     ) -> Result<Arc<ClusterMap>> {
+        if self.goes_around(target) {
+            return Ok(self.map()); // the link is to blame
+        }
         let report = ReportTarget { target, group, epoch, doubt, why: why.to_owned() };
         let moved_on = |map: &ClusterMap| map.group(group).is_some_and(|g| g.epoch > epoch);
         // A map that answers the question may come first: the coordinator saw the connection break.
@@ -285,15 +291,6 @@ impl Cluster {
         self.ask(&GetWaits {}).await
     }
 
-    /// The channel to a target's node: one for all targets of the node, reconnecting.
-    pub fn target(&self, target: TargetId) -> Result<Channel> {
-        let map = self.map();
-        let node = map.target_node(target).ok_or_else(|| {
-            Error::not_found(format!("the cluster map (version {}) has no {target}", map.version))
-        })?;
-        self.shared().channel_to(node)
-    }
-
     /// A channel of its own to whichever node leads a namespace; calls back go to `callbacks`.
     pub fn meta_leader(&self, namespace: &str, callbacks: Arc<dyn Service>) -> Result<Channel> {
         leader_of(&self.map(), namespace)?;
@@ -335,7 +332,7 @@ impl Shared {
         Ok(Whereabouts { addrs, name: Some(node.name.clone()) })
     }
 
-    fn channel_to(self: &Arc<Self>, node: &Node) -> Result<Channel> {
+    pub fn channel_to(self: &Arc<Self>, node: &Node) -> Result<Channel> {
         let mut channels = lock(&self.channels);
         if let Some((addrs, channel)) = channels.get(&node.id)
             && *addrs == node.addrs
@@ -343,15 +340,20 @@ impl Shared {
             return Ok(channel.clone());
         }
         self.whereabouts(node)?;
-        let (shared, id) = (Arc::downgrade(self), node.id);
+        let channel = self.channel_of_its_own(node.id);
+        channels.insert(node.id, (node.addrs.clone(), channel.clone()));
+        Ok(channel)
+    }
+
+    /// Another way to a node than the one that all calls share.
+    pub fn channel_of_its_own(self: &Arc<Self>, id: NodeId) -> Channel {
+        let shared = Arc::downgrade(self);
         let look_up: LookUp = Arc::new(move || {
             let shared = shared.upgrade().ok_or_else(closed)?;
             let map = shared.map.borrow().clone();
             shared.whereabouts(map.node(id).ok_or_else(|| Error::unavailable(format!("{id} is gone")))?)
         });
-        let channel = Channel::following(&self.env, look_up, self.identity.clone(), Arc::new(NoService));
-        channels.insert(node.id, (node.addrs.clone(), channel.clone()));
-        Ok(channel)
+        Channel::following(&self.env, look_up, self.identity.clone(), Arc::new(NoService))
     }
 }
 
