@@ -133,8 +133,16 @@ impl Client {
         let title = format!("{} on {}", config.name, config.host);
         let maps = Arc::new(MapsSeen::default());
         let process = config.process.clone();
-        let session = Session::new(env.clone(), channel, namespace, title.clone(), process, maps.clone());
-        let counters = Arc::default();
+        let counters: Arc<status::Counters> = Arc::default();
+        let session = Session::new(
+            env.clone(),
+            channel,
+            namespace,
+            title.clone(),
+            process,
+            maps.clone(),
+            counters.clone(),
+        );
         let data = Data::new(env.clone(), cluster, counters, maps);
         let inner = Inner::new(env.clone(), config, kernel, namespace, data, session);
         callbacks.set(inner.weak());

@@ -293,6 +293,7 @@ async fn run_meta(node: Node, new: bool, instead_of: Option<NamespaceUuid>) -> O
     cluster.join(membership, no_reports()).await?;
     let (leading, lead) = Lead::take(&cluster, &kv, &own).await.map_err(|e| e.doing(dir.display()))?;
     let followed = cluster.clone();
+    let judged = cluster.clone();
     let config = MetaConfig {
         namespace: lead.namespace,
         lease_ms: lead.map.settings.lease_ms,
@@ -302,6 +303,7 @@ async fn run_meta(node: Node, new: bool, instead_of: Option<NamespaceUuid>) -> O
         purge: Arc::new(ClusterPurge(cluster.clone())),
         gone: Arc::new(is_gone),
         map_version: Arc::new(move || followed.map().version),
+        takes_data: Arc::new(move || judged.map().takes_data()),
     };
     let meta = weir_meta::Meta::open(&node.env, kv.clone(), config)?;
     leading.record().await?;

@@ -176,6 +176,48 @@ fn a_client_that_reaches_no_target_takes_nobodys_redundancy() {
     });
 }
 
+/// It keeps its session alive, but can save nothing: it is waited for once, however many files it holds.
+#[test]
+fn a_client_that_gives_nothing_back_is_waited_for_once() {
+    const FILES: u64 = 8;
+    Lab::with(122, "ec:4+2", 10_000).run(6, |lab| async move {
+        let (a, b) = (lab.client("a").await, lab.client("b").await);
+        let mut handles = Vec::new();
+        for n in 0..FILES {
+            let h = create(&a, &format!("f{n}")).await;
+            write(&a, h, 0, &pattern(n, 0, 2 * CELL)).await;
+            a.fsync(h).await.unwrap();
+            handles.push(h);
+        }
+        (0..6).for_each(|n| lab.world().partition("a", &format!("s{n}")));
+        for h in &handles {
+            write(&a, *h, CELL, b"never saved").await;
+        }
+        let begun = lab.world().now();
+        let mut waits = Vec::new();
+        for n in 0..FILES {
+            let asked = lab.world().now();
+            same(&content(&b, &format!("f{n}")).await, &pattern(n, 0, 2 * CELL));
+            waits.push(lab.world().now().since(asked));
+            // Its writes go on failing meanwhile, under leases if it got some.
+            for h in &handles {
+                let _ = a.try_write(*h, CELL as u64, b"never saved");
+            }
+        }
+        let all = lab.world().now().since(begun);
+        assert!(all < Duration::from_secs(20), "{all:?} for all files: {waits:?}");
+        // The client learns that it lost something, and goes on when it can save again.
+        lab.world().heal_all();
+        lab.world().sleep(Duration::from_secs(40)).await;
+        let told = a.fsync(handles[0]).await;
+        assert!(told.is_err(), "what was written and lost is told");
+        let h = create(&a, "after").await;
+        write(&a, h, 0, b"as ever").await;
+        close(&a, h).await;
+        assert_eq!(content(&b, "after").await, b"as ever");
+    });
+}
+
 /// The coordinator sees it, and nobody else does.
 #[test]
 fn a_target_that_only_the_coordinator_reaches_is_done_without() {

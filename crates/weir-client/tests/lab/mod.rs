@@ -281,6 +281,7 @@ impl Lab {
         let (leading, lead) =
             Lead::take(&cluster, &self.kv("meta"), &self.namespace(&cluster)).await.unwrap();
         let followed = cluster.clone();
+        let judged = cluster.clone();
         let of = cluster.clone();
         let layout = move |policy: &weir_proto::volume::Policy| {
             let layout = weir_coord::layout_in(&of.map(), policy.scheme, policy.pool.as_deref(), 0).ok()?;
@@ -306,6 +307,7 @@ impl Lab {
             purge: Arc::new(ClusterPurge(cluster.clone())),
             gone: Arc::new(|_| false),
             map_version: Arc::new(move || followed.map().version),
+            takes_data: Arc::new(move || judged.map().takes_data()),
         };
         let meta = Arc::new(Meta::open(&env, self.kv("meta"), config).unwrap());
         leading.record().await.unwrap();
