@@ -150,6 +150,7 @@ impl Client {
         inner.session.set_holder(holder);
         inner.session.check(deadline).await?;
         let tasks = vec![
+            env.tasks.spawn("learn of the space", learn_space(inner.data.cluster.clone())),
             env.tasks.spawn("keep the session", keep_session(inner.weak())),
             env.tasks.spawn("write back", write_back(inner.weak())),
             env.tasks.spawn("watch what calls wait for", watch_waits(inner.weak(), title)),
@@ -484,6 +485,13 @@ impl Client {
     /// How often changes or locks were lost, and the last of them.
     pub fn losses(&self) -> (u64, Vec<Loss>) {
         self.inner.losses()
+    }
+}
+
+/// So that it can be told while the coordinator is away.
+async fn learn_space(cluster: Cluster) {
+    if let Err(e) = cluster.known_status().await {
+        tracing::debug!("the space is not known yet: {e}");
     }
 }
 

@@ -19,7 +19,7 @@ use weir_proto::coord::{
 };
 use weir_proto::map::{ClusterMap, Node, Role, Scheme};
 use weir_proto::{ClusterId, DiskUuid, Epoch, Error, NamespaceId, NodeId, PgId, Request, Result, TargetId};
-use weir_rpc::{Channel, Identity, LookUp, NoService, Service, Whereabouts};
+use weir_rpc::{Channel, Identity, LookUp, NoService, Payload, Service, Whereabouts};
 
 /// The coordinator is asked again for a newer map after this long without one.
 const MAP_WAIT: Duration = Duration::from_secs(10);
@@ -27,6 +27,8 @@ const MAP_WAIT: Duration = Duration::from_secs(10);
 const ANSWER_SLACK: Duration = Duration::from_secs(5);
 /// Addresses of the coordinator that are remembered beside those that were given.
 const COORDINATORS_MAX: usize = 16;
+/// Who asks how much space there is does not wait for a coordinator that is away.
+const STATUS_PATIENCE: Duration = Duration::from_secs(1);
 /// Pause after a failed call to the coordinator.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
 /// Tasks of every handle, before those of its membership.
@@ -78,6 +80,8 @@ pub(crate) struct Shared {
     /// By node: the addresses it was made for, and the channel.
     channels: Mutex<BTreeMap<NodeId, (Vec<String>, Channel)>>,
     pub links: Links,
+    /// The last one that was seen.
+    status: Mutex<Option<Arc<ClusterStatus>>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -115,6 +119,7 @@ impl Cluster {
             reports: Mutex::new(member::no_reports()),
             channels: Mutex::default(),
             links: Links::default(),
+            status: Mutex::default(),
         });
         let follow = env.tasks.spawn("follow the cluster map", follow_map(shared.clone()));
         let find = env.tasks.spawn("find the coordinator again", ask_for_coordinators(shared.clone()));
@@ -289,6 +294,18 @@ impl Cluster {
     /// The clients whose calls wait.
     pub async fn waits(&self) -> Result<ClientsWaiting> {
         self.ask(&GetWaits {}).await
+    }
+
+    /// The status, or the last one that was seen here while the coordinator does not answer.
+    pub async fn known_status(&self) -> Result<Arc<ClusterStatus>> {
+        let shared = self.shared();
+        let asked = shared.coordinator.call_now(&GetStatus {}, Payload::default(), STATUS_PATIENCE).await;
+        let mut known = lock(&shared.status);
+        match (asked, &*known) {
+            (Ok(answered), _) => Ok(known.insert(Arc::new(answered.reply)).clone()),
+            (Err(e), Some(status)) if is_temporary(&e) => Ok(status.clone()),
+            (Err(e), _) => Err(e.doing("ask the coordinator")),
+        }
     }
 
     /// A channel of its own to whichever node leads a namespace; calls back go to `callbacks`.

@@ -218,6 +218,25 @@ fn a_client_that_gives_nothing_back_is_waited_for_once() {
     });
 }
 
+#[test]
+fn the_space_is_told_without_the_coordinator() {
+    Lab::new(123).run(6, |lab| async move {
+        let a = lab.client("a").await;
+        lab.world().sleep(Duration::from_secs(3)).await; // the targets have told what they have
+        let seen = lab.client("b").await;
+        lab.world().sleep(Duration::from_secs(1)).await;
+        let known = a.statfs().await.unwrap();
+        assert!(known.capacity_bytes > 0);
+        lab.world().kill("coord");
+        for client in [&a, &seen] {
+            let begun = lab.world().now();
+            let told = client.statfs().await.unwrap();
+            assert_eq!(told.capacity_bytes, known.capacity_bytes);
+            assert!(lab.world().now().since(begun) < STALL_MAX);
+        }
+    });
+}
+
 /// The coordinator sees it, and nobody else does.
 #[test]
 fn a_target_that_only_the_coordinator_reaches_is_done_without() {
