@@ -253,8 +253,7 @@ impl Data {
     ) -> Result<Answered<R::Reply>> {
         let payload = payload.into();
         let sent = payload.len() as u64;
-        let channel = self.cluster.target(target)?;
-        let answered = channel.call_now(request, payload, patience).await?;
+        let answered = self.cluster.call_target(target, request, payload, patience).await?;
         self.counters.wire_sent_bytes.fetch_add(sent, Relaxed);
         self.counters.wire_received_bytes.fetch_add(answered.payload.len() as u64, Relaxed);
         Ok(answered)

@@ -133,8 +133,16 @@ impl Client {
         let title = format!("{} on {}", config.name, config.host);
         let maps = Arc::new(MapsSeen::default());
         let process = config.process.clone();
-        let session = Session::new(env.clone(), channel, namespace, title.clone(), process, maps.clone());
-        let counters = Arc::default();
+        let counters: Arc<status::Counters> = Arc::default();
+        let session = Session::new(
+            env.clone(),
+            channel,
+            namespace,
+            title.clone(),
+            process,
+            maps.clone(),
+            counters.clone(),
+        );
         let data = Data::new(env.clone(), cluster, counters, maps);
         let inner = Inner::new(env.clone(), config, kernel, namespace, data, session);
         callbacks.set(inner.weak());
@@ -142,6 +150,7 @@ impl Client {
         inner.session.set_holder(holder);
         inner.session.check(deadline).await?;
         let tasks = vec![
+            env.tasks.spawn("learn of the space", learn_space(inner.data.cluster.clone())),
             env.tasks.spawn("keep the session", keep_session(inner.weak())),
             env.tasks.spawn("write back", write_back(inner.weak())),
             env.tasks.spawn("watch what calls wait for", watch_waits(inner.weak(), title)),
@@ -476,6 +485,13 @@ impl Client {
     /// How often changes or locks were lost, and the last of them.
     pub fn losses(&self) -> (u64, Vec<Loss>) {
         self.inner.losses()
+    }
+}
+
+/// So that it can be told while the coordinator is away.
+async fn learn_space(cluster: Cluster) {
+    if let Err(e) = cluster.known_status().await {
+        tracing::debug!("the space is not known yet: {e}");
     }
 }
 

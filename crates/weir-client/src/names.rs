@@ -398,7 +398,7 @@ impl Inner {
 
     pub async fn statfs(&self) -> Result<Space> {
         let stat = self.session.ask(self.deadline(), |session| StatFs { session }).await?;
-        let status = self.data.cluster.status().await?;
+        let status = self.data.cluster.known_status().await?;
         let scheme = status.map.settings.scheme;
         // One report per target: the newest counts.
         let reports: BTreeMap<_, _> = status.targets.iter().map(|r| (r.target, r)).collect();

@@ -5,6 +5,7 @@
 //! the same (session, slot, seq) until it is answered; leases count only while the leader was heard within their term.
 //! Knows nothing of inodes but that somebody ([`Holder`]) holds leases on them.
 use crate::maps::MapsSeen;
+use crate::status::Counters;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
@@ -50,6 +51,7 @@ pub struct Session {
     client: String,
     process: String,
     maps: Arc<MapsSeen>,
+    counters: Arc<Counters>,
     holder: Mutex<Option<Weak<dyn Holder>>>,
     /// Held while the session is opened or resumed.
     standing: tokio::sync::Mutex<Standing>,
@@ -125,6 +127,7 @@ impl Session {
         client: String,
         process: String,
         maps: Arc<MapsSeen>,
+        counters: Arc<Counters>,
     ) -> Session {
         Session {
             env,
@@ -133,6 +136,7 @@ impl Session {
             client,
             process,
             maps,
+            counters,
             holder: Mutex::new(None),
             standing: tokio::sync::Mutex::default(),
             ready_connection: AtomicU64::new(u64::MAX),
@@ -384,10 +388,14 @@ impl Session {
         Ok(reply)
     }
 
+    fn alive(&self, session: SessionId) -> KeepAlive {
+        KeepAlive { session, saved: self.counters.wire_sent_bytes.load(Ordering::Relaxed) }
+    }
+
     /// Returns when the leader knows under which cluster map this client has written: before anybody is told that it is written.
     pub async fn settle_maps(&self, deadline: Instant) -> Result<()> {
         match self.maps.untold() {
-            Some(_) => self.ask(deadline, |session| KeepAlive { session }).await,
+            Some(_) => self.ask(deadline, |session| self.alive(session)).await,
             None => Ok(()),
         }
     }
@@ -426,7 +434,7 @@ impl Session {
     /// The session, if the leader knows it. `Stale`: not any more, and the next request takes up a new one.
     async fn ask_for_session(&self, deadline: Instant) -> Result<SessionId> {
         let (connection, session) = self.ready(deadline).await?;
-        let known = self.send(&connection, &KeepAlive { session }, deadline).await;
+        let known = self.send(&connection, &self.alive(session), deadline).await;
         if known.as_ref().is_err_and(|e| e.kind == ErrorKind::Stale) {
             let mut standing = self.standing.lock().await;
             // Several may find it gone: what the first one has opened since stays.

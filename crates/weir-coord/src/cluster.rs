@@ -5,6 +5,7 @@
 //! Knows nothing of what is said over the channels.
 use crate::addresses::addrs_in_order;
 use crate::identity::NamespaceIdentity;
+use crate::links::Links;
 use crate::member::{self, Membership, Reports};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,7 +19,7 @@ use weir_proto::coord::{
 };
 use weir_proto::map::{ClusterMap, Node, Role, Scheme};
 use weir_proto::{ClusterId, DiskUuid, Epoch, Error, NamespaceId, NodeId, PgId, Request, Result, TargetId};
-use weir_rpc::{Channel, Identity, LookUp, NoService, Service, Whereabouts};
+use weir_rpc::{Channel, Identity, LookUp, NoService, Payload, Service, Whereabouts};
 
 /// The coordinator is asked again for a newer map after this long without one.
 const MAP_WAIT: Duration = Duration::from_secs(10);
@@ -26,6 +27,8 @@ const MAP_WAIT: Duration = Duration::from_secs(10);
 const ANSWER_SLACK: Duration = Duration::from_secs(5);
 /// Addresses of the coordinator that are remembered beside those that were given.
 const COORDINATORS_MAX: usize = 16;
+/// Who asks how much space there is does not wait for a coordinator that is away.
+const STATUS_PATIENCE: Duration = Duration::from_secs(1);
 /// Pause after a failed call to the coordinator.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
 /// Tasks of every handle, before those of its membership.
@@ -76,6 +79,9 @@ pub(crate) struct Shared {
     pub reports: Mutex<Reports>,
     /// By node: the addresses it was made for, and the channel.
     channels: Mutex<BTreeMap<NodeId, (Vec<String>, Channel)>>,
+    pub links: Links,
+    /// The last one that was seen.
+    status: Mutex<Option<Arc<ClusterStatus>>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -112,6 +118,8 @@ impl Cluster {
             node: Mutex::new(None),
             reports: Mutex::new(member::no_reports()),
             channels: Mutex::default(),
+            links: Links::default(),
+            status: Mutex::default(),
         });
         let follow = env.tasks.spawn("follow the cluster map", follow_map(shared.clone()));
         let find = env.tasks.spawn("find the coordinator again", ask_for_coordinators(shared.clone()));
@@ -127,7 +135,7 @@ impl Cluster {
         joined.await.map_err(|_| Error::unavailable("joining the cluster was given up".to_owned()))?
     }
 
-    fn shared(&self) -> &Arc<Shared> {
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.handle.shared
     }
 
@@ -200,6 +208,9 @@ impl Cluster {
         doubt: Doubt,
         why: &str,
     ) -> Result<Arc<ClusterMap>> {
+        if self.goes_around(target) {
+            return Ok(self.map()); // the link is to blame
+        }
         let report = ReportTarget { target, group, epoch, doubt, why: why.to_owned() };
         let moved_on = |map: &ClusterMap| map.group(group).is_some_and(|g| g.epoch > epoch);
         // A map that answers the question may come first: the coordinator saw the connection break.
@@ -285,13 +296,16 @@ impl Cluster {
         self.ask(&GetWaits {}).await
     }
 
-    /// The channel to a target's node: one for all targets of the node, reconnecting.
-    pub fn target(&self, target: TargetId) -> Result<Channel> {
-        let map = self.map();
-        let node = map.target_node(target).ok_or_else(|| {
-            Error::not_found(format!("the cluster map (version {}) has no {target}", map.version))
-        })?;
-        self.shared().channel_to(node)
+    /// The status, or the last one that was seen here while the coordinator does not answer.
+    pub async fn known_status(&self) -> Result<Arc<ClusterStatus>> {
+        let shared = self.shared();
+        let asked = shared.coordinator.call_now(&GetStatus {}, Payload::default(), STATUS_PATIENCE).await;
+        let mut known = lock(&shared.status);
+        match (asked, &*known) {
+            (Ok(answered), _) => Ok(known.insert(Arc::new(answered.reply)).clone()),
+            (Err(e), Some(status)) if is_temporary(&e) => Ok(status.clone()),
+            (Err(e), _) => Err(e.doing("ask the coordinator")),
+        }
     }
 
     /// A channel of its own to whichever node leads a namespace; calls back go to `callbacks`.
@@ -335,7 +349,7 @@ impl Shared {
         Ok(Whereabouts { addrs, name: Some(node.name.clone()) })
     }
 
-    fn channel_to(self: &Arc<Self>, node: &Node) -> Result<Channel> {
+    pub fn channel_to(self: &Arc<Self>, node: &Node) -> Result<Channel> {
         let mut channels = lock(&self.channels);
         if let Some((addrs, channel)) = channels.get(&node.id)
             && *addrs == node.addrs
@@ -343,15 +357,20 @@ impl Shared {
             return Ok(channel.clone());
         }
         self.whereabouts(node)?;
-        let (shared, id) = (Arc::downgrade(self), node.id);
+        let channel = self.channel_of_its_own(node.id);
+        channels.insert(node.id, (node.addrs.clone(), channel.clone()));
+        Ok(channel)
+    }
+
+    /// Another way to a node than the one that all calls share.
+    pub fn channel_of_its_own(self: &Arc<Self>, id: NodeId) -> Channel {
+        let shared = Arc::downgrade(self);
         let look_up: LookUp = Arc::new(move || {
             let shared = shared.upgrade().ok_or_else(closed)?;
             let map = shared.map.borrow().clone();
             shared.whereabouts(map.node(id).ok_or_else(|| Error::unavailable(format!("{id} is gone")))?)
         });
-        let channel = Channel::following(&self.env, look_up, self.identity.clone(), Arc::new(NoService));
-        channels.insert(node.id, (node.addrs.clone(), channel.clone()));
-        Ok(channel)
+        Channel::following(&self.env, look_up, self.identity.clone(), Arc::new(NoService))
     }
 }
 

@@ -9,8 +9,10 @@
 
 mod addresses;
 mod cluster;
+mod cut_links;
 pub mod decide;
 pub mod identity;
+mod links;
 mod member;
 mod members;
 mod owner;

@@ -112,18 +112,20 @@ impl Member {
     async fn stay(&self, connection: &Connection, interval: Duration) -> Error {
         // Node ids do not change: the one of the last join is this node's.
         let node = self.shared.node.lock().unwrap_or_else(PoisonError::into_inner).unwrap_or_default();
+        let clock = &self.shared.env.clock;
         loop {
+            let next = clock.now() + interval;
             let heartbeat = Heartbeat { node, targets: (self.reports)() };
-            if let Err(e) = connection.call(&heartbeat, Vec::new(), interval * 4).await {
-                // A late answer is no end: the coordinator judges silence, and says so at the next heartbeat.
-                if e.kind != ErrorKind::Deadline {
-                    return e;
-                }
+            // The next one does not wait for a late answer: the coordinator hears all the same, and judges silence only.
+            if let Err(e) = connection.call(&heartbeat, Vec::new(), interval).await
+                && e.kind != ErrorKind::Deadline
+            {
+                return e;
             }
             tokio::select! {
                 biased;
                 reason = connection.closed() => return reason,
-                () = self.shared.env.clock.sleep(interval) => {}
+                () = clock.sleep_until(next) => {}
             }
         }
     }

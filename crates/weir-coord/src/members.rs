@@ -4,7 +4,7 @@
 //! Knows nothing of connections' bytes or of the store: the server carries the decisions out.
 use crate::addresses::check_announced;
 use crate::decide::{
-    HealthLimits, Presence, Returned, Strikes, Verdict, create_groups, is_spare, judge, next_run,
+    HealthLimits, Presence, Returned, Strikes, Verdict, create_groups, forgive, is_spare, judge, next_run,
     rejoin_groups, returned, target_back, target_cleared, target_down, target_failed, target_lost,
     target_put_back,
 };
@@ -211,6 +211,13 @@ impl Members {
             if matches!(member.presence, Presence::Connected { .. }) {
                 member.presence = Presence::Gone;
             }
+        }
+    }
+
+    /// The coordinator stood still for `delay` since it looked last.
+    pub fn forgive(&mut self, delay: Duration, now: Instant) {
+        for member in self.by_node.values_mut() {
+            member.presence = forgive(member.presence, delay, now);
         }
     }
 

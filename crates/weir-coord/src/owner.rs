@@ -4,6 +4,7 @@
 //! durable, publishes it, and only then answers: nobody learns of a map that a restart could forget.
 //!
 //! Knows nothing of how messages travel; decisions are in `decide` and `members`.
+use crate::cut_links::CutLinks;
 use crate::decide::{
     HealthLimits, Progress, Strikes, caught_up, is_spare, make_groups, record_progress, set_aside, take_lead,
 };
@@ -17,8 +18,9 @@ use tokio::sync::{mpsc, oneshot};
 use weir_env::{Env, Instant, watch};
 use weir_proto::coord::{
     CaughtUp, ClusterStatus, Doubt, Heartbeat, HeartbeatAck, Join, Joined, LeadNamespace, LeadReply, Leave,
-    MakeGroups, MapReply, RecordProgress, ReportTarget, TargetReport,
+    MakeGroups, MapReply, RecordProgress, ReportLink, ReportTarget, TargetReport,
 };
+use weir_proto::frame::Hello;
 use weir_proto::map::{ClusterMap, MemberState, Node, TargetState};
 use weir_proto::{Error, Reader, Result, TargetId, Wire, Writer};
 
@@ -51,6 +53,11 @@ pub enum Event {
     Report {
         report: ReportTarget,
         answer: Answer<MapReply>,
+    },
+    Link {
+        from: Hello,
+        report: ReportLink,
+        answer: Answer<()>,
     },
     /// What was seen of a target whose node had joined on this connection when the look began.
     Probed {
@@ -112,6 +119,7 @@ pub struct Owner {
     /// Who waits for the probe of a target under way, by what was doubted.
     pub probing: BTreeMap<(TargetId, Doubt), Vec<Answer<MapReply>>>,
     pub suspects_asked: Instant,
+    pub cut_links: CutLinks,
 }
 
 /// A value as it was last read or written.
@@ -135,6 +143,7 @@ pub fn heartbeat_ms(map: &ClusterMap) -> u32 {
 impl Owner {
     /// Runs until the last handle of the coordinator is gone.
     pub async fn run(mut self) {
+        let mut looked = self.env.clock.now();
         loop {
             let tick = Duration::from_millis(u64::from(heartbeat_ms(&self.map.borrow())) / 2);
             let mut first = None;
@@ -146,6 +155,10 @@ impl Owner {
                 },
                 () = self.env.clock.sleep(tick) => {}
             }
+            // On a machine that is starved, or with a slow disk, it is this node that is late.
+            let now = self.env.clock.now();
+            self.members.forgive(now.since(looked).saturating_sub(tick), now);
+            looked = now;
             self.turn(first).await;
         }
     }
@@ -244,6 +257,10 @@ impl Owner {
                 }
             }
             Event::Report { report, answer } => self.reported(report, answer, batch),
+            Event::Link { from, report, answer } => {
+                self.cut_links.note(&from, &report, now);
+                batch.after(answer, |_| ());
+            }
             Event::Probed { target, doubt, joined, outcome } => {
                 for answer in self.probing.remove(&(target, doubt)).unwrap_or_default() {
                     batch.after(answer, newest);
@@ -313,10 +330,12 @@ impl Owner {
             Event::Status { answer } => {
                 let targets = self.members.reports.values().cloned().collect();
                 let uptime_ms = now.since(self.started).as_millis() as u64;
+                let links = self.cut_links.list(now);
                 batch.after(answer, move |map| ClusterStatus {
                     map: ClusterMap::clone(map),
                     targets,
                     uptime_ms,
+                    links,
                 });
             }
             Event::Disconnected { connection } => {

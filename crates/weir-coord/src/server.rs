@@ -15,7 +15,7 @@ use tokio::sync::{mpsc, oneshot};
 use weir_env::{Addr, BoxFuture, Env, watch};
 use weir_proto::coord::{
     CaughtUp, ClearTarget, Coordinators, GetCoordinators, GetMap, GetStatus, GetWaits, Heartbeat, Join,
-    LeadNamespace, Leave, MakeGroups, MapReply, RecordProgress, ReportTarget, TellWaits,
+    LeadNamespace, Leave, MakeGroups, MapReply, RecordProgress, ReportLink, ReportTarget, TellWaits,
 };
 use weir_proto::map::{ClusterMap, Settings};
 use weir_proto::{ClusterId, Error, NamespaceId, Request, Result, Wire};
@@ -120,6 +120,7 @@ impl Coordinator {
             started,
             probing: Default::default(),
             suspects_asked: started,
+            cut_links: Default::default(),
         };
         env.tasks.spawn("coordinator", owner.run());
         let (announced, waits) = Default::default();
@@ -159,10 +160,14 @@ impl Coordinator {
         R::Reply: Send + 'static,
     {
         let (answer, answered) = oneshot::channel();
-        let (event, events) = (event(answer), self.events.clone());
+        let events = self.events.clone();
         let stopped = || Error::unavailable(format!("{}: the coordinator has stopped", R::NAME));
+        // At once: a heartbeat counts when it came, also if its sender does not wait for the answer any more.
+        let full = self.events.try_send(event(answer)).err();
         Handled::Later(Box::pin(async move {
-            events.send(event).await.map_err(|_| stopped())?;
+            if let Some(event) = full {
+                events.send(event.into_inner()).await.map_err(|_| stopped())?;
+            }
             answered.await.map_err(|_| stopped())?.map(|reply| Reply::new(&reply))
         }))
     }
@@ -194,6 +199,10 @@ impl Coordinator {
             ReportTarget::METHOD => {
                 let report = call.decode::<ReportTarget>()?;
                 self.ask::<ReportTarget>(|answer| Event::Report { report, answer })
+            }
+            ReportLink::METHOD => {
+                let (report, from) = (call.decode::<ReportLink>()?, call.connection.peer().clone());
+                self.ask::<ReportLink>(|answer| Event::Link { from, report, answer })
             }
             CaughtUp::METHOD => {
                 let said = call.decode::<CaughtUp>()?;

@@ -442,3 +442,27 @@ fn maps_and_epochs_never_go_back_whatever_fails() {
         assert!(lived.is_ok(), "seed {seed} failed: see above");
     }
 }
+
+/// As on a machine whose processor is taken for ten times the silence that is forgiven.
+#[test]
+fn a_coordinator_that_stood_still_takes_nobody_for_dead() {
+    let lab = Lab::new(12);
+    let world = lab.world.clone();
+    lab.world.clone().run(async move {
+        let _coordinator = lab.coordinator().await;
+        let _nodes = lab.six().await;
+        let client = lab.client("o").await;
+        let map = client.wait_for(PATIENCE, all_current).await.unwrap();
+        for _ in 0..3 {
+            world.pause("c");
+            world.sleep(Duration::from_secs(10)).await;
+            world.resume("c");
+            world.sleep(Duration::from_secs(3)).await;
+        }
+        assert_eq!(client.map().version, map.version, "nobody went down meanwhile");
+        // Who is silent while it does look is down all the same.
+        world.pause("s2");
+        let down = client.wait_for(PATIENCE, target_is(2, TargetState::Down)).await.unwrap();
+        assert!(down.version > map.version);
+    });
+}

@@ -66,6 +66,7 @@ impl Bench {
             purge: Arc::new(NoTargets),
             gone: Arc::new(|_| false),
             map_version: Arc::new(|| 0),
+            takes_data: Arc::new(|| true),
         };
         let meta = Meta::open(env, kv, config)?;
         let running = meta.clone();

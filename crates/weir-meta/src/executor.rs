@@ -43,6 +43,10 @@ const CONTENDED: Duration = Duration::from_millis(50);
 /// leaves the writer no time in which it writes alone, and nothing of its file could be evicted. A recall and the grant after it
 /// take about 1 ms.
 const LOOKS_APART: Duration = Duration::from_millis(5);
+/// A client that did not answer a recall gets no leases for so long: it reads and writes through, and others wait for it no more.
+const MISTRUSTED_FOR: Duration = Duration::from_secs(60);
+/// Such clients that are remembered.
+const MISTRUSTED_MAX: usize = 4096;
 /// No client's session.
 const NOBODY: SessionId = SessionId(0);
 /// Contended inodes that are remembered.
@@ -70,6 +74,8 @@ pub struct MetaConfig {
     pub gone: Arc<dyn Fn(&str) -> bool + Send + Sync>,
     /// The version of the cluster map that this node has; when it starts, not older than its leadership.
     pub map_version: Arc<dyn Fn() -> u64 + Send + Sync>,
+    /// Whether all targets' groups take data: as long as one does not, who cannot save is not to blame.
+    pub takes_data: Arc<dyn Fn() -> bool + Send + Sync>,
 }
 
 /// The leader of one namespace.
@@ -104,6 +110,10 @@ pub(crate) struct State {
     pub stood_still_until: Instant,
     /// When this node looked for silent sessions last.
     pub looked: Instant,
+    /// When it was seen last that clients may be unable to save.
+    pub no_data_taken: Instant,
+    /// Clients that did not answer a recall, and until when they get no leases.
+    mistrusted: BTreeMap<String, Instant>,
     /// The newest commit of this leader; what anybody was shown is not newer.
     pub newest: CommitSeq,
     /// Sessions that have ended while they may have been writing.
@@ -196,6 +206,8 @@ impl Leader {
             grace_until: (!sessions.is_empty()).then(|| now + term),
             stood_still_until: now,
             looked: now,
+            no_data_taken: now,
+            mistrusted: BTreeMap::new(),
             sessions,
             newest,
             deaths,
@@ -599,6 +611,36 @@ impl State {
         let at = self.looked_at.get(&ino).map_or(now, |last| now.max(*last + LOOKS_APART));
         self.looked_at.insert(ino, at);
         at.since(now)
+    }
+
+    /// When a client under recall was last known to get on with it; `None`: the session is over.
+    pub fn got_on(&self, session: SessionId, began: Instant) -> Option<Instant> {
+        let progress = self.sessions.get(&session)?.progress;
+        Some(began.max(progress).max(self.stood_still_until).max(self.no_data_taken))
+    }
+
+    /// A client did not answer a recall: others must not wait for it again, inode by inode.
+    pub fn mistrust(&mut self, client: &str, now: Instant) {
+        self.mistrusted.retain(|_, until| *until > now);
+        if self.mistrusted.len() < MISTRUSTED_MAX {
+            self.mistrusted.insert(client.to_owned(), now + MISTRUSTED_FOR);
+        }
+    }
+    /// Gives a new session of such a client no leases for now.
+    pub fn withhold_leases(&mut self, id: SessionId, now: Instant) {
+        let of = self.sessions.get(&id).map(|s| s.client.as_str()).unwrap_or_default();
+        if self.mistrusted.get(of).is_some_and(|until| *until > now) {
+            self.leases.withhold(id, true);
+        }
+    }
+    /// Ends that when its time is over.
+    pub fn trust_again(&mut self, now: Instant) {
+        self.mistrusted.retain(|_, until| *until > now);
+        for (id, session) in &self.sessions {
+            if !self.mistrusted.contains_key(&session.client) {
+                self.leases.withhold(*id, false);
+            }
+        }
     }
 
     /// Somebody gave back what operations may wait for.

@@ -93,6 +93,8 @@ pub struct LeaseTable {
     /// Never iterated.
     states: ByInode<State>,
     of_session: BTreeMap<SessionId, BTreeSet<InodeId>>,
+    /// Sessions that get no leases for now.
+    withheld: BTreeSet<SessionId>,
     /// The newest cluster map under which anything was written. A target that its group goes on without may not know that, so whoever
     /// reads waits for that map.
     pub written_under: u64,
@@ -243,6 +245,7 @@ impl LeaseTable {
         let writes = |h: &Holding| h.writes_through() || (mine.is_open() && h.opens.write > 0);
         let in_the_way = |h: &Holding| h.kind == LeaseKind::Write || h.through || (!for_pages && writes(h));
         let refused = !room
+            || self.withheld.contains(&session)
             || if for_pages { state.is_in_change() } else { state.closed() }
             || (mine.writes_through() && !for_pages)
             || (mine.opens.write > 0 && state.others(session).any(|(_, h)| h.is_open()))
@@ -271,6 +274,9 @@ impl LeaseTable {
     }
 
     fn write_grant(&mut self, session: SessionId, ino: InodeId, recovers: bool) -> LeaseKind {
+        if self.withheld.contains(&session) && !recovers {
+            return self.kept(session, ino);
+        }
         if let Some(state) = self.states.get(&ino) {
             let is_used = |h: &Holding| h.kind > LeaseKind::None || (h.is_open() && !recovers);
             let used = state.others(session).any(|(_, h)| is_used(h));
@@ -280,6 +286,15 @@ impl LeaseTable {
         }
         self.change(session, ino, |h| (h.kind, h.through) = (LeaseKind::Write, false));
         LeaseKind::Write
+    }
+
+    /// A session that does not give leases back gets none, but to recover a file.
+    pub fn withhold(&mut self, session: SessionId, withheld: bool) {
+        if withheld {
+            self.withheld.insert(session);
+        } else {
+            self.withheld.remove(&session);
+        }
     }
 
     /// The session asked for Write, and was told that it has to write through.
@@ -440,6 +455,7 @@ impl LeaseTable {
     }
     /// Takes everything from a session; the inodes that operations wait for are returned.
     pub fn drop_session(&mut self, session: SessionId) -> Vec<InodeId> {
+        self.withheld.remove(&session);
         let mut awaited = Vec::new();
         for ino in self.inodes_of(session) {
             self.change(session, ino, |h| *h = NOTHING);

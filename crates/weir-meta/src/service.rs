@@ -32,8 +32,11 @@ use weir_proto::volume::*;
 use weir_proto::{Error, ErrorKind, InodeId, NamespaceId, Request, Result, SessionId, Wire};
 use weir_rpc::{Call, Connection, Defer, Handled, Payload, Reply, Service};
 
-/// A client under recall writes back what it holds; as long as it is heard of it gets this many lease terms for that.
+/// A client under recall writes back what it holds; as long as it gets on with it, it has this many lease terms for that. One that
+/// is heard of, but saves nothing and gives nothing back, has one,
 const RECALL_TERMS_MAX: u32 = 4;
+/// and so long at least: until a silent target is done without, and an operation has begun anew, nothing is saved either.
+const STUCK_MIN: Duration = Duration::from_secs(10);
 /// After a connection ended it is looked whether the client's process is gone.
 const BURY_AFTER: [Duration; 4] = [
     Duration::from_millis(1),
@@ -95,6 +98,10 @@ impl Meta {
             last = now;
             let mut state = leader.lock();
             state.looked = now;
+            if !(leader.config.takes_data)() {
+                state.no_data_taken = now;
+            }
+            state.trust_again(now);
             if stood_still {
                 state.stood_still(now, leader.term());
                 continue;
@@ -335,13 +342,24 @@ async fn recall(leader: Arc<Leader>, conflict: Conflict) {
             (session.connection.clone(), session.moved.clone().notified_owned())
         };
         let left = (began + patience).since(leader.env.clock.now());
-        if left.is_zero() {
-            let mut state = leader.lock();
-            let ended = leader.end_session(&mut state, conflict.session, "it did not answer a recall");
-            return report(ended, &leader);
+        if left.is_zero() || is_stuck(&leader, conflict.session, began) {
+            return fence(&leader, conflict.session);
         }
         if let Some(connection) = connection {
-            match connection.call(&request, Vec::new(), left).await {
+            let asked = connection.call(&request, Vec::new(), left);
+            tokio::pin!(asked);
+            let answer = loop {
+                tokio::select! {
+                    biased;
+                    answer = &mut asked => break answer,
+                    () = leader.env.clock.sleep(leader.term() / TICKS_PER_TERM) => {
+                        if is_stuck(&leader, conflict.session, began) {
+                            return fence(&leader, conflict.session);
+                        }
+                    }
+                }
+            };
+            match answer {
                 Ok(_) => return given_back(&leader, conflict),
                 Err(e) if e.kind == ErrorKind::Unavailable || e.kind == ErrorKind::Deadline => {}
                 Err(e) => {
@@ -354,8 +372,29 @@ async fn recall(leader: Arc<Leader>, conflict: Conflict) {
     }
 }
 
+/// A client under recall has not got on for a lease term.
+fn is_stuck(leader: &Leader, session: SessionId, began: Instant) -> bool {
+    let got_on = leader.lock().got_on(session, began);
+    got_on.is_some_and(|at| leader.env.clock.now().since(at) > leader.term().max(STUCK_MIN))
+}
+
+/// Ends the session of a client that does not give back what others wait for: all that it holds, at once. Its next one gets no leases
+/// for a while.
+fn fence(leader: &Arc<Leader>, session: SessionId) {
+    let mut state = leader.lock();
+    let client = state.sessions.get(&session).map(|s| s.client.clone());
+    if let Some(client) = client {
+        state.mistrust(&client, leader.env.clock.now());
+    }
+    let ended = leader.end_session(&mut state, session, "it did not answer a recall");
+    report(ended, leader);
+}
+
 fn given_back(leader: &Leader, conflict: Conflict) {
     let mut state = leader.lock();
+    if let Some(session) = state.sessions.get_mut(&conflict.session) {
+        session.progress = leader.env.clock.now();
+    }
     state.leases.end_recall(conflict.session, conflict.ino, conflict.keep);
     state.wake(conflict.ino);
 }
@@ -386,6 +425,7 @@ impl Meta {
         state
             .sessions
             .insert(id, Session::new(record.client, record.process, now, Some(connection.clone()), true));
+        state.withhold_leases(id, now);
         tracing::info!(session = %id, client = r.client, "session opened");
         let grace = state.grace_until.map_or(Duration::ZERO, |until| until.since(now));
         let lease_ms = leader.config.lease_ms;
@@ -448,6 +488,9 @@ impl Meta {
         let mut state = self.leader.lock();
         let session = state.session(r.session)?;
         session.heard = self.leader.env.clock.now();
+        if session.saved != r.saved {
+            (session.saved, session.progress) = (r.saved, session.heard);
+        }
         if session.connection.as_ref().is_none_or(|c| c.id() != connection.id()) {
             session.connection = Some(connection.clone());
             session.moved.notify_waiters();

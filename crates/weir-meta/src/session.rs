@@ -26,6 +26,9 @@ pub struct Session {
     /// Of the client, as it told; empty: not told.
     pub process: String,
     pub heard: Instant,
+    /// Bytes that it has saved, as it said last, and when that became more, or it answered a recall.
+    pub saved: u64,
+    pub progress: Instant,
     pub connection: Option<Connection>,
     /// Has said what it holds since this leader started.
     pub resumed: bool,
@@ -53,6 +56,8 @@ impl Session {
             client,
             process,
             heard: now,
+            saved: 0,
+            progress: now,
             locks_on: connection.as_ref().map_or(0, Connection::id),
             naming_locks: (0, Vec::new()),
             connection,

@@ -5,6 +5,9 @@ use crate::wire_enum;
 use crate::{ClusterId, DiskUuid, Epoch, NamespaceId, NamespaceUuid, NodeId, PgId, RunId, TargetId};
 use std::sync::Arc;
 
+/// How often a cut link is reported.
+pub const LINK_REPORT_MS: u64 = 2000;
+
 message!(
     /// A target directory that a storage role brings.
     TargetOffer { uuid: DiskUuid, pool: String, capacity: u64, history: TargetHistory }
@@ -95,7 +98,26 @@ message!(
     /// Everything that `weir status` shows.
     GetStatus = 7 -> ClusterStatus {}
 );
-message!(ClusterStatus { map: ClusterMap, targets: Vec<TargetReport>, uptime_ms: u64 });
+message!(ClusterStatus {
+    map: ClusterMap,
+    targets: Vec<TargetReport>,
+    uptime_ms: u64,
+    /// In the order of their senders' names.
+    links: Vec<CutLink>,
+});
+message!(
+    /// The sender cannot reach a node that others reach. Said again every [`LINK_REPORT_MS`] as long as it is so.
+    ReportLink = 21 -> () {
+        node: NodeId,
+        /// For how long; 0: it is reached again.
+        cut_ms: u64,
+        why: String,
+    }
+);
+message!(
+    /// A node that another one cannot reach, as that one says.
+    CutLink { from: String, role: Role, to: NodeId, since_ms: u64, why: String }
+);
 message!(
     /// A metadata role takes the lead of a namespace; the epoch fences the leader before it. `Exists`: another node that is
     /// up leads it, or there is one of that name already. `Denied`: the directory is not that namespace's, or an old copy.

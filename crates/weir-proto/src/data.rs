@@ -5,6 +5,7 @@
 use crate::message;
 use crate::wire_enum;
 use crate::{CellId, Epoch, FileId, PgId, Seq, TargetId, Version};
+use bytes::Bytes;
 
 /// Bytes covered by one checksum of a fragment.
 pub const CHECKSUM_BLOCK: u32 = 16 * 1024;
@@ -279,7 +280,13 @@ message!(
     SealFile = 242 -> () { target: TargetId, file: FileId }
 );
 message!(
-    /// How a target is.
+    /// A call to a target of another node, from a node that cannot reach that one. The answer's payload is the target's.
+    /// Passed on once: who passes it on calls the target's node itself.
+    PassOn = 260 -> PassedOn { target: TargetId, method: u16, body: Bytes }
+);
+message!(PassedOn { body: Bytes });
+message!(
+    /// How a target is. The payload comes back as it was sent: it shows whether large packets pass, too.
     StatTarget = 250 -> TargetStat { target: TargetId }
 );
 message!(TargetStat {

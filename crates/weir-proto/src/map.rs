@@ -313,6 +313,10 @@ impl ClusterMap {
         Ok(told)
     }
     /// The node that serves a target.
+    /// Whether every group that has redundancy takes data.
+    pub fn takes_data(&self) -> bool {
+        self.groups.iter().filter(|g| g.scheme.parity > 0).all(Group::is_writable)
+    }
     pub fn target_node(&self, id: TargetId) -> Option<&Node> {
         self.node(self.target(id)?.node)
     }

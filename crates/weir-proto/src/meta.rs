@@ -148,7 +148,11 @@ message!(
     }
 );
 message!(SessionResumed { /** Leases that could not be kept: stop using their caches. */ lost: Vec<InodeId>, lease_ms: u32 });
-message!(KeepAlive = 102 -> () { session: SessionId });
+message!(KeepAlive = 102 -> () {
+    session: SessionId,
+    /// Bytes that targets have taken from this client since it began: whether it gets on with what a recall asks of it.
+    saved: u64,
+});
 message!(SessionClose = 103 -> () { session: SessionId });
 
 // ---- reading

@@ -133,12 +133,7 @@ impl Channel {
         payload: Payload,
         patience: Duration,
     ) -> Result<Answered<R::Reply>> {
-        let begun = self.0.env.clock.now();
-        let connection = match self.0.env.clock.timeout(patience, self.connection_now()).await {
-            Ok(connected) => connected.map_err(|e| e.doing(R::NAME))?,
-            Err(_) => return Err(self.0.unreachable().doing(R::NAME)),
-        };
-        let left = patience.saturating_sub(self.0.env.clock.now().since(begun));
+        let (connection, left) = self.connected_now(patience).await.map_err(|e| e.doing(R::NAME))?;
         connection.call_answered(request, payload, left).await
     }
 
@@ -146,6 +141,28 @@ impl Channel {
     pub fn why_unreachable(&self) -> Error {
         self.0.unreachable()
     }
+
+    /// `call_now` with a request that is encoded already; the reply is as it came.
+    pub async fn call_encoded_now(
+        &self,
+        method: u16,
+        body: &[u8],
+        payload: Payload,
+        patience: Duration,
+    ) -> Result<Answered<Bytes>> {
+        let (connection, left) = self.connected_now(patience).await?;
+        connection.call_encoded(method, body, payload, left).await
+    }
+
+    /// `connection_now` within `patience`, and what is left of that.
+    async fn connected_now(&self, patience: Duration) -> Result<(Connection, Duration)> {
+        let clock = &self.0.env.clock;
+        let begun = clock.now();
+        let connected = clock.timeout(patience, self.connection_now()).await;
+        let connection = connected.unwrap_or_else(|_| Err(self.0.unreachable()))?;
+        Ok((connection, patience.saturating_sub(clock.now().since(begun))))
+    }
+
     /// Grows by one with each new connection; 0 before the first.
     pub fn generation(&self) -> watch::Receiver<u64> {
         self.0.generation.subscribe()

@@ -225,6 +225,18 @@ impl Connection {
         Ok(Answered { reply, payload, payload_crc })
     }
 
+    /// A call whose request is encoded already; the reply is as it came.
+    pub async fn call_encoded(
+        &self,
+        method: u16,
+        body: &[u8],
+        payload: Payload,
+        patience: Duration,
+    ) -> Result<Answered<Bytes>> {
+        let encode = |w: &mut Writer| w.bytes.extend_from_slice(body);
+        self.0.0.call(Method { number: method, name: "passed on" }, &encode, payload, patience).await
+    }
+
     /// Different for each connection of a node.
     pub fn id(&self) -> u64 {
         self.0.0.id

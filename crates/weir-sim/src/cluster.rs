@@ -327,6 +327,7 @@ async fn run_meta(env: Env, at: Addr, new: bool) -> Result<()> {
     cluster.join(Membership { addrs: server.addrs().to_vec(), targets: Vec::new() }, no_reports()).await?;
     let (leading, lead) = Lead::take(&cluster, &kv, &own).await?;
     let followed = cluster.clone();
+    let judged = cluster.clone();
     let policy = cluster.clone();
     let config = MetaConfig {
         namespace: lead.namespace,
@@ -337,6 +338,7 @@ async fn run_meta(env: Env, at: Addr, new: bool) -> Result<()> {
         purge: Arc::new(ClusterPurge(cluster.clone())),
         gone: Arc::new(|_| false),
         map_version: Arc::new(move || followed.map().version),
+        takes_data: Arc::new(move || judged.map().takes_data()),
     };
     let meta = Meta::open(&env, kv, config)?;
     leading.record().await?;

@@ -31,6 +31,8 @@ const FAULT_MS_MAX: u64 = 6_000;
 const TOO_MANY_MS_MIN: u64 = 13_000;
 /// Of [`HangDisk`], and up to as long again: a target that hangs for 10 s is taken for one that is gone.
 const HANG_MS_MIN: u64 = 11_000;
+/// Of [`CutClientFromTarget`] alone, and up to half as long again: longer than a client's patience. Beside others it ends with them.
+const CUT_MS_MIN: u64 = 31_000;
 /// After that logs agree, once all members are current.
 const LOGS_COMPARED: Duration = Duration::from_secs(2);
 /// Of [`Faults::round`], around the fault itself.
@@ -268,7 +270,9 @@ impl Faults {
             }
             KillClient | PauseClient => (vec![self.some_client()], vec![]),
             PartitionFromMeta => (vec![self.some_client()], vec![META.into()]),
-            PartitionFromClient => (vec![self.some_storage()], vec![self.some_client()]),
+            PartitionFromClient | CutClientFromTarget => {
+                (vec![self.some_storage()], vec![self.some_client()])
+            }
             ResetConnections | LateRequests | SlowLink => {
                 let server = if self.rng.below(3) == 0 { META.into() } else { self.some_storage() };
                 (vec![server], vec![self.some_client()])
@@ -311,6 +315,9 @@ impl Faults {
         let lasts = match kind {
             KillTooMany => Duration::from_millis(TOO_MANY_MS_MIN + self.rng.below(TOO_MANY_MS_MIN / 2)),
             HangDisk => Duration::from_millis(HANG_MS_MIN + self.rng.below(HANG_MS_MIN)),
+            CutClientFromTarget if self.options.faults == [CutClientFromTarget] => {
+                Duration::from_millis(CUT_MS_MIN + self.rng.below(CUT_MS_MIN / 2))
+            }
             _ => lasts,
         };
         Fault { kind, victims, others, lasts, hits_before: AtomicU64::new(0) }
@@ -385,6 +392,7 @@ impl Faults {
             }
             PauseClient | PauseStorage | PauseMeta => world.pause(victim),
             PartitionFromClient
+            | CutClientFromTarget
             | PartitionFromPeer
             | PartitionFromCoordinator
             | PartitionFromMeta
@@ -479,6 +487,7 @@ impl Faults {
                 world.resume(victim);
             }
             PartitionFromClient
+            | CutClientFromTarget
             | PartitionFromPeer
             | PartitionFromCoordinator
             | PartitionFromMeta

@@ -42,6 +42,7 @@ pub enum FaultKind {
     MovedAddress,
     EmptyReturns,
     OldCopyReturns,
+    CutClientFromTarget,
 }
 
 use FaultKind::*;
@@ -59,7 +60,7 @@ pub enum Toll {
 }
 
 impl FaultKind {
-    pub const ALL: [FaultKind; 39] = [
+    pub const ALL: [FaultKind; 40] = [
         KillStorage,
         PowerCutStorage,
         PowerCutAllStorage,
@@ -99,6 +100,7 @@ impl FaultKind {
         MovedAddress,
         EmptyReturns,
         OldCopyReturns,
+        CutClientFromTarget,
     ];
 
     /// Those that may come with any others. Damage that lasts does not pass every seed beside others yet: see
@@ -154,6 +156,7 @@ impl FaultKind {
             MovedAddress => "moved-address",
             EmptyReturns => "empty-returns",
             OldCopyReturns => "old-copy-returns",
+            CutClientFromTarget => "cut-client-from-target",
         }
     }
 
@@ -188,6 +191,8 @@ impl FaultKind {
             KillMeta | PowerCutMeta | PauseMeta | KillCoordinator | PowerCutCoordinator | KillClient
             | PauseClient | PartitionFromMeta | ResetConnections | LateRequests | SlowLink | ClockJump
             | ClockDrift | SyncErrorsMeta | KillMetaAtPoint => Toll::None,
+            // The client goes around.
+            CutClientFromTarget => Toll::None,
         }
     }
 }

@@ -219,6 +219,7 @@ survives! {
     survives_moved_addresses: 3150..3160, [MovedAddress];
     a_dead_client_loses_only_what_nobody_has_seen: 3300..3310, [KillClient];
     a_client_that_stood_still_is_told_what_it_lost: 3400..3410, [PauseClient, PartitionFromMeta];
+    survives_cut_links: 1300..1306, [CutClientFromTarget];
     survives_partitions: 300..310, [PartitionFromClient, PartitionFromPeer, PartitionFromCoordinator, PartitionPartly];
     survives_broken_and_slow_connections: 400..410, [ResetConnections, LateRequests, SlowLink];
     clocks_decide_nothing: 3500..3504, [ClockJump, ClockDrift];

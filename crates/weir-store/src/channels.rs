@@ -9,6 +9,7 @@ use weir_proto::coord::Doubt;
 use weir_proto::data::*;
 use weir_proto::map::ClusterMap;
 use weir_proto::{Epoch, PgId, Request, Result, TargetId};
+use weir_rpc::Answered;
 
 fn call<R: Request + Send + Sync + 'static>(
     cluster: &Cluster,
@@ -20,9 +21,10 @@ fn call<R: Request + Send + Sync + 'static>(
 where
     R::Reply: Send,
 {
-    let channel = cluster.target(target);
-    // `now`: a peer that cannot be reached is reported at once, not waited for.
-    Box::pin(async move { Ok(channel?.call_now(&request, payload.into(), patience).await?.into_parts()) })
+    let cluster = cluster.clone();
+    Box::pin(async move {
+        Ok(cluster.call_target(target, &request, payload.into(), patience).await?.into_parts())
+    })
 }
 
 macro_rules! calls {
@@ -70,6 +72,15 @@ impl Peers for Cluster {
     ) -> BoxFuture<'static, Result<Arc<ClusterMap>>> {
         let cluster = self.clone();
         Box::pin(async move { Cluster::caught_up(&cluster, target, group, epoch).await })
+    }
+    fn pass_on(
+        &self,
+        request: PassOn,
+        payload: Bytes,
+        patience: Duration,
+    ) -> BoxFuture<'static, Result<Answered<Bytes>>> {
+        let cluster = self.clone();
+        Box::pin(async move { Cluster::pass_on(&cluster, &request, payload.into(), patience).await })
     }
     crate::with_peer_requests!(calls);
 }

@@ -11,6 +11,7 @@ use weir_proto::coord::Doubt;
 use weir_proto::data::*;
 use weir_proto::map::ClusterMap;
 use weir_proto::{Epoch, PgId, Request, Result, TargetId};
+use weir_rpc::Answered;
 
 /// A call to another target, under way.
 pub type PeerReply<R> = BoxFuture<'static, Result<(<R as Request>::Reply, Bytes)>>;
@@ -40,6 +41,9 @@ macro_rules! peer_calls {
                 -> BoxFuture<'static, Result<Arc<ClusterMap>>>;
             fn caught_up(&self, target: TargetId, group: PgId, epoch: Epoch)
                 -> BoxFuture<'static, Result<Arc<ClusterMap>>>;
+            /// A call for another node that cannot reach the target.
+            fn pass_on(&self, request: PassOn, payload: Bytes, patience: Duration)
+                -> BoxFuture<'static, Result<Answered<Bytes>>>;
             $(fn $method(&self, target: TargetId, request: $request, payload: Vec<Bytes>, patience: Duration)
                 -> PeerReply<$request>;)*
         }

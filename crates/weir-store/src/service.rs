@@ -26,7 +26,7 @@ use weir_proto::map::{ClusterMap, Group, MemberState};
 use weir_proto::{
     CellId, Epoch, Error, ErrorKind, FileId, PgId, Request, Result, Seq, TargetId, Version, Wire,
 };
-use weir_rpc::{Call, Handled, Reply, Service};
+use weir_rpc::{Answered, Call, Handled, Payload, Reply, Service};
 
 /// How long a request with a newer epoch waits for the map that explains it.
 const MAP_PATIENCE: Duration = Duration::from_secs(3);
@@ -202,7 +202,8 @@ impl StorageNode {
             ListCuts::METHOD => ListCuts::from_bytes(body).map(|r| self.list_cuts(r)),
             NextStripe::METHOD => NextStripe::from_bytes(body).map(|r| self.next_stripe(r)),
             SealFile::METHOD => SealFile::from_bytes(body).map(|r| self.seal_file(r)),
-            StatTarget::METHOD => StatTarget::from_bytes(body).map(|r| self.stat_target(&r)),
+            StatTarget::METHOD => StatTarget::from_bytes(body).map(|r| self.stat_target(&r, payload)),
+            PassOn::METHOD => PassOn::from_bytes(body).map(|r| self.pass_on(r, payload, deadline)),
             _ => Err(Error::unsupported(format!("a target store knows no method {method}"))),
         };
         handled.unwrap_or_else(|e| Handled::Now(Err(e)))
@@ -523,8 +524,16 @@ impl StorageNode {
             Ok(Reply::new(&list))
         }))
     }
-    fn stat_target(&self, r: &StatTarget) -> Handled {
-        Handled::Now(self.target(r.target).map(|t| Reply::new(&t.store.stat())))
+    fn stat_target(&self, r: &StatTarget, payload: Bytes) -> Handled {
+        Handled::Now(self.target(r.target).map(|t| Reply::with_payload(&t.store.stat(), payload)))
+    }
+    fn pass_on(&self, r: PassOn, payload: Bytes, deadline: Instant) -> Handled {
+        let patience = deadline.since(self.env.clock.now());
+        let passed = self.peers.pass_on(r, payload, patience);
+        Handled::Later(Box::pin(async move {
+            let Answered { reply, payload, payload_crc } = passed.await?;
+            Ok(Reply::with_payload(&PassedOn { body: reply }, Payload::with_crc(vec![payload], payload_crc)))
+        }))
     }
     fn seal_file(&self, r: SealFile) -> Handled {
         let node = self.shared();

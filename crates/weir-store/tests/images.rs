@@ -403,6 +403,15 @@ impl Peers for Links {
             if map.version > version { Ok(map) } else { Err(Error::deadline("no newer map")) }
         })
     }
+    fn pass_on(
+        &self,
+        request: PassOn,
+        _: Bytes,
+        _: Duration,
+    ) -> BoxFuture<'static, Result<weir_rpc::Answered<Bytes>>> {
+        let error = Error::unsupported(format!("{} is reached by everybody here", request.target));
+        Box::pin(async move { Err(error) })
+    }
     fn doubt(
         &self,
         _: TargetId,

@@ -127,7 +127,7 @@ fn print(options: &Options, rates: &[Rates]) {
 async fn keep_alive(env: Env, channel: Channel, session: SessionId) {
     loop {
         env.clock.sleep(Duration::from_secs(1)).await;
-        let _ = channel.call(&KeepAlive { session }, Vec::new(), PATIENCE).await; // the run itself tells of a loss
+        let _ = channel.call(&KeepAlive { session, saved: 0 }, Vec::new(), PATIENCE).await; // the run itself tells of a loss
     }
 }
 

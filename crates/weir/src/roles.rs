@@ -56,6 +56,8 @@ const MOVER_NICE: i32 = 10;
 /// A mover caches nothing: what it holds are pieces on their way.
 const MOVER_MEMORY_BYTES: u64 = 16 * MIB;
 const MOVER_BUFFERS_BYTES: usize = 64 << 20;
+/// Before a mover that lost its leader tries again to connect, beyond the time for which it waits each time.
+const RECONNECT_PAUSE: Duration = Duration::from_secs(1);
 /// Locks that an attribute's value has room for.
 const LOCKS_SHOWN_MAX: usize = 150;
 /// More stripes than an attribute's value has room for are not listed.
@@ -293,6 +295,7 @@ async fn run_meta(node: Node, new: bool, instead_of: Option<NamespaceUuid>) -> O
     cluster.join(membership, no_reports()).await?;
     let (leading, lead) = Lead::take(&cluster, &kv, &own).await.map_err(|e| e.doing(dir.display()))?;
     let followed = cluster.clone();
+    let judged = cluster.clone();
     let config = MetaConfig {
         namespace: lead.namespace,
         lease_ms: lead.map.settings.lease_ms,
@@ -302,6 +305,7 @@ async fn run_meta(node: Node, new: bool, instead_of: Option<NamespaceUuid>) -> O
         purge: Arc::new(ClusterPurge(cluster.clone())),
         gone: Arc::new(is_gone),
         map_version: Arc::new(move || followed.map().version),
+        takes_data: Arc::new(move || judged.map().takes_data()),
     };
     let meta = weir_meta::Meta::open(&node.env, kv.clone(), config)?;
     leading.record().await?;
@@ -568,10 +572,28 @@ async fn run_mover(node: Node, namespace: String, keys: Option<weir_home::Creden
         if let Err(e) = gone {
             tracing::debug!("close the session: {e}");
         }
-        client = connect(node.env.clone()).await?;
+        // However long the leader, or the coordinator, takes to answer.
+        client = loop {
+            let connected = tokio::select! {
+                biased;
+                stopped = &mut stop => return stopped,
+                connected = connect(node.env.clone()) => connected,
+            };
+            match connected {
+                Ok(client) => break client,
+                Err(e) if is_passing(&e) => tracing::warn!("try again to reach the metadata leader: {e}"),
+                Err(e) => return Err(e.into()),
+            }
+            node.env.clock.sleep(RECONNECT_PAUSE).await;
+        };
     }
     opener.close().await;
     client.shutdown().await.map_err(|e| e.doing("close the mover's session").into())
+}
+
+/// Whether it may be gone when somebody tries again.
+fn is_passing(e: &Error) -> bool {
+    matches!(e.kind, ErrorKind::Unavailable | ErrorKind::Deadline | ErrorKind::Stale)
 }
 
 /// The cluster that `weir up` made in a directory.

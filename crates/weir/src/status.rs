@@ -15,7 +15,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 use weir_env::Addr;
 use weir_home::HomeUrl;
-use weir_proto::coord::{ClientsWaiting, ClusterStatus, TargetReport};
+use weir_proto::coord::{ClientsWaiting, ClusterStatus, CutLink, TargetReport};
 use weir_proto::map::{Group, MemberState, Role, TargetState};
 
 /// How long a metadata server may take to answer all that is asked.
@@ -320,6 +320,8 @@ impl Report<'_> {
         .iter()
         .map(|v| json!({ "id": v.id.0, "name": v.name, "leader": v.leader.map(|n| n.0), "epoch": v.leader_epoch.0 }))
         .collect();
+        let link = |l: &CutLink| json!({ "from": l.from, "role": role(l.role), "to_node": l.to.0, "since_ms": l.since_ms, "why": l.why });
+        let links: Vec<Value> = status.links.iter().map(link).collect();
         let (capacity, used) = self.space();
         json!({
             "cluster": map.cluster.to_string(), "map_version": map.version, "uptime_ms": status.uptime_ms,
@@ -328,6 +330,7 @@ impl Report<'_> {
             "capacity_bytes": capacity, "used_bytes": used, "free_bytes": capacity.saturating_sub(used),
             "mounts": self.facts.mounts, "dead_mounts": self.facts.dead_mounts,
             "nodes": nodes, "targets": targets, "groups": groups, "namespaces": namespaces,
+            "cut_links": links,
         })
     }
 }

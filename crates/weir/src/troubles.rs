@@ -9,16 +9,16 @@ use crate::place::RoleName;
 use crate::table;
 use serde::Serialize;
 use std::cmp::Reverse;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 use std::path::PathBuf;
-use weir_proto::TargetId;
 use weir_proto::backup::Backup;
-use weir_proto::coord::{ClientsWaiting, ClusterStatus};
+use weir_proto::coord::{ClientsWaiting, ClusterStatus, CutLink};
 use weir_proto::map::{Group, Member, MemberState, Node, Role, Target, TargetState};
 use weir_proto::meta::Time;
 use weir_proto::relation::{RelationInfo, RelationState};
 use weir_proto::volume::Volume;
+use weir_proto::{NodeId, TargetId};
 
 /// Hundredths of a target or of a volume's limit, from where on it is said that it gets full.
 const NEARLY_FULL_PERCENT: u64 = 95;
@@ -127,6 +127,7 @@ pub fn troubles(facts: &Facts<'_>) -> Vec<Trouble> {
     groups(facts, &in_use, &mut found);
     nodes(facts, &in_use, &mut found);
     targets(facts, &in_use, &mut found);
+    links(facts, &mut found);
     relations(facts, &mut found);
     movers(facts, &mut found);
     volumes(facts, &mut found);
@@ -337,6 +338,36 @@ fn targets(facts: &Facts<'_>, in_use: &InUse, found: &mut Found) {
             );
             found.warning(id, text);
         }
+    }
+}
+
+/// Who cannot reach whom. Several links of one end are that end's trouble.
+fn links(facts: &Facts<'_>, found: &mut Found) {
+    let (map, all) = (&facts.status.map, &facts.status.links);
+    let name = |node: NodeId| {
+        let targets: Vec<String> =
+            map.targets.iter().filter(|t| t.node == node).map(|t| t.id.to_string()).collect();
+        let name = map.node(node).map_or_else(|| node.to_string(), |n| n.name.clone());
+        if targets.is_empty() { name } else { format!("{} ({name})", targets.join(", ")) }
+    };
+    let mut of_sender: BTreeMap<&str, Vec<&CutLink>> = BTreeMap::new();
+    all.iter().for_each(|link| of_sender.entry(&link.from).or_default().push(link));
+    for (from, links) in of_sender {
+        let nodes: Vec<String> = links.iter().map(|l| name(l.to)).collect();
+        let Some(first) = links.first() else { continue };
+        let text = match (links.len(), all.iter().filter(|l| l.to == first.to).count()) {
+            (1, 1) => format!("see to the network between them ({})", first.why),
+            (1, n) => format!("{n} nodes cannot, see to its network ({})", first.why),
+            _ => format!("others reach them, see to the network of {from} ({})", first.why),
+        };
+        let seconds = first.since_ms / 1000;
+        found.warning(
+            from,
+            format!(
+                "{from} has not reached {} for {seconds} s, its calls go around: {text}",
+                nodes.join(", ")
+            ),
+        );
     }
 }
 
@@ -612,7 +643,7 @@ mod tests {
             last_losses: Value::Null,
         };
         World {
-            status: ClusterStatus { map, targets: vec![report(1), report(2)], uptime_ms: 1 },
+            status: ClusterStatus { map, targets: vec![report(1), report(2)], uptime_ms: 1, links: vec![] },
             processes: vec![process("storage-1", RoleName::Storage), process("mover-1", RoleName::Mover)],
             mounts: vec![mount],
             dead_mounts: vec![],
@@ -905,6 +936,32 @@ mod tests {
             assert_eq!((one.severity, &*one.about), (*severity, *about), "{}", one.text);
             assert!(one.text.contains(text), "{text:?} is not in {:?}", one.text);
         }
+    }
+
+    #[test]
+    fn a_cut_link_names_both_ends_or_the_one_that_is_cut_off() {
+        let told = |links: &[(&str, u32)]| {
+            let mut world = world();
+            let link = |(from, to): &(&str, u32)| CutLink {
+                from: (*from).into(),
+                role: Role::Mount,
+                to: NodeId(*to),
+                since_ms: 12_345,
+                why: "no answer".into(),
+            };
+            world.status.links = links.iter().map(link).collect();
+            world.troubles().into_iter().map(|t| t.text).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            told(&[("m5", 1)]),
+            [
+                "m5 has not reached t1 (storage-1) for 12 s, its calls go around: see to the network between them (no answer)"
+            ]
+        );
+        let both = told(&[("m5", 1), ("m6", 1)]);
+        assert!(both.len() == 2 && both.iter().all(|t| t.contains("2 nodes cannot")), "{both:?}");
+        let cut_off = told(&[("m5", 1), ("m5", 2)]);
+        assert!(cut_off.len() == 1 && cut_off[0].contains("see to the network of m5"), "{cut_off:?}");
     }
 
     #[test]

@@ -89,8 +89,10 @@ fn call<R: Request + Send + Sync + 'static>(
     payload: Vec<Bytes>,
     patience: Duration,
 ) -> BoxFuture<'static, Result<(R::Reply, Bytes)>> {
-    let channel = cluster.target(target);
-    Box::pin(async move { Ok(channel?.call_now(&request, payload.into(), patience).await?.into_parts()) })
+    let cluster = cluster.clone();
+    Box::pin(async move {
+        Ok(cluster.call_target(target, &request, payload.into(), patience).await?.into_parts())
+    })
 }
 
 /// How long one target may take to drop a file's cells.

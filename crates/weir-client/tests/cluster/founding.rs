@@ -37,8 +37,8 @@ async fn cells(
                         offset: 0,
                         len: CELL as u32,
                     };
-                    let channel = cluster.target(member.target).unwrap();
-                    let (read, bytes) = channel.call(&read, vec![], PATIENCE).await.unwrap();
+                    let asked = cluster.call_target(member.target, &read, vec![].into(), PATIENCE).await;
+                    let (read, bytes) = asked.unwrap().into_parts();
                     if read.known {
                         found.insert(cell, (read.version, bytes.to_vec()));
                     }

@@ -8,6 +8,7 @@ mod full;
 mod lab;
 mod late;
 mod lengths;
+mod links;
 mod lives;
 mod locks;
 mod patience;

@@ -14,7 +14,7 @@ use weir_env::sim::{SimConfig, World};
 use weir_env::{Addr, BoxFuture, Env};
 use weir_kv::{MemoryKv, SharedKv};
 use weir_meta::{LayoutPolicy, Lead, Meta, MetaConfig, Purge, StripeCut};
-use weir_proto::coord::TargetOffer;
+use weir_proto::coord::{ClusterStatus, TargetOffer};
 use weir_proto::data::DropFile;
 use weir_proto::map::{ClusterMap, Group, MemberState, Role, Scheme};
 use weir_proto::meta::Cred;
@@ -101,8 +101,10 @@ fn call<R: Request + Send + Sync + 'static>(
     payload: Vec<Bytes>,
     patience: Duration,
 ) -> BoxFuture<'static, Result<(R::Reply, Bytes)>> {
-    let channel = cluster.target(target);
-    Box::pin(async move { channel?.call(&request, payload, patience).await })
+    let cluster = cluster.clone();
+    Box::pin(async move {
+        Ok(cluster.call_target(target, &request, payload.into(), patience).await?.into_parts())
+    })
 }
 
 struct ClusterPurge(Cluster);
@@ -279,6 +281,7 @@ impl Lab {
         let (leading, lead) =
             Lead::take(&cluster, &self.kv("meta"), &self.namespace(&cluster)).await.unwrap();
         let followed = cluster.clone();
+        let judged = cluster.clone();
         let of = cluster.clone();
         let layout = move |policy: &weir_proto::volume::Policy| {
             let layout = weir_coord::layout_in(&of.map(), policy.scheme, policy.pool.as_deref(), 0).ok()?;
@@ -304,6 +307,7 @@ impl Lab {
             purge: Arc::new(ClusterPurge(cluster.clone())),
             gone: Arc::new(|_| false),
             map_version: Arc::new(move || followed.map().version),
+            takes_data: Arc::new(move || judged.map().takes_data()),
         };
         let meta = Arc::new(Meta::open(&env, self.kv("meta"), config).unwrap());
         leading.record().await.unwrap();
@@ -335,6 +339,14 @@ impl Lab {
         };
         let waited = cluster.wait_for(Duration::from_secs(60), |map| behind(map).is_empty()).await;
         waited.map(|_| ()).map_err(|e| format!("{:?} are behind: {e}", behind(&cluster.map())))
+    }
+
+    /// What the coordinator knows.
+    pub async fn status(&self) -> ClusterStatus {
+        let env = self.world().node("observer");
+        let cluster =
+            Cluster::observe(&env, self.observer("observer", Role::Console), PATIENCE).await.unwrap();
+        cluster.status().await.unwrap()
     }
 
     /// From now on home has this version of a file, and no other.

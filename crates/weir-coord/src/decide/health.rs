@@ -38,9 +38,38 @@ pub fn judge(presence: Presence, now: Instant, limits: &HealthLimits) -> Verdict
     }
 }
 
+/// The presence as of `now`, when this node itself stood still for `delay` since it looked last: what it could not hear
+/// meanwhile is not the member's silence.
+pub fn forgive(presence: Presence, delay: Duration, now: Instant) -> Presence {
+    let later = |at: Instant| at.max(now.min(at + delay));
+    match presence {
+        Presence::Connected { last_heard } => Presence::Connected { last_heard: later(last_heard) },
+        Presence::Awaited { since } => Presence::Awaited { since: later(since) },
+        Presence::Gone => Presence::Gone,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn own_delay_is_no_silence_of_others() {
+        let at = |ms: u64| Instant(ms * 1_000_000);
+        let heard = |ms| Presence::Connected { last_heard: at(ms) };
+        for (before, delay_ms, now, after) in [
+            (heard(500), 0, 9000, heard(500)),
+            (heard(500), 7000, 9000, heard(7500)),
+            // Heard while it stood still: not in the future.
+            (heard(8500), 7000, 9000, heard(9000)),
+            (heard(9001), 7000, 9000, heard(9001)),
+            (Presence::Awaited { since: at(0) }, 300, 9000, Presence::Awaited { since: at(300) }),
+            (Presence::Gone, 7000, 9000, Presence::Gone),
+        ] {
+            let delay = Duration::from_millis(delay_ms);
+            assert_eq!(forgive(before, delay, at(now)), after, "{before:?} {delay_ms}");
+        }
+    }
 
     #[test]
     fn a_broken_connection_counts_at_once_and_silence_after_its_limit() {

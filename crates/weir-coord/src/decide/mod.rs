@@ -13,7 +13,7 @@ pub use groups::{
     caught_up, create_groups, is_spare, make_groups, rejoin_groups, set_aside, target_back, target_cleared,
     target_down, target_failed, target_lost, target_put_back,
 };
-pub use health::{HealthLimits, Presence, Verdict, judge};
+pub use health::{HealthLimits, Presence, Verdict, forgive, judge};
 pub use layout::{layout_for_new_file, layout_in};
 pub use lead::{Progress, may_found, record_progress, take_lead};
 pub use placement::{Candidate, group_count, place};

@@ -25,6 +25,23 @@ fn readers_share() {
 }
 
 #[test]
+fn a_session_that_gives_nothing_back_gets_nothing_but_what_it_recovers() {
+    let mut t = LeaseTable::default();
+    t.withhold(A, true);
+    assert_eq!(t.grant_write(A, FILE), LeaseKind::None);
+    assert_eq!((t.grant_read(A, FILE), t.acquire_read(A, FILE)), (LeaseKind::None, LeaseKind::None));
+    assert_eq!(conflicts(&t, B, Need::Change), []);
+    assert_eq!(t.grant_recovery(A, FILE), LeaseKind::Write);
+    t.lower(A, FILE, LeaseKind::None);
+    t.withhold(A, false);
+    assert_eq!(t.grant_write(A, FILE), LeaseKind::Write);
+    t.withhold(A, true);
+    t.drop_session(A);
+    assert!(t.is_empty());
+    assert_eq!(t.grant_write(A, FILE), LeaseKind::Write, "what was withheld went with the session");
+}
+
+#[test]
 fn a_writer_is_alone_and_lowered_to_read_by_a_look() {
     let mut t = LeaseTable::default();
     assert_eq!(t.grant_write(A, FILE), LeaseKind::Write);

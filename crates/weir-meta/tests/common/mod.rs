@@ -110,6 +110,7 @@ pub async fn start(world: &World) -> Node {
         purge: targets.clone(),
         gone: Arc::new(|process| GONE.with_borrow(|gone| gone.iter().any(|p| p == process))),
         map_version: Arc::new(|| MAP_VERSION),
+        takes_data: Arc::new(|| true),
     };
     let meta = Meta::open(&env, kv, config).unwrap();
     let running = meta.clone();
@@ -167,7 +168,7 @@ impl Client {
     pub fn keep_alive(&self) {
         let (clock, connection, session) = (self.env.clock.clone(), self.connection.clone(), self.session);
         self.env.tasks.spawn("keep alive", async move {
-            while connection.call(&KeepAlive { session }, vec![], PATIENCE).await.is_ok() {
+            while connection.call(&KeepAlive { session, saved: 0 }, vec![], PATIENCE).await.is_ok() {
                 clock.sleep(Duration::from_millis(1000)).await;
             }
         });

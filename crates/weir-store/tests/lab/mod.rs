@@ -548,6 +548,15 @@ impl Peers for Links {
             Ok(world.map())
         })
     }
+    fn pass_on(
+        &self,
+        request: PassOn,
+        _: Bytes,
+        _: Duration,
+    ) -> BoxFuture<'static, Result<weir_rpc::Answered<Bytes>>> {
+        let error = Error::unsupported(format!("{} is reached by everybody here", request.target));
+        Box::pin(async move { Err(error) })
+    }
     fn doubt(
         &self,
         target: TargetId,

@@ -1,0 +1,432 @@
+//! Links to the nodes that serve targets: which of them are cut, and through whom calls go meanwhile.
+//!
+//! A link is cut when its node does not answer here, but answers another node that answers here. A machine that is busy
+//! everywhere is late by both ways. So no redundancy is given up for a broken link, and a node whose own network is broken
+//! harms itself only. Of a node that answers neither this one nor others, the coordinator is told, which may see it still.
+//!
+//! Invariants: a call that was sent is not sent again here (its caller knows whether that is right); it is passed on once;
+//! one look at a node at a time; a link that was cut is not used again before it has carried large packets there and back.
+use crate::cluster::{Cluster, Shared, is_temporary};
+use crate::decide::Strikes;
+use bytes::Bytes;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+use weir_env::{Instant, watch};
+use weir_proto::coord::{Doubt, LINK_REPORT_MS, ReportLink, ReportTarget};
+use weir_proto::data::{PassOn, StatTarget};
+use weir_proto::map::{ClusterMap, Member, MemberState, Node, Role};
+use weir_proto::{Error, ErrorKind, NodeId, Request, Result, TargetId, Wire};
+use weir_rpc::{Answered, Channel, Payload};
+
+/// A call that has not ended by now makes this node look at the link: disks that flush their caches take less, mostly.
+const LOOK_AFTER: Duration = Duration::from_millis(250);
+/// Between two looks at one link.
+const LOOK_PAUSE: Duration = Duration::from_secs(1);
+/// For an answer by way of another node; then the next one is tried.
+const AROUND_PATIENCE: Duration = Duration::from_millis(500);
+/// Other nodes that one look tries.
+const AROUND_MAX: usize = 3;
+/// When an answer came the other way, the direct one gets so many times as long, for it takes a connection and two turns there,
+const DIRECT_TIMES: u32 = 4;
+/// and this at least.
+const DIRECT_MIN: Duration = Duration::from_millis(300);
+/// Of a look at a link: when nothing comes by the other way either.
+const DIRECT_PATIENCE: Duration = Duration::from_secs(2);
+/// More than the largest packet that any network takes (jumbo frames: 9,000).
+const LOOK_BYTES: usize = 16 << 10;
+/// For the coordinator to take note of a cut.
+const TELL_PATIENCE: Duration = Duration::from_secs(1);
+
+/// What is known of the links of one node. At most one entry per node of the map.
+pub(crate) struct Links {
+    of: Mutex<BTreeMap<NodeId, Link>>,
+    /// How many cuts were found.
+    changed: watch::Sender<u64>,
+}
+
+impl Default for Links {
+    fn default() -> Links {
+        Links { of: Mutex::default(), changed: watch::Sender::new(0) }
+    }
+}
+
+#[derive(Default)]
+struct Link {
+    /// Somebody looks at it, or it was looked at a moment ago.
+    not_before: Instant,
+    cut: Option<Cut>,
+    /// Cuts so far: each makes the link unused for longer.
+    strikes: Option<Strikes>,
+}
+
+#[derive(Clone)]
+struct Cut {
+    since: Instant,
+    /// Who passes calls on.
+    via: NodeId,
+    why: String,
+}
+
+impl Links {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<NodeId, Link>> {
+        self.of.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    fn cut(&self, node: NodeId) -> Option<Cut> {
+        self.lock().get(&node)?.cut.clone()
+    }
+    pub fn is_cut(&self, node: NodeId) -> bool {
+        self.lock().get(&node).is_some_and(|link| link.cut.is_some())
+    }
+    /// True: nobody looks, and the caller does now.
+    fn begin_look(&self, node: NodeId, now: Instant) -> bool {
+        let mut links = self.lock();
+        let link = links.entry(node).or_default();
+        let free = link.cut.is_none() && now >= link.not_before;
+        if free {
+            // Longer than a look may take; its end brings it forward.
+            let longest = DIRECT_PATIENCE + AROUND_PATIENCE * AROUND_MAX as u32 + LOOK_PAUSE;
+            link.not_before = now + longest;
+        }
+        free
+    }
+    fn end_look(&self, node: NodeId, now: Instant, found: Option<(NodeId, &Error)>) {
+        {
+            let mut links = self.lock();
+            let link = links.entry(node).or_default();
+            link.not_before = now + LOOK_PAUSE;
+            let Some((via, why)) = found else { return };
+            link.strikes = Some(Strikes::one_more(link.strikes, now));
+            link.cut = Some(Cut { since: now, via, why: why.context.clone() });
+        }
+        self.changed.send_modify(|n| *n += 1);
+    }
+    /// Another one passes calls on from now on, if `failed` did so far.
+    fn change_via(&self, node: NodeId, failed: NodeId, next: NodeId) {
+        if let Some(cut) = self.lock().get_mut(&node).and_then(|link| link.cut.as_mut())
+            && cut.via == failed
+        {
+            cut.via = next;
+        }
+    }
+    fn may_be_tried(&self, node: NodeId, now: Instant) -> bool {
+        self.lock().get(&node).and_then(|link| link.strikes).is_none_or(|s| !s.is_aside(now))
+    }
+    fn mend(&self, node: NodeId) {
+        if let Some(link) = self.lock().get_mut(&node) {
+            link.cut = None;
+        }
+    }
+}
+
+impl Cluster {
+    /// One call to a target, without a second try: over the link to its node, or through another node while that link is
+    /// cut. `Unavailable` as soon as it is known to be cut, so that the next call goes around.
+    pub async fn call_target<R: Request>(
+        &self,
+        target: TargetId,
+        request: &R,
+        payload: Payload,
+        patience: Duration,
+    ) -> Result<Answered<R::Reply>> {
+        let shared = self.shared();
+        let map = self.map();
+        let node = node_of(&map, target)?;
+        if let Some(cut) = shared.links.cut(node.id) {
+            let via = map.node(cut.via).ok_or_else(|| unreachable(target, &cut));
+            let answer = match via {
+                Ok(via) => shared.call_through(&map, via, target, request, payload, patience).await,
+                Err(e) => Err(e),
+            };
+            if answer.as_ref().is_err_and(is_temporary) {
+                shared.go_another_way(&map, node.id, cut.via);
+            }
+            return answer;
+        }
+        let channel = shared.channel_to(node)?;
+        let call = channel.call_now(request, payload, patience);
+        shared.over_link(node.id, target, &channel, call).await
+    }
+
+    /// Calls a target for another node that cannot reach it: over this node's own link only.
+    pub async fn pass_on(
+        &self,
+        request: &PassOn,
+        payload: Payload,
+        patience: Duration,
+    ) -> Result<Answered<Bytes>> {
+        if request.method == PassOn::METHOD {
+            return Err(Error::invalid("what is passed on is not passed on again"));
+        }
+        let shared = self.shared();
+        let map = self.map();
+        let node = node_of(&map, request.target)?;
+        let channel = shared.channel_to(node)?;
+        let call = channel.call_encoded_now(request.method, &request.body, payload, patience);
+        shared.over_link(node.id, request.target, &channel, call).await
+    }
+
+    /// Whether calls to a target go around its link: then what this node sees of it is no evidence against it.
+    pub(crate) fn goes_around(&self, target: TargetId) -> bool {
+        let map = self.map();
+        map.target_node(target).is_some_and(|node| self.shared().links.is_cut(node.id))
+    }
+}
+
+fn node_of(map: &ClusterMap, target: TargetId) -> Result<&Node> {
+    map.target_node(target)
+        .ok_or_else(|| Error::not_found(format!("the cluster map (version {}) has no {target}", map.version)))
+}
+
+/// A target that a node serves.
+fn own_target(map: &ClusterMap, node: NodeId) -> Option<TargetId> {
+    map.targets.iter().find(|t| t.node == node).map(|t| t.id)
+}
+fn unreachable(target: TargetId, cut: &Cut) -> Error {
+    Error::unavailable(format!("{target} cannot be reached from here: {}", cut.why))
+}
+
+impl Shared {
+    /// Waits for a call over the link to a node; looks at the link when it takes long, and gives it up if that is cut.
+    async fn over_link<T>(
+        self: &Arc<Shared>,
+        node: NodeId,
+        target: TargetId,
+        channel: &Channel,
+        call: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        tokio::pin!(call);
+        let mut changed = self.links.changed.subscribe();
+        if let Some(cut) = self.links.cut(node) {
+            return Err(unreachable(target, &cut));
+        }
+        let mut look_at = self.env.clock.now() + LOOK_AFTER;
+        loop {
+            tokio::select! {
+                biased;
+                answer = &mut call => {
+                    if let Err(e) = &answer && is_temporary(e) && channel.current().is_none() {
+                        self.start_look(node, target);
+                    }
+                    return answer;
+                }
+                Ok(()) = changed.changed() => {
+                    if let Some(cut) = self.links.cut(node) {
+                        return Err(unreachable(target, &cut));
+                    }
+                }
+                () = self.env.clock.sleep_until(look_at) => {
+                    look_at = look_at + LOOK_PAUSE;
+                    self.start_look(node, target);
+                }
+            }
+        }
+    }
+
+    fn go_another_way(&self, map: &ClusterMap, node: NodeId, failed: NodeId) {
+        let others = self.ways_around(map, node);
+        let at = others.iter().position(|n| n.id == failed).map_or(0, |at| at + 1);
+        if let Some(next) = others.get(at).or(others.first()) {
+            self.links.change_via(node, failed, next.id);
+        }
+    }
+
+    async fn call_through<R: Request>(
+        self: &Arc<Shared>,
+        map: &ClusterMap,
+        via: &Node,
+        target: TargetId,
+        request: &R,
+        payload: Payload,
+        patience: Duration,
+    ) -> Result<Answered<R::Reply>> {
+        let pass_on = PassOn { target, method: R::METHOD, body: Bytes::from(request.to_bytes()) };
+        let channel = self.channel_to(via)?;
+        let call = channel.call_now(&pass_on, payload, patience);
+        // That link may be cut, too.
+        let answer = match own_target(map, via.id) {
+            Some(own) => self.over_link(via.id, own, &channel, call).await,
+            None => call.await,
+        };
+        let Answered { reply, payload, payload_crc } =
+            answer.map_err(|e| e.doing(format_args!("{} through {}", R::NAME, via.name)))?;
+        let reply = R::Reply::from_bytes(&reply.body)
+            .map_err(|e| e.doing(format_args!("decode the answer of {target} to {}", R::NAME)))?;
+        Ok(Answered { reply, payload, payload_crc })
+    }
+
+    /// Nodes that may reach the other one, each sender in an order of its own.
+    fn ways_around<'a>(&self, map: &'a ClusterMap, node: NodeId) -> Vec<&'a Node> {
+        let me = *self.node.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_other = |id: NodeId| id != node && Some(id) != me && !self.links.is_cut(id);
+        let fits = |n: &&Node| n.role == Role::Storage && n.up && is_other(n.id);
+        let mut nodes: Vec<&Node> = map.nodes.iter().filter(fits).collect();
+        if !nodes.is_empty() {
+            let first =
+                (self.identity.instance.wrapping_add(u64::from(node.0)) % nodes.len() as u64) as usize;
+            nodes.rotate_left(first);
+        }
+        nodes
+    }
+
+    fn start_look(self: &Arc<Shared>, node: NodeId, target: TargetId) {
+        if self.links.begin_look(node, self.env.clock.now()) {
+            self.env.tasks.spawn("look at a link", look(self.clone(), node, target));
+        }
+    }
+
+    /// Looks at a node by both ways.
+    async fn compare(self: &Arc<Shared>, map: &ClusterMap, node: NodeId, target: TargetId) -> Seen {
+        if map.node(node).is_none_or(|n| !n.up) {
+            return Seen::Answers;
+        }
+        let begun = self.env.clock.now();
+        let link = self.channel_of_its_own(node);
+        let (direct, around) = (ping(&link, target, DIRECT_PATIENCE), self.answers_around(map, node, target));
+        tokio::pin!(direct, around);
+        let mut failed = None;
+        let via = loop {
+            tokio::select! {
+                biased;
+                answer = &mut direct, if failed.is_none() => match answer {
+                    Ok(()) => return Seen::Answers,
+                    Err(e) => failed = Some(e),
+                },
+                via = &mut around => break via,
+            }
+        };
+        let patience = (self.env.clock.now().since(begun) * DIRECT_TIMES).max(DIRECT_MIN);
+        // A process that has just begun may have refused it a moment ago.
+        let last = match failed {
+            Some(_) => ping(&self.channel_of_its_own(node), target, patience).await,
+            None => match self.env.clock.timeout(patience, direct).await {
+                Ok(answer) => answer,
+                Err(_) => Err(Error::deadline("it does not answer, but answers others")),
+            },
+        };
+        match (last, via) {
+            (Ok(()), _) => Seen::Answers,
+            (Err(why), Around::Through(via)) => Seen::Cut { via, why },
+            (Err(why), Around::NotEither) => Seen::Silent(why),
+            (Err(_), Around::Alone) => Seen::Answers, // whoever reaches nobody says nothing of others
+        }
+    }
+
+    async fn answers_around(self: &Arc<Shared>, map: &ClusterMap, node: NodeId, target: TargetId) -> Around {
+        let mut found = Around::Alone;
+        for via in self.ways_around(map, node).into_iter().take(AROUND_MAX) {
+            let asked = StatTarget { target };
+            let answer = self.call_through(map, via, target, &asked, Payload::default(), AROUND_PATIENCE);
+            if let Ok(Ok(_)) = self.env.clock.timeout(AROUND_PATIENCE, answer).await {
+                return Around::Through(via.id);
+            }
+            if let Some(own) = own_target(map, via.id)
+                && ping(&self.channel_of_its_own(via.id), own, DIRECT_MIN).await.is_ok()
+            {
+                found = Around::NotEither;
+            }
+        }
+        found
+    }
+
+    /// The coordinator may see a target that nobody else sees: its groups go on without it for a while.
+    async fn tell_silent(&self, map: &ClusterMap, target: TargetId, why: &Error) {
+        let is_current = |m: &Member| m.target == target && m.state == MemberState::Current;
+        let Some(group) = map.groups.iter().find(|g| g.members.iter().any(is_current)) else { return };
+        let why = format!("neither this node nor another one that it asked can reach it: {why}");
+        let report = ReportTarget { target, group: group.id, epoch: group.epoch, doubt: Doubt::Slow, why };
+        let told = self.coordinator.call_now(&report, Payload::default(), TELL_PATIENCE).await;
+        if let Err(e) = told {
+            tracing::debug!(target_id = %target, "coordinator not told that it is silent: {e}");
+        }
+    }
+
+    async fn tell_link(&self, report: &ReportLink) {
+        let told = self.coordinator.call_now(report, Payload::default(), TELL_PATIENCE).await;
+        if let Err(e) = told {
+            tracing::debug!("coordinator not told of a link: {e}");
+        }
+    }
+}
+
+/// What a look at a node by both ways has shown.
+enum Seen {
+    /// Directly; or the coordinator knows that it does not, or there is nobody to compare with.
+    Answers,
+    Cut {
+        via: NodeId,
+        why: Error,
+    },
+    /// Others that answer here do not reach it either.
+    Silent(Error),
+}
+
+/// Whether a target answers another node.
+enum Around {
+    Through(NodeId),
+    NotEither,
+    /// No other node answers here.
+    Alone,
+}
+
+/// Sends a target as much as the largest packet holds, over a new connection, and has it back.
+async fn ping(channel: &Channel, target: TargetId, patience: Duration) -> Result<()> {
+    channel.disconnect("looked at anew");
+    let payload = Payload::from(Bytes::from(vec![0; LOOK_BYTES]));
+    match channel.call_now(&StatTarget { target }, payload, patience).await {
+        // A node that is starting, say: it is reached.
+        Err(e) if e.kind != ErrorKind::Deadline && channel.current().is_some() => Ok(()),
+        answer => answer.map(|_| ()),
+    }
+}
+
+async fn look(shared: Arc<Shared>, node: NodeId, target: TargetId) {
+    let map = shared.map.borrow().clone();
+    let seen = shared.compare(&map, node, target).await;
+    let now = shared.env.clock.now();
+    let (via, why) = match seen {
+        Seen::Cut { via, why } => (via, why),
+        Seen::Silent(why) => {
+            shared.links.end_look(node, now, None);
+            return shared.tell_silent(&map, target, &why).await;
+        }
+        Seen::Answers => return shared.links.end_look(node, now, None),
+    };
+    shared.links.end_look(node, now, Some((via, &why)));
+    let name = |id: NodeId| map.node(id).map_or_else(|| id.to_string(), |n| n.name.clone());
+    tracing::warn!(
+        "{} ({target}) cannot be reached from here, calls go through {}: {why}",
+        name(node),
+        name(via)
+    );
+    if let Some(Ok(channel)) = map.node(node).map(|n| shared.channel_to(n)) {
+        channel.disconnect("the link is cut"); // whoever waits on it goes around
+    }
+    follow(Arc::downgrade(&shared), node, target).await;
+}
+
+/// Tells the coordinator of a cut link, and tries it, until it is mended or its node is gone.
+async fn follow(of: Weak<Shared>, node: NodeId, target: TargetId) {
+    let Some(link) = of.upgrade().map(|shared| shared.channel_of_its_own(node)) else { return };
+    loop {
+        let Some(shared) = of.upgrade() else { return };
+        let clock = shared.env.clock.clone();
+        let Some(cut) = shared.links.cut(node) else { return };
+        let map = shared.map.borrow().clone();
+        let is_gone = map.node(node).is_none_or(|n| !n.up); // and its calls are not made
+        let is_over = is_gone
+            || shared.links.may_be_tried(node, clock.now())
+                && ping(&link, target, TELL_PATIENCE).await.is_ok();
+        let cut_ms = if is_over { 0 } else { (clock.now().since(cut.since).as_millis() as u64).max(1) };
+        if is_over {
+            shared.links.mend(node);
+            tracing::info!("{target} is reached directly again");
+        }
+        shared.tell_link(&ReportLink { node, cut_ms, why: cut.why }).await;
+        if is_over {
+            return;
+        }
+        drop(shared);
+        clock.sleep(Duration::from_millis(LINK_REPORT_MS)).await;
+    }
+}
