@@ -211,10 +211,16 @@ pub fn is_led(map: &ClusterMap, namespace: &weir_proto::map::NamespaceEntry) -> 
     namespace.leader.and_then(|node| map.node(node)).is_some_and(|node| node.up)
 }
 
-/// Waits until the cluster takes and gives data with all its targets, as long as `check` finds nothing wrong.
+/// Whether the cluster has been founded with its targets: from then on it can go on without some of them.
+pub async fn has_groups(coordinators: &[Addr]) -> Outcome<bool> {
+    let cluster = observe(&weir_env::real::env(), coordinators, "weir up").await?;
+    Ok(!cluster.map().groups.is_empty())
+}
+
+/// Waits until the cluster takes and gives data with so many targets, as long as `check` finds nothing wrong.
 pub async fn wait_healthy(
     coordinators: &[Addr],
-    targets: u32,
+    targets: usize,
     check: impl Fn() -> Outcome<()>,
 ) -> Outcome<Health> {
     let env = weir_env::real::env();
@@ -222,7 +228,7 @@ pub async fn wait_healthy(
     let deadline = env.clock.now() + HEALTHY_PATIENCE;
     loop {
         let health = Health::of(&cluster.status().await?);
-        if health.serves() && health.targets_up >= targets as usize {
+        if health.serves() && health.targets_up >= targets {
             return Ok(health);
         }
         check()?;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use weir_coord::Cluster;
 use weir_env::{BoxFuture, Env};
 use weir_meta::StripeCut;
-use weir_proto::data::DropFile;
+use weir_proto::data::{DropFile, PAYLOAD_MAX};
 use weir_proto::{Error, FileId, PgId, Request, Result, TargetId};
 use weir_rpc::{Call, Connection, Defer, Handled, Service};
 
@@ -13,9 +13,14 @@ use weir_rpc::{Call, Connection, Defer, Handled, Service};
 #[derive(Default)]
 pub struct Gate {
     behind: OnceLock<Arc<dyn Service>>,
+    /// What is behind it.
+    to_metadata: bool,
 }
 
 impl Gate {
+    pub fn to_metadata() -> Gate {
+        Gate { to_metadata: true, ..Gate::default() }
+    }
     pub fn open(&self, service: Arc<dyn Service>) {
         assert!(self.behind.set(service).is_ok(), "a gate opens once");
     }
@@ -33,6 +38,12 @@ impl Service for Gate {
             Some(service) => service.handle_or_defer(call, defer),
             None => Some(self.handle(call)),
         }
+    }
+    fn admits_guests(&self) -> bool {
+        self.to_metadata
+    }
+    fn payload_max(&self) -> u32 {
+        if self.to_metadata { 0 } else { PAYLOAD_MAX }
     }
     fn caught_up(&self) {
         if let Some(service) = self.behind.get() {
