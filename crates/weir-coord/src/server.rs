@@ -185,6 +185,7 @@ impl Coordinator {
     }
 
     fn decode_and_ask(&self, call: &Call) -> Result<Handled> {
+        check_guest(call.method, call.connection.guest())?;
         let connection = call.connection.id();
         Ok(match call.method {
             Join::METHOD => {
@@ -250,9 +251,30 @@ impl Coordinator {
     }
 }
 
+/// What only looks.
+const LOOKS: [u16; 4] = [GetMap::METHOD, GetStatus::METHOD, GetCoordinators::METHOD, GetWaits::METHOD];
+
+/// Another user of this machine may look. What changes the cluster is for root and for the user that its processes run as.
+fn check_guest(method: u16, guest: Option<u32>) -> Result<()> {
+    match guest {
+        Some(uid) if !LOOKS.contains(&method) => Err(Error::denied(format!(
+            "user {uid} may not change the cluster: only root and the user who runs the coordinator may"
+        ))),
+        _ => Ok(()),
+    }
+}
+
 impl Service for Coordinator {
     fn handle(&self, call: Call) -> Handled {
         self.decode_and_ask(&call).unwrap_or_else(|e| Handled::Now(Err(e)))
+    }
+
+    fn admits_guests(&self) -> bool {
+        true
+    }
+
+    fn payload_max(&self) -> u32 {
+        0
     }
 
     fn disconnected(&self, connection: &Connection) {
@@ -296,4 +318,34 @@ fn check_settings(settings: &Settings) -> Result<()> {
         return Err(Error::invalid("lease_ms and target_silence_ms: at least 200 ms".to_owned()));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guest_may_look_and_change_nothing() {
+        let changes = [
+            Join::METHOD,
+            Heartbeat::METHOD,
+            ReportTarget::METHOD,
+            CaughtUp::METHOD,
+            ClearTarget::METHOD,
+            MakeGroups::METHOD,
+            Leave::METHOD,
+            LeadNamespace::METHOD,
+            RecordProgress::METHOD,
+            TellWaits::METHOD,
+            9999, // and whatever comes
+        ];
+        for method in changes {
+            assert!(check_guest(method, None).is_ok());
+            let refused = check_guest(method, Some(1000)).unwrap_err();
+            assert!(refused.context.contains("user 1000 may not"), "{refused}");
+        }
+        for method in LOOKS {
+            assert!(check_guest(method, Some(1000)).is_ok());
+        }
+    }
 }

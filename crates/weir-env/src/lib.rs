@@ -18,7 +18,7 @@ pub mod watch;
 pub use buffer::{Buf, BufferPool, IO_ALIGN};
 pub use clock::{Clock, ClockSource, Instant, Rng, RngSource, TimedOut, WallTime};
 pub use disk::{DirEntry, Disk, File, OpenMode, Space};
-pub use net::{Addr, BoxReader, BoxStream, BoxWriter, Listener, Net, Stream, split_shared};
+pub use net::{Addr, BoxReader, BoxStream, BoxWriter, Caller, Listener, Net, Stream, split_shared};
 pub use tasks::{Lane, TaskHandle, Tasks};
 
 /// A boxed future, for object-safe async seams.

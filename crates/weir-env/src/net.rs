@@ -63,9 +63,19 @@ impl Stream for tokio::io::DuplexStream {
     }
 }
 
+/// Who connected, as far as the machine says.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Caller {
+    /// For people.
+    pub name: String,
+    /// The user of a process on this machine (Unix sockets), unless that is root or the user that this process runs as. In a
+    /// user namespace of its own a process is still the user that started it.
+    pub guest: Option<u32>,
+}
+
 pub trait Listener: Send + Sync {
-    /// The next connection and a printable name of its peer.
-    fn accept(&self) -> BoxFuture<'_, io::Result<(BoxStream, String)>>;
+    /// The next connection and its peer.
+    fn accept(&self) -> BoxFuture<'_, io::Result<(BoxStream, Caller)>>;
     /// The address really bound (with the port that was chosen for port 0).
     fn local_addr(&self) -> Addr;
 }

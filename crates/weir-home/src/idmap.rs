@@ -2,8 +2,12 @@
 //!
 //! Ranges do not overlap on either side. A number in no range is itself; where a mapped number takes its place at home, the
 //! way back leads to the mapped one.
+//!
+//! Invariant: by a map nobody becomes root at home, and no file gets there that would run as its owner or group: the owner here
+//! chose the file's bits for a user that it is not at home.
 use crate::{Attrs, Xattr};
 use bytes::Bytes;
+use weir_proto::meta::FileKind;
 use weir_proto::relation::{HomeIds, IdMapping};
 use weir_proto::{Error, Result};
 
@@ -39,8 +43,12 @@ impl IdMap {
         self.users.is_empty() && self.groups.is_empty()
     }
     /// As they are to be at home.
-    pub fn to_home(&self, attrs: &Attrs) -> Attrs {
-        self.mapped(attrs, |range, id| shift(id, range.here, range.there, range.count))
+    pub fn to_home(&self, kind: FileKind, attrs: &Attrs) -> Attrs {
+        let mut mapped = self.mapped(attrs, |range, id| shift(id, range.here, range.there, range.count));
+        if kind != FileKind::Directory && !self.is_identity() {
+            mapped.mode &= !SET_ID_BITS;
+        }
+        mapped
     }
     /// As they are here.
     pub fn to_here(&self, attrs: &Attrs) -> Attrs {
@@ -73,6 +81,9 @@ fn shift(id: u32, from: u32, to: u32, count: u32) -> Option<u32> {
     to.checked_add(n)
 }
 
+/// With these a file runs as its owner or its group (in directories they mean something else).
+pub(crate) const SET_ID_BITS: u32 = 0o6000;
+
 fn check(what: &str, ranges: &[IdRange]) -> Result<()> {
     let bad = |why: String| {
         Err(Error::invalid(format!("the map of {what} numbers {why}: correct the relation's map")))
@@ -83,6 +94,9 @@ fn check(what: &str, ranges: &[IdRange]) -> Result<()> {
         };
         if !fits(range.here) || !fits(range.there) {
             return bad(format!("has a range of {} that does not fit", range.count));
+        }
+        if range.there == 0 {
+            return bad("makes somebody the superuser at home".to_owned());
         }
     }
     for (i, a) in ranges.iter().enumerate() {
@@ -151,11 +165,27 @@ mod tests {
     fn owners_and_lists_are_mapped_and_the_rest_is_not() {
         let map = IdMap::new(vec![range(1000, 20_000, 10)], vec![range(100, 7, 1)]).unwrap();
         let (owner, nobody) = ((1, u32::MAX), u32::MAX);
-        let home =
-            map.to_home(&attrs(1009, 100, &[owner, (ACL_USER, 1003), (ACL_GROUP, 1003), (ACL_GROUP, 100)]));
+        let home = map.to_home(
+            FileKind::Regular,
+            &attrs(1009, 100, &[owner, (ACL_USER, 1003), (ACL_GROUP, 1003), (ACL_GROUP, 100)]),
+        );
         assert_eq!(home, attrs(20_009, 7, &[owner, (ACL_USER, 20_003), (ACL_GROUP, 1003), (ACL_GROUP, 7)]));
-        assert_eq!(map.to_home(&attrs(1010, 0, &[])), attrs(1010, 0, &[]), "one behind the range");
-        assert_eq!(map.to_home(&attrs(nobody, nobody, &[])), attrs(nobody, nobody, &[]));
+        assert_eq!(
+            map.to_home(FileKind::Regular, &attrs(1010, 0, &[])),
+            attrs(1010, 0, &[]),
+            "one behind the range"
+        );
+        assert_eq!(map.to_home(FileKind::Regular, &attrs(nobody, nobody, &[])), attrs(nobody, nobody, &[]));
+    }
+
+    #[test]
+    fn a_mapped_file_loses_the_bits_with_which_it_would_run_as_its_owner() {
+        let map = IdMap::new(vec![range(1000, 2000, 1)], vec![]).unwrap();
+        let program = Attrs { mode: 0o6755, ..attrs(1000, 5, &[]) };
+        assert_eq!(map.to_home(FileKind::Regular, &program).mode, 0o755);
+        assert_eq!(map.to_home(FileKind::Regular, &Attrs { uid: 7, ..program.clone() }).mode, 0o755);
+        assert_eq!(map.to_home(FileKind::Directory, &program).mode, 0o6755);
+        assert_eq!(IdMap::default().to_home(FileKind::Regular, &program).mode, 0o6755);
     }
 
     #[test]
@@ -164,7 +194,9 @@ mod tests {
             vec![range(0, 10, 5), range(4, 100, 1)],
             vec![range(0, 10, 5), range(100, 14, 1)],
             vec![range(0, 10, 0)],
-            vec![range(u32::MAX - 1, 0, 2)],
+            vec![range(u32::MAX - 1, 1, 2)],
+            vec![range(1000, 0, 1)],
+            vec![range(0, 0, 1)],
             vec![range(0, u32::MAX, 1)],
         ] {
             assert!(IdMap::new(ranges.clone(), vec![]).is_err(), "{ranges:?}");
@@ -174,11 +206,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_way_back_of_what_was_mapped_is_right(here in 0u32..1 << 30, there in 0u32..1 << 30, count in 1u32..5000, n: u32) {
+        fn the_way_back_of_what_was_mapped_is_right(here in 0u32..1 << 30, there in 1u32..1 << 30, count in 1u32..5000, n: u32) {
             let map = IdMap::new(vec![range(here, there, count)], vec![range(here, there, count)]).unwrap();
             let (uid, gid) = (here + n % count, here + n % count / 2);
             let ours = attrs(uid, gid, &[(ACL_USER, uid), (ACL_GROUP, gid)]);
-            prop_assert_eq!(map.to_here(&map.to_home(&ours)), ours);
+            prop_assert_eq!(map.to_here(&map.to_home(FileKind::Regular, &ours)), ours);
         }
         #[test]
         fn a_damaged_list_stays_what_it_is(value: Vec<u8>) {
@@ -186,7 +218,7 @@ mod tests {
             let mut damaged = attrs(5, 5, &[]);
             damaged.xattrs[0].value = value.into();
             let len = damaged.xattrs[0].value.len();
-            prop_assert_eq!(map.to_home(&damaged).xattrs[0].value.len(), len);
+            prop_assert_eq!(map.to_home(FileKind::Regular, &damaged).xattrs[0].value.len(), len);
         }
     }
 }

@@ -73,6 +73,8 @@ pub struct HomeOf {
     pub holds: HomeUse,
     pub url: String,
     pub ids: HomeIds,
+    /// The user who named it.
+    pub by: u32,
     /// Nothing was ever brought there for this.
     pub is_new: bool,
     /// Nothing is ever changed there.
@@ -304,9 +306,9 @@ impl Shared {
             let place = self.client.where_at_home(recall.work.ino, None).await.map_err(|e| {
                 recall::Failed { why: e.to_string(), retry: e.kind != ErrorKind::NotFound, diverged: false }
             })?;
-            let (id, url, ids) = (place.relation, place.url.clone(), place.ids.clone());
+            let (id, url, ids, by) = (place.relation, place.url.clone(), place.ids.clone(), place.by);
             let only_reads = place.direction == Direction::Pull;
-            let which = HomeOf { holds: HomeUse::Relation(id), url, ids, is_new: false, only_reads };
+            let which = HomeOf { holds: HomeUse::Relation(id), url, ids, by, is_new: false, only_reads };
             let relation = self.relation(id, &which).await?;
             match recall::bring(&self.client, &*relation.home, &place, recall).await {
                 // Another range may have been shipped, or its name changed meanwhile: what is expected changes with it.
@@ -331,10 +333,10 @@ impl Shared {
             drop(opening);
             return self.start(relation, work);
         }
-        let (relation, url, ids) = (work.relation, work.url.clone(), work.ids.clone());
+        let (relation, url, ids, by) = (work.relation, work.url.clone(), work.ids.clone(), work.by);
         let only_reads = work.direction == Direction::Pull;
         let holds = HomeUse::Relation(relation);
-        let which = HomeOf { holds, url, ids, is_new: work.is_new, only_reads };
+        let which = HomeOf { holds, url, ids, by, is_new: work.is_new, only_reads };
         opening.insert(relation, vec![work]);
         let me = self.clone();
         self.spawn("open home", async move {

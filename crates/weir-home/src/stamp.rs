@@ -154,6 +154,17 @@ pub enum Make {
     },
 }
 
+impl Make {
+    pub fn kind(&self) -> FileKind {
+        match self {
+            Make::Directory => FileKind::Directory,
+            Make::File => FileKind::Regular,
+            Make::Symlink { .. } => FileKind::Symlink,
+            Make::Special { kind, .. } => *kind,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -3,7 +3,10 @@
 //! `file:///path`, `s3://bucket/prefix?endpoint=URL&region=NAME&path-style=yes&credentials=FILE&profile=NAME`,
 //! `weir://coordinator:port[,…]/path?namespace=NAME`. A URL carries no secret: it is shown and kept.
 use crate::HomePath;
-use std::{fmt, path::PathBuf};
+use std::{
+    fmt,
+    path::{Component, PathBuf},
+};
 use weir_proto::{Error, Result};
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -91,6 +94,33 @@ impl HomeUrl {
         match query.0.first() {
             Some((name, _)) => Err(bad(&format!("{name:?} is not known here"))),
             None => Ok(url),
+        }
+    }
+
+    /// Whether this is `place` or lies below it; everything but the path is to be the same, so that neither keys nor a service
+    /// are chosen by who may only choose a path.
+    pub fn lies_in(&self, place: &HomeUrl) -> bool {
+        match (self, place) {
+            (HomeUrl::File { path }, HomeUrl::File { path: place }) => {
+                let goes_up = path.components().any(|part| part == Component::ParentDir);
+                !goes_up && path.starts_with(place)
+            }
+            (HomeUrl::S3 { prefix, .. }, HomeUrl::S3 { prefix: place_prefix, .. }) => {
+                let names = |prefix: &str| prefix.split('/').map(str::to_owned).collect::<Vec<_>>();
+                let below = place_prefix.is_empty() || names(prefix).starts_with(&names(place_prefix));
+                let all_else = |url: &HomeUrl| match url.clone() {
+                    HomeUrl::S3 { bucket, endpoint, region, path_style, credentials, profile, .. } => {
+                        Some((bucket, endpoint, region, path_style, credentials, profile))
+                    }
+                    _ => None,
+                };
+                below && all_else(self) == all_else(place)
+            }
+            (
+                HomeUrl::Weir { coordinators, namespace, path },
+                HomeUrl::Weir { coordinators: at, namespace: of, path: place },
+            ) => coordinators == at && namespace == of && path.is_within(place),
+            _ => false,
         }
     }
 
@@ -221,6 +251,32 @@ mod tests {
         }
         let refused = HomeUrl::parse("s3://key:secret@b/p").unwrap_err();
         assert!(!refused.context.contains("secret@") && !refused.context.contains("key:"), "{refused}");
+    }
+
+    #[test]
+    fn who_may_choose_a_path_chooses_nothing_else() {
+        for (url, place, lies) in [
+            ("file:///gpfs/home/ada", "file:///gpfs/home", true),
+            ("file:///gpfs/home", "file:///gpfs/home/", true),
+            ("file:///gpfs/homes", "file:///gpfs/home", false),
+            ("file:///gpfs/home/../root", "file:///gpfs/home", false),
+            ("file:///gpfs/home/%2e%2e/root", "file:///gpfs/home", false),
+            ("s3://b/p/ada?credentials=/k", "s3://b/p?credentials=/k", true),
+            ("s3://b/ada", "s3://b", true),
+            ("s3://b/p/ada", "s3://b/p?credentials=/k", false),
+            ("s3://b/p/ada?credentials=/k", "s3://b/p", false),
+            ("s3://b/p/ada?endpoint=http://evil", "s3://b/p", false),
+            ("s3://b/p/ada?profile=other", "s3://b/p", false),
+            ("s3://c/p", "s3://b/p", false),
+            ("s3://b/pq", "s3://b/p", false),
+            ("weir://h:1/x/y", "weir://h:1/x", true),
+            ("weir://h:1,i:1/x/y", "weir://h:1/x", false),
+            ("weir://h:1/x?namespace=n", "weir://h:1/x", false),
+            ("file:///p", "s3://b", false),
+        ] {
+            let [url_read, place_read] = [url, place].map(|text| HomeUrl::parse(text).unwrap());
+            assert_eq!(url_read.lies_in(&place_read), lies, "{url} in {place}");
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! says, after it was seen, that home is to be as the volume is. Memory is the names of one directory and what was found wrong.
 //!
 //! Refuses to know: what is done about it.
+use crate::idmap::SET_ID_BITS;
 use crate::mover::expect;
 use crate::recall::{Check, blocks, covered, read};
 use crate::{Fault, Found, Home, HomePath, Outcome};
@@ -289,7 +290,9 @@ impl Verify {
                 there.uid, there.gid, attr.uid, attr.gid
             ));
         }
-        if attr.kind != FileKind::Symlink && attr.mode != there.mode {
+        // A home with a map does not get the bits with which a file runs as its owner.
+        let kept = if attr.kind == FileKind::Regular { !SET_ID_BITS } else { !0 };
+        if attr.kind != FileKind::Symlink && ![attr.mode, attr.mode & kept].contains(&there.mode) {
             return Some(format!("has the mode {:o}, the file {:o}", there.mode, attr.mode));
         }
         None

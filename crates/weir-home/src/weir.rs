@@ -297,7 +297,7 @@ impl Inner {
 
     async fn make(&self, path: &HomePath, what: &Make, attrs: &Attrs) -> Outcome<Stamp> {
         let failed = |e| fault("make", path, e);
-        let attrs = self.ids.to_home(attrs);
+        let attrs = self.ids.to_home(what.kind(), attrs);
         let mut place = self.new_place("make", path).await?;
         if place.found.is_none() {
             match self.create(&place, what).await {
@@ -423,8 +423,11 @@ impl Inner {
 
     async fn set_attrs(&self, path: &HomePath, expect: &Expect, attrs: &Attrs) -> Outcome<Stamp> {
         let failed = |e| fault("set the attributes of", path, e);
-        let attrs = self.ids.to_home(attrs);
+        let attrs = self.ids.to_home(expect.stamp().kind, attrs);
         let place = self.old_place(path, expect).await?;
+        if let (true, Some(stat)) = (path.is_root(), &place.found) {
+            return self.stamp_now(path, stat.attr.ino).await; // whose it is was decided there
+        }
         match (decide::set_attrs(place.stamp().as_ref(), expect, &attrs), &place.found) {
             (Step::Act | Step::Done, Some(stat)) => {
                 let found = self.look(&stat.attr).await.map_err(failed)?;
@@ -783,7 +786,7 @@ impl HomeWriter for Open {
         self.call(|file| async move { file.sync().await })
     }
     fn finish<'a>(&'a self, size: u64, attrs: &'a Attrs) -> BoxFuture<'a, Outcome<Stamp>> {
-        let attrs = self.file.inner.ids.to_home(attrs);
+        let attrs = self.file.inner.ids.to_home(FileKind::Regular, attrs);
         self.call(move |file| async move { file.finish(size, &attrs).await })
     }
 }

@@ -186,6 +186,7 @@ impl Drop for Mounted {
 fn config(path: &Path, is_new: bool) -> FileHomeConfig {
     let limits = LaneLimits { threads_max: THREADS, waiting_max: WAITING, deadline: DEADLINE };
     FileHomeConfig {
+        only_of: None,
         path: path.into(),
         relation: "test".into(),
         is_new,

@@ -24,6 +24,7 @@ message!(
     /// `b/`: see `weir_proto::backup::Backup`.
     BackupRecord {
         url: String,
+        by: u32,
         every_s: u32,
         keep: Keep,
         since: Time,
@@ -98,10 +99,10 @@ fn shown(
     record: BackupRecord,
 ) -> Result<Backup> {
     let (due, late) = (record.due(), record.is_late(now));
-    let BackupRecord { url, every_s, keep, since, running, last, good } = record;
+    let BackupRecord { url, by, every_s, keep, since, running, last, good } = record;
     let running = running.filter(|run| live(run.session));
     let volume_name = volume::load(read, id)?.name;
-    Ok(Backup { volume: id, volume_name, url, every_s, keep, since, running, last, good, due, late })
+    Ok(Backup { volume: id, volume_name, url, by, every_s, keep, since, running, last, good, due, late })
 }
 
 pub fn list(view: &mut View<'_>, r: &BackupList) -> Result<Backups> {
@@ -127,7 +128,10 @@ pub fn set(cx: &mut Cx<'_>, r: &BackupSet) -> Result<Backup> {
         let why = format!("volume {:?} has {BACKUPS_MAX} places for backups already", of.name);
         return Err(Error::no_space(why));
     }
-    let mut record = found.unwrap_or_else(|| new_record(&r.url, cx.rules.now));
+    let mut record = found.unwrap_or_else(|| new_record(&r.url, r.cred.uid, cx.rules.now));
+    if r.cred.uid == 0 {
+        record.by = 0;
+    }
     if let Some(every_s) = r.every_s {
         if every_s != 0 && every_s < BACKUP_EVERY_S_MIN {
             let why = format!("backups every {every_s} s: at most one every {BACKUP_EVERY_S_MIN} s");
@@ -145,9 +149,9 @@ pub fn set(cx: &mut Cx<'_>, r: &BackupSet) -> Result<Backup> {
     shown(&*cx.txn, cx.rules.live, cx.rules.now, r.volume, record)
 }
 
-fn new_record(url: &str, now: Time) -> BackupRecord {
+fn new_record(url: &str, by: u32, now: Time) -> BackupRecord {
     let (url, keep) = (url.to_owned(), Keep::default());
-    BackupRecord { url, every_s: 0, keep, since: now, running: None, last: None, good: None }
+    BackupRecord { url, by, every_s: 0, keep, since: now, running: None, last: None, good: None }
 }
 fn unknown(volume: &str, url: &str) -> Error {
     Error::not_found(format!("no backups of volume {volume:?} go to {url}"))
@@ -234,7 +238,7 @@ mod tests {
         Time { nanos: seconds * SECOND }
     }
     fn record(every_s: u32, last: Option<BackupEnd>, good: Option<i64>) -> BackupRecord {
-        BackupRecord { every_s, last, good: good.map(at), ..new_record("file:///b", at(1000)) }
+        BackupRecord { every_s, last, good: good.map(at), ..new_record("file:///b", 0, at(1000)) }
     }
     fn ended(began: i64, ended: i64, fine: bool) -> Option<BackupEnd> {
         let outcome = match fine {

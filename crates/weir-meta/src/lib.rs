@@ -11,6 +11,7 @@ mod clones;
 pub mod evict;
 mod evictor;
 mod executor;
+mod guest;
 pub mod keys;
 mod lead;
 pub mod lease;

@@ -519,6 +519,12 @@ impl Meta {
         }))
     }
 
+    fn is_of(&self, session: SessionId, connection: &Connection) -> bool {
+        let state = self.leader.lock();
+        let on = state.sessions.get(&session).and_then(|s| s.connection.as_ref());
+        on.is_some_and(|on| on.id() == connection.id())
+    }
+
     fn session_close(&self, r: &SessionClose) -> Result<CommitSeq> {
         let mut state = self.leader.lock();
         self.leader.end_session(&mut state, r.session, "closed by the client")?;
@@ -647,6 +653,14 @@ impl Service for Meta {
         }
     }
 
+    fn admits_guests(&self) -> bool {
+        true
+    }
+
+    fn payload_max(&self) -> u32 {
+        0
+    }
+
     fn caught_up(&self) {
         self.leader.replies.settle(&self.leader);
     }
@@ -679,6 +693,11 @@ async fn bury_soon(leader: Arc<Leader>) {
 
 impl Meta {
     fn dispatch(&self, call: &Call) -> Outcome {
+        if let Some(guest) = call.connection.guest()
+            && let Err(e) = crate::guest::check(call, guest, |session| self.is_of(session, &call.connection))
+        {
+            return Outcome::refused(e);
+        }
         match call.method {
             Create::METHOD => self.operate::<Create>(call),
             GetAttr::METHOD => self.operate::<GetAttr>(call),

@@ -36,6 +36,8 @@ message!(
         volume_name: String,
         /// As homes are named: `file:///path`, `weir://…`.
         url: String,
+        /// The user who named it; the superuser, once that one has.
+        by: u32,
         /// Seconds from the beginning of one to that of the next; 0: only when it is asked for.
         every_s: u32,
         keep: Keep,

@@ -211,6 +211,8 @@ message!(RelationWork {
     relation: RelationId,
     url: String,
     ids: HomeIds,
+    /// The user who named this home: a mover goes where that user may have a home.
+    by: u32,
     /// Of one that pulls nothing is changed at home, not even to mark it.
     direction: Direction,
     /// Nothing was ever shipped there.
@@ -351,6 +353,8 @@ message!(HomePlace {
     url: String,
     direction: Direction,
     ids: HomeIds,
+    /// The user who named this home.
+    by: u32,
     path: Bytes,
     expect: Expected,
     /// A change of names or attributes may be under way there: what is found may be its result.

@@ -257,6 +257,11 @@ impl Connection {
     pub fn local_ip(&self) -> Option<IpAddr> {
         self.0.0.peer.local_ip
     }
+    /// A user of this machine who connected through a Unix socket and is neither root nor the user of this process: has the
+    /// rights of that user and no other, whatever its requests say.
+    pub fn guest(&self) -> Option<u32> {
+        self.0.0.peer.guest
+    }
     pub fn is_closed(&self) -> bool {
         self.0.0.reason.get().is_some()
     }
@@ -412,6 +417,12 @@ impl Inner {
                 Ok(None) => return ended("closed by the peer"),
                 Err(e) => return e,
             };
+            let (len, most) = (header.0.payload_len, service.payload_max());
+            if header.0.kind == FrameKind::Request && len > most {
+                let why =
+                    format!("oversize request: a payload of {len} bytes, at most {most} are taken here");
+                return Error::invalid(why);
+            }
             let frame = match incoming.rest(header.0, &header.1).await {
                 Ok(frame) => frame,
                 Err(e) => return e,

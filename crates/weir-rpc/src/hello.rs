@@ -2,7 +2,7 @@
 //!
 //! A listener learns nothing else of a caller, and does nothing for it, before its hello was accepted.
 use crate::connection::wire_error;
-use crate::incoming::{Incoming, lost};
+use crate::incoming::{Arriving, Incoming, lost};
 use crate::outgoing::Outgoing;
 use crate::{Connection, Service};
 use std::fmt;
@@ -57,12 +57,14 @@ impl Identity {
     }
 }
 
-/// The other end: what it said, and where it is.
+/// The other end: what it said, where it is, and who the machine says it is.
 pub(crate) struct Peer {
     pub hello: Hello,
     pub addr: String,
     /// By which address of this machine it is reached, or reaches it; `None`: not by one.
     pub local_ip: Option<IpAddr>,
+    /// See [`weir_env::Caller`].
+    pub guest: Option<u32>,
 }
 
 impl fmt::Display for Peer {
@@ -84,7 +86,7 @@ pub async fn connect(
         .map_err(|_| Error::unavailable(format!("no answer within {} s", HELLO_PATIENCE.as_secs())))
         .flatten()
         .map_err(|e| e.doing(format_args!("connect to {addr}")))?;
-    let peer = Peer { hello, addr: addr.to_string(), local_ip };
+    let peer = Peer { hello, addr: addr.to_string(), local_ip, guest: None };
     Ok(Connection::start(env, peer, incoming, Outgoing::new(writer), service, None, |_| {}))
 }
 
@@ -94,7 +96,7 @@ async fn dial(env: &Env, addr: &Addr, identity: &Identity) -> Result<Dialed> {
     let stream = env.net.connect(addr).await.map_err(|e| Error::unavailable(e.to_string()))?;
     let local_ip = stream.local_ip();
     let (reader, mut writer) = stream.split();
-    let mut incoming = Incoming::new(reader, env.buffers.clone());
+    let mut incoming = Incoming::new(env, reader, Arriving::new());
     send(&mut writer, FrameKind::Hello, &identity.hello()).await?;
     let answer = first_frame(&mut incoming).await?;
     let hello = match answer {
@@ -116,11 +118,19 @@ pub(crate) async fn welcome(
     env: &Env,
     stream: BoxStream,
     identity: &Identity,
+    arriving: Arriving,
+    guest: Option<u32>,
 ) -> Result<(Hello, Incoming, BoxWriter)> {
     let (reader, mut writer) = stream.split();
-    let mut incoming = Incoming::new(reader, env.buffers.clone());
+    let mut incoming = Incoming::new(env, reader, arriving);
     let greeting = async {
         let hello = caller_hello(&mut incoming, identity).await?;
+        if let Some(uid) = guest {
+            return Err(Error::denied(format!(
+                "user {uid} of this machine may not connect to {}: only root and the user who runs it may",
+                identity.name
+            )));
+        }
         send(&mut writer, FrameKind::HelloAck, &identity.hello()).await?;
         Ok(hello)
     };

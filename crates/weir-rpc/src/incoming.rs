@@ -3,20 +3,49 @@
 //! One buffered read brings many small frames; a payload is read straight into a pooled aligned buffer, and its
 //! checksum is computed while the bytes are still in the cache. What the peer sends is hostile until it is checked.
 use bytes::Bytes;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt};
-use weir_env::{BoxReader, BufferPool};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use weir_env::{BoxReader, Env};
 use weir_proto::checksum::crc32c_append;
 use weir_proto::frame::{self, HEADER_BYTES, Header};
 use weir_proto::{Error, Result};
 
 /// Enough for hundreds of small frames; of a large payload only this much is copied.
 const BUFFER_BYTES: usize = 32 << 10;
+/// What a connection has until so much came at once: most are idle, and a stranger has to cost little.
+const BUFFER_BYTES_MIN: usize = 2 << 10;
+/// Bytes of frames that do not fit into a buffer and have not arrived completely, of all connections of one server: eight of
+/// the largest payloads. What arrives takes milliseconds; who begins frames and does not end them gets no more memory.
+const ARRIVING_BYTES_MAX: usize = 64 << 20;
+/// They are counted in units of this.
+const ARRIVING_UNIT: usize = 4 << 10;
+/// How long such a frame may take: 8 MiB at 1 Mb/s, which no caller waits for longer.
+const FRAME_PATIENCE: Duration = Duration::from_secs(60);
+
+/// Room for large frames on their way, shared by the connections of a server.
+#[derive(Clone)]
+pub(crate) struct Arriving(Arc<Semaphore>);
+
+impl Arriving {
+    pub fn new() -> Arriving {
+        Arriving(Arc::new(Semaphore::new(ARRIVING_BYTES_MAX / ARRIVING_UNIT)))
+    }
+    async fn room(&self, len: usize) -> Option<OwnedSemaphorePermit> {
+        let units = len.div_ceil(ARRIVING_UNIT).min(ARRIVING_BYTES_MAX / ARRIVING_UNIT) as u32;
+        self.0.clone().acquire_many_owned(units).await.ok() // never closed
+    }
+}
 
 pub(crate) struct Incoming {
     reader: BoxReader,
-    buffers: BufferPool,
+    env: Env,
+    arriving: Arriving,
     buffer: Box<[u8]>,
+    /// The last read brought all that the buffer had room for.
+    full: bool,
     /// What is read and not yet taken: `buffer[start..end]`.
     start: usize,
     end: usize,
@@ -32,9 +61,10 @@ pub(crate) struct Frame {
 }
 
 impl Incoming {
-    pub fn new(reader: BoxReader, buffers: BufferPool) -> Incoming {
-        let buffer = vec![0; BUFFER_BYTES].into_boxed_slice();
-        Incoming { reader, buffers, buffer, start: 0, end: 0, reads: Default::default() }
+    pub fn new(env: &Env, reader: BoxReader, arriving: Arriving) -> Incoming {
+        let buffer = vec![0; BUFFER_BYTES_MIN].into_boxed_slice();
+        let reads = Default::default();
+        Incoming { reader, env: env.clone(), arriving, buffer, full: false, start: 0, end: 0, reads }
     }
     pub fn reads(&self) -> std::sync::Arc<AtomicU64> {
         self.reads.clone()
@@ -68,6 +98,20 @@ impl Incoming {
 
     /// Body and payload of the frame whose header was taken.
     pub async fn rest(&mut self, header: Header, bytes: &[u8; HEADER_BYTES]) -> Result<Frame> {
+        let (body_len, payload_len) = (header.body_len as usize, header.payload_len as usize);
+        if body_len.max(payload_len) <= BUFFER_BYTES {
+            return self.receive(header, bytes).await;
+        }
+        let _room = self.arriving.room(body_len + payload_len).await;
+        let clock = self.env.clock.clone();
+        let received = clock.timeout(FRAME_PATIENCE, self.receive(header, bytes)).await;
+        received.unwrap_or_else(|_| {
+            let (n, s) = (body_len + payload_len, FRAME_PATIENCE.as_secs());
+            Err(Error::unavailable(format!("a frame of {n} bytes did not arrive within {s} s")))
+        })
+    }
+
+    async fn receive(&mut self, header: Header, bytes: &[u8; HEADER_BYTES]) -> Result<Frame> {
         let body = self.body(header.body_len as usize).await?;
         frame::verify(bytes, &body)?;
         let payload = match header.payload_len {
@@ -78,7 +122,7 @@ impl Incoming {
     }
 
     async fn body(&mut self, len: usize) -> Result<Bytes> {
-        if self.end - self.start < len && len <= BUFFER_BYTES {
+        if self.end - self.start < len && len <= self.buffer.len() {
             while self.end - self.start < len {
                 if self.fill().await? == 0 {
                     return Err(truncated(format_args!("in a body of {len} bytes")));
@@ -99,7 +143,7 @@ impl Incoming {
     }
 
     async fn payload(&mut self, len: usize, crc_told: u32) -> Result<Result<Bytes>> {
-        let mut payload = self.buffers.get(len);
+        let mut payload = self.env.buffers.get(len);
         let mut filled = self.take_buffered(&mut payload);
         let mut crc = crc32c_append(0, &payload[..filled]);
         while filled < len {
@@ -135,12 +179,16 @@ impl Incoming {
     async fn fill(&mut self) -> Result<usize> {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
+            if self.full && self.buffer.len() < BUFFER_BYTES {
+                self.buffer = vec![0; BUFFER_BYTES].into_boxed_slice();
+            }
         } else if self.start > 0 && self.end == self.buffer.len() {
             self.buffer.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
         }
         let n = read(&mut self.reader, &mut self.buffer[self.end..], &self.reads).await?;
         self.end += n;
+        self.full = self.end == self.buffer.len();
         Ok(n)
     }
 }

@@ -26,6 +26,7 @@ pub use server::{Server, serve};
 use bytes::Bytes;
 use weir_env::{BoxFuture, Instant};
 use weir_proto::checksum::{crc32c, crc32c_append};
+use weir_proto::data::PAYLOAD_MAX;
 use weir_proto::{Error, Request, Result, Wire};
 
 /// What a service does with a call: answers in place (short, never blocking), or later in a task of its own.
@@ -66,6 +67,15 @@ pub trait Service: Send + Sync + 'static {
     fn handle_or_defer(&self, call: Call, defer: Defer<'_>) -> Option<Handled> {
         let _ = defer;
         Some(self.handle(call))
+    }
+    /// Whether other users of this machine may connect through Unix sockets (see [`Connection::guest`]); each of their calls
+    /// is for the service to allow or refuse.
+    fn admits_guests(&self) -> bool {
+        false
+    }
+    /// The largest payload of a request to this service; a longer one ends its connection before there is memory for it.
+    fn payload_max(&self) -> u32 {
+        PAYLOAD_MAX
     }
     /// All requests that came with the last read of a connection are handled: what was put off for the next one need not
     /// wait any longer. May block as long as a small write to a disk.

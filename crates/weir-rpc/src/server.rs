@@ -1,19 +1,26 @@
 //! Listening: accepts connections on a node's addresses and serves them.
 use crate::hello::{Identity, Peer, welcome};
+use crate::incoming::Arriving;
 use crate::outgoing::Outgoing;
 use crate::{Connection, Service};
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
-use weir_env::{Addr, BoxStream, Env, Listener, TaskHandle};
+use weir_env::{Addr, BoxStream, Caller, Env, Instant, Listener, TaskHandle};
 use weir_proto::{Error, Result};
 
-/// Connections of one server, said hello or not: every client of a large cluster, and some that come back before
-/// their old connection is found dead. Each takes a 32 KiB buffer and three tasks.
+/// Connections of one server whose hello came: every client of a large cluster, and some that come back before
+/// their old connection is found dead. Each takes a buffer of 2 to 32 KiB and three tasks.
 const CONNECTIONS_MAX: usize = 8192;
-/// Rest after a failed accept (out of descriptors): it would fail again at once.
-const ACCEPT_REST: Duration = Duration::from_millis(100);
+/// Connections whose hello has not come; with one more the oldest is closed. A hello is there with its connection or a moment
+/// later, so who is closed is silent. Far below the usual limit of 1,024 descriptors.
+const STRANGERS_MAX: usize = 256;
+/// Rest after a failed accept (out of descriptors), doubling up to the second one: it would fail again at once.
+const ACCEPT_REST_MIN: Duration = Duration::from_millis(100);
+const ACCEPT_REST_MAX: Duration = Duration::from_secs(2);
+/// That nobody can be let in is told so often.
+const TELL_EVERY: Duration = Duration::from_secs(60);
 /// How long an address may be in use: a process that was killed lets go of it a moment after it is gone from the list of
 /// processes, on a busy machine a long one, and who starts the next one does not know.
 const LISTEN_WAIT: Duration = Duration::from_secs(2);
@@ -30,14 +37,17 @@ struct Shared {
     env: Env,
     identity: Identity,
     service: Arc<dyn Service>,
+    arriving: Arriving,
     open: Mutex<Open>,
 }
 
 #[derive(Default)]
 struct Open {
     connections: BTreeMap<u64, Connection>,
-    /// Connections whose hello has not come.
-    strangers: usize,
+    /// Connections whose hello has not come, in the order in which they came, with what waits for it.
+    strangers: BTreeMap<u64, Option<TaskHandle>>,
+    strangers_seen: u64,
+    refusals: Complaint,
     stopped: bool,
     last_refusal: String,
 }
@@ -54,7 +64,8 @@ pub async fn serve(
         listeners.push(listen(env, addr).await?);
     }
     let bound = listeners.iter().map(|l| l.local_addr()).collect();
-    let shared = Arc::new(Shared { env: env.clone(), identity, service, open: Mutex::default() });
+    let arriving = Arriving::new();
+    let shared = Arc::new(Shared { env: env.clone(), identity, service, arriving, open: Mutex::default() });
     let accepting = listeners
         .into_iter()
         .map(|listener| env.tasks.spawn("rpc accept", accept(shared.clone(), listener)))
@@ -104,33 +115,58 @@ impl Drop for Server {
 }
 
 async fn accept(shared: Arc<Shared>, listener: Box<dyn Listener>) {
+    let (mut complaint, mut rest) = (Complaint::default(), ACCEPT_REST_MIN);
     loop {
         match listener.accept().await {
-            Ok((stream, peer)) if shared.admit() => {
-                let greeting = greet(shared.clone(), stream, peer);
-                shared.env.tasks.spawn("rpc hello", greeting);
-            }
-            Ok((_, peer)) => {
-                tracing::warn!(%peer, "connection refused: {CONNECTIONS_MAX} are open already");
+            Ok((stream, caller)) => {
+                rest = ACCEPT_REST_MIN;
+                if let Some(number) = shared.admit(&caller) {
+                    let greeting = greet(shared.clone(), number, stream, caller);
+                    let task = shared.env.tasks.spawn("rpc hello", greeting);
+                    if let Some(waits) = shared.open().strangers.get_mut(&number) {
+                        *waits = Some(task);
+                    }
+                }
             }
             Err(e) => {
-                tracing::warn!("accept on {}: {e}", listener.local_addr());
-                shared.env.clock.sleep(ACCEPT_REST).await;
+                if complaint.is_due(shared.env.clock.now()) {
+                    tracing::warn!("accept on {}: {e}", listener.local_addr());
+                }
+                shared.env.clock.sleep(rest).await;
+                rest = (rest * 2).min(ACCEPT_REST_MAX);
             }
         }
     }
 }
 
-async fn greet(shared: Arc<Shared>, stream: BoxStream, addr: String) {
-    let stranger = Stranger(&shared);
-    let local_ip = stream.local_ip();
-    let (hello, incoming, writer) = match welcome(&shared.env, stream, &shared.identity).await {
-        Ok(welcomed) => welcomed,
-        Err(e) => {
-            shared.log_refusal(&addr, &e);
-            return;
+/// Something that is told once in a while, however often it happens.
+#[derive(Default)]
+struct Complaint(Option<Instant>);
+
+impl Complaint {
+    fn is_due(&mut self, now: Instant) -> bool {
+        let due = self.0.is_none_or(|told| now.since(told) >= TELL_EVERY);
+        if due {
+            self.0 = Some(now);
         }
-    };
+        due
+    }
+}
+
+async fn greet(shared: Arc<Shared>, number: u64, stream: BoxStream, caller: Caller) {
+    let stranger = Stranger { shared: &shared, number };
+    let Caller { name: addr, guest } = caller;
+    let local_ip = stream.local_ip();
+    let unwelcome = guest.filter(|_| !shared.service.admits_guests());
+    let arriving = shared.arriving.clone();
+    let (hello, incoming, writer) =
+        match welcome(&shared.env, stream, &shared.identity, arriving, unwelcome).await {
+            Ok(welcomed) => welcomed,
+            Err(e) => {
+                shared.log_refusal(&addr, &e);
+                return;
+            }
+        };
     drop(stranger);
     let home: Weak<Shared> = Arc::downgrade(&shared);
     let on_close = Box::new(move |id: u64| {
@@ -139,7 +175,7 @@ async fn greet(shared: Arc<Shared>, stream: BoxStream, addr: String) {
             drop(gone);
         }
     });
-    let peer = Peer { hello, addr, local_ip };
+    let peer = Peer { hello, addr, local_ip, guest };
     let (env, service) = (&shared.env, shared.service.clone());
     Connection::start(env, peer, incoming, Outgoing::new(writer), service, Some(on_close), |c| {
         shared.keep(c)
@@ -157,11 +193,25 @@ impl Shared {
             tracing::warn!(peer = %addr, "connection refused: {e}");
         }
     }
-    fn admit(&self) -> bool {
+    /// Its number among those that came; none: there are too many connections.
+    fn admit(&self, caller: &Caller) -> Option<u64> {
         let mut open = self.open();
-        let room = open.connections.len() + open.strangers < CONNECTIONS_MAX;
-        open.strangers += usize::from(room);
-        room
+        if open.connections.len() + open.strangers.len() >= CONNECTIONS_MAX {
+            if open.refusals.is_due(self.env.clock.now()) {
+                let peer = &caller.name;
+                tracing::warn!(%peer, "connection refused: {CONNECTIONS_MAX} are open already");
+            }
+            return None;
+        }
+        let number = open.strangers_seen;
+        open.strangers_seen += 1;
+        let oldest = (open.strangers.len() >= STRANGERS_MAX).then(|| open.strangers.pop_first()).flatten();
+        open.strangers.insert(number, None);
+        drop(open);
+        if let Some((_, Some(waits))) = oldest {
+            waits.abort();
+        }
+        Some(number)
     }
     fn keep(&self, connection: &Connection) {
         let mut open = self.open();
@@ -174,10 +224,26 @@ impl Shared {
     }
 }
 
-struct Stranger<'a>(&'a Shared);
+struct Stranger<'a> {
+    shared: &'a Shared,
+    number: u64,
+}
 
 impl Drop for Stranger<'_> {
     fn drop(&mut self) {
-        self.0.open().strangers -= 1;
+        let waits = self.shared.open().strangers.remove(&self.number);
+        drop(waits); // outside of the lock
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_happens_again_and_again_is_told_once_in_a_while() {
+        let (mut complaint, start) = (Complaint::default(), Instant::default() + TELL_EVERY);
+        let told = (0..600).filter(|n| complaint.is_due(start + Duration::from_millis(200) * *n)).count();
+        assert_eq!(told, 2, "of 600 in two minutes");
     }
 }

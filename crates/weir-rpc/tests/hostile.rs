@@ -122,6 +122,48 @@ fn a_hello_that_does_not_come_is_not_waited_for() {
 }
 
 #[test]
+fn silent_strangers_shut_nobody_out() {
+    with_server(|_, env| async move {
+        let mut silent = Vec::new();
+        for _ in 0..1000 {
+            silent.push(stranger(&env).await);
+        }
+        // Before their time is over: the oldest are closed.
+        assert_eq!(silent[0].read(&mut [0; 1]).await.ok().unwrap_or(0), 0);
+        let begun = env.clock.now();
+        let newcomer = client(&env, &addr()).await;
+        newcomer.call(&Echo { words: "hello".into() }, vec![], PATIENCE).await.unwrap();
+        assert!(env.clock.now().since(begun) < HELLO_PATIENCE);
+    });
+}
+
+#[test]
+fn frames_that_do_not_end_take_no_more_than_their_room() {
+    with_server(|_, env| async move {
+        // Twice as many of the largest as there is room for, all but their last byte.
+        let mut slow = Vec::new();
+        for _ in 0..16 {
+            let mut stream = raw(&env, &addr()).await;
+            let begun = Header {
+                payload_len: PAYLOAD_MAX,
+                method: Echo::METHOD,
+                ..Header::new(FrameKind::Request, 1)
+            };
+            let body = Echo { words: "slow".into() }.to_bytes();
+            let begun = Header { body_len: body.len() as u32, ..begun }.encode(&body);
+            stream.write_all(&[&begun[..], &body].concat()).await.unwrap();
+            slow.push(stream);
+        }
+        // Those that are small go through, and large ones once the others are given up.
+        let healthy = client(&env, &addr()).await;
+        healthy.call(&Echo { words: "small".into() }, vec![], PATIENCE).await.unwrap();
+        drop(slow.split_off(1));
+        let large = bytes::Bytes::from(vec![1; PAYLOAD_MAX as usize]);
+        healthy.call(&Echo { words: "large".into() }, vec![large], PATIENCE).await.unwrap();
+    });
+}
+
+#[test]
 fn a_damaged_header_ends_the_connection_and_a_damaged_payload_the_call() {
     with_server(|_, env| async move {
         let echo = Header { method: Echo::METHOD, ..Header::new(FrameKind::Request, 5) };

@@ -3,7 +3,7 @@
 //! What a backup is and how it is made is in `weir_home::backup`; who makes one at the moment is known to the metadata leader,
 //! which this command asks like a mover.
 use crate::failure::{Failure, Outcome};
-use crate::homes::Homes;
+use crate::homes::{Allowed, Homes};
 use crate::observe;
 use crate::process::own_process;
 use crate::snapshots;
@@ -84,7 +84,7 @@ impl Desk {
         let cluster = observe::observe(&env, &coordinators, "weir backup").await?;
         let client =
             as_client(coordinators, &at.namespace, "weir backup", own_process(), MEMORY_BYTES).await?;
-        Ok(Desk { client, homes: Homes::new(env, cluster.id(), None) })
+        Ok(Desk { client, homes: Homes::new(env, cluster.id(), None, Allowed::default()) })
     }
     async fn close(self) -> Outcome<()> {
         self.homes.close().await;
@@ -97,6 +97,13 @@ impl Desk {
         }
         let known = self.client.backups(Some(volume.id)).await?;
         match &known[..] {
+            [one] if own_cred().uid == 0 && one.by != 0 => Err(Failure::new(
+                Error::denied(format!(
+                    "user {} named {}, where backups of {:?} go",
+                    one.by, one.url, volume.name
+                )),
+                format!("if root is to write there, name it: --to {}", one.url),
+            )),
             [one] => Ok(one.url.clone()),
             several => Err(Failure::new(
                 Error::invalid(format!("backups of volume {:?} go to {} places", volume.name, several.len())),
@@ -416,6 +423,7 @@ mod tests {
             volume: VolumeId(2),
             volume_name: "ada".into(),
             url: "file:///b".into(),
+            by: 0,
             every_s: 86400,
             keep: Keep::default(),
             since: at,

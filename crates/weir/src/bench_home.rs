@@ -138,6 +138,8 @@ pub fn run(options: &Options) -> Outcome<ExitCode> {
 fn measure(options: &Options, stage: &Stage) -> Outcome<Report> {
     fs::create_dir_all(stage.home()).doing("make the directory of homes")?;
     let wish = cli::Up {
+        tcp: false,
+        allow_home: Vec::new(),
         dir: stage.cluster_dir(),
         targets: Some(6),
         scheme: Some(crate::place::SCHEME_DEFAULT),

@@ -132,9 +132,17 @@ pub struct Up {
     /// Movers, which copy volumes to their homes and bring evicted data back [default: 1 in a new cluster]
     #[arg(long, value_parser = clap::value_parser!(u32).range(0..=16))]
     pub movers: Option<u32>,
+    /// Where users may have homes of their volumes, like file:///gpfs/home: there and below, in directories of their own. Movers
+    /// know it from their next start on; may be given several times
+    #[arg(long, value_name = "URL")]
+    pub allow_home: Vec<String>,
     /// Keep everything in memory; `weir down` then leaves nothing
     #[arg(long)]
     pub memory: bool,
+    /// Let servers listen on TCP ports of the loopback address, too, from their next start on: every user of this machine, who
+    /// could otherwise manage own volumes only, can then do everything
+    #[arg(long)]
+    pub tcp: bool,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -375,6 +383,9 @@ pub struct MoverRole {
     /// The namespace to work for [default: root]
     #[arg(long)]
     pub namespace: Option<String>,
+    /// Where users may have homes of their volumes, like file:///gpfs/home: there and below; may be given several times
+    #[arg(long, value_name = "URL")]
+    pub allow_home: Vec<String>,
 }
 
 #[derive(Args)]

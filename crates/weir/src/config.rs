@@ -114,6 +114,9 @@ sections! {
         /// Where it listens: "unix:/PATH", "tcp:HOST:PORT", "tcp:[IPv6]:PORT"; port 0 is any free port. For an unspecified host
         /// ("[::]", "0.0.0.0") others are told the address by which this host reaches the coordinator.
         listen: Vec<Text<Addr>> = Vec::new(), shown "[\"tcp:[::]:0\"]";
+        /// A Unix socket that every user of this machine may connect to, for commands about that user's volumes: "/PATH". Only
+        /// of `weir coord` and `weir meta`. Through other Unix sockets, too, they grant others no more than that.
+        door: Option<PathBuf> = None, shown "none";
         /// The host. Processes that name the same host reach each other through Unix sockets.
         host: String = String::new(), shown "\"host-1\" # an example; default: the machine's name and id";
         /// Threads that serve requests.
@@ -154,6 +157,13 @@ sections! {
         /// Targets, here and of other nodes, whose directories are on the same file system: each counts as its part of
         /// the free space.
         shared_by: u32 = 1, shown "1";
+    }
+    /// Of `weir mover`.
+    [mover] Mover {
+        /// Where users may have homes and backups of their volumes, like "file:///gpfs/home": there and below. A directory
+        /// there must belong to the user who names it; of an S3 URL all but the path must be the same. Root, and the user
+        /// that the mover runs as, may name any place.
+        homes: Vec<String> = Vec::new(), shown "[]";
     }
     /// Of `weir mount`.
     [mount] Mount {

@@ -167,6 +167,8 @@ fn play(args: &cli::Demo, environment: &Environment, stage: &Arc<Stage>) -> Outc
     };
     let begun = Instant::now();
     let wish = cli::Up {
+        tcp: false,
+        allow_home: Vec::new(),
         dir: stage.cluster_dir(),
         targets: Some(6),
         scheme: Some(crate::place::SCHEME_DEFAULT),

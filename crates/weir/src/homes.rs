@@ -1,6 +1,10 @@
 //! How a mover opens the home that a relation's URL names: a directory, S3, or another Weir.
 //!
 //! The URL holds no secret; keys of S3 come from the file that it names, or from the environment of this process.
+//!
+//! Invariant: a home that somebody named who is neither root nor the user of this process is opened only in a place that this
+//! process was told to allow, and, where it is a directory, only if that is the user's own: or else whoever owns a volume would
+//! read and write here what root may.
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -8,8 +12,8 @@ use weir_client::{Client, ClientConfig, NoKernel};
 use weir_env::{Addr, BoxFuture, Env};
 use weir_home::mover::{HomeOf, OpenHome};
 use weir_home::{
-    Credentials, Fault, FileHome, FileHomeConfig, Home, HomeUrl, IdMap, LaneLimits, Outcome, S3Home,
-    S3HomeConfig, WeirHome, WeirHomeConfig, parse_credentials,
+    Credentials, Fault, FileHome, FileHomeConfig, Home, HomeLane, HomeUrl, IdMap, LaneLimits, Outcome,
+    S3Home, S3HomeConfig, WeirHome, WeirHomeConfig, parse_credentials,
 };
 use weir_proto::{ClusterId, Error, MIB, Result};
 
@@ -24,18 +28,44 @@ const HOME_PATIENCE: Duration = Duration::from_secs(30);
 /// Services that care for regions are asked in this one where the URL names none.
 const REGION: &str = "us-east-1";
 
+/// Where users may have homes.
+#[derive(Clone, Debug, Default)]
+pub struct Allowed(Vec<HomeUrl>);
+
+impl Allowed {
+    /// From places like `file:///gpfs/home`, which allow all that is below them.
+    pub fn parse(places: &[String]) -> Result<Allowed> {
+        Ok(Allowed(places.iter().map(|place| HomeUrl::parse(place)).collect::<Result<_>>()?))
+    }
+
+    /// Refuses a home that `by` named and must not have. The user whose directory it must be, if it is one.
+    fn check(&self, url: &HomeUrl, by: u32, text: &str) -> Outcome<Option<u32>> {
+        if by == 0 || by == rustix::process::geteuid().as_raw() {
+            return Ok(None);
+        }
+        if self.0.iter().any(|place| url.lies_in(place)) {
+            return Ok(Some(by));
+        }
+        Err(Fault::Denied(Error::denied(format!(
+            "user {by} named the home {text}, and this mover allows users none there: the superuser may name it, or list \
+             the place in mover.homes of the mover's weir.toml"
+        ))))
+    }
+}
+
 /// Opens homes for a mover.
 pub struct Homes {
     env: Env,
     cluster: ClusterId,
     keys: Option<Credentials>,
+    allowed: Allowed,
     /// Of other Weirs, to be closed at the end.
     clients: Mutex<Vec<Client>>,
 }
 
 impl Homes {
-    pub fn new(env: Env, cluster: ClusterId, keys: Option<Credentials>) -> Homes {
-        Homes { env, cluster, keys, clients: Mutex::default() }
+    pub fn new(env: Env, cluster: ClusterId, keys: Option<Credentials>, allowed: Allowed) -> Homes {
+        Homes { env, cluster, keys, allowed, clients: Mutex::default() }
     }
 
     /// Ends the sessions in other Weirs.
@@ -53,9 +83,15 @@ impl Homes {
         // The mark at home: another cluster's relation, or another one of this cluster, is not written over.
         let relation = format!("cluster {} {}", self.cluster, which.holds);
         let (ids, limits) = (IdMap::of(&which.ids).map_err(Fault::Broken)?, LaneLimits::default());
-        Ok(match HomeUrl::parse(text).map_err(Fault::Broken)? {
+        let url = HomeUrl::parse(text).map_err(Fault::Broken)?;
+        let only_of = self.allowed.check(&url, which.by, text)?;
+        Ok(match url {
             HomeUrl::File { path } => {
-                let config = FileHomeConfig { path, relation, is_new, only_reads, ids, limits };
+                let (at, cluster) = (path.clone(), self.cluster);
+                // On threads of its own: it may hang.
+                let lane = HomeLane::new(&self.env, text, limits);
+                lane.run("look where it is", &[], move || check_outside(&at, cluster)).await?;
+                let config = FileHomeConfig { path, relation, is_new, only_reads, ids, only_of, limits };
                 Arc::new(FileHome::open(&self.env, config).await?)
             }
             HomeUrl::S3 { bucket, prefix, endpoint, region, path_style, credentials, profile } => {
@@ -125,6 +161,19 @@ impl Homes {
                  AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in its environment",
             )
         })
+    }
+}
+
+/// A home in the file system itself would be copied into itself, and a mover would wait for itself.
+fn check_outside(path: &Path, cluster: ClusterId) -> Outcome<()> {
+    let Ok(real) = std::fs::canonicalize(path) else { return Ok(()) }; // opening it will say why
+    let Ok(client) = crate::file::ask(&real, crate::file::CLIENT) else { return Ok(()) }; // of no Weir
+    match client["cluster"] == cluster.to_string() {
+        true => Err(Fault::Denied(Error::denied(format!(
+            "the home {} lies in the file system whose volume it is to be a home of: name a place outside of it",
+            path.display()
+        )))),
+        false => Ok(()),
     }
 }
 

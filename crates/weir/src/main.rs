@@ -26,6 +26,7 @@ mod inspect;
 mod manual;
 mod mounts;
 mod observe;
+mod owned;
 mod place;
 mod prefetch;
 mod process;

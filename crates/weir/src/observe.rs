@@ -219,10 +219,18 @@ pub fn is_led(map: &ClusterMap, namespace: &weir_proto::map::NamespaceEntry) -> 
     namespace.leader.and_then(|node| map.node(node)).is_some_and(|node| node.up)
 }
 
-/// Waits until the cluster takes and gives data with all its targets, as long as `check` finds nothing wrong.
+/// Whether the cluster has been founded with its targets: from then on it can go on without some of them.
+pub async fn has_groups(coordinators: &[Addr]) -> Outcome<bool> {
+    let cluster = observe(&weir_env::real::env(), coordinators, "weir up").await?;
+    Ok(!cluster.map().groups.is_empty())
+}
+
+/// Waits until the cluster takes and gives data with this number of targets, and knows that others are missing, as long as `check`
+/// finds nothing wrong. A coordinator that was restarted counts a target as up until it has been silent for too long.
 pub async fn wait_healthy(
     coordinators: &[Addr],
-    targets: u32,
+    targets: usize,
+    missing: usize,
     check: impl Fn() -> Outcome<()>,
 ) -> Outcome<Health> {
     let env = weir_env::real::env();
@@ -231,7 +239,9 @@ pub async fn wait_healthy(
     loop {
         let health = Health::of(&cluster.status().await?);
         // What is lost does not come back by waiting; the rest can be read.
-        if (health.serves() || health.groups_lost > 0) && health.targets_up >= targets as usize {
+        let can_read = health.serves() || health.groups_lost > 0;
+        let is_known = health.targets_up + missing <= health.targets;
+        if can_read && health.targets_up >= targets && is_known {
             return Ok(health);
         }
         check()?;

@@ -3,22 +3,24 @@
 //! ```text
 //! DIR/cluster.toml        the decisions below; its presence makes DIR a cluster's directory
 //! DIR/etc/NAME.toml       configuration of each process
-//! DIR/run/NAME.pid,.sock  pid files, Unix sockets
+//! DIR/run/NAME.pid        pid files
+//! DIR/socket/NAME.sock    Unix sockets, for this user and root
+//! DIR/door/NAME.sock      those of coordinator and metadata role for all users, who may manage their volumes there
 //! DIR/log/NAME.log        what each process said
 //! DIR/coord DIR/meta      cluster map, namespace
 //! DIR/t1 … DIR/tN         targets
 //! ```
 use crate::config::{Config, Patience, Text};
 use crate::failure::{Doing, Failure, Outcome};
+use crate::owned;
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use weir_env::Addr;
 use weir_proto::{ClusterId, Error, map::Scheme};
 
-/// Longest path of a Unix socket, in bytes (the kernel's limit of 108 with its end).
-const SOCKET_PATH_MAX: usize = 107;
 const MANIFEST: &str = "cluster.toml";
 pub const TARGETS_DEFAULT: u32 = 6;
 pub const SCHEME_DEFAULT: Scheme = Scheme { data: 4, parity: 2 };
@@ -64,7 +66,7 @@ impl RoleName {
 pub struct Process {
     pub name: String,
     pub role: RoleName,
-    /// TCP port on the loopback address; 0 for mounts and movers, which do not listen.
+    /// TCP port on the loopback address; 0: none.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub port: u16,
     /// Where its bytes are, or where it mounts.
@@ -88,6 +90,12 @@ pub struct Manifest {
     /// Of mounts; their default if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub patience: Option<Text<Patience>>,
+    /// Servers listen on TCP ports of the loopback address, too.
+    #[serde(default)]
+    pub tcp: bool,
+    /// Where users may have homes.
+    #[serde(default)]
+    pub homes: Vec<String>,
     pub processes: Vec<Process>,
 }
 
@@ -99,7 +107,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// The cluster whose directory this is.
+    /// The cluster whose directory this is, to ask it for something. Whose it is does not matter for that.
     pub fn open(dir: &Path) -> Outcome<Place> {
         let dir = absolute(dir)?;
         let path = dir.join(MANIFEST);
@@ -123,7 +131,24 @@ impl Place {
                 },
             )
         })?;
-        let manifest = toml::from_str(&text).map_err(|e| {
+        Place::parse(dir, &path, &text)
+    }
+
+    /// The same, to do what it says: start, signal and stop processes, mount, write. Refused if another user can change it.
+    pub fn open_own(dir: &Path) -> Outcome<Place> {
+        let place = Place::open(dir)?;
+        // In memory, DIR is a link of its own making: what it leads to counts.
+        let real = fs::canonicalize(&place.dir).doing(format_args!("find {}", place.dir.display()))?;
+        owned::check_dir(&real)?;
+        for sub in ["etc", "run", "log", "socket", "door"] {
+            owned::check_dir(&real.join(sub))?;
+        }
+        let path = real.join(MANIFEST);
+        Place::parse(place.dir, &path, &owned::read(&path)?)
+    }
+
+    fn parse(dir: PathBuf, path: &Path, text: &str) -> Outcome<Place> {
+        let manifest = toml::from_str(text).map_err(|e| {
             let error = Error::damaged(format!("{}: {}", path.display(), e.message()));
             Failure::new(error, "the file is written by `weir up` and not meant to be edited")
         })?;
@@ -133,7 +158,7 @@ impl Place {
     /// `None`: the directory is free for a new cluster.
     pub fn find(dir: &Path) -> Outcome<Option<Place>> {
         if dir.join(MANIFEST).exists() {
-            return Place::open(dir).map(Some);
+            return Place::open_own(dir).map(Some);
         }
         let mut entries = match fs::read_dir(dir) {
             Ok(entries) => entries,
@@ -141,7 +166,7 @@ impl Place {
             Err(e) => return Err(e).doing(format_args!("look into {}", dir.display())),
         };
         match entries.next() {
-            None => Ok(None),
+            None => owned::check_dir(&fs::canonicalize(dir).doing("find it")?).map(|()| None),
             Some(_) => Err(Failure::new(
                 Error::exists(format!("{} holds files that are not of a cluster", dir.display())),
                 "name an empty or new directory",
@@ -154,7 +179,10 @@ impl Place {
             toml::to_string(&self.manifest).map_err(|e| Error::io(format!("write {MANIFEST}: {e}")))?;
         let path = self.dir.join(MANIFEST);
         let disk = weir_env::real::env().disk;
-        disk.write_atomic(&path, text.as_bytes()).doing(format_args!("write {}", path.display()))
+        disk.write_atomic(&path, text.as_bytes()).doing(format_args!("write {}", path.display()))?;
+        // No secret is in it, and other users find the door by it.
+        let readable = fs::Permissions::from_mode(0o644);
+        fs::set_permissions(&path, readable).doing(format_args!("set the mode of {}", path.display()))
     }
 
     pub fn pid_file(&self, process: &Process) -> PathBuf {
@@ -169,16 +197,21 @@ impl Place {
     pub fn of_role(&self, role: RoleName) -> impl Iterator<Item = &Process> {
         self.manifest.processes.iter().filter(move |p| p.role == role)
     }
-    /// Best first: the Unix socket, unless its path is longer than the kernel takes.
+    /// Where it listens, best first.
     pub fn addresses(&self, process: &Process) -> Vec<Addr> {
-        let socket = self.dir.join("run").join(format!("{}.sock", process.name));
-        let unix = (socket.as_os_str().len() <= SOCKET_PATH_MAX).then_some(Addr::Unix(socket));
+        let socket = self.dir.join("socket").join(format!("{}.sock", process.name));
         let tcp =
             (process.port != 0).then(|| Addr::Tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, process.port))));
-        unix.into_iter().chain(tcp).collect()
+        std::iter::once(Addr::Unix(socket)).chain(tcp).collect()
+    }
+    /// Where it listens for all users.
+    fn door(&self, process: &Process) -> Option<PathBuf> {
+        let has_one = matches!(process.role, RoleName::Coord | RoleName::Meta);
+        has_one.then(|| self.dir.join("door").join(format!("{}.sock", process.name)))
     }
     pub fn coordinators(&self) -> Vec<Addr> {
-        self.of_role(RoleName::Coord).flat_map(|p| self.addresses(p)).collect()
+        let all = |p| self.addresses(p).into_iter().chain(self.door(p).map(Addr::Unix));
+        self.of_role(RoleName::Coord).flat_map(all).collect()
     }
 
     /// What a process of this cluster is told.
@@ -189,6 +222,7 @@ impl Place {
         config.node.name.clone_from(&process.name);
         if process.role.listens() {
             config.node.listen = self.addresses(process).into_iter().map(Text).collect();
+            config.node.door = self.door(process);
         }
         match process.role {
             RoleName::Coord => {
@@ -207,7 +241,7 @@ impl Place {
                     config.mount.patience = patience.clone();
                 }
             }
-            RoleName::Mover => {}
+            RoleName::Mover => config.mover.homes.clone_from(&self.manifest.homes),
         }
         config
     }
@@ -270,6 +304,8 @@ mod tests {
             targets: 2,
             scheme: Text(Scheme { data: 1, parity: 1 }),
             patience: None,
+            tcp: false,
+            homes: Vec::new(),
             processes: processes(dir, 2),
         };
         Place { dir: dir.to_path_buf(), manifest }
@@ -280,6 +316,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         assert!(Place::find(dir.path()).unwrap().is_none());
         let saved = place(dir.path());
+        ["etc", "run", "log", "socket", "door"]
+            .iter()
+            .for_each(|sub| fs::create_dir(dir.path().join(sub)).unwrap());
         saved.save().unwrap();
         assert_eq!(Place::find(dir.path()).unwrap().unwrap().manifest, saved.manifest);
     }
@@ -293,11 +332,17 @@ mod tests {
     }
 
     #[test]
-    fn a_long_directory_goes_without_unix_sockets() {
-        let short = place(Path::new("/tmp/w"));
-        assert_eq!(short.addresses(&short.manifest.processes[0]).len(), 1);
-        let long = place(&Path::new("/tmp").join("w".repeat(100)));
-        assert!(long.addresses(&long.manifest.processes[0]).is_empty());
+    fn servers_listen_on_unix_sockets_and_on_ports_only_if_they_have_one() {
+        let mut place = place(Path::new("/tmp/w"));
+        let shown = |place: &Place, n: usize| -> Vec<String> {
+            place.addresses(&place.manifest.processes[n]).iter().map(ToString::to_string).collect()
+        };
+        assert_eq!(shown(&place, 0), ["unix:/tmp/w/socket/coord.sock"]);
+        place.manifest.processes[0].port = 7;
+        assert_eq!(shown(&place, 0), ["unix:/tmp/w/socket/coord.sock", "tcp:127.0.0.1:7"]);
+        let doors: Vec<bool> =
+            place.manifest.processes.iter().map(|p| place.config(p).node.door.is_some()).collect();
+        assert_eq!(doors, [true, true, false, false], "coordinator and metadata, no storage");
     }
 
     #[test]

@@ -6,6 +6,7 @@ use crate::failure::{Doing, Failure, Outcome};
 use rustix::process::{Pid, PidfdFlags, Signal};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, OpenOptions};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -99,6 +100,22 @@ pub fn is_gone(process: &str) -> bool {
     let (Ok(pid), Ok(started)) = (pid.parse(), started.parse()) else { return false };
     let near = !boot.is_empty() && boot == boot_id() && Some(namespace) == pid_namespace().as_deref();
     near && pid_is_gone(pid, started)
+}
+
+/// Processes of `weir mount`, other than this one, that were called with `word` (their configuration, their mount point) and
+/// are in another mount namespace: what they mounted cannot be seen here. Those of other users are seen by root only.
+pub fn mounts_elsewhere(word: &Path) -> Vec<i32> {
+    let namespace_of = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/mnt")).ok();
+    let (Some(here), Ok(entries)) = (namespace_of("self"), fs::read_dir("/proc")) else { return Vec::new() };
+    let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+    let pids = names.filter_map(|name| name.parse::<i32>().ok());
+    pids.filter(|pid| {
+        let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let words: Vec<&[u8]> = words.split(|b| *b == 0).collect();
+        let serves = words.get(1) == Some(&&b"mount"[..]) && words.contains(&word.as_os_str().as_bytes());
+        serves && namespace_of(&pid.to_string()).is_some_and(|there| there != here)
+    })
+    .collect()
 }
 
 fn pid_is_gone(pid: i32, started: u64) -> bool {

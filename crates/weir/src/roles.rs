@@ -5,12 +5,14 @@ use crate::failure::{Doing, Failure, Outcome};
 use crate::helper::MountWords;
 use crate::observe::host_id;
 use crate::place::{self, Place};
-use crate::process::{PidFile, is_gone, own_process};
+use crate::process::{PidFile, is_gone, mounts_elsewhere, own_process};
 use crate::wiring::{ClusterPurge, Gate, share_of_space};
 use crate::{file, fuse, residence, restore};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io::IsTerminal;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
@@ -138,7 +140,9 @@ impl Node {
         Ok(Cluster::observe(&self.env, self.observer(role)?, CLUSTER_PATIENCE).await?)
     }
     async fn serve(&self, identity: Identity, service: Arc<dyn Service>) -> Outcome<Server> {
-        weir_rpc::serve(&self.env, &self.listen(), identity, service).await.map_err(|e| {
+        let mut addrs = self.listen();
+        addrs.extend(self.config.node.door.clone().map(Addr::Unix));
+        let server = weir_rpc::serve(&self.env, &addrs, identity, service).await.map_err(|e| {
             if e.context.contains("in use") {
                 return Failure::new(
                     e,
@@ -146,7 +150,12 @@ impl Node {
                 );
             }
             Failure::new(e, "choose another address (--listen ADDR, or node.listen in weir.toml)")
-        })
+        })?;
+        if let Some(door) = &self.config.node.door {
+            let everybody = std::fs::Permissions::from_mode(0o666);
+            std::fs::set_permissions(door, everybody).doing(format_args!("open {}", door.display()))?;
+        }
+        Ok(server)
     }
     /// Tells whoever started this process that it serves.
     fn ready(&self, what: &str) -> Outcome<()> {
@@ -170,6 +179,7 @@ fn run<F: Future<Output = Outcome<()>>>(
     let name = args.config.as_ref().map_or("the command line".to_string(), |f| f.display().to_string());
     config::check(&name, &config)?;
     start_log(environment, &config);
+    raise_descriptors();
     if let Some(path) = &args.pid_file {
         PidFile::own(false)?.write(path)?;
     }
@@ -199,6 +209,16 @@ fn start_log(environment: &Environment, config: &Config) {
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .try_init();
+}
+
+/// As many files and connections as the process may have: each client is a connection. What stays less is told by `accept`.
+fn raise_descriptors() {
+    let limit = getrlimit(Resource::Nofile);
+    if limit.current != limit.maximum
+        && let Err(e) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit })
+    {
+        tracing::info!("the limit of open files stays at {:?}: {e}", limit.current);
+    }
 }
 
 /// SIGTERM or SIGINT.
@@ -289,7 +309,7 @@ async fn run_meta(node: Node, new: bool, instead_of: Option<NamespaceUuid>) -> O
     let own = open_namespace(&*node.env.disk, &dir, &cluster.map(), &fresh, new)?;
     let engine = EngineConfig { cache_bytes: (meta.cache_mib * MIB) as usize, ..EngineConfig::default() };
     let kv: SharedKv = Engine::open(&node.env, &dir.join("kv"), engine).await?;
-    let gate = Arc::new(Gate::default());
+    let gate = Arc::new(Gate::to_metadata());
     let server = node.serve(cluster.identity(), gate.clone()).await?;
     let membership = Membership { addrs: server.addrs().to_vec(), targets: Vec::new() };
     cluster.join(membership, no_reports()).await?;
@@ -530,7 +550,11 @@ pub fn mover(args: &MoverRole, environment: &Environment) -> Outcome<()> {
     let mut config = configure(&args.role, "mover")?;
     rustix::process::nice(MOVER_NICE).doing("lower the mover's priority")?;
     if let Some(dir) = args.role.place(&args.dir) {
+        Place::open_own(dir)?; // it goes where the cluster's relations say, with this user's rights
         use_place(&mut config, dir)?;
+    }
+    if !args.allow_home.is_empty() {
+        config.mover.homes.clone_from(&args.allow_home);
     }
     let namespace = args.namespace.clone().unwrap_or_else(|| config.mount.namespace.clone());
     let keys = environment.s3_keys.clone();
@@ -548,10 +572,12 @@ async fn run_mover(node: Node, namespace: String, keys: Option<weir_home::Creden
         patience: ClientConfig::PATIENCE,
         recall_patience: ClientConfig::RECALL_PATIENCE,
     };
+    let allowed =
+        crate::homes::Allowed::parse(&node.config.mover.homes).map_err(|e| e.doing("read mover.homes"))?;
     let cluster = node.observe(Role::Mount).await?;
     let connect = move |env| Client::connect(env, config.clone(), Arc::new(NoKernel));
     let mut client = connect(node.env.clone()).await?;
-    let opener = Arc::new(crate::homes::Homes::new(node.env.clone(), cluster.id(), keys));
+    let opener = Arc::new(crate::homes::Homes::new(node.env.clone(), cluster.id(), keys, allowed));
     let mover = weir_home::mover::Mover::new(node.env.clone(), opener.clone());
     node.ready("mover")?;
     let stop = stop_signal();
@@ -587,8 +613,15 @@ async fn run_mover(node: Node, namespace: String, keys: Option<weir_home::Creden
             node.env.clock.sleep(RECONNECT_PAUSE).await;
         };
     }
-    opener.close().await;
-    client.shutdown().await.map_err(|e| e.doing("close the mover's session").into())
+    // Nothing is lost by an end without these: others take what this mover had, and sessions end by themselves.
+    let closing = async { tokio::join!(opener.close(), client.shutdown()).1 };
+    match node.env.clock.timeout(LEAVE_PATIENCE, closing).await {
+        Ok(Ok(())) => {}
+        Ok(Err(e)) => tracing::info!("left without the metadata leader: {e}"),
+        Err(_) => tracing::info!("left without an answer of the metadata leader or of a home"),
+    }
+    tracing::info!("the mover has stopped");
+    Ok(())
 }
 
 /// Whether it may be gone when somebody tries again.
@@ -641,6 +674,9 @@ async fn run_mount(node: Node, recover: bool, source: String, words: MountWords)
         fuse::clear_dead(&path)?;
     }
     fuse::preflight(&path)?;
+    for pid in mounts_elsewhere(&path) {
+        tracing::warn!("process {pid} serves a mount at {} in another mount namespace", path.display());
+    }
     let config = ClientConfig {
         coordinators: node.coordinators()?,
         namespace: mount.namespace.clone(),
@@ -708,7 +744,7 @@ fn own_attributes(cluster: Cluster) -> fuse::OwnAttributes {
             let value = match name.as_str() {
                 file::STAT => stat_json(&client, ino).await?,
                 file::LAYOUT => layout_json(&cluster, &client.getattr(ino).await?.attr),
-                file::CLIENT => client_json(&client),
+                file::CLIENT => client_json(&client, &cluster),
                 file::LOCKS => locks_json(&client, ino).await?,
                 residence::STATE => residence::state_json(&client, ino).await?,
                 restore::PAST => restore::past_json(&client, ino).await?,
@@ -795,7 +831,7 @@ async fn locks_json(client: &Client, ino: InodeId) -> weir_proto::Result<Value> 
     Ok(json!({ "inode": ino.0, "locks": shown, "more": beyond }))
 }
 
-fn client_json(client: &Client) -> Value {
+fn client_json(client: &Client, cluster: &Cluster) -> Value {
     let s = client.status();
     let (losses, last) = client.losses();
     let last: Vec<Value> =
@@ -807,7 +843,7 @@ fn client_json(client: &Client) -> Value {
         .map(|w| json!({ "for": w.what, "ms": now.since(w.since).as_millis() as u64, "calls": w.calls }))
         .collect();
     json!({
-        "losses": losses, "last_losses": last, "waits": waits,
+        "cluster": cluster.id().to_string(), "losses": losses, "last_losses": last, "waits": waits,
         "written_bytes": s.written_bytes, "read_bytes": s.read_bytes,
         "wire_sent_bytes": s.wire_sent_bytes, "wire_received_bytes": s.wire_received_bytes,
         "degraded_reads": s.degraded_reads, "degraded_writes": s.degraded_writes, "crc_failures": s.crc_failures,

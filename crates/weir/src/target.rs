@@ -108,7 +108,7 @@ async fn clear_failed(cluster: &Cluster, target: &Target) -> Outcome<()> {
 /// From its next start the process of that name serves the new directory.
 fn move_process(place: &mut Place, name: &str, dir: &Path) -> Outcome<()> {
     let _only_one = up::lock(place)?;
-    *place = Place::open(&place.dir)?; // as a `weir up` left it meanwhile
+    *place = Place::open_own(&place.dir)?; // as a `weir up` left it meanwhile
     let mut processes = place.manifest.processes.iter_mut();
     let Some(process) = processes.find(|p| p.role == RoleName::Storage && p.name == name) else {
         let error = Error::not_found(format!("{} has no storage process {name:?}", place.dir.display()));

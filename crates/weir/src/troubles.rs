@@ -706,6 +706,7 @@ mod tests {
             volume: VolumeId(2),
             volume_name: "work".into(),
             url: "file:///backups".into(),
+            by: 0,
             every_s: 86400,
             keep: Keep::default(),
             since: Time { nanos: 0 },

@@ -4,12 +4,14 @@
 use crate::cli;
 use crate::config::{self, Patience, Text};
 use crate::failure::{Doing, Failure, Outcome};
+use crate::homes::Allowed;
 use crate::place::{self, Kept, Manifest, Place, Process, RoleName};
-use crate::process::{Launch, PidFile, wait_until};
-use crate::{fuse, observe, table};
+use crate::process::{Launch, PidFile, mounts_elsewhere, wait_until};
+use crate::{fuse, observe, owned, table};
 use rustix::mount::{MountFlags, UnmountFlags};
 use serde_json::json;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::time::Duration;
@@ -32,7 +34,7 @@ pub struct Started {
 
 pub fn up(args: &cli::Up) -> Outcome<()> {
     let (place, started) = bring_up(args)?;
-    let health = wait_healthy(&place, &started)?;
+    let health = wait_healthy(&place, &started, 0)?;
     if args.json {
         let processes: Vec<_> = started.iter().map(|s| as_json(&place, s)).collect();
         let text = json!({
@@ -62,7 +64,7 @@ pub fn bring_up(args: &cli::Up) -> Outcome<(Place, Vec<Started>)> {
         None => (create(args)?, true),
     };
     let _only_one = lock(&place)?;
-    place = Place::open(&args.dir)?; // as another `weir up` left it
+    place = Place::open_own(&args.dir)?; // as another `weir up` left it
     refuse_changes(&place, args)?;
     // Now, not earlier: a mount point may lie in the cluster's own, new and empty directory.
     // What is mounted is not looked at: its process may wait for one that is to be started here.
@@ -70,18 +72,45 @@ pub fn bring_up(args: &cli::Up) -> Outcome<(Place, Vec<Started>)> {
         fs::create_dir_all(path).doing(format_args!("make the mount point {}", path.display()))?;
     }
     add_mounts(&mut place, &args.mount, args.patience)?;
+    for mount in place.of_role(RoleName::Mount).filter(|mount| !fuse::is_mounted(&mount.path)) {
+        owned::check_dir(&mount.path)?;
+    }
+    place.manifest.tcp |= args.tcp;
+    allow_homes(&mut place, &args.allow_home)?;
     // One is there without being asked for: it costs next to nothing while no volume has a home.
     add_movers(&mut place, args.movers.unwrap_or(u32::from(is_new)))?;
     choose_ports(&mut place)?;
-    let mut started = start_all(&mut place, &[RoleName::Coord])?;
-    started.extend(start_all(&mut place, &[RoleName::Meta, RoleName::Storage])?);
-    wait_healthy(&place, &started)?;
-    started.extend(start_all(&mut place, &[RoleName::Mount, RoleName::Mover])?);
+    let mut started = start_all(&mut place, &[RoleName::Coord])?.all()?;
+    let mut servers = start_all(&mut place, &[RoleName::Meta, RoleName::Storage])?;
+    let missing = servers.failed.len();
+    if missing > 0 {
+        servers = without_failed(&place, servers)?;
+    }
+    started.extend(servers.started);
+    wait_healthy(&place, &started, missing)?;
+    started.extend(start_all(&mut place, &[RoleName::Mount, RoleName::Mover])?.all()?);
     Ok((place, started))
 }
 
-/// Not for a process that has ended again: nobody starts it meanwhile.
-fn wait_healthy(place: &Place, started: &[Started]) -> Outcome<observe::Health> {
+/// A cluster that has placement groups goes on without a few of its targets, and says so.
+fn without_failed(place: &Place, servers: Servers) -> Outcome<Servers> {
+    let targets = servers.started.iter().filter(|s| s.process.role == RoleName::Storage).count();
+    let is_enough = targets >= usize::from(place.manifest.scheme.0.data);
+    let only_targets = servers.failed.iter().all(|(process, _)| process.role == RoleName::Storage);
+    if !is_enough || !only_targets || !observe::block_on(observe::has_groups(&place.coordinators()))? {
+        return servers.all().map(|started| Servers { started, failed: Vec::new() });
+    }
+    for (process, failure) in &servers.failed {
+        eprintln!("warning: the cluster goes on without {}: {}", process.name, failure.error);
+        if let Some(hint) = &failure.hint {
+            eprintln!("hint: {hint}");
+        }
+    }
+    Ok(Servers { failed: Vec::new(), ..servers })
+}
+
+/// Does not wait for a process that has ended again, as it is not started meanwhile. `missing` targets did not start.
+fn wait_healthy(place: &Place, started: &[Started], missing: usize) -> Outcome<observe::Health> {
     let all_live = || {
         let lives = |s: &&Started| PidFile::read(&place.pid_file(&s.process)).is_some_and(|pid| pid.alive());
         let Some(dead) = started.iter().find(|s| !lives(s)) else { return Ok(()) };
@@ -91,13 +120,13 @@ fn wait_healthy(place: &Place, started: &[Started]) -> Outcome<observe::Health> 
             format!("its log is {}", place.log(&dead.process).display()),
         ))
     };
-    observe::block_on(observe::wait_healthy(&place.coordinators(), place.manifest.targets, all_live))
+    let targets = started.iter().filter(|s| s.process.role == RoleName::Storage).count();
+    observe::block_on(observe::wait_healthy(&place.coordinators(), targets, missing, all_live))
 }
 
 /// Two `weir up` at once would start everything twice.
 pub fn lock(place: &Place) -> Outcome<std::fs::File> {
-    let path = place.dir.join("run/up.lock");
-    let file = fs::File::create(&path).doing(format_args!("make {}", path.display()))?;
+    let file = owned::open_lock(&place.dir.join("run/up.lock"))?;
     rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive)
         .doing("wait for another `weir up`")?;
     Ok(file)
@@ -121,16 +150,24 @@ fn create(args: &cli::Up) -> Outcome<Place> {
     let kept = if args.memory { into_memory(&args.dir, made_dir)? } else { Kept::Disk };
     let dir = place::absolute(&args.dir)?;
     let processes = place::processes(&dir, targets);
-    for sub in ["etc", "run", "log"].map(PathBuf::from).iter().chain(processes.iter().map(|p| &p.path)) {
-        let sub = dir.join(sub);
-        env.disk.create_dir_durable(&sub).doing(format_args!("make {}", sub.display()))?;
+    for (subs, mode) in [(&["run", "door"][..], 0o755), (&["etc", "log", "socket"][..], 0o700)] {
+        subs.iter().try_for_each(|sub| make_dir(&env, &dir.join(sub), mode))?;
     }
+    // What is in the file system has rights of its own; its bytes lie here without them.
+    processes.iter().try_for_each(|process| make_dir(&env, &process.path, 0o700))?;
     let cluster = Text(ClusterId(env.rng.id_128()));
-    let patience = args.patience.map(Text);
-    let manifest = Manifest { cluster, kept, made_dir, targets, scheme: Text(scheme), patience, processes };
+    let (scheme, tcp, patience) = (Text(scheme), args.tcp, args.patience.map(Text));
+    let homes = Vec::new();
+    let manifest = Manifest { cluster, kept, made_dir, targets, scheme, tcp, patience, homes, processes };
     let place = Place { dir, manifest };
     place.save()?;
     Ok(place)
+}
+
+fn make_dir(env: &weir_env::Env, dir: &Path, mode: u32) -> Outcome<()> {
+    env.disk.create_dir_durable(dir).doing(format_args!("make {}", dir.display()))?;
+    let mode = fs::Permissions::from_mode(mode);
+    fs::set_permissions(dir, mode).doing(format_args!("set the mode of {}", dir.display()))
 }
 
 /// What fits on fewer targets than the default scheme needs.
@@ -146,9 +183,12 @@ fn smaller(targets: u32) -> Scheme {
 /// is down for a while finds its own free again.
 const PORTS: std::ops::Range<u16> = 20_000..32_000;
 
-/// Gives each server that does not run a free port: its own, kept in the manifest so that a restart finds every node
+/// Where it was asked for, gives each server that does not run a free port: its own, kept in the manifest so that a restart finds every node
 /// where it was, unless somebody else took it meanwhile.
 fn choose_ports(place: &mut Place) -> Outcome<()> {
+    if !place.manifest.tcp {
+        return Ok(());
+    }
     let mut taken: Vec<u16> = place.manifest.processes.iter().map(|p| p.port).collect();
     let stopped: Vec<usize> = (0..place.manifest.processes.len())
         .filter(|&n| {
@@ -239,6 +279,17 @@ fn add_mounts(place: &mut Place, paths: &[PathBuf], patience: Option<Patience>) 
     place.save()
 }
 
+fn allow_homes(place: &mut Place, urls: &[String]) -> Outcome<()> {
+    Allowed::parse(urls)?;
+    let homes = &mut place.manifest.homes;
+    for url in urls {
+        if !homes.contains(url) {
+            homes.push(url.clone());
+        }
+    }
+    place.save()
+}
+
 /// There are never fewer than there were.
 fn add_movers(place: &mut Place, wanted: u32) -> Outcome<()> {
     while place.of_role(RoleName::Mover).count() < wanted as usize {
@@ -248,8 +299,31 @@ fn add_movers(place: &mut Place, wanted: u32) -> Outcome<()> {
     place.save()
 }
 
-fn start_all(place: &mut Place, roles: &[RoleName]) -> Outcome<Vec<Started>> {
-    let (mut launched, mut started) = (Vec::new(), Vec::new());
+/// What became of processes that were to be started.
+#[derive(Default)]
+struct Servers {
+    started: Vec<Started>,
+    failed: Vec<(Process, Failure)>,
+}
+
+impl Servers {
+    fn note(&mut self, process: Process, became: Outcome<Started>) {
+        match became {
+            Ok(started) => self.started.push(started),
+            Err(failure) => self.failed.push((process, failure)),
+        }
+    }
+    /// Refused if one has failed.
+    fn all(mut self) -> Outcome<Vec<Started>> {
+        match self.failed.is_empty() {
+            true => Ok(self.started),
+            false => Err(self.failed.swap_remove(0).1),
+        }
+    }
+}
+
+fn start_all(place: &mut Place, roles: &[RoleName]) -> Outcome<Servers> {
+    let (mut launched, mut servers) = (Vec::new(), Servers::default());
     for n in 0..place.manifest.processes.len() {
         let process = &place.manifest.processes[n];
         if !roles.contains(&process.role) {
@@ -259,16 +333,18 @@ fn start_all(place: &mut Place, roles: &[RoleName]) -> Outcome<Vec<Started>> {
         let is_new = process.role == RoleName::Storage && !process.path.join(IDENTITY_FILE).exists();
         let new = launch(place, process)?;
         if is_new {
-            started.push(wait_or_move(place, n, new)?);
+            let process = process.clone();
+            servers.note(process, wait_or_move(place, n, new));
         } else {
             launched.push((n, new));
         }
     }
     // All others start at the same time; each is then waited for.
     for (n, launched) in launched {
-        started.push(wait_or_move(place, n, launched)?);
+        let process = place.manifest.processes[n].clone();
+        servers.note(process, wait_or_move(place, n, launched));
     }
-    Ok(started)
+    Ok(servers)
 }
 
 /// What says in the directory of such a process that it was founded. (Targets keep a record of their own.)
@@ -297,9 +373,11 @@ fn launch(place: &Place, process: &Process) -> Outcome<Launched> {
         // Somebody else may have started it a moment ago.
         wait_until(READY_PATIENCE, || read().is_some_and(|p| p.ready) || !pid.alive());
         if pid.alive() {
+            refuse_elsewhere(place, process)?;
             return Ok(Launched::Running(pid.pid));
         }
     }
+    refuse_elsewhere(place, process)?;
     if process.role == RoleName::Mount {
         clear_dead_mount(&process.path)?;
         fuse::preflight(&process.path)?;
@@ -331,7 +409,7 @@ fn wait_or_move(place: &mut Place, n: usize, mut launched: Launched) -> Outcome<
             }
             Err(failure) => failure,
         };
-        let port_is_taken = process.role.listens() && !is_alive(&mut launched) && !is_free(process.port);
+        let port_is_taken = process.port != 0 && !is_alive(&mut launched) && !is_free(process.port);
         if !port_is_taken || moves_left == 0 {
             return Err(failure);
         }
@@ -341,6 +419,21 @@ fn wait_or_move(place: &mut Place, n: usize, mut launched: Launched) -> Outcome<
         place.save()?;
         launched = launch(place, &place.manifest.processes[n])?;
     }
+}
+
+/// A mount that is not seen here is of no use here, and a second process would write its pid file.
+fn refuse_elsewhere(place: &Place, process: &Process) -> Outcome<()> {
+    let found = match process.role {
+        RoleName::Mount if !fuse::is_mounted(&process.path) => mounts_elsewhere(&place.config_file(process)),
+        _ => Vec::new(),
+    };
+    let Some(pid) = found.first() else { return Ok(()) };
+    let (name, path) = (&process.name, process.path.display());
+    let error = Error::exists(format!("process {pid} serves {name} at {path} in another mount namespace"));
+    Err(Failure::new(
+        error,
+        format!("`kill {pid}` ends it; `nsenter -t {pid} -m` is where its mount is seen"),
+    ))
 }
 
 fn is_alive(launched: &mut Launched) -> bool {
@@ -405,7 +498,7 @@ impl Place {
 }
 
 pub fn down(args: &cli::Down) -> Outcome<()> {
-    let place = Place::open(&args.dir)?;
+    let place = Place::open_own(&args.dir)?;
     if args.memory && place.manifest.kept == Kept::Disk {
         let error =
             Error::invalid(format!("the cluster in {} is on the disk, not in memory", place.dir.display()));
@@ -421,6 +514,14 @@ pub fn down(args: &cli::Down) -> Outcome<()> {
     }
     for name in killed {
         println!("{name} did not stop within {STOP_PATIENCE:?} and was killed");
+    }
+    for mount in place.of_role(RoleName::Mount) {
+        for pid in mounts_elsewhere(&place.config_file(mount)) {
+            let (name, path) = (&mount.name, mount.path.display());
+            println!(
+                "process {pid} still serves {name} at {path} in another mount namespace: `kill {pid}` ends it"
+            );
+        }
     }
     match place.manifest.kept {
         Kept::Disk => println!("stopped; `weir up --dir {}` starts it again", place.dir.display()),

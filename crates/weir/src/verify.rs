@@ -2,7 +2,7 @@
 //!
 //! Files that are found wrong are set aside, so that nothing of them is evicted before somebody has decided.
 use crate::failure::{Failure, Outcome};
-use crate::homes::Homes;
+use crate::homes::{Allowed, Homes};
 use crate::relation::find;
 use crate::status::coordinators;
 use crate::volume::{Cluster, connect, named, own_cred};
@@ -39,7 +39,7 @@ pub fn run(options: &Options, keys: Option<Credentials>) -> Outcome<()> {
         let env = weir_env::real::env();
         let cluster = observe::observe(&env, &found, "weir").await?;
         let client = connect(found, &options.at.namespace).await?;
-        let homes = Homes::new(env, cluster.id(), keys);
+        let homes = Homes::new(env, cluster.id(), keys, Allowed::default());
         let done = verify(&client, &homes, options).await;
         homes.close().await;
         client.shutdown().await?;
@@ -56,6 +56,7 @@ async fn verify(client: &Client, homes: &Homes, options: &Options) -> Outcome<()
         holds: HomeUse::Relation(relation.id),
         url: relation.url.clone(),
         ids,
+        by: own_cred().uid, // who compares decides where: nothing is changed there
         is_new: false,
         only_reads,
     };

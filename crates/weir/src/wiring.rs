@@ -6,7 +6,7 @@ use tokio::sync::{Notify, Semaphore};
 use weir_coord::Cluster;
 use weir_env::{BoxFuture, Env};
 use weir_meta::StripeCut;
-use weir_proto::data::DropFile;
+use weir_proto::data::{DropFile, PAYLOAD_MAX};
 use weir_proto::{Error, FileId, PgId, Request, Result, TargetId};
 use weir_rpc::{Call, Connection, Defer, Handled, Service};
 
@@ -20,15 +20,21 @@ pub struct Gate {
     opened: Arc<Notify>,
     /// Room for calls that wait.
     room: Arc<Semaphore>,
+    /// What is behind it.
+    to_metadata: bool,
 }
 
 impl Default for Gate {
     fn default() -> Gate {
-        Gate { behind: Arc::default(), opened: Arc::default(), room: Arc::new(Semaphore::new(0)) }
+        let room = Arc::new(Semaphore::new(0));
+        Gate { behind: Arc::default(), opened: Arc::default(), room, to_metadata: false }
     }
 }
 
 impl Gate {
+    pub fn to_metadata() -> Gate {
+        Gate { to_metadata: true, ..Gate::default() }
+    }
     /// It opens as soon as this node is a member.
     pub fn hold(&self) {
         self.room.add_permits(HELD_CALLS_MAX);
@@ -69,6 +75,12 @@ impl Service for Gate {
             Some(service) => service.handle_or_defer(call, defer),
             None => Some(self.handle(call)),
         }
+    }
+    fn admits_guests(&self) -> bool {
+        self.to_metadata
+    }
+    fn payload_max(&self) -> u32 {
+        if self.to_metadata { 0 } else { PAYLOAD_MAX }
     }
     fn caught_up(&self) {
         if let Some(service) = self.behind.get() {

@@ -54,7 +54,7 @@ fn a_wrong_configuration_line_is_named_with_a_hint() {
 
 #[test]
 fn a_port_that_somebody_took_meanwhile_is_replaced() {
-    let cluster = Cluster::start(0);
+    let cluster = Cluster::with(0, &["--tcp"]);
     let (dir, port) = (cluster.dir(), cluster.port("storage-1"));
     assert!(weir(&["down", "--dir", dir.to_str().unwrap()]).status.success());
     let _squatter = TcpListener::bind(("127.0.0.1", port)).unwrap();
@@ -80,7 +80,7 @@ fn a_port_that_somebody_takes_while_the_cluster_starts_is_replaced() {
                 }
             }
         });
-        let cluster = Cluster::at(Some(dir), 0, &[]);
+        let cluster = Cluster::at(Some(dir), 0, &["--tcp"]);
         let (port, Ok(_listener)) = squatter.join().unwrap() else { continue };
         assert_ne!(cluster.port("storage-6"), port);
         assert_eq!(cluster.status()["serving"], true);
@@ -206,7 +206,7 @@ fn a_cluster_says_what_is_wrong_with_a_request() {
     };
     let listed = with(&dir, &["volume", "list"]);
     assert!(text(&listed.stdout).contains("/data"), "{}", text(&listed.stderr));
-    let coordinator = format!("unix:{dir}/run/coord.sock");
+    let coordinator = format!("unix:{dir}/socket/coord.sock");
     let listed = with("/nowhere", &["volume", "list", "--coordinator", &coordinator]);
     assert!(text(&listed.stdout).contains("/data"), "{}", text(&listed.stderr));
     // Each answer can be read by a program.
@@ -282,7 +282,7 @@ fn a_running_cluster_shrugs_off_garbage_and_strangers() {
     let other = Cluster::with(0, &["--targets", "1"]);
     let stolen = other.dir().join("t1");
     assert!(weir(&["down", "--dir", other.dir().to_str().unwrap()]).status.success());
-    let coordinator = format!("unix:{}", dir.join("run/coord.sock").display());
+    let coordinator = format!("unix:{}", dir.join("socket/coord.sock").display());
     let (_, said) = refused(&[
         "storage",
         "--name",

@@ -115,7 +115,7 @@ fn another_weir_is_a_home() {
     if !can_mount() {
         return;
     }
-    let other = Cluster::start(1);
+    let other = Cluster::with(1, &["--tcp"]);
     let home = other.mount().join("from here");
     fs::create_dir(&home).unwrap();
     let bench = Bench::start();

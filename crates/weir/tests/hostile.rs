@@ -276,7 +276,7 @@ fn bystander(dir: &Path, stop: &AtomicBool, done: &AtomicU64) -> Duration {
 }
 
 fn survives(count: usize) {
-    let cluster = Cluster::start(1);
+    let cluster = Cluster::with(1, &["--tcp"]);
     let kinds = kinds();
     let map = cluster_map(cluster.port("coord"));
     let names = cluster.names();

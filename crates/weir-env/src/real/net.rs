@@ -1,12 +1,14 @@
 //! Sockets of the machine.
 
-use crate::{Addr, BoxFuture, BoxReader, BoxStream, BoxWriter, Listener, Net, Stream};
+use crate::{Addr, BoxFuture, BoxReader, BoxStream, BoxWriter, Caller, Listener, Net, Stream};
+use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::fs::{Mode, OFlags};
 use std::{
     io,
     net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
 };
-use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixListener, UnixStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixListener, UnixStream, unix::UCred};
 
 /// Connections that wait to be accepted: every client of a large cluster may come back in the same second.
 const BACKLOG: u32 = 4096;
@@ -32,7 +34,7 @@ impl Net for MachineNet {
                     stream.set_nodelay(true)?;
                     Box::new(stream) as BoxStream
                 }
-                Addr::Unix(path) => Box::new(UnixStream::connect(path).await?),
+                Addr::Unix(path) => Box::new(connect_unix(&path).await?),
             })
         })
     }
@@ -60,11 +62,11 @@ struct Tcp {
 }
 
 impl Listener for Tcp {
-    fn accept(&self) -> BoxFuture<'_, io::Result<(BoxStream, String)>> {
+    fn accept(&self) -> BoxFuture<'_, io::Result<(BoxStream, Caller)>> {
         Box::pin(async move {
             let (stream, peer) = self.listener.accept().await?;
             stream.set_nodelay(true)?;
-            Ok((Box::new(stream) as BoxStream, format!("tcp:{peer}")))
+            Ok((Box::new(stream) as BoxStream, Caller { name: format!("tcp:{peer}"), guest: None }))
         })
     }
     fn local_addr(&self) -> Addr {
@@ -89,19 +91,12 @@ struct Unix {
 }
 
 impl Listener for Unix {
-    fn accept(&self) -> BoxFuture<'_, io::Result<(BoxStream, String)>> {
+    fn accept(&self) -> BoxFuture<'_, io::Result<(BoxStream, Caller)>> {
         Box::pin(async move {
             let (stream, _) = self.listener.accept().await?;
-            let peer = match stream.peer_cred() {
-                Ok(cred) => format!(
-                    "unix:{} (uid {}, pid {})",
-                    self.path.display(),
-                    cred.uid(),
-                    cred.pid().unwrap_or(0)
-                ),
-                Err(_) => format!("unix:{}", self.path.display()), // the peer has already gone
-            };
-            Ok((Box::new(stream) as BoxStream, peer))
+            // The kernel noted it when the peer connected, so it is known of one that has gone, too.
+            let caller = caller(&self.path, stream.peer_cred().ok());
+            Ok((Box::new(stream) as BoxStream, caller))
         })
     }
     fn local_addr(&self) -> Addr {
@@ -109,18 +104,82 @@ impl Listener for Unix {
     }
 }
 
+fn caller(path: &Path, peer: Option<UCred>) -> Caller {
+    let uid = peer.map_or(u32::MAX, |peer| peer.uid());
+    let pid = peer.and_then(|peer| peer.pid()).unwrap_or(0);
+    let is_known = uid == 0 || uid == rustix::process::geteuid().as_raw();
+    Caller {
+        name: format!("unix:{} (uid {uid}, pid {pid})", path.display()),
+        guest: (!is_known).then_some(uid),
+    }
+}
+
 /// Takes the name over from a process that died, never from one that answers.
 async fn listen_unix(path: PathBuf) -> io::Result<Unix> {
-    let listener = match UnixListener::bind(&path) {
+    let way = Way::to(&path)?;
+    let listener = match UnixListener::bind(&way.path) {
         Err(e) if e.kind() == io::ErrorKind::AddrInUse && is_stale(&path).await => {
             std::fs::remove_file(&path)?;
-            UnixListener::bind(&path)?
+            UnixListener::bind(&way.path)?
         }
         bound => bound?,
     };
     Ok(Unix { listener, path })
 }
 
+async fn connect_unix(path: &Path) -> io::Result<UnixStream> {
+    let way = Way::to(path)?;
+    UnixStream::connect(&way.path).await
+}
+
 async fn is_stale(path: &Path) -> bool {
-    matches!(UnixStream::connect(path).await, Err(e) if e.kind() == io::ErrorKind::ConnectionRefused)
+    matches!(connect_unix(path).await, Err(e) if e.kind() == io::ErrorKind::ConnectionRefused)
+}
+
+/// Longest path of a Unix socket, in bytes (the kernel's limit of 108 with its end).
+const SOCKET_PATH_MAX: usize = 107;
+
+/// A path to a socket that the kernel takes. A longer one is begun at its directory, which is open meanwhile.
+struct Way {
+    path: PathBuf,
+    _dir: Option<OwnedFd>,
+}
+
+impl Way {
+    fn to(path: &Path) -> io::Result<Way> {
+        let (true, Some(dir), Some(name)) =
+            (path.as_os_str().len() > SOCKET_PATH_MAX, path.parent(), path.file_name())
+        else {
+            return Ok(Way { path: path.to_path_buf(), _dir: None });
+        };
+        let dir = rustix::fs::open(dir, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+        let path = PathBuf::from(format!("/proc/self/fd/{}", dir.as_raw_fd())).join(name);
+        Ok(Way { path, _dir: Some(dir) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    #[tokio::test]
+    async fn a_socket_may_have_a_path_that_is_longer_than_the_kernel_takes() {
+        let top = tempfile::tempdir().unwrap();
+        let dir = top.path().join("d".repeat(150));
+        std::fs::create_dir(&dir).unwrap();
+        let addr = Addr::Unix(dir.join("socket"));
+        for _ in 0..2 {
+            // The second time the name is there already, and nobody answers.
+            let listener = MachineNet.listen(&addr).await.unwrap();
+            assert_eq!(listener.local_addr(), addr);
+            let (mut ours, accepted) = tokio::join!(MachineNet.connect(&addr), listener.accept());
+            let (mut theirs, caller) = accepted.unwrap();
+            assert_eq!(caller.guest, None, "{}", caller.name);
+            ours.as_mut().unwrap().write_all(b"word").await.unwrap();
+            let mut word = [0; 4];
+            theirs.read_exact(&mut word).await.unwrap();
+            assert_eq!(&word, b"word");
+        }
+    }
 }

@@ -7,7 +7,7 @@ use super::{
     core::{State, TimerKey, hash_bytes},
     node::{Here, dead},
 };
-use crate::{Addr, BoxFuture, BoxReader, BoxStream, BoxWriter, Listener, Net, Stream};
+use crate::{Addr, BoxFuture, BoxReader, BoxStream, BoxWriter, Caller, Listener, Net, Stream};
 use bytes::{Buf as _, Bytes};
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -293,7 +293,7 @@ struct SimListener {
 }
 
 impl Listener for SimListener {
-    fn accept(&self) -> BoxFuture<'_, io::Result<(BoxStream, String)>> {
+    fn accept(&self) -> BoxFuture<'_, io::Result<(BoxStream, Caller)>> {
         Box::pin(poll_fn(|cx| {
             let mut state = self.here.core.lock();
             if !self.here.lives_in(&state) {
@@ -307,7 +307,8 @@ impl Listener for SimListener {
             };
             state.trace("accept", &[self.here.node as u64, rx]);
             drop(state);
-            Poll::Ready(Ok((Box::new(SimStream::new(&self.here, rx, tx)) as BoxStream, peer)))
+            let caller = Caller { name: peer, guest: None };
+            Poll::Ready(Ok((Box::new(SimStream::new(&self.here, rx, tx)) as BoxStream, caller)))
         }))
     }
     fn local_addr(&self) -> Addr {

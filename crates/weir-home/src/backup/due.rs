@@ -92,5 +92,6 @@ impl Due {
 /// Where a place's backups are.
 pub fn home_of(backup: &Backup) -> HomeOf {
     let (holds, url) = (HomeUse::Backups(backup.volume), backup.url.clone());
-    HomeOf { holds, url, ids: HomeIds::default(), is_new: backup.good.is_none(), only_reads: false }
+    let (ids, is_new) = (HomeIds::default(), backup.good.is_none());
+    HomeOf { holds, url, ids, by: backup.by, is_new, only_reads: false }
 }

@@ -21,7 +21,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 use weir_env::{BoxFuture, BufferPool};
-use weir_proto::{Error, MIB};
+use weir_proto::{Error, MIB, meta::FileKind};
 
 /// Written and not synced, per open file. Two of the largest extents: one is on its way while the next one comes.
 const DIRTY_BYTES_MAX: u64 = 64 * MIB;
@@ -189,7 +189,7 @@ impl OpenFile {
     }
 
     fn finish(&self, size: u64, attrs: &Attrs) -> Outcome<Stamp> {
-        let attrs = self.shared.config.ids.to_home(attrs);
+        let attrs = self.shared.config.ids.to_home(FileKind::Regular, attrs);
         self.with_state(|state| {
             self.check_known(state)?;
             let failed = |e| fault("finish", &self.path, e);

@@ -39,6 +39,8 @@ pub struct FileHomeConfig {
     /// Nothing is changed there: no mark is left or asked for.
     pub only_reads: bool,
     pub ids: IdMap,
+    /// Opened only if the directory belongs to this user.
+    pub only_of: Option<u32>,
     pub limits: LaneLimits,
 }
 

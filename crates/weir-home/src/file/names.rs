@@ -21,7 +21,7 @@ use weir_proto::meta::FileKind;
 impl Shared {
     pub(super) fn make(&self, path: &HomePath, what: &Make, attrs: &Attrs) -> Outcome<Stamp> {
         let root = self.root()?;
-        let attrs = self.config.ids.to_home(attrs);
+        let attrs = self.config.ids.to_home(what.kind(), attrs);
         let failed = |e| fault("make", path, e);
         if path.is_root() {
             return Err(failed(Errno::EXIST));
@@ -178,9 +178,12 @@ impl Shared {
 
     pub(super) fn set_attrs(&self, path: &HomePath, expect: &Expect, attrs: &Attrs) -> Outcome<Stamp> {
         let root = self.root()?;
-        let attrs = self.config.ids.to_home(attrs);
+        let attrs = self.config.ids.to_home(expect.stamp().kind, attrs);
         let failed = |e| fault("set the attributes of", path, e);
         let place = self.place_of(&root, path, expect)?;
+        if path.is_root() {
+            return stamp_now(&place, path); // whose it is, and who may enter it, was decided there
+        }
         let found = place.look(&root.keeps).map_err(failed)?;
         let stamp = found.as_ref().map(|found| &found.stamp);
         match (decide::set_attrs(stamp, expect, &attrs), &found) {

@@ -55,10 +55,18 @@ impl Root {
                 config.path.display()
             )))
         })?;
+        let failed = |e| fault("look at", &path, e);
+        // Of the directory that is open: whatever links led there, its content is that user's to give away.
+        let owner = rustix::fs::fstat(&fd).map_err(failed)?.st_uid;
+        if let Some(user) = config.only_of.filter(|user| *user != owner) {
+            return Err(Fault::Denied(Error::denied(format!(
+                "the home directory {} belongs to user {owner}, and user {user} named it: its owner or the superuser may",
+                config.path.display()
+            ))));
+        }
         if !config.only_reads {
             check_mark(&fd, config)?;
         }
-        let failed = |e| fault("look at", &path, e);
         let owners = rustix::process::geteuid().is_root();
         let keeps = Keeps { owners, xattrs: keeps_xattrs(&fd, config.only_reads), acls: keeps_acls(&fd) };
         let is_local = LOCAL_FS.contains(&(rustix::fs::fstatfs(&fd).map_err(failed)?.f_type as u64));

@@ -383,7 +383,7 @@ impl HomeWriter for S3Writer {
         Box::pin(async move { self.lane.run("sync", &[&self.open.path], move || open.sync()).await })
     }
     fn finish<'a>(&'a self, size: u64, attrs: &'a Attrs) -> BoxFuture<'a, Outcome<Stamp>> {
-        let (open, attrs) = (self.open.clone(), self.ids.to_home(attrs));
+        let (open, attrs) = (self.open.clone(), self.ids.to_home(FileKind::Regular, attrs));
         Box::pin(async move {
             self.lane.run("finish", &[&self.open.path], move || open.finish(size, &attrs)).await
         })

@@ -178,7 +178,8 @@ impl Home for S3Home {
         what: &'a Make,
         attrs: &'a Attrs,
     ) -> BoxFuture<'a, Outcome<Stamp>> {
-        let (p, what, attrs, id) = (path.clone(), what.clone(), self.ids.to_home(attrs), self.rng.id_128());
+        let (p, what, attrs, id) =
+            (path.clone(), what.clone(), self.ids.to_home(what.kind(), attrs), self.rng.id_128());
         Box::pin(async move { self.call("make", &[path], move |s| s.make(&p, &what, &attrs, id)).await })
     }
     fn link<'a>(
@@ -224,7 +225,7 @@ impl Home for S3Home {
         expect: &'a Expect,
         attrs: &'a Attrs,
     ) -> BoxFuture<'a, Outcome<Stamp>> {
-        let (p, x, attrs) = (path.clone(), expect.clone(), self.ids.to_home(attrs));
+        let (p, x, attrs) = (path.clone(), expect.clone(), self.ids.to_home(expect.stamp().kind, attrs));
         Box::pin(
             async move { self.call("set attributes", &[path], move |s| s.set_attrs(&p, &x, &attrs)).await },
         )

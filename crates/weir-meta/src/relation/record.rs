@@ -29,6 +29,8 @@ message!(
         /// What is kept of it goes, step by step.
         removing: bool,
         ids: HomeIds,
+        /// The user who added it.
+        by: u32,
     }
 );
 message!(

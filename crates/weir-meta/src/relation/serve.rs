@@ -37,10 +37,17 @@ const WAIT_MAX: Duration = Duration::from_secs(20);
 pub fn add(cx: &mut Cx<'_>, r: &RelationAdd) -> Result<RelationInfo> {
     let of = volume::load_as_admin(&*cx.txn, &r.cred, r.volume)?;
     check_url(&r.url)?;
+    if r.cred.uid != 0 && r.ids != HomeIds::default() {
+        return Err(Error::denied("only the superuser has a home where users have other numbers"));
+    }
     crate::namespace::clone::require_whole(&*cx.txn, r.volume)?;
     let all = store::relations(&*cx.txn)?;
     if all.iter().any(|(_, other)| other.volume == r.volume && other.url == r.url) {
         return Err(Error::exists(format!("volume {:?} has a relation with {} already", of.name, r.url)));
+    }
+    if let Some((id, other)) = all.iter().find(|(_, other)| overlap(&other.url, &r.url)) {
+        let why = format!("{} and {}, the home of relation {id}, lie in one another", r.url, other.url);
+        return Err(Error::exists(why));
     }
     if all.iter().filter(|(_, other)| other.volume == r.volume).count() >= RELATIONS_MAX {
         return Err(Error::invalid(format!("volume {:?} has {RELATIONS_MAX} relations already", of.name)));
@@ -81,6 +88,7 @@ pub fn add(cx: &mut Cx<'_>, r: &RelationAdd) -> Result<RelationInfo> {
         adopts: r.adopt || pulls,
         removing: false,
         ids: r.ids.clone(),
+        by: r.cred.uid,
     };
     if r.adopt && is_related {
         return Err(Error::invalid(format!(
@@ -119,6 +127,35 @@ pub fn add(cx: &mut Cx<'_>, r: &RelationAdd) -> Result<RelationInfo> {
         aside: Vec::new(),
         looked_ms: 0,
     })
+}
+
+/// Whether one home is the other or lies in it, as far as their URLs say.
+fn overlap(one: &str, other: &str) -> bool {
+    let (one, other) = (names_of(one), names_of(other));
+    one.starts_with(&other) || other.starts_with(&one)
+}
+
+/// Of a service at another address a bucket of the same name is another one.
+fn names_of(url: &str) -> Vec<Vec<u8>> {
+    let (place, query) = url.split_once('?').unwrap_or((url, ""));
+    let at = query.split('&').find(|pair| pair.starts_with("endpoint=")).unwrap_or_default();
+    let names = place.split('/').map(unescaped).flat_map(|part| {
+        let names = part.split(|b| *b == b'/').map(<[u8]>::to_vec);
+        names.filter(|name| !name.is_empty() && name != b".").collect::<Vec<_>>()
+    });
+    std::iter::once(at.as_bytes().to_vec()).chain(names).collect()
+}
+
+/// `%20` is a space.
+fn unescaped(text: &str) -> Vec<u8> {
+    let (mut bytes, mut rest) = (Vec::new(), text.as_bytes());
+    while let [first, left @ ..] = rest {
+        let hex = left.get(..2).filter(|_| *first == b'%').and_then(|hex| std::str::from_utf8(hex).ok());
+        let escaped = hex.and_then(|hex| u8::from_str_radix(hex, 16).ok());
+        bytes.push(escaped.unwrap_or(*first));
+        rest = if escaped.is_some() { &left[2..] } else { left };
+    }
+    bytes
 }
 
 pub fn check_url(url: &str) -> Result<()> {
@@ -324,12 +361,13 @@ pub fn where_at_home(view: &mut View<'_>, r: &WhereAtHome) -> Result<HomePlace> 
             unsettled = is_unsettled(view.read, id, &record, ino, &twin)?;
             aside = view.read.get(&keys::aside(id, ino))?.is_some();
         }
-        let (url, direction, ids) = (record.url, record.direction, record.ids);
+        let (url, direction, ids, by) = (record.url, record.direction, record.ids, record.by);
         return Ok(HomePlace {
             relation: id,
             url,
             direction,
             ids,
+            by,
             path,
             expect,
             changing,
@@ -595,7 +633,7 @@ impl Leader {
     ) -> Result<Option<(RelationWork, CommitSeq)>> {
         loop {
             let (mut offer, mut url, mut is_new) = (Offer::default(), String::new(), false);
-            let (mut pieces, mut ids) = (false, None);
+            let (mut pieces, mut ids, mut by) = (false, None, 0);
             let (now, wall) = (self.env.clock.now(), self.wall());
             let mut direction = Direction::Push;
             self.kv.read(&mut |read| {
@@ -605,7 +643,7 @@ impl Leader {
                 }
                 url.clone_from(&record.url);
                 pieces = record.rules().pieces;
-                ids = Some(record.ids.clone());
+                (ids, by) = (Some(record.ids.clone()), record.by);
                 is_new = record.shipped_names == 0 && record.shipped_bytes == 0;
                 let look =
                     Look { read, relation: id, record: &record, session: r.session, bytes: r.bytes, items };
@@ -628,7 +666,7 @@ impl Leader {
                 let (names, extents, listings) = (offer.names, offer.extents, offer.listings);
                 #[rustfmt::skip]
                 let work = RelationWork {
-                    relation: id, url, direction, ids, is_new, names, extents, orphans, listings,
+                    relation: id, url, direction, ids, by, is_new, names, extents, orphans, listings,
                 };
                 return Ok(Some((work, noted)));
             }

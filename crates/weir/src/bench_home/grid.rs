@@ -7,7 +7,7 @@
 use super::wire::Wire;
 use crate::demo::Stage;
 use crate::failure::{Doing, Failure, Outcome};
-use crate::homes::Homes;
+use crate::homes::{Allowed, Homes};
 use crate::place::Place;
 use crate::volume::{as_client, own_cred};
 use crate::{cli, homeward, process, up};
@@ -132,6 +132,8 @@ struct Source {
 
 pub fn measure(options: &super::Options, stage: &Stage) -> Outcome<Report> {
     let wish = |dir| cli::Up {
+        tcp: true,
+        allow_home: Vec::new(),
         dir,
         targets: Some(6),
         scheme: Some(crate::place::SCHEME_DEFAULT),
@@ -269,7 +271,12 @@ impl Grid {
         self.runs += 1;
         let name = format!("run-{}", self.runs);
         let root = self.there.mkdir(&own_cred(), InodeId::ROOT, name.as_bytes(), 0o755).await?.attr.ino;
-        let opener = Arc::new(Homes::new(self.far_env.clone(), self.near.manifest.cluster.0, None));
+        let opener = Arc::new(Homes::new(
+            self.far_env.clone(),
+            self.near.manifest.cluster.0,
+            None,
+            Allowed::default(),
+        ));
         let mover = match fixed {
             None => Mover::new(self.env.clone(), opener.clone()),
             Some(choice) => Mover::fixed(self.env.clone(), opener.clone(), choice),

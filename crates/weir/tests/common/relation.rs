@@ -25,7 +25,11 @@ impl Bench {
         bench
     }
     pub fn without_volume() -> Bench {
-        let cluster = Cluster::with(1, &["--movers", "1"]);
+        Bench::with(&["--movers", "1"])
+    }
+    /// With these options of `weir up`.
+    pub fn with(options: &[&str]) -> Bench {
+        let cluster = Cluster::with(1, options);
         let at = tempfile::tempdir().unwrap();
         let home = at.path().join("home");
         fs::create_dir(&home).unwrap();

@@ -1,0 +1,95 @@
+//! What another user of this machine may ask for through a Unix socket: what commands about volumes need, and only as that
+//! user, whom the kernel names (`weir_rpc::Connection::guest`).
+//!
+//! Invariant: a request that names another user than the caller, another connection's session, or any operation that is not
+//! listed here is refused. Files are not reached this way: that is what mounts are for, which check rights.
+use crate::executor::no_session;
+use weir_proto::backup::{BackupList, BackupSet};
+use weir_proto::meta::{KeepAlive, SessionClose, SessionOpen, SessionResume, StatFs};
+use weir_proto::recall::GetEviction;
+use weir_proto::relation::{
+    AckChanges, DropCursor, ReadChanges, RelationAdd, RelationDo, RelationList, RelationResolve,
+};
+use weir_proto::snapshot::{SnapshotDelete, SnapshotList, SnapshotTake};
+use weir_proto::volume::{
+    ScanInodes, VolumeAt, VolumeChange, VolumeCreate, VolumeDelete, VolumeGet, VolumeList,
+};
+use weir_proto::{Error, Request, Result, SessionId};
+use weir_rpc::Call;
+
+/// Under which session a request comes, and as which user.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Claim {
+    session: Option<SessionId>,
+    user: Option<u32>,
+}
+
+/// `None`: no guest may ask for that.
+fn claim(call: &Call) -> Result<Option<Claim>> {
+    macro_rules! by_method {
+        (open: $open:ident; looks: $($looks:ident)*; asks: $($asks:ident)*; acts: $($acts:ident)*) => {
+            match call.method {
+                $open::METHOD => Claim { session: None, user: None },
+                $( $looks::METHOD => Claim { session: Some(call.decode::<$looks>()?.session), user: None }, )*
+                $( $asks::METHOD => {
+                    let r = call.decode::<$asks>()?;
+                    Claim { session: Some(r.session), user: Some(r.cred.uid) }
+                } )*
+                $( $acts::METHOD => {
+                    let r = call.decode::<$acts>()?;
+                    Claim { session: Some(r.op.session), user: Some(r.cred.uid) }
+                } )*
+                _ => return Ok(None),
+            }
+        };
+    }
+    Ok(Some(by_method! {
+        open: SessionOpen;
+        looks: SessionResume SessionClose KeepAlive StatFs VolumeList VolumeGet VolumeAt RelationList BackupList SnapshotList;
+        asks: ScanInodes GetEviction ReadChanges;
+        acts: VolumeCreate VolumeChange VolumeDelete RelationAdd RelationDo RelationResolve AckChanges DropCursor
+            BackupSet SnapshotTake SnapshotDelete
+    }))
+}
+
+/// Refuses what this guest may not ask for. `own`: the sessions that were opened on its connection.
+pub(crate) fn check(call: &Call, guest: u32, own: impl FnOnce(SessionId) -> bool) -> Result<()> {
+    judge(claim(call)?, guest, own)
+}
+
+fn judge(claim: Option<Claim>, guest: u32, own: impl FnOnce(SessionId) -> bool) -> Result<()> {
+    let Some(Claim { session, user }) = claim else {
+        return Err(Error::denied(format!(
+            "user {guest} may not do that here: use a mount, or ask root or the user who runs the metadata role"
+        )));
+    };
+    if let Some(session) = session.filter(|session| !own(*session)) {
+        return Err(no_session(session));
+    }
+    match user {
+        Some(user) if user != guest => {
+            Err(Error::denied(format!("user {guest} of this machine may not act as user {user}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use weir_proto::ErrorKind;
+
+    #[test]
+    fn a_guest_is_who_the_kernel_says_and_has_no_session_but_its_own() {
+        let claim = |session: Option<u64>, user| Some(Claim { session: session.map(SessionId), user });
+        let kind = |claim| judge(claim, 1000, |session| session == SessionId(7)).map_err(|e| e.kind);
+        for allowed in [claim(None, None), claim(Some(7), None), claim(Some(7), Some(1000))] {
+            assert_eq!(kind(allowed), Ok(()), "{allowed:?}");
+        }
+        for user in [0, 1, 1001, u32::MAX] {
+            assert_eq!(kind(claim(Some(7), Some(user))), Err(ErrorKind::Denied), "{user}");
+        }
+        assert_eq!(kind(claim(Some(8), Some(1000))), Err(ErrorKind::Stale));
+        assert_eq!(kind(None), Err(ErrorKind::Denied));
+    }
+}

@@ -1,0 +1,123 @@
+//! Whether what lies at a path is this user's own and nobody else's to change.
+//!
+//! `weir up` and `weir down` do with the rights of whoever calls them what the files of a cluster's directory say: processes
+//! are started and signalled, paths are mounted over, files are written. So none of these may be another user's.
+//! Symbolic links are not followed, and what was opened is what is judged.
+use crate::failure::{Doing, Failure, Outcome};
+use rustix::fd::OwnedFd;
+use rustix::fs::{Mode, OFlags, Stat};
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+use weir_proto::Error;
+
+/// A user who acts, as far as rights over files go.
+#[derive(Clone, Copy)]
+struct User {
+    uid: u32,
+    gid: u32,
+}
+
+impl User {
+    fn this() -> User {
+        User { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() }
+    }
+}
+
+/// Why a user must not rely on something; `None`: it may. The user's own group may write: it is usually the user alone.
+fn doubt(user: User, uid: u32, gid: u32, mode: u32) -> Option<String> {
+    match () {
+        () if uid != user.uid => Some(format!("belongs to user {uid}")),
+        () if mode & 0o002 != 0 => Some("can be changed by all users".to_owned()),
+        () if mode & 0o020 != 0 && gid != user.gid => Some(format!("can be changed by group {gid}")),
+        () => None,
+    }
+}
+
+fn judge(path: &Path, stat: &Stat) -> Outcome<()> {
+    let user = User::this();
+    match doubt(user, stat.st_uid, stat.st_gid, stat.st_mode) {
+        None => Ok(()),
+        Some(why) => {
+            let error =
+                Error::denied(format!("{} {why}, and user {} would act on it", path.display(), user.uid));
+            Err(Failure::new(
+                error,
+                "run this as its owner, or name a directory that only this user can change",
+            ))
+        }
+    }
+}
+
+fn open(path: &Path, flags: OFlags) -> Outcome<OwnedFd> {
+    let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR | Mode::RGRP | Mode::ROTH).map_err(|e| match e {
+        rustix::io::Errno::LOOP => Failure::new(
+            Error::denied(format!("{} is a symbolic link", path.display())),
+            "put what it leads to in its place: links are not followed here",
+        ),
+        e => Error::from_io(format_args!("open {}", path.display()), &e.into()).into(),
+    })
+}
+
+fn judged(path: &Path, flags: OFlags) -> Outcome<OwnedFd> {
+    let opened = open(path, flags)?;
+    let stat = rustix::fs::fstat(&opened).doing(format_args!("look at {}", path.display()))?;
+    judge(path, &stat)?;
+    Ok(opened)
+}
+
+/// Refuses a directory that another user owns or can change.
+pub fn check_dir(path: &Path) -> Outcome<()> {
+    judged(path, OFlags::RDONLY | OFlags::DIRECTORY).map(drop)
+}
+
+/// The content of a file that only this user can change.
+pub fn read(path: &Path) -> Outcome<String> {
+    let mut text = String::new();
+    File::from(judged(path, OFlags::RDONLY)?)
+        .read_to_string(&mut text)
+        .doing(format_args!("read {}", path.display()))?;
+    Ok(text)
+}
+
+/// Opens a file to be locked, and makes it if there is none; its content stays.
+pub fn open_lock(path: &Path) -> Outcome<File> {
+    judged(path, OFlags::RDWR | OFlags::CREATE).map(File::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn by_table() {
+        let user = User { uid: 1000, gid: 100 };
+        for (uid, gid, mode, fine) in [
+            (1000, 100, 0o755, true),
+            (1000, 100, 0o775, true),
+            (1000, 5, 0o755, true),
+            (1000, 5, 0o775, false),
+            (1000, 100, 0o777, false),
+            (1000, 100, 0o1777, false),
+            (0, 0, 0o755, false),
+            (1001, 100, 0o700, false),
+        ] {
+            assert_eq!(doubt(user, uid, gid, mode).is_none(), fine, "{uid} {gid} {mode:o}");
+        }
+    }
+
+    #[test]
+    fn links_are_not_followed_and_nothing_is_cut_by_opening() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, link) = (dir.path().join("file"), dir.path().join("link"));
+        std::fs::write(&file, "kept").unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        for refused in [open_lock(&link).map(drop), read(&link).map(drop)] {
+            assert!(refused.unwrap_err().to_string().contains("is a symbolic link"));
+        }
+        drop(open_lock(&file).unwrap());
+        assert_eq!(read(&file).unwrap(), "kept");
+        check_dir(dir.path()).unwrap();
+    }
+}

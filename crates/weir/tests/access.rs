@@ -1,0 +1,467 @@
+//! What other users of a machine cannot do: reach the cluster's servers as anybody but themselves, use a mover's or root's
+//! rights through homes, have root act on files of theirs, or use a server up.
+//!
+//! The tests are root's: they act as other users.
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "tests are users of the operating system"
+)]
+
+mod common;
+
+use common::relation::{Bench, PATIENCE};
+use common::{Cluster, can_mount, left_out, pattern, shell, text, wait_until, weir};
+use serde_json::Value;
+use std::fs;
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use weir_proto::Wire;
+use weir_proto::frame::{FrameKind, Header, Hello};
+use weir_proto::map::Role;
+
+const ADA: u32 = 1000;
+const NOBODY: u32 = 65534;
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root() || left_out("only root can act as other users")
+}
+
+/// Lets other users come as far as the files of a test.
+fn open_the_way(path: &Path) {
+    fs::set_permissions(path.parent().unwrap(), fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+fn as_user(uid: u32, words: &[&str]) -> Output {
+    let uid = uid.to_string();
+    Command::new("setpriv")
+        .args(["--reuid", &uid, "--regid", &uid, "--clear-groups"])
+        .args(words)
+        .output()
+        .unwrap()
+}
+
+fn weir_as(uid: u32, cluster: &Cluster, args: &[&str]) -> Output {
+    let dir = cluster.dir();
+    as_user(uid, &[&[env!("CARGO_BIN_EXE_weir")], args, &["--dir", dir.to_str().unwrap()]].concat())
+}
+
+fn succeeds(output: &Output) -> String {
+    assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+    text(&output.stdout)
+}
+
+/// Exit code 5 is for what is not permitted.
+fn denied(output: &Output, words: &str) {
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(5), "{}{said}", text(&output.stdout));
+    assert!(said.contains(words), "{said:?} lacks {words:?}");
+}
+
+#[test]
+fn other_users_may_look_and_manage_their_volumes_and_nothing_else() {
+    if !can_mount() || !is_root() {
+        return;
+    }
+    let cluster = Cluster::start(1);
+    open_the_way(&cluster.dir());
+    cluster.tell(&["volume", "create", "hers", "--owner", "1000"]);
+    cluster.tell(&["volume", "create", "ours"]);
+    let as_ada = |args: &[&str]| weir_as(ADA, &cluster, args);
+    assert!(succeeds(&as_ada(&["status"])).contains("healthy"));
+    assert!(succeeds(&as_ada(&["volume", "list"])).contains("ours"));
+    succeeds(&as_ada(&["volume", "quota", "hers", "--soft-bytes", "1GB"]));
+    succeeds(&as_ada(&["volume", "snapshot", "hers", "one"]));
+    // What is the cluster's, the superuser's or somebody else's.
+    denied(&as_ada(&["target", "clear", "t1"]), "user 1000 may not change the cluster");
+    denied(&as_ada(&["volume", "quota", "hers", "--bytes", "none"]), "only the superuser");
+    denied(&as_ada(&["volume", "quota", "ours", "--soft-bytes", "1GB"]), "user 1000");
+    denied(&as_ada(&["volume", "create", "more"]), "only the superuser");
+    // Its socket lets nobody in, and neither does the door where one is not the user that one says.
+    for name in ["coord", "meta", "storage-1"] {
+        let refused =
+            as_user(ADA, &["test", "-w", cluster.dir().join("socket").join(name).to_str().unwrap()]);
+        assert!(!refused.status.success());
+    }
+    // Root of a user namespace is the user who made it.
+    for args in [&["target", "clear", "t1"][..], &["volume", "create", "more"]] {
+        let dir = cluster.dir();
+        let words =
+            [&["unshare", "-Ur", env!("CARGO_BIN_EXE_weir")], args, &["--dir", dir.to_str().unwrap()]];
+        let output = as_user(NOBODY, &words.concat());
+        denied(&output, "user 65534");
+    }
+    assert_eq!(cluster.status()["healthy"], true);
+    // Bytes of files lie there without the files' rights.
+    for name in ["t1", "meta", "coord", "log", "etc"] {
+        let refused = as_user(ADA, &["ls", cluster.dir().join(name).to_str().unwrap()]);
+        assert!(!refused.status.success(), "{name} is open");
+    }
+}
+
+#[test]
+fn no_server_listens_on_tcp_unless_asked() {
+    let cluster = Cluster::start(0);
+    let listens = |cluster: &Cluster| -> Vec<String> {
+        let mut found = Vec::new();
+        for name in cluster.names() {
+            let pid = cluster.pid(&name).unwrap();
+            let links = fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
+            let sockets: Vec<PathBuf> = links.flat_map(|fd| fs::read_link(fd.path())).collect();
+            for table in ["tcp", "tcp6"] {
+                let table = fs::read_to_string(format!("/proc/{pid}/net/{table}")).unwrap_or_default();
+                for line in table.lines().skip(1) {
+                    let fields: Vec<&str> = line.split_whitespace().collect();
+                    let socket = PathBuf::from(format!("socket:[{}]", fields[9]));
+                    if fields[3] == "0A" && sockets.contains(&socket) {
+                        found.push(name.clone());
+                    }
+                }
+            }
+        }
+        found
+    };
+    assert_eq!(listens(&cluster), Vec::<String>::new());
+    let cluster = Cluster::with(0, &["--targets", "1", "--tcp"]);
+    assert_eq!(listens(&cluster), ["coord", "meta", "storage-1"]);
+}
+
+#[test]
+fn what_another_user_made_is_not_acted_on() {
+    if !is_root() {
+        return;
+    }
+    let top = tempfile::tempdir().unwrap();
+    let dir = top.path().join("theirs");
+    fs::create_dir(&dir).unwrap();
+    chown(&dir, Some(ADA), Some(ADA)).unwrap();
+    let path = dir.to_str().unwrap();
+    denied(&weir(&["up", "--dir", path]), "belongs to user 1000");
+    assert_eq!(fs::read_dir(&dir).unwrap().count(), 0);
+    fs::set_permissions(&dir, fs::Permissions::from_mode(0o777)).unwrap();
+    chown(&dir, Some(0), Some(0)).unwrap();
+    denied(&weir(&["up", "--dir", path]), "can be changed by all users");
+
+    // Of a whole cluster: each thing that a command would act on.
+    let cluster = Cluster::with(0, &["--targets", "1"]);
+    let dir = cluster.dir();
+    let both = |words: &str| {
+        for verb in ["up", "down"] {
+            denied(&weir(&[verb, "--dir", dir.to_str().unwrap()]), words);
+        }
+    };
+    for name in ["cluster.toml", "run", "etc", "log", "socket", ""] {
+        chown(dir.join(name), Some(ADA), None).unwrap();
+        both("belongs to user 1000");
+        chown(dir.join(name), Some(0), None).unwrap();
+    }
+    let (run, aside, precious) = (dir.join("run"), dir.join("run.aside"), top.path().join("precious"));
+    fs::rename(&run, &aside).unwrap();
+    symlink(&aside, &run).unwrap();
+    both("run is a symbolic link");
+    fs::remove_file(&run).unwrap();
+    fs::rename(&aside, &run).unwrap();
+    // A file that is made there is made there, not where a link leads.
+    fs::write(&precious, "kept").unwrap();
+    let _ = fs::remove_file(run.join("up.lock"));
+    symlink(&precious, run.join("up.lock")).unwrap();
+    denied(&weir(&["up", "--dir", dir.to_str().unwrap()]), "up.lock is a symbolic link");
+    assert_eq!(fs::read_to_string(&precious).unwrap(), "kept");
+    fs::remove_file(run.join("up.lock")).unwrap();
+    // Nothing is mounted over what is another user's.
+    let point = top.path().join("point");
+    fs::create_dir(&point).unwrap();
+    chown(&point, Some(ADA), None).unwrap();
+    let mount = ["up", "--dir", dir.to_str().unwrap(), "--mount", point.to_str().unwrap()];
+    denied(&weir(&mount), "point belongs to user 1000");
+}
+
+/// A cluster whose volume `data` is a user's, who may have homes below a directory.
+struct Users {
+    bench: Bench,
+    allowed: tempfile::TempDir,
+}
+
+impl Users {
+    fn start() -> Users {
+        let allowed = tempfile::tempdir().unwrap();
+        fs::set_permissions(allowed.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let place = format!("file://{}", allowed.path().display());
+        let bench = Bench::with(&["--movers", "1", "--allow-home", &place]);
+        open_the_way(&bench.cluster.dir());
+        bench.tell(&["volume", "create", "data", "--owner", "1000"]);
+        Users { bench, allowed }
+    }
+    fn add(&self, url: &str, more: &[&str]) -> Output {
+        weir_as(ADA, &self.bench.cluster, &[&["relation", "add", "data", url], more].concat())
+    }
+    /// Whatever is written stays here, for this reason.
+    fn is_held_back(&self, words: &str) {
+        fs::write(self.bench.data.join("note"), b"note").unwrap();
+        let mut last = String::new();
+        wait_until(&format!("the home to be refused: {words}"), PATIENCE, || {
+            let shown = self.bench.tell(&["relation", "list", "--json"]);
+            let shown: Value = serde_json::from_str(&shown).unwrap();
+            last = shown[0]["limited_by"].as_str().unwrap_or_default().to_owned();
+            last.contains(words)
+        });
+    }
+}
+
+#[test]
+fn a_user_has_a_home_where_users_may_and_it_is_the_users_own() {
+    if !can_mount() || !is_root() {
+        return;
+    }
+    let users = Users::start();
+    let hers = users.allowed.path().join("ada");
+    fs::create_dir(&hers).unwrap();
+    chown(&hers, Some(ADA), Some(ADA)).unwrap();
+    succeeds(&users.add(&format!("file://{}", hers.display()), &[]));
+    fs::write(users.bench.data.join("frame"), pattern(1, 1 << 20)).unwrap();
+    users.bench.wait_state("synced");
+    assert!(fs::read(hers.join("frame")).unwrap() == pattern(1, 1 << 20));
+}
+
+#[test]
+fn a_link_to_what_is_not_the_users_is_no_home() {
+    if !can_mount() || !is_root() {
+        return;
+    }
+    let users = Users::start();
+    let link = users.allowed.path().join("link");
+    symlink(&users.bench.home, &link).unwrap(); // root's
+    succeeds(&users.add(&format!("file://{}", link.display()), &[]));
+    users.is_held_back("belongs to user 0, and user 1000 named it");
+    assert_eq!(fs::read_dir(&users.bench.home).unwrap().count(), 0);
+}
+
+#[test]
+fn a_directory_of_root_is_not_pulled_for_a_user() {
+    if !can_mount() || !is_root() {
+        return;
+    }
+    let users = Users::start();
+    fs::write(users.bench.home.join("shadow"), b"secret").unwrap();
+    fs::set_permissions(&users.bench.home, fs::Permissions::from_mode(0o700)).unwrap();
+    let url = users.bench.url();
+    denied(&users.add(&url, &["--direction", "pull", "--map-uid", "1000=2000"]), "only the superuser");
+    succeeds(&users.add(&url, &["--direction", "pull"]));
+    wait_until("the home to be refused", PATIENCE, || {
+        let shown = users.bench.relation();
+        shown["limited_by"].as_str().unwrap().contains("this mover allows users none there")
+    });
+    assert_eq!(fs::read_dir(&users.bench.data).unwrap().count(), 0);
+}
+
+#[test]
+fn keys_of_root_are_not_used_for_a_user() {
+    if !can_mount() || !is_root() {
+        return;
+    }
+    let users = Users::start();
+    let keys = users.bench.home.join("keys");
+    fs::write(&keys, "[default]\naws_access_key_id = ROOT\naws_secret_access_key = SECRET\n").unwrap();
+    let service = TcpListener::bind("127.0.0.1:0").unwrap();
+    service.set_nonblocking(true).unwrap();
+    let (at, keys) = (service.local_addr().unwrap(), keys.display());
+    let url = format!("s3://bucket/p?endpoint=http://{at}&path-style=yes&credentials={keys}");
+    succeeds(&users.add(&url, &[]));
+    users.is_held_back("this mover allows users none there");
+    assert_eq!(service.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock, "it was called");
+}
+
+#[test]
+fn a_file_that_runs_as_its_owner_never_becomes_roots_at_home() {
+    if !can_mount() || !is_root() {
+        return;
+    }
+    let users = Users::start();
+    let bench = &users.bench;
+    let program = bench.data.join("program");
+    fs::write(&program, "#!/bin/sh\n").unwrap();
+    chown(&program, Some(ADA), Some(ADA)).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o6755)).unwrap();
+    let url = bench.url();
+    let to_root = bench.try_tell(&["relation", "add", "data", &url, "--map-uid", "1000=0"]);
+    assert!(!to_root.status.success() && text(&to_root.stderr).contains("the superuser at home"));
+    denied(&users.add(&url, &["--map-gid", "1000=2000"]), "only the superuser");
+    // Whose home's own directory is was decided there.
+    fs::set_permissions(&bench.home, fs::Permissions::from_mode(0o711)).unwrap();
+    chown(&bench.home, Some(4242), Some(4243)).unwrap();
+    bench.tell(&["relation", "add", "data", &url, "--map-uid", "1000=2000", "--map-gid", "1000=2001"]);
+    let at_home = |path: &Path| {
+        let meta = fs::metadata(path).unwrap();
+        (meta.mode() & 0o7777, meta.uid(), meta.gid())
+    };
+    bench.wait_state("synced");
+    assert_eq!(at_home(&bench.home.join("program")), (0o755, 2000, 2001));
+    // Nor by a later change.
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o4711)).unwrap();
+    fs::set_permissions(&bench.data, fs::Permissions::from_mode(0o777)).unwrap();
+    wait_until("the mode to be at home", PATIENCE, || at_home(&bench.home.join("program")).0 == 0o711);
+    bench.wait_state("synced");
+    assert_eq!(at_home(&bench.home), (0o711, 4242, 4243));
+}
+
+#[test]
+fn homes_do_not_lie_in_one_another_or_in_the_file_system() {
+    if !can_mount() || !is_root() {
+        return;
+    }
+    let bench = Bench::start();
+    bench.tell(&["volume", "create", "other"]);
+    bench.relate();
+    let url = bench.url();
+    for taken in [url.clone(), format!("{url}/"), format!("{url}/below"), url.replace("/home", "")] {
+        let refused = bench.try_tell(&["relation", "add", "other", &taken]);
+        let said = text(&refused.stderr);
+        assert!(!refused.status.success() && said.contains("the home of relation r1"), "{taken}: {said}");
+    }
+    let inside = bench.cluster.mount().join("other/inside");
+    fs::create_dir(&inside).unwrap();
+    bench.tell(&["relation", "remove", "r1"]);
+    bench.tell(&["relation", "add", "data", &format!("file://{}", inside.display())]);
+    fs::write(bench.data.join("note"), b"note").unwrap();
+    wait_until("the home to be refused", PATIENCE, || {
+        bench.tell(&["relation", "list"]); // it answers
+        let shown = bench.tell(&["relation", "show", "r2", "--json"]);
+        shown.contains("lies in the file system whose volume")
+    });
+    assert_eq!(fs::read_dir(&inside).unwrap().count(), 0);
+}
+
+fn framed(kind: FrameKind, payload_len: u32, body: &[u8]) -> Vec<u8> {
+    let header = Header { body_len: body.len() as u32, payload_len, method: 110, ..Header::new(kind, 1) };
+    [&header.encode(body)[..], body].concat()
+}
+
+fn resident_mib(pid: i64) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find(|l| l.starts_with("VmRSS:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() / 1024
+}
+
+#[test]
+fn a_thousand_strangers_cost_little_and_shut_nobody_out() {
+    let cluster = Cluster::with(0, &["--targets", "1", "--tcp"]);
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    let raised = rustix::process::Rlimit { current: limit.maximum, ..limit };
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, raised).unwrap();
+    let name = "stranger".to_owned();
+    let hello = Hello { version_min: 1, version_max: 1, cluster: None, name, role: Role::Mount, instance: 1 };
+    for name in ["coord", "meta", "storage-1"] {
+        let (pid, port) = (cluster.pid(name).unwrap(), cluster.port(name));
+        let soft = shell(&format!("awk '/Max open files/ {{ print $4, $5 }}' /proc/{pid}/limits"));
+        let (soft, hard) = soft.trim().split_once(' ').unwrap();
+        assert_eq!(soft, hard, "of {name}");
+        let before = resident_mib(pid);
+        let silent: Vec<TcpStream> =
+            (0..1000).map(|_| TcpStream::connect(("127.0.0.1", port)).unwrap()).collect();
+        // Some who said hello, and then begin the largest frames and do not end them.
+        let mut slow: Vec<TcpStream> =
+            (0..150).map(|_| TcpStream::connect(("127.0.0.1", port)).unwrap()).collect();
+        for stream in &mut slow {
+            let _ = stream.write_all(&framed(FrameKind::Hello, 0, &hello.to_bytes()));
+            let _ = stream.write_all(&framed(FrameKind::Request, 8 << 20, &[]));
+            stream.set_nonblocking(true).unwrap();
+            let _ = stream.write(&vec![1; 1 << 20]); // as much as the kernel takes
+        }
+        let at = format!("tcp:127.0.0.1:{}", cluster.port("coord"));
+        assert!(weir(&["status", "--coordinator", &at]).status.success(), "a newcomer to {name} is shut out");
+        let volumes = weir(&["volume", "list", "--coordinator", &at]);
+        assert!(volumes.status.success(), "{}", text(&volumes.stderr));
+        let after = resident_mib(pid);
+        assert!(after <= before + 160, "{name} grew from {before} to {after} MiB");
+        drop((silent, slow));
+    }
+}
+
+#[test]
+fn a_cluster_mounts_without_a_target_that_does_not_start() {
+    if !can_mount() {
+        return;
+    }
+    let cluster = Cluster::start(1);
+    let file = cluster.mount().join("file");
+    fs::write(&file, pattern(1, 5 << 20)).unwrap();
+    let dir = cluster.dir();
+    let down = || assert!(weir(&["down", "--dir", dir.to_str().unwrap()]).status.success());
+    down();
+    let away = |n: u32| fs::rename(dir.join(format!("t{n}")), dir.join(format!("away-{n}"))).unwrap();
+    away(1);
+    let output = cluster.try_up();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("goes on without storage-1"), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).contains("5 of 6 targets up"), "{}", text(&output.stdout));
+    assert!(fs::read(&file).unwrap() == pattern(1, 5 << 20));
+    fs::write(cluster.mount().join("more"), pattern(2, 1 << 20)).unwrap();
+    // With fewer than a file needs it is refused, by name.
+    down();
+    (2..=3).for_each(away);
+    let output = cluster.try_up();
+    assert!(
+        !output.status.success() && text(&output.stderr).contains("storage-"),
+        "{}",
+        text(&output.stderr)
+    );
+    for n in 1..=3 {
+        let _ = fs::remove_dir_all(dir.join(format!("t{n}")));
+        fs::rename(dir.join(format!("away-{n}")), dir.join(format!("t{n}"))).unwrap();
+    }
+    cluster.up();
+    assert!(fs::read(cluster.mount().join("more")).unwrap() == pattern(2, 1 << 20));
+}
+
+#[test]
+fn a_mover_whose_home_is_gone_ends_when_asked() {
+    if !can_mount() {
+        return;
+    }
+    let other = Cluster::with(0, &["--targets", "1", "--tcp"]);
+    let bench = Bench::start();
+    bench.relate_to(&format!("weir://127.0.0.1:{}/", other.port("coord")));
+    fs::write(bench.data.join("file"), b"bytes").unwrap();
+    bench.wait_state("synced");
+    assert!(weir(&["down", "--dir", other.dir().to_str().unwrap()]).status.success());
+    let down = weir(&["down", "--json", "--dir", bench.cluster.dir().to_str().unwrap()]);
+    let said: Value = serde_json::from_slice(&down.stdout).unwrap();
+    assert_eq!(said["killed"], Value::Array(Vec::new()), "{}", bench.cluster.logs());
+    let log = fs::read_to_string(bench.cluster.dir().join("log/mover-1.log")).unwrap();
+    assert!(log.contains("the mover has stopped"), "{log}");
+}
+
+#[test]
+fn a_mount_of_another_mount_namespace_is_named() {
+    if !can_mount() || !is_root() {
+        return;
+    }
+    let mut cluster = Cluster::with(0, &["--targets", "1"]);
+    let point = cluster.dir().with_file_name("mnt1");
+    fs::create_dir(&point).unwrap();
+    cluster.mounts.push(point.clone());
+    cluster.launcher = ["unshare", "-m"].map(String::from).to_vec();
+    cluster.up();
+    cluster.launcher.clear();
+    let pid = cluster.pid("mount-1").unwrap();
+    let here = cluster.try_up();
+    let said = text(&here.stderr);
+    let words = format!("process {pid} serves mount-1 at {} in another mount namespace", point.display());
+    assert!(!here.status.success() && said.contains(&words), "{said}");
+    // Also where its pid file is gone.
+    fs::remove_file(cluster.dir().join("run/mount-1.pid")).unwrap();
+    assert!(text(&cluster.try_up().stderr).contains(&words));
+    let down = weir(&["down", "--dir", cluster.dir().to_str().unwrap()]);
+    assert!(text(&down.stdout).contains(&words.replace("serves", "still serves")), "{}", text(&down.stdout));
+    shell(&format!("kill -TERM {pid}"));
+    let is_gone = || {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        stat.rsplit_once(')').is_none_or(|(_, rest)| rest.trim_start().starts_with('Z'))
+    };
+    wait_until("the process to be gone", PATIENCE, is_gone);
+    cluster.up();
+    assert!(fs::read_dir(&point).is_ok());
+}
