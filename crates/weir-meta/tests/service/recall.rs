@@ -276,8 +276,8 @@ async fn until(world: &World, is_so: impl Fn() -> bool) {
 }
 
 /// A volume with a limit, and a relation that lets its files be evicted.
-async fn evicting_volume(user: &Client, bytes_hard: u64) -> Volume {
-    let quota = Quota { bytes_hard: Some(bytes_hard), ..Quota::NONE };
+async fn evicting_volume(user: &Client, bytes_hard: Option<u64>) -> Volume {
+    let quota = Quota { bytes_hard, ..Quota::NONE };
     let make = VolumeCreate {
         op: user.op(),
         cred: root(),
@@ -315,7 +315,7 @@ fn a_volume_makes_room_by_itself() {
     simulate(6, async |world| {
         let meta = start(&world).await;
         let user = Client::start(&world, "user").await;
-        let volume = evicting_volume(&user, 20 * STRIPE).await;
+        let volume = evicting_volume(&user, Some(20 * STRIPE)).await;
         let id = volume.id;
         let mut files = Vec::new();
         for n in 0..19 {
@@ -389,7 +389,7 @@ fn after_a_restart_nothing_is_evicted_before_all_have_said_what_they_have_open()
     simulate(7, async |world| {
         let meta = start(&world).await;
         let mut user = Client::start(&world, "user").await;
-        let volume = evicting_volume(&user, 4 * STRIPE).await;
+        let volume = evicting_volume(&user, Some(4 * STRIPE)).await;
         let made = user.create(volume.root, "f").await.unwrap().entry;
         let ino = made.attr.ino;
         user.commit(ino, made.lease.token_epoch, 4 * STRIPE, true).await.unwrap();
@@ -415,7 +415,7 @@ fn a_file_in_two_objects_is_evicted_and_both_are_given_back() {
     simulate(7, async |world| {
         let meta = start(&world).await;
         let user = Client::start(&world, "user").await;
-        let volume = evicting_volume(&user, 0).await;
+        let volume = evicting_volume(&user, None).await;
         let made = user.create(volume.root, "f").await.unwrap().entry;
         let ino = made.attr.ino;
         user.commit(ino, made.lease.token_epoch, 3 * STRIPE, true).await.unwrap();
@@ -452,7 +452,7 @@ fn a_volume_whose_files_a_snapshot_holds_makes_room() {
     simulate(8, async |world| {
         let meta = start(&world).await;
         let user = Client::start(&world, "user").await;
-        let volume = evicting_volume(&user, 20 * STRIPE).await;
+        let volume = evicting_volume(&user, Some(20 * STRIPE)).await;
         let mut files = Vec::new();
         for n in 0..17 {
             if n == 16 {
@@ -487,7 +487,7 @@ fn targets_that_are_full_of_snapshots_do_not_empty_a_volume() {
     simulate(9, async |world| {
         let meta = start(&world).await;
         let user = Client::start(&world, "user").await;
-        let volume = evicting_volume(&user, 0).await;
+        let volume = evicting_volume(&user, None).await;
         let mut files = Vec::new();
         for n in 0..16 {
             files.push(file_in(&meta, &user, volume.root, &format!("f{n:02}")).await);
