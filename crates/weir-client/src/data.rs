@@ -239,6 +239,13 @@ impl Data {
         let _ = self.cluster.wait_newer(version, patience).await;
     }
 
+    /// After members of a group have refused a call or not answered it: whether a newer map says who is to be asked now.
+    pub async fn is_regrouped(&self, view: &GroupView, deadline: Instant) -> bool {
+        self.wait_newer(view.map_version(), MAP_PATIENCE.min(self.left(deadline))).await;
+        let (map, group) = (self.cluster.map(), view.group());
+        map.group(group.id).is_some_and(|now| now.epoch > group.epoch)
+    }
+
     pub fn left(&self, deadline: Instant) -> Duration {
         deadline.since(self.env.clock.now())
     }

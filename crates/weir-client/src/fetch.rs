@@ -486,21 +486,26 @@ impl Data {
         if self.needed_map(&s).await.is_err() {
             return all;
         }
-        let Ok(view) = self.view(&s) else { return all };
-        for at in usize::from(scheme.data)..scheme.width() {
-            if view.state(at) != MemberState::Current {
-                continue;
-            }
-            match self.stat_cell(&s, &view, at, at).await {
-                Ok(stat) if stat.base != Version(0) || !stat.prepared.is_empty() => return all,
-                Ok(stat) => {
-                    let seq = |i: usize| stat.overlay_seqs.get(i).copied().unwrap_or_default();
-                    return (0..all.len()).map(|i| seq(i) != Seq(0)).collect();
+        loop {
+            let Ok(view) = self.view(&s) else { return all };
+            let mut failed = false;
+            for at in usize::from(scheme.data)..scheme.width() {
+                if view.state(at) != MemberState::Current {
+                    continue;
                 }
-                Err(_) => continue,
+                match self.stat_cell(&s, &view, at, at).await {
+                    Ok(stat) if stat.base != Version(0) || !stat.prepared.is_empty() => return all,
+                    Ok(stat) => {
+                        let seq = |i: usize| stat.overlay_seqs.get(i).copied().unwrap_or_default();
+                        return (0..all.len()).map(|i| seq(i) != Seq(0)).collect();
+                    }
+                    Err(_) => failed = true,
+                }
+            }
+            if !failed || !self.is_regrouped(&view, s.deadline).await {
+                return all;
             }
         }
-        all
     }
 
     /// Several parts of one stripe at once, in the order asked.

@@ -168,16 +168,22 @@ impl Data {
 
     async fn next_stripe_in(&self, s: &StripeRef, group: PgId) -> Option<u64> {
         let scheme = s.layout.scheme;
-        let Ok(view) = self.view_of(group, scheme) else { return Some(s.stripe) };
-        let parity = usize::from(scheme.data)..scheme.width();
-        for at in parity.filter(|at| view.state(*at) == MemberState::Current) {
-            let request = NextStripe { place: view.place(at), file: s.file, from_stripe: s.stripe };
-            let call = self.call_member(&view, at, &request, vec![], Pacing::Read, s.deadline);
-            if let Ok(answer) = call.await {
-                return answer.reply.stripe;
+        loop {
+            let Ok(view) = self.view_of(group, scheme) else { return Some(s.stripe) };
+            let parity = usize::from(scheme.data)..scheme.width();
+            let mut failed = false;
+            for at in parity.filter(|at| view.state(*at) == MemberState::Current) {
+                let request = NextStripe { place: view.place(at), file: s.file, from_stripe: s.stripe };
+                let call = self.call_member(&view, at, &request, vec![], Pacing::Read, s.deadline);
+                match call.await {
+                    Ok(answer) => return answer.reply.stripe,
+                    Err(_) => failed = true,
+                }
+            }
+            if !failed || !self.is_regrouped(&view, s.deadline).await {
+                return Some(s.stripe);
             }
         }
-        Some(s.stripe)
     }
 }
 

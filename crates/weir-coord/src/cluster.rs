@@ -8,14 +8,14 @@ use crate::identity::NamespaceIdentity;
 use crate::links::Links;
 use crate::member::{self, Membership, Reports};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 use weir_env::watch;
 use weir_env::{Addr, Env, TaskHandle};
 use weir_proto::coord::{
     CaughtUp, ClearTarget, ClientsWaiting, ClusterStatus, Doubt, GetCoordinators, GetMap, GetStatus,
     GetWaits, Joined, LeadNamespace, LeadReply, Leave, MakeGroups, MapReply, RecordProgress, ReportTarget,
-    TellWaits, Wait,
+    TargetReport, TellWaits, Wait,
 };
 use weir_proto::map::{ClusterMap, Node, Role, Scheme};
 use weir_proto::{ClusterId, DiskUuid, Epoch, Error, NamespaceId, NodeId, PgId, Request, Result, TargetId};
@@ -76,13 +76,16 @@ pub(crate) struct Shared {
     pub map: watch::Sender<Arc<ClusterMap>>,
     pub node: Mutex<Option<NodeId>>,
     /// How this node's targets are, once it has joined.
-    pub reports: Mutex<Reports>,
+    reports: Mutex<Option<WeakReports>>,
     /// By node: the addresses it was made for, and the channel.
     channels: Mutex<BTreeMap<NodeId, (Vec<String>, Channel)>>,
     pub links: Links,
     /// The last one that was seen.
     status: Mutex<Option<Arc<ClusterStatus>>>,
 }
+
+/// The membership's task holds the reports: they hold targets, which hold this handle.
+type WeakReports = Weak<dyn Fn() -> Vec<TargetReport> + Send + Sync>;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -116,7 +119,7 @@ impl Cluster {
             announced,
             map: watch::channel(map).0,
             node: Mutex::new(None),
-            reports: Mutex::new(member::no_reports()),
+            reports: Mutex::default(),
             channels: Mutex::default(),
             links: Links::default(),
             status: Mutex::default(),
@@ -129,7 +132,7 @@ impl Cluster {
     /// Joins as a member and stays one: heartbeats with the targets' reports, and joins again whenever the connection
     /// broke. Call it once this node serves its addresses.
     pub async fn join(&self, membership: Membership, reports: Reports) -> Result<Joined> {
-        *lock(&self.shared().reports) = reports.clone();
+        *lock(&self.shared().reports) = Some(Arc::downgrade(&reports));
         let (task, joined) = member::start(self.shared().clone(), membership, reports);
         lock(&self.handle.tasks).push(task);
         joined.await.map_err(|_| Error::unavailable("joining the cluster was given up".to_owned()))?
@@ -277,10 +280,11 @@ impl Cluster {
     /// Leaves in good order: this node's targets are down at once. It does not join again by itself.
     pub async fn leave(&self) -> Result<()> {
         let Some(node) = lock(&self.shared().node).take() else { return Ok(()) };
+        let reports = lock(&self.shared().reports).as_ref().and_then(Weak::upgrade);
+        let targets = reports.map_or_else(Vec::new, |reports| reports());
         // The task that keeps the membership would join again.
         lock(&self.handle.tasks).drain(OWN_TASKS..).for_each(|task| task.abort());
-        let reports = lock(&self.shared().reports).clone();
-        self.ask(&Leave { node, targets: reports() }).await
+        self.ask(&Leave { node, targets }).await
     }
 
     pub async fn status(&self) -> Result<ClusterStatus> {

@@ -455,16 +455,15 @@ fn what_a_write_that_failed_left_on_some_targets_is_no_hole_that_nobody_can_read
 #[test]
 fn what_an_overwrite_that_failed_left_is_the_same_whichever_targets_are_read() {
     Lab::new(51).run(6, |lab| async move {
-        let patience = Duration::from_secs(5);
-        let impatient = async |name: &str| {
-            let config = ClientConfig { patience, ..lab.config(name) };
+        let connect = async |name: &str, patience_s: u64| {
+            let config = ClientConfig { patience: Duration::from_secs(patience_s), ..lab.config(name) };
             Client::connect(lab.env(name), config, Arc::new(NoKernel)).await.unwrap()
         };
-        let b = impatient("b").await;
+        let b = connect("b", 20).await;
         let mut failed = [0; 4];
         for round in 1..41 {
             let (name, writer) = (format!("f{round}"), format!("a{round}"));
-            let a = impatient(&writer).await;
+            let a = connect(&writer, 5).await;
             let h = create(&a, &name).await;
             let old = pattern(round, 0, 4 * STRIPE);
             write(&a, h, 0, &old).await;
