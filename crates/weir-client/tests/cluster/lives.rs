@@ -461,7 +461,7 @@ fn what_an_overwrite_that_failed_left_is_the_same_whichever_targets_are_read() {
         };
         let b = connect("b", 20).await;
         let mut failed = [0; 4];
-        for round in 1..41 {
+        for round in 1..25 {
             let (name, writer) = (format!("f{round}"), format!("a{round}"));
             let a = connect(&writer, 5).await;
             let h = create(&a, &name).await;
@@ -508,7 +508,7 @@ fn what_an_overwrite_that_failed_left_is_the_same_whichever_targets_are_read() {
                 drop((a.release(h).await, a.shutdown().await));
             }
         }
-        assert!(failed.iter().all(|n| *n > 3), "writes that failed: {failed:?}");
+        assert!(failed.iter().all(|n| *n > 2), "writes that failed: {failed:?}");
     });
 }
 
