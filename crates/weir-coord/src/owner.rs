@@ -6,7 +6,8 @@
 //! Knows nothing of how messages travel; decisions are in `decide` and `members`.
 use crate::cut_links::CutLinks;
 use crate::decide::{
-    HealthLimits, Progress, Strikes, caught_up, is_spare, make_groups, record_progress, set_aside, take_lead,
+    HealthLimits, Presence, Progress, Strikes, caught_up, is_spare, make_groups, record_progress, set_aside,
+    take_lead,
 };
 use crate::members::Members;
 use crate::probe::{PROBE_PATIENCE, QUICK_PROBE_PATIENCE, probe};
@@ -395,6 +396,11 @@ impl Owner {
         self.members.joined_on(map.target(target)?.node)
     }
 
+    fn is_awaited(&self, target: TargetId, map: &ClusterMap) -> bool {
+        let member = map.target(target).and_then(|t| self.members.by_node.get(&t.node));
+        member.is_some_and(|m| matches!(m.presence, Presence::Awaited { .. }))
+    }
+
     fn probed(
         &mut self,
         target: TargetId,
@@ -422,6 +428,11 @@ impl Owner {
             // A machine that is busy everywhere must not lose its last targets to a quick look.
             Err(e) if doubt != Doubt::Unusable && !is_spare(&batch.draft, target) => {
                 tracing::warn!("{target} does not answer quickly, and is needed: {e}");
+            }
+            // Who has not joined since this coordinator started may just be starting: a verdict now would let the others
+            // go on without it, and what they may then have written nobody could give back if they return without it.
+            Err(e) if self.is_awaited(target, &batch.draft) => {
+                tracing::warn!("{target} does not answer, and has not joined yet: {e}");
             }
             Err(e) => {
                 if self.members.suspects.insert(target) {

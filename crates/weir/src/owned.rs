@@ -52,7 +52,8 @@ fn judge(path: &Path, stat: &Stat) -> Outcome<()> {
 fn open(path: &Path, flags: OFlags) -> Outcome<OwnedFd> {
     let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
     rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR | Mode::RGRP | Mode::ROTH).map_err(|e| match e {
-        rustix::io::Errno::LOOP => Failure::new(
+        // Of a link the kernel says that it is no directory, where one is wanted.
+        rustix::io::Errno::LOOP | rustix::io::Errno::NOTDIR if path.is_symlink() => Failure::new(
             Error::denied(format!("{} is a symbolic link", path.display())),
             "put what it leads to in its place: links are not followed here",
         ),

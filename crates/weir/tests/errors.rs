@@ -237,7 +237,7 @@ fn a_running_cluster_shrugs_off_garbage_and_strangers() {
     if !can_mount() {
         return;
     }
-    let cluster = Cluster::start(1);
+    let cluster = Cluster::with(1, &["--tcp"]);
     let file = cluster.mount().join("f");
     let bytes = pattern(5, 5_000_000);
     fs::write(&file, &bytes).unwrap();
