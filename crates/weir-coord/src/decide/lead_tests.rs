@@ -41,13 +41,16 @@ fn led(up: bool) -> (ClusterMap, Progress) {
     (map, progress)
 }
 
+/// Whether the namespace gets a new number, or why it is refused.
+type Expected = std::result::Result<bool, (ErrorKind, &'static str)>;
+
 #[test]
 fn only_the_namespaces_own_and_newest_directory_has_the_lead() {
     let give_up =
         |n: u8, instead_of: u8| LeadNamespace { instead_of: Some(uuid(instead_of)), ..asks(OTHER, n, 0) };
     let named = |name: &str| LeadNamespace { namespace: name.into(), ..asks(OTHER, 1, 0) };
     // Who asks, whether the leader before is up, and what is said, or whether the namespace gets a new number.
-    let cases: [(LeadNamespace, bool, std::result::Result<bool, (ErrorKind, &str)>); 16] = [
+    let cases: [(LeadNamespace, bool, Expected); 16] = [
         // The directory as it was, or further on; the same node again while it is up, another one when it is down.
         (asks(META, 1, 9), true, Ok(false)),
         (asks(META, 1, 12), true, Ok(false)),

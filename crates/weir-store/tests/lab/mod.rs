@@ -1,5 +1,6 @@
 //! Several targets wired in one process, and an oracle: it reads each stripe as a client would, also with any m members
 //! lost, and compares with what was written.
+#![allow(clippy::disallowed_methods, reason = "a copy of a target's slabs is made behind its back")]
 #![allow(dead_code, reason = "each test program uses its own part")]
 use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
