@@ -6,17 +6,17 @@ use crate::api::{Forget, Handle};
 use crate::data::{Data, StripeRef};
 use crate::gather::join_all;
 use crate::inner::{Inner, layout_of};
-use crate::node::{Inline, Node};
 use crate::member::Pacing;
+use crate::node::{Inline, Node};
 use crate::plan::Occasion;
 use std::sync::Arc;
 use weir_env::BoxFuture;
 use weir_proto::data::NextStripe;
 use weir_proto::map::{Layout, MemberState};
-use weir_proto::{PgId, Result};
+use weir_proto::{InodeId, PgId, Result};
 
 /// Stripes, or groups, asked about at once.
-const STRIPES_AT_ONCE: u64 = 16;
+pub const STRIPES_AT_ONCE: u64 = 16;
 /// Stripes looked at in one search; after that the rest is called data.
 const STRIPES_MAX: u64 = 4096;
 /// Bytes of one copy: the kernel asks again for the rest, and a signal is heard in between.
@@ -105,6 +105,28 @@ impl Inner {
         Ok((!data).then_some(size))
     }
 
+    /// No more data than this is in an object of `size` bytes: cells with data, whole. `None`: it takes too long to look.
+    pub async fn data_bytes(&self, object: InodeId, layout: Layout, size: u64) -> Option<u64> {
+        let (mut bytes, mut stripe, deadline) = (0, 0, self.deadline());
+        for _ in 0..STRIPES_MAX / STRIPES_AT_ONCE {
+            stripe = match self.data.next_stripe(self.stripe_ref(object, layout, stripe, deadline)).await {
+                Some(next) if layout.stripe_start(next) < size => next,
+                _ => return Some(bytes),
+            };
+            let asked = (stripe..stripe + STRIPES_AT_ONCE).map(|s| {
+                let s = self.stripe_ref(object, layout, s, deadline);
+                Box::pin(self.data.cells_with_data(s)) as BoxFuture<'_, Vec<bool>>
+            });
+            let cells = join_all(asked.collect()).await.concat();
+            let cell_bytes = u64::from(layout.cell_bytes());
+            let begins = |n: usize| layout.stripe_start(stripe) + n as u64 * cell_bytes;
+            let with_data = cells.iter().enumerate().filter(|(_, has)| **has);
+            bytes += with_data.map(|(n, _)| size.saturating_sub(begins(n)).min(cell_bytes)).sum::<u64>();
+            stripe += STRIPES_AT_ONCE;
+        }
+        None
+    }
+
     /// Copies without a way through the kernel; how many bytes.
     pub async fn copy_range(
         &self,
@@ -155,9 +177,9 @@ impl Data {
         let (mut found, layout) = (None, s.layout);
         let groups: Vec<PgId> = (0..layout.pg_count).map(|n| PgId(layout.first_pg.0 + n)).collect();
         for some in groups.chunks(STRIPES_AT_ONCE as usize) {
-            let asked = some.iter().map(|group| {
-                Box::pin(self.next_stripe_in(&s, *group)) as BoxFuture<'_, Option<u64>>
-            });
+            let asked = some
+                .iter()
+                .map(|group| Box::pin(self.next_stripe_in(&s, *group)) as BoxFuture<'_, Option<u64>>);
             found = join_all(asked.collect()).await.into_iter().chain([found]).flatten().min();
             if found == Some(s.stripe) {
                 break;
