@@ -8,7 +8,8 @@ help: ## This list
 setup: ## Install what building and testing need and is missing (apt; asks sudo when not root)
 	@scripts/setup.sh
 
-setup-program: ## Install what building and running the program needs and is missing
+# What the program needs, without the tools of the tests.
+setup-program:
 	@scripts/setup.sh program
 
 build: setup-program ## The weir program, optimised: target/release/weir
