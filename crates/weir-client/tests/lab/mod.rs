@@ -154,7 +154,10 @@ impl Lab {
         let log = tracing_subscriber::fmt().with_test_writer().without_time().with_ansi(false);
         let _ = log.with_max_level(tracing_subscriber::filter::LevelFilter::INFO).try_init(); // once per process
         Lab(Arc::new(Inner {
-            world: World::new(seed, SimConfig { time_max: Duration::from_secs(1800), ..SimConfig::default() }),
+            world: World::new(
+                seed,
+                SimConfig { time_max: Duration::from_secs(1800), ..SimConfig::default() },
+            ),
             scheme: scheme.into(),
             kept: Mutex::default(),
             doors: Mutex::default(),
