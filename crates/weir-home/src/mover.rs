@@ -430,7 +430,10 @@ impl Shared {
     }
 
     fn refuse_all(self: &Arc<Self>, work: RelationWork, fault: Fault) {
-        let outcome = told(&fault);
+        let outcome = match &fault {
+            Fault::Denied(e) => Told::Denied { why: e.to_string() },
+            fault => told(fault),
+        };
         let names: Vec<NameDone> =
             work.names.iter().map(|n| NameDone { number: n.number, outcome: outcome.clone() }).collect();
         let extents: Vec<ExtentDone> = work.extents.iter().map(|e| extent_done(e, outcome.clone())).collect();
@@ -899,6 +902,8 @@ fn told_of_directory(fault: &Fault) -> Told {
         Fault::Diverged(_) => {
             Told::Diverged { why: "it is gone there, or something else has its name".to_owned() }
         }
+        // Only this directory, and waiting gives nobody the right to read it.
+        Fault::Denied(e) => Told::Refused { why: e.to_string() },
         fault => told(fault),
     }
 }

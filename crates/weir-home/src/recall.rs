@@ -85,7 +85,8 @@ pub struct Failed {
 }
 impl From<Fault> for Failed {
     fn from(fault: Fault) -> Failed {
-        let retry = !matches!(fault, Fault::Diverged(_) | Fault::Broken(_));
+        // Who lacks the right at home lacks it at the next try, too: readers are told at once, and may ask again.
+        let retry = !matches!(fault, Fault::Diverged(_) | Fault::Broken(_) | Fault::Denied(_));
         let diverged = matches!(fault, Fault::Diverged(_));
         Failed { why: fault.to_string(), retry, diverged }
     }

@@ -341,6 +341,8 @@ wire_union!(
         Refused = 4 { why: String },
         /// What was to be read has changed meanwhile: the leader knows better.
         Moved = 5 {},
+        /// The mover may not use this home at all: again later, and programs that wait for home get an error.
+        Denied = 6 { why: String },
     }
 );
 message!(

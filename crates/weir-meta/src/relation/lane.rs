@@ -22,7 +22,7 @@ use weir_proto::meta::FileKind;
 use weir_proto::relation::{
     EXTENT_MAX, ExtentWork, Finish, ListWork, NameAction, NameWork, RelationId, What,
 };
-use weir_proto::{InodeId, Result, SessionId};
+use weir_proto::{Error, InodeId, Result, SessionId};
 
 /// Changes of names that are looked at for what may go next.
 const WINDOW: usize = 1024;
@@ -80,8 +80,18 @@ pub struct Lane {
     pub brings_back: bool,
     /// Files whose bytes home would lose, and somebody still reads: to be brought back first.
     pub wanted: BTreeSet<InodeId>,
-    /// Home did not answer: until when nobody asks it again, how often so far, and why.
-    pub back_off: Option<(Instant, u32, String)>,
+    /// Home did not answer, or was refused: it is left alone for a while.
+    pub back_off: Option<BackOff>,
+}
+
+/// Why a home is left alone, and until when.
+#[derive(Clone, Debug)]
+pub struct BackOff {
+    pub until: Instant,
+    pub tries: u32,
+    pub why: String,
+    /// The mover may not use this home: waiting does not help, an administrator has to act.
+    pub denied: bool,
 }
 
 /// What a mover is given, and what turned out to need nothing.
@@ -661,13 +671,19 @@ impl Lane {
         had_work
     }
 
-    /// Home did not answer.
-    pub fn hold_off(&mut self, now: Instant, why: &str) {
-        let tries = self.back_off.as_ref().map_or(0, |(_, tries, _)| *tries);
-        let already = self.back_off.as_ref().is_some_and(|(until, ..)| *until > now);
+    /// Home did not answer, or the mover may not use it.
+    pub fn hold_off(&mut self, now: Instant, why: &str, denied: bool) {
+        let tries = self.back_off.as_ref().map_or(0, |b| b.tries);
+        let already = self.back_off.as_ref().is_some_and(|b| b.until > now);
         if !already {
-            self.back_off = Some((now + taken::back_off(tries), tries + 1, why.to_owned()));
+            let until = now + taken::back_off(tries);
+            self.back_off = Some(BackOff { until, tries: tries + 1, why: why.to_owned(), denied });
         }
+    }
+    /// The error for programs that would wait for a home that no mover may use.
+    pub(super) fn denial(&self, now: Instant) -> Option<Error> {
+        let back_off = self.back_off.as_ref().filter(|b| b.denied && b.until > now)?;
+        Some(Error::denied(back_off.why.clone()))
     }
 }
 

@@ -67,15 +67,23 @@ impl Listings {
     pub fn done(&mut self, mover: SessionId, all: &[ListDone], now: Instant) -> Vec<InodeId> {
         let mut failed = Vec::new();
         for done in all.iter().filter(|done| self.out.get(&done.dir) == Some(&mover)) {
-            if let Outcome::Diverged { why } | Outcome::Refused { why } = &done.outcome {
-                failed.push(done.dir);
-                if self.failed.len() < FAILED_MAX {
-                    self.failed.insert(done.dir, (now, why.clone()));
+            match &done.outcome {
+                Outcome::Diverged { why } | Outcome::Refused { why } => {
+                    failed.push(done.dir);
+                    if self.failed.len() < FAILED_MAX {
+                        self.failed.insert(done.dir, (now, why.clone()));
+                    }
                 }
+                Outcome::Denied { .. } => failed.push(done.dir), // of all directories: the lane knows
+                Outcome::Done { .. } | Outcome::Later { .. } | Outcome::Moved {} => {}
             }
         }
         self.out.retain(|dir, session| *session != mover || !all.iter().any(|done| done.dir == *dir));
         failed
+    }
+    /// Nothing is read at home for now: the directories that somebody may wait for.
+    pub fn give_up(&mut self) -> Vec<InodeId> {
+        std::mem::take(&mut self.wanted).into_iter().collect()
     }
     /// Why directories could not be read a moment ago, in words.
     pub fn failure(&self, now: Instant) -> Option<String> {
@@ -113,6 +121,9 @@ impl Leader {
         let Some(lane) = from.and_then(|id| lanes.lanes.get_mut(&id)) else {
             return Err(Error::damaged(format!("where the names of directory {dir} come from is not known")));
         };
+        if let Some(denial) = lane.denial(now) {
+            return Err(denial.doing(format_args!("read directory {dir} at home")));
+        }
         lane.listings.want(dir, now)?;
         self.relations.work.notify_waiters();
         Ok(())
@@ -163,7 +174,8 @@ impl Leader {
         let movers = lanes.heard_movers(now);
         let lane = lanes.lanes.get(&id)?;
         let why = match (&lane.back_off, movers) {
-            (Some((_, _, why)), _) => format!("home does not answer ({why})"),
+            (Some(b), _) if b.denied => format!("the mover may not use this home ({})", b.why),
+            (Some(b), _) => format!("home does not answer ({})", b.why),
             (None, 0) => "no mover is running".to_owned(),
             (None, _) if lane.listings.out.contains_key(&dir) => "a mover reads it at home".to_owned(),
             (None, _) => "movers read other directories first".to_owned(),
@@ -289,5 +301,21 @@ mod tests {
         assert!(!listings.is_free(dir, at(2)));
         listings.want(dir, at(1) + FAILED_FOR).unwrap();
         assert!(listings.wanted.contains(&dir) && listings.is_free(dir, at(1) + FAILED_FOR));
+    }
+
+    #[test]
+    fn nobody_waits_for_a_home_that_is_refused_until_it_is_tried_again() {
+        let at = |ms| Instant(0) + Duration::from_millis(ms);
+        let mut lane = Lane::default();
+        for dir in [InodeId(7), InodeId(8)] {
+            lane.listings.want(dir, at(0)).unwrap();
+        }
+        lane.hold_off(at(0), "home hangs", false);
+        assert!(lane.denial(at(1)).is_none(), "that is waited for");
+        lane.hold_off(at(2000), "user 7 may not", true);
+        assert_eq!(lane.denial(at(2001)), Some(Error::denied("user 7 may not")));
+        assert_eq!(lane.listings.give_up(), [InodeId(7), InodeId(8)]);
+        assert!(lane.listings.wanted.is_empty());
+        assert!(lane.denial(at(60_000)).is_none(), "it is tried again");
     }
 }

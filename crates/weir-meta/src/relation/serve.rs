@@ -525,13 +525,16 @@ impl Lanes {
     }
     fn home_failure(&self, id: RelationId, now: Instant) -> String {
         let Some(lane) = self.lanes.get(&id) else { return String::new() };
-        let away = lane.back_off.as_ref().map(|(_, _, why)| why.clone());
+        let away = lane.back_off.as_ref().map(|b| b.why.clone());
         away.or_else(|| lane.listings.failure(now)).unwrap_or_default()
     }
     fn limited_by(&self, id: RelationId, now: Instant) -> String {
-        if let Some((until, _, why)) = self.lanes.get(&id).and_then(|lane| lane.back_off.as_ref()) {
-            let left = until.since(now).as_secs_f64();
-            return format!("home does not answer ({why}); asked again in {left:.1} s");
+        if let Some(back_off) = self.lanes.get(&id).and_then(|lane| lane.back_off.as_ref()) {
+            let (why, left) = (&back_off.why, back_off.until.since(now).as_secs_f64());
+            return match back_off.denied {
+                true => format!("the mover may not use this home ({why}); tried again in {left:.1} s"),
+                false => format!("home does not answer ({why}); asked again in {left:.1} s"),
+            };
         }
         if self.lanes.get(&id).is_some_and(|lane| lane.brings_back) {
             return "bytes that are at another home only are brought back first".to_owned();
@@ -602,7 +605,7 @@ impl Leader {
         let mut away = Vec::new();
         for id in ids {
             let Some(lane) = lanes.lanes.get_mut(&id) else { continue };
-            if lane.back_off.as_ref().is_some_and(|(until, ..)| now < *until) {
+            if lane.back_off.as_ref().is_some_and(|b| now < b.until) {
                 continue;
             }
             // After a silence home is asked for one thing.
@@ -823,7 +826,10 @@ impl Leader {
         for done in &r.listings {
             answered |= note(lane, now, &done.outcome, || format!("read directory {}", done.dir));
         }
-        let unreadable = lane.listings.done(r.session, &r.listings, now);
+        let mut unreadable = lane.listings.done(r.session, &r.listings, now);
+        if lane.denial(now).is_some() {
+            unreadable.append(&mut lane.listings.give_up());
+        }
         let pulls = lane.pulls;
         if answered {
             lane.back_off = None;
@@ -854,7 +860,16 @@ fn note(lane: &mut Lane, now: Instant, outcome: &Outcome, what: impl FnOnce() ->
         Outcome::Done { .. } | Outcome::Moved {} => true,
         Outcome::Later { why } => {
             tracing::debug!("home did not {}: {why}", what());
-            lane.hold_off(now, why);
+            lane.hold_off(now, why, false);
+            false
+        }
+        Outcome::Denied { why } => {
+            if lane.back_off.as_ref().is_some_and(|b| b.denied && b.why == *why) {
+                tracing::debug!("still no right to {}: {why}", what());
+            } else {
+                tracing::warn!("a home is not used: {why}");
+            }
+            lane.hold_off(now, why, true);
             false
         }
         Outcome::Diverged { why } | Outcome::Refused { why } => {
@@ -868,7 +883,7 @@ fn set_aside(txn: &mut dyn weir_kv::Txn, relation: RelationId, ino: InodeId, at:
     let (diverged, why) = match outcome {
         Outcome::Diverged { why } => (true, why),
         Outcome::Refused { why } => (false, why),
-        Outcome::Done { .. } | Outcome::Later { .. } | Outcome::Moved {} => return,
+        Outcome::Done { .. } | Outcome::Later { .. } | Outcome::Denied { .. } | Outcome::Moved {} => return,
     };
     let record = AsideRecord { diverged, why: why.clone(), at };
     txn.put(&keys::aside(relation, ino), &record.to_value());
@@ -962,7 +977,7 @@ impl Lanes {
     /// When a home that did not answer is asked again.
     fn next_try(&self, now: Instant) -> Option<Instant> {
         let next =
-            |lane: &Lane| lane.back_off.as_ref().map(|(until, ..)| *until).filter(|until| *until > now);
+            |lane: &Lane| lane.back_off.as_ref().map(|b| b.until).filter(|until| *until > now);
         self.lanes.values().filter_map(next).min()
     }
     /// Relations came or went.
