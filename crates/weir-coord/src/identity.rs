@@ -21,6 +21,9 @@ use weir_proto::{ClusterId, DiskUuid, Error, Result};
 
 /// The file's name within a target's directory.
 pub const IDENTITY_FILE: &str = "weir-target.toml";
+/// An old copy of the whole directory is no help: it counts as a target that lost its data. The file itself never changes.
+const DAMAGED_HINT: &str = "put back this one file from a backup, and nothing else of the directory; without a backup, \
+                            `weir target replace` with an empty directory, which is refilled from the other targets";
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TargetIdentity {
@@ -48,7 +51,7 @@ pub fn format_target(disk: &dyn Disk, dir: &Path, identity: &TargetIdentity) -> 
 pub fn read_identity(disk: &dyn Disk, dir: &Path) -> Result<Option<TargetIdentity>> {
     let path = dir.join(IDENTITY_FILE);
     let found = text::bytes(disk, &path)?.map(|bytes| TargetIdentity::from_text(&bytes));
-    found.transpose().map_err(|e| e.doing(format!("read {}", path.display())))
+    found.transpose().map_err(|e| text::with_hint(e.doing(format!("read {}", path.display())), DAMAGED_HINT))
 }
 
 /// Checks a directory before it is served. `known`: the disk that was found here before, if any.
@@ -234,6 +237,7 @@ mod tests {
             env.disk.write_atomic(&file, bad.as_bytes()).unwrap();
             let error = read_identity(&*env.disk, dir.path()).unwrap_err();
             assert_eq!(error.kind, ErrorKind::Damaged, "{error:?}");
+            assert!(error.context.contains("hint: put back this one file"), "{error:?}");
         }
         env.disk.write_atomic(&file, text.replace("format = 1", "format = 2").as_bytes()).unwrap();
         assert_eq!(read_identity(&*env.disk, dir.path()).unwrap_err().kind, ErrorKind::Unsupported);

@@ -152,11 +152,15 @@ impl Members {
                 tracing::error!("{} failed: its disk is not used any more", report.target);
             }
             self.judge_hang(map, &report);
-            let position = self.positions.entry(report.target).or_default();
-            *position = report.position.max(*position);
+            self.note_position(report.target, report.position);
             self.reports.insert(report.target, report);
         }
         Ok(())
+    }
+
+    pub fn note_position(&mut self, target: TargetId, position: u64) {
+        let known = self.positions.entry(target).or_default();
+        *known = position.max(*known);
     }
 
     /// Whether the target's disk hangs for so long that it counts as one that does not answer.

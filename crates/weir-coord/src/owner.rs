@@ -10,7 +10,7 @@ use crate::decide::{
     take_lead,
 };
 use crate::members::Members;
-use crate::probe::{PROBE_PATIENCE, QUICK_PROBE_PATIENCE, probe};
+use crate::probe::{LAST_PROBE_PATIENCE, PROBE_PATIENCE, QUICK_PROBE_PATIENCE, probe};
 use crate::store::{Revision, Store, Swap};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -99,6 +99,15 @@ pub enum Event {
     },
     Disconnected {
         connection: u64,
+    },
+    /// This coordinator is about to end: targets are asked for their positions.
+    Ends {
+        answer: Answer<()>,
+    },
+    /// Their answers, each with the connection on which its node had joined when it was asked.
+    LastPositions {
+        said: Vec<(Option<u64>, TargetReport)>,
+        answer: Answer<()>,
     },
 }
 
@@ -343,6 +352,16 @@ impl Owner {
                 batch.disconnected.push(connection);
                 self.members.disconnected(connection);
             }
+            Event::Ends { answer } => self.ask_positions(&batch.draft, answer),
+            Event::LastPositions { said, answer } => {
+                for (joined, report) in said {
+                    if joined == self.joined_on(report.target, &batch.draft) {
+                        self.members.note_position(report.target, report.position);
+                    }
+                }
+                self.members.record_positions(&mut batch.draft);
+                batch.after(answer, |_| ());
+            }
         }
     }
 
@@ -389,6 +408,29 @@ impl Owner {
             });
         }
         self.probing.entry((target, doubt)).or_default()
+    }
+
+    /// Asks all targets that are up at once; what they say comes as an event.
+    fn ask_positions(&self, map: &ClusterMap, answer: Answer<()>) {
+        let Some(events) = self.self_events.upgrade() else { return };
+        let (told, mut said) = mpsc::channel(map.targets.len().max(1)); // one message for each
+        for target in map.targets.iter().filter(|t| t.state == TargetState::Up).map(|t| t.id) {
+            let (env, node, cluster) = (self.env.clone(), map.target_node(target).cloned(), map.cluster);
+            let (joined, told) = (self.joined_on(target, map), told.clone());
+            self.env.tasks.spawn("ask a target for its position", async move {
+                if let Ok(report) = probe(env, cluster, node, target, LAST_PROBE_PATIENCE).await {
+                    let _ = told.send((joined, report)).await; // gone with the coordinator
+                }
+            });
+        }
+        drop(told);
+        self.env.tasks.spawn("gather positions", async move {
+            let mut all = Vec::new();
+            while let Some(one) = said.recv().await {
+                all.push(one);
+            }
+            let _ = events.send(Event::LastPositions { said: all, answer }).await; // gone with the coordinator
+        });
     }
 
     /// The connection on which the node of a target has joined.

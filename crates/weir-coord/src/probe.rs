@@ -16,6 +16,9 @@ pub const PROBE_PATIENCE: Duration = Duration::from_millis(1000);
 /// waits for it.
 pub const QUICK_PROBE_PATIENCE: Duration = Duration::from_millis(450);
 
+/// For the last question of a coordinator that is asked to end: a target that stands still keeps it for no longer.
+pub const LAST_PROBE_PATIENCE: Duration = Duration::from_millis(300);
+
 /// Looks in a row that end so late that this node itself was.
 const LATE_LOOKS_MAX: usize = 3;
 

@@ -140,6 +140,15 @@ impl Coordinator {
         let _ = self.announced.set(addrs.to_vec()); // a coordinator serves once
     }
 
+    /// Before an orderly end: makes durable how far each target is. Heartbeats tell the same, but become durable only with a change
+    /// of the map, so the next coordinator would take an old copy of a target for the target.
+    pub async fn record_positions(&self) {
+        let (answer, answered) = oneshot::channel();
+        if self.events.send(Event::Ends { answer }).await.is_ok() {
+            let _ = answered.await; // it is known a little less exactly then
+        }
+    }
+
     /// As the caller can use them.
     fn addresses(&self, connection: &Connection) -> Coordinators {
         let addrs = self.announced.get().map_or(&[][..], |all| all);

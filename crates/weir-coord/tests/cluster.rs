@@ -1,7 +1,7 @@
 //! Claims about a coordinator, its members and its observers, in a simulated world.
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use weir_coord::identity::{COORDINATOR_FILE, NamespaceIdentity};
@@ -24,6 +24,8 @@ fn addr(host: u8) -> Addr {
 #[derive(Default)]
 struct Storage {
     hangs: AtomicBool,
+    /// What it answers; its heartbeats say 0.
+    position: AtomicU64,
 }
 impl Service for Storage {
     fn handle(&self, call: Call) -> Handled {
@@ -35,7 +37,10 @@ impl Service for Storage {
         }
         Handled::Now(call.decode::<StatTarget>().map(|asked| {
             Reply::new(&TargetStat {
-                report: report(asked.target),
+                report: TargetReport {
+                    position: self.position.load(Ordering::Relaxed),
+                    ..report(asked.target)
+                },
                 cells: 0,
                 overlay_extents: 0,
                 overlay_bytes: 0,
@@ -351,6 +356,27 @@ fn who_leaves_is_down_at_once() {
         client.wait_for(Duration::from_millis(100), target_is(1, TargetState::Down)).await.unwrap();
         lab.world.sleep(Duration::from_secs(10)).await;
         assert!(target_is(1, TargetState::Down)(&client.map()), "it does not come back by itself");
+    });
+}
+
+#[test]
+fn a_coordinator_that_is_asked_to_end_knows_how_far_each_target_is() {
+    let lab = Lab::new(16);
+    lab.world.run(async {
+        let c = lab.coordinator().await;
+        let client = lab.client("m1").await;
+        let nodes = lab.six().await;
+        let before = client.wait_for(PATIENCE, all_current).await.unwrap();
+        nodes.iter().for_each(|node| node.service.position.store(500, Ordering::Relaxed));
+        nodes[2].service.hangs.store(true, Ordering::Relaxed);
+        c.record_positions().await;
+        drop(c);
+        lab.world.power_cut("c");
+        lab.doors.lock().unwrap().clear();
+        let after = lab.coordinator().await.map();
+        let positions: Vec<u64> = after.targets.iter().map(|t| t.last.position).collect();
+        assert_eq!(positions, [500, 500, 0, 500, 500, 500], "one did not answer");
+        assert_eq!(after.groups, before.groups, "nobody was taken down by it");
     });
 }
 

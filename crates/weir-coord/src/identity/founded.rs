@@ -12,6 +12,8 @@ use weir_proto::{ClusterId, Error, NamespaceUuid, Result};
 pub const NAMESPACE_FILE: &str = "weir-namespace.toml";
 /// The file's name within the coordinator's directory.
 pub const COORDINATOR_FILE: &str = "weir-coordinator.toml";
+/// The file never changes, so any backup of it will do; an old copy of the rest of the directory would not.
+const DAMAGED_HINT: &str = "put back this one file from a backup, and nothing else of the directory";
 /// What the coordinator's directory holds when its founding was interrupted.
 const COORDINATOR_FOUNDING: [&str; 2] = ["lock", "coordinator.state"];
 
@@ -36,7 +38,8 @@ pub fn open_namespace(
 ) -> Result<NamespaceIdentity> {
     let (at, path, name) = (dir.display(), dir.join(NAMESPACE_FILE), &own.name);
     let found = text::bytes(disk, &path)?.map(|bytes| {
-        NamespaceIdentity::from_text(&bytes).map_err(|e| e.doing(format!("read {}", path.display())))
+        let read = NamespaceIdentity::from_text(&bytes);
+        read.map_err(|e| text::with_hint(e.doing(format!("read {}", path.display())), DAMAGED_HINT))
     });
     let found = match (found.transpose()?, new) {
         (Some(found), false) => found,
@@ -80,8 +83,9 @@ pub fn open_namespace(
 pub fn check_coordinator(disk: &dyn Disk, dir: &Path, new: bool) -> Result<Option<ClusterId>> {
     let (at, path) = (dir.display(), dir.join(COORDINATOR_FILE));
     let found = text::bytes(disk, &path)?.map(|bytes| text::read(&bytes)?.id("cluster"));
-    let found: Option<ClusterId> =
-        found.transpose().map_err(|e: Error| e.doing(format!("read {}", path.display())))?;
+    let found: Option<ClusterId> = found.transpose().map_err(|e: Error| {
+        text::with_hint(e.doing(format!("read {}", path.display())), DAMAGED_HINT)
+    })?;
     match (found, new) {
         (Some(found), false) => Ok(Some(found)),
         (Some(found), true) => Err(Error::exists(format!(

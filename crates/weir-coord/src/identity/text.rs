@@ -65,6 +65,14 @@ pub fn make_vacant(disk: &dyn Disk, dir: &Path, may_hold: &[&str]) -> Result<()>
     }
 }
 
+/// The same error, with what helps where the file is damaged.
+pub fn with_hint(e: Error, hint: &str) -> Error {
+    match e.kind {
+        ErrorKind::Damaged => Error::damaged(format!("{}; hint: {hint}", e.context)),
+        _ => e,
+    }
+}
+
 pub fn store(disk: &dyn Disk, path: &Path, text: &str) -> Result<()> {
     disk.write_atomic(path, text.as_bytes())
         .map_err(|e| Error::from_io(format!("write {}", path.display()), &e))
@@ -76,5 +84,5 @@ fn find<'t>(lines: &'t str, key: &str) -> Option<&'t str> {
 }
 
 fn damaged(what: impl std::fmt::Display) -> Error {
-    Error::damaged(format!("{what}; hint: restore the file from a copy"))
+    Error::damaged(what.to_string())
 }
