@@ -25,6 +25,9 @@ pub struct PidFile {
     pub boot: String,
     /// It serves: set when its addresses listen, or its mount answers.
     pub ready: bool,
+    /// Of a mount that ends: calls of programs that waited, and got an error.
+    #[serde(default)]
+    pub ended_calls: usize,
 }
 
 impl PidFile {
@@ -34,7 +37,7 @@ impl PidFile {
         let started = start_time(pid).ok_or_else(|| {
             Error::unsupported("read the process's start time from /proc: is /proc mounted?")
         })?;
-        Ok(PidFile { pid, started, boot: boot_id(), ready })
+        Ok(PidFile { pid, started, boot: boot_id(), ready, ended_calls: 0 })
     }
     pub fn read(path: &Path) -> Option<PidFile> {
         serde_json::from_slice(&fs::read(path).ok()?).ok()

@@ -49,8 +49,10 @@ pub struct Environment {
 const CLUSTER_PATIENCE: Duration = Duration::from_secs(30);
 /// How long an orderly end may take before the process just ends.
 const LEAVE_PATIENCE: Duration = Duration::from_millis(500);
-/// How long a mount that was taken off the tree waits for the last open file.
-const LAST_USE_PATIENCE: Duration = Duration::from_secs(5);
+/// How long calls at a mount that was taken off the tree may go on; those that still wait then get an error.
+const LAST_CALLS_PATIENCE: Duration = Duration::from_secs(2);
+/// How long it waits after that for the last open file.
+const LAST_USE_PATIENCE: Duration = Duration::from_secs(3);
 /// Idle buffers that a server keeps: it must stay below 256 MiB in all.
 const SERVER_BUFFERS_BYTES: usize = 64 << 20;
 /// By how much a mover is nicer than whoever started it: on a machine that others need, too, it takes what they leave.
@@ -162,6 +164,17 @@ impl Node {
         tracing::info!("{} serves: {what}", self.config.node.name);
         self.pid_file.as_deref().map_or(Ok(()), |path| PidFile::own(true)?.write(path))
     }
+    /// For the log, and for `weir down`, which reads the pid file when this process has ended.
+    fn tell_ended_calls(&self, count: usize) {
+        if count == 0 {
+            return;
+        }
+        tracing::warn!("{count} calls of programs still waited: they end with an error, as the mount ends");
+        let told = |path: &Path| PidFile { ended_calls: count, ..PidFile::own(true)? }.write(path);
+        if let Some(Err(e)) = self.pid_file.as_deref().map(told) {
+            tracing::info!("`weir down` will not say so: {}", e.error);
+        }
+    }
 }
 
 fn shown(server: &Server) -> String {
@@ -271,6 +284,10 @@ async fn run_coord(node: Node, new: bool) -> Outcome<()> {
     coordinator.announce(server.addrs());
     node.ready(&shown(&server))?;
     stop_signal().await?;
+    let recording = coordinator.record_positions();
+    if node.env.clock.timeout(LEAVE_PATIENCE, recording).await.is_err() {
+        tracing::info!("ended without the positions of all targets");
+    }
     server.stop();
     Ok(())
 }
@@ -702,6 +719,7 @@ async fn run_mount(node: Node, recover: bool, source: String, words: MountWords)
         own_attributes: own_attributes(cluster),
     };
     let attached = fuse::attach(&client, &notices, options)?;
+    let calls = attached.calls();
     node.ready(&format!("mount at {}", path.display()))?;
     let mut session = tokio::task::spawn_blocking(move || attached.wait());
     let ended = tokio::select! {
@@ -710,7 +728,13 @@ async fn run_mount(node: Node, recover: bool, source: String, words: MountWords)
         stop = stop_signal() => {
             stop?;
             take_off(&path).await;
-            node.env.clock.timeout(LAST_USE_PATIENCE, session).await.ok()
+            match node.env.clock.timeout(LAST_CALLS_PATIENCE, &mut session).await {
+                Ok(ended) => Some(ended),
+                Err(_) => {
+                    node.tell_ended_calls(calls.end_all());
+                    node.env.clock.timeout(LAST_USE_PATIENCE, session).await.ok()
+                }
+            }
         }
     };
     // A session that ended by itself for another reason than an unmount leaves the mount behind.

@@ -10,6 +10,7 @@ use crate::process::{Launch, PidFile, mounts_elsewhere, wait_until};
 use crate::{fuse, observe, owned, table};
 use rustix::mount::{MountFlags, UnmountFlags};
 use serde_json::json;
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -504,13 +505,18 @@ pub fn down(args: &cli::Down) -> Outcome<()> {
             Error::invalid(format!("the cluster in {} is on the disk, not in memory", place.dir.display()));
         return Err(Failure::new(error, "leave --memory away; to delete it remove the directory afterwards"));
     }
-    let killed = take_down(&place)?;
+    let Downed { killed, ended_calls } = take_down(&place)?;
     if args.json {
-        println!(
-            "{:#}",
-            json!({ "dir": place.dir, "stopped": true, "killed": killed, "removed": place.manifest.kept != Kept::Disk })
-        );
+        let removed = place.manifest.kept != Kept::Disk;
+        #[rustfmt::skip]
+        table::json(&json!({
+            "dir": place.dir, "stopped": true, "killed": killed, "ended_calls": ended_calls, "removed": removed,
+        }));
         return Ok(());
+    }
+    for (name, count) in ended_calls {
+        let calls = if count == 1 { "1 call" } else { &format!("{count} calls") };
+        println!("{name} was in use: {calls} of programs that waited ended with an error");
     }
     for name in killed {
         println!("{name} did not stop within {STOP_PATIENCE:?} and was killed");
@@ -530,11 +536,19 @@ pub fn down(args: &cli::Down) -> Outcome<()> {
     Ok(())
 }
 
-/// Mounts first, so that everything they hold is saved; then the servers. The coordinator goes before the targets: with
-/// nobody left to write, it need not hear that they leave, and nobody is behind at the next start. Names of those that
-/// had to be killed.
-pub fn take_down(place: &Place) -> Outcome<Vec<String>> {
-    let mut killed = Vec::new();
+/// How a cluster ended.
+#[derive(Default)]
+pub struct Downed {
+    /// Processes that had to be killed.
+    pub killed: Vec<String>,
+    /// By mount: calls of programs that waited for something, and got an error.
+    pub ended_calls: BTreeMap<String, usize>,
+}
+
+/// Mounts first, so that everything they hold is saved; then the servers. The coordinator goes before the targets: it asks them
+/// how far they are, and does not see them leave, so no member of a group is behind at the next start.
+pub fn take_down(place: &Place) -> Outcome<Downed> {
+    let mut downed = Downed::default();
     let order = [
         &[RoleName::Mount, RoleName::Mover][..],
         &[RoleName::Meta],
@@ -554,8 +568,10 @@ pub fn take_down(place: &Place) -> Outcome<Vec<String>> {
             if let Some(pid) = PidFile::read(&place.pid_file(process))
                 && pid.stop(STOP_PATIENCE)?
             {
-                killed.push(process.name.clone());
+                downed.killed.push(process.name.clone());
             }
+            let last = PidFile::read(&place.pid_file(process)).filter(|last| last.ended_calls > 0);
+            downed.ended_calls.extend(last.map(|last| (process.name.clone(), last.ended_calls)));
             if process.role == RoleName::Mount {
                 clear_dead_mount(&process.path)?;
             }
@@ -563,7 +579,7 @@ pub fn take_down(place: &Place) -> Outcome<Vec<String>> {
         }
     }
     remove_memory(place)?;
-    Ok(killed)
+    Ok(downed)
 }
 
 fn remove_memory(place: &Place) -> Outcome<()> {

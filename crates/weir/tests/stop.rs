@@ -174,6 +174,36 @@ fn programs_wait_for_servers_that_stand_still_and_can_be_ended_meanwhile() {
     });
 }
 
+#[test]
+fn weir_down_ends_calls_that_wait_and_says_so() {
+    if !can_mount() {
+        return;
+    }
+    let cluster = Cluster::with(1, &["--movers", "0"]);
+    let home = tempfile::tempdir().unwrap();
+    let data = cluster.mount().join("data");
+    cluster.tell(&["volume", "create", "data"]);
+    let url = format!("file://{}", home.path().display());
+    cluster.tell(&["relation", "add", "data", &url, "--direction", "pull"]);
+    // It opens the directory, and then waits for its names, which no mover brings.
+    let mut list = program(&format!("exec ls {}", data.display()));
+    wait_until("the directory is open", Duration::from_secs(60), || {
+        let open = fs::read_dir(format!("/proc/{}/fd", list.id())).unwrap().flatten();
+        open.filter_map(|fd| fs::read_link(fd.path()).ok()).any(|path| path == data)
+    });
+    let down = cluster.try_tell(&["down", "--json"]);
+    assert!(down.status.success(), "{}", text(&down.stderr));
+    let said: serde_json::Value = serde_json::from_slice(&down.stdout).unwrap();
+    assert_eq!(said["ended_calls"], serde_json::json!({ "mount-1": 1 }), "{said}");
+    assert_eq!(said["killed"], serde_json::json!([]), "{said}");
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    assert!(!mounts.contains(cluster.mount().to_str().unwrap()), "{mounts}");
+    assert!(!ends("a program that waited", &mut list, Duration::from_secs(60)).success());
+    let mut error = String::new();
+    list.stderr.take().unwrap().read_to_string(&mut error).unwrap();
+    assert!(error.contains("Input/output error"), "{error}");
+}
+
 /// Roles that are started by hand, and end with the test.
 struct Roles {
     dir: tempfile::TempDir,

@@ -1,7 +1,9 @@
 //! Mounting, remounting and unmounting. An unmount always ends: what a hanging mount does not give back is taken off the tree and
 //! its connection cut.
+use super::callers::Callers;
 use super::filesystem::{Mounted, OwnAttributes};
 use super::kernel::Notices;
+use super::locks::Waits;
 use crate::failure::{Doing, Failure, Outcome};
 use crate::helper::MOUNT_TYPE;
 use fuser::{BackgroundSession, Config, MountOption, Session, SessionACL};
@@ -51,9 +53,28 @@ pub struct Options {
 pub struct Attached {
     session: BackgroundSession,
     path: PathBuf,
+    calls: Calls,
+}
+
+/// The calls of programs at a mount.
+#[derive(Clone)]
+pub struct Calls {
+    callers: Arc<Callers>,
+    /// For locks, and for bytes that are at home.
+    waits: Arc<Waits>,
+}
+
+impl Calls {
+    /// Those that wait end with an error now, and all that would wait later. How many did.
+    pub fn end_all(&self) -> usize {
+        self.callers.end_all() + self.waits.end_all()
+    }
 }
 
 impl Attached {
+    pub fn calls(&self) -> Calls {
+        self.calls.clone()
+    }
     /// Blocks until the kernel ends the session: somebody unmounted.
     pub fn wait(self) -> Outcome<()> {
         self.session.join().doing(format_args!("serve the mount {}", self.path.display()))
@@ -107,13 +128,14 @@ pub fn preflight(path: &Path) -> Outcome<()> {
 /// Mounts, and returns when the kernel has accepted. Must be called in a runtime.
 pub fn attach(client: &Client, notices: &Notices, options: Options) -> Outcome<Attached> {
     let path = fs::canonicalize(&options.path).doing(format_args!("find {}", options.path.display()))?;
+    let calls = Calls { callers: Arc::default(), waits: Arc::default() };
     let mounted = Mounted {
         client: client.clone(),
         buffers: options.buffers,
         runtime: tokio::runtime::Handle::current(),
         own_attributes: options.own_attributes,
-        lock_waits: Arc::default(),
-        callers: Arc::default(),
+        lock_waits: calls.waits.clone(),
+        callers: calls.callers.clone(),
         path: path.clone(),
         options_seen: Mutex::default(),
         past: Arc::default(),
@@ -157,7 +179,7 @@ pub fn attach(client: &Client, notices: &Notices, options: Options) -> Outcome<A
     if let Err(e) = raise_read_ahead(&path) {
         tracing::info!("the kernel's read-ahead stays at its default: {e}");
     }
-    Ok(Attached { session, path })
+    Ok(Attached { session, path, calls })
 }
 
 /// Changes the kernel's flags of a live mount.

@@ -57,6 +57,8 @@ struct Known {
     calls: BTreeMap<u64, Call>,
     /// A task looks at them.
     looking: bool,
+    /// The mount ends: no call waits any more.
+    closing: bool,
 }
 
 struct Call {
@@ -75,9 +77,10 @@ pub struct Waiting {
 }
 
 impl Waiting {
-    /// Returns when the program is being ended.
-    pub async fn ended(&self) {
+    /// Returns when the program is being ended, or the mount: with the error for the call.
+    pub async fn ended(&self) -> Errno {
         self.end.notified().await;
+        if self.callers.lock().closing { Errno::EIO } else { Errno::EINTR }
     }
 }
 impl Drop for Waiting {
@@ -95,12 +98,23 @@ impl Callers {
         let end = Arc::<Notify>::default();
         let call = Call { pid, since: Instant::now(), interrupted: false, end: end.clone() };
         let mut known = self.lock();
+        if known.closing {
+            end.notify_one();
+        }
         known.calls.insert(unique, call);
         if !std::mem::replace(&mut known.looking, true) {
             runtime.spawn(look_after(self.clone()));
         }
         drop(known);
         Waiting { callers: self.clone(), unique, end }
+    }
+
+    /// The mount ends: all calls that wait end with an error, and those that would begin to. How many did.
+    pub fn end_all(&self) -> usize {
+        let mut known = self.lock();
+        known.closing = true;
+        known.calls.values().for_each(|call| call.end.notify_one());
+        known.calls.len()
     }
 
     pub fn interrupt(&self, unique: u64) {
@@ -253,8 +267,18 @@ mod tests {
         let callers = Arc::<Callers>::default();
         let waiting = callers.begin(&Runtime::current(), 1, 0);
         callers.interrupt(1);
-        waiting.ended().await;
+        assert_eq!(waiting.ended().await, Errno::EINTR);
         drop(waiting);
         assert!(!callers.look());
+    }
+
+    #[tokio::test]
+    async fn when_the_mount_ends_no_call_waits_any_more() {
+        let callers = Arc::<Callers>::default();
+        let waiting = callers.begin(&Runtime::current(), 1, std::process::id());
+        assert_eq!(callers.end_all(), 1);
+        assert_eq!(waiting.ended().await, Errno::EIO);
+        let late = callers.begin(&Runtime::current(), 2, std::process::id());
+        assert_eq!(late.ended().await, Errno::EIO, "one that begins to wait afterwards");
     }
 }

@@ -108,8 +108,8 @@ impl Mounted {
             tokio::select! {
                 biased;
                 brought = &mut work => then(reply, brought),
-                () = waiting.ended() => {
-                    reply.fail(Errno::EINTR);
+                errno = waiting.ended() => {
+                    reply.fail(errno);
                     runtime.spawn(async move { undo(work.await).await });
                 }
             }

@@ -42,7 +42,7 @@ impl FromHome {
         let ended = tokio::select! {
             biased;
             done = wait => done.map_err(|e| refused(&e)),
-            () = interrupt.notified() => Err(Errno::EINTR),
+            () = interrupt.notified() => Err(if self.waits.is_closing() { Errno::EIO } else { Errno::EINTR }),
         };
         self.waits.end(self.unique);
         ended

@@ -23,6 +23,8 @@ pub struct Waits(Mutex<Known>);
 struct Known {
     waiting: BTreeMap<u64, Arc<Notify>>,
     early: VecDeque<u64>,
+    /// The mount ends: no request waits any more.
+    closing: bool,
 }
 
 impl Waits {
@@ -34,7 +36,7 @@ impl Waits {
     pub fn begin(&self, unique: u64) -> Arc<Notify> {
         let mut known = self.lock();
         let interrupt = Arc::new(Notify::new());
-        if known.early.contains(&unique) {
+        if known.closing || known.early.contains(&unique) {
             interrupt.notify_one();
         }
         known.waiting.insert(unique, interrupt.clone());
@@ -42,6 +44,16 @@ impl Waits {
     }
     pub fn end(&self, unique: u64) {
         self.lock().waiting.remove(&unique);
+    }
+    /// The mount ends: all that waits is interrupted, and what would begin to wait. How many were waiting.
+    pub fn end_all(&self) -> usize {
+        let mut known = self.lock();
+        known.closing = true;
+        known.waiting.values().for_each(|wait| wait.notify_one());
+        known.waiting.len()
+    }
+    pub fn is_closing(&self) -> bool {
+        self.lock().closing
     }
     pub fn interrupt(&self, unique: u64) {
         let mut known = self.lock();
