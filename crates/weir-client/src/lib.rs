@@ -77,7 +77,7 @@ use weir_proto::lock::{LockEntry, LockOwner};
 use weir_proto::map::Role;
 use weir_proto::meta::{Cred, FileKind, Listing, RenameMode, Usage};
 use weir_proto::recall::{Evicted, EvictionLevel, Learned, Residence, SetMarks};
-use weir_proto::{InodeId, Result};
+use weir_proto::{ClusterId, InodeId, Result};
 
 /// How often changed data that nobody syncs is looked at.
 const WRITE_BACK_PERIOD: Duration = Duration::from_secs(1);
@@ -156,6 +156,10 @@ impl Client {
             env.tasks.spawn("watch what calls wait for", watch_waits(inner.weak(), title)),
         ];
         Ok(Client { inner, _tasks: Arc::new(Background(tasks)) })
+    }
+    /// Which cluster it is a client of.
+    pub fn cluster(&self) -> ClusterId {
+        self.inner.data.cluster.id()
     }
     /// Answers from leases alone; outer `None`: ask [`Client::lookup`].
     pub fn try_lookup(&self, parent: InodeId, name: &[u8]) -> Option<Option<Stat>> {

@@ -9,12 +9,14 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use weir_client::{Client, ClientConfig, NoKernel};
+use weir_coord::{Cluster, Observer};
 use weir_env::{Addr, BoxFuture, Env};
 use weir_home::mover::{HomeOf, OpenHome};
 use weir_home::{
     Credentials, Fault, FileHome, FileHomeConfig, Home, HomeLane, HomeUrl, IdMap, LaneLimits, Outcome,
     S3Home, S3HomeConfig, WeirHome, WeirHomeConfig, parse_credentials,
 };
+use weir_proto::map::Role;
 use weir_proto::{ClusterId, Error, MIB, Result};
 
 /// What a client of another Weir may hold that is not durable there yet.
@@ -25,6 +27,8 @@ const WEIR_CALLS_MAX: usize = 512;
 const S3_CALLS_MAX: usize = 64;
 /// How long another Weir is waited for when it is opened; then it is tried again later.
 const HOME_PATIENCE: Duration = Duration::from_secs(30);
+/// How long a command looks for the cluster that a URL names.
+const LOOK_PATIENCE: Duration = Duration::from_secs(2);
 /// Services that care for regions are asked in this one where the URL names none.
 const REGION: &str = "us-east-1";
 
@@ -43,7 +47,7 @@ impl Allowed {
         if by == 0 || by == rustix::process::geteuid().as_raw() {
             return Ok(None);
         }
-        if self.0.iter().any(|place| url.lies_in(place)) {
+        if self.allows(url) {
             return Ok(Some(by));
         }
         Err(Fault::Denied(Error::denied(format!(
@@ -51,6 +55,36 @@ impl Allowed {
              the place in mover.homes of the mover's weir.toml"
         ))))
     }
+
+    pub fn allows(&self, url: &HomeUrl) -> bool {
+        self.0.iter().any(|place| url.lies_in(place))
+    }
+}
+
+/// Refuses a home in the cluster that `own` are the coordinators of. A coordinator that does not answer here may answer the movers:
+/// they look, too.
+pub async fn refuse_own_cluster(text: &str, own: &[Addr]) -> crate::failure::Outcome<()> {
+    let HomeUrl::Weir { coordinators, .. } = HomeUrl::parse(text)? else { return Ok(()) };
+    let there = coordinators.iter().map(|host| address(text, host)).collect::<Result<Vec<_>>>()?;
+    let env = weir_env::real::env();
+    let looks = async |coordinators: &[Addr]| {
+        let who = Observer {
+            coordinators: coordinators.to_vec(),
+            cluster: None,
+            name: "weir relation".to_owned(),
+            role: Role::Console,
+            host: crate::observe::host_id(),
+        };
+        Cluster::observe(&env, who, LOOK_PATIENCE).await.map(|cluster| cluster.id()).ok()
+    };
+    let Some(found) = looks(&there).await else { return Ok(()) };
+    if looks(own).await == Some(found) { Err(in_own_cluster(text).into()) } else { Ok(()) }
+}
+
+fn in_own_cluster(text: &str) -> Error {
+    Error::invalid(format!(
+        "the home {text} is in the very cluster whose volume it is to be a home of: name another cluster, or a place outside of it"
+    ))
 }
 
 /// Opens homes for a mover.
@@ -110,6 +144,10 @@ impl Homes {
             }
             HomeUrl::Weir { coordinators, namespace, path } => {
                 let client = self.connect(text, &coordinators, namespace).await?;
+                if client.cluster() == self.cluster {
+                    let _ = client.shutdown().await; // nothing was done in it
+                    return Err(Fault::Denied(in_own_cluster(text)));
+                }
                 let (url, own) = (text.to_owned(), client.clone());
                 let limits = LaneLimits { threads_max: WEIR_CALLS_MAX, ..limits };
                 let config =

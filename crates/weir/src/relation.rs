@@ -1,12 +1,15 @@
 //! `weir relation` and `weir volume changes`: asks the metadata leader as a client does.
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Doing, Failure, Outcome};
+use crate::homes::{Allowed, refuse_own_cluster};
 use crate::observe;
+use crate::place::RoleName;
 use crate::status::coordinators;
 use crate::table;
 use crate::volume::{Cluster, connect, named, own_cred};
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::{Value, json};
 use std::io::Write;
+use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 use weir_client::{Client, NewRelation};
 use weir_home::{Credentials, HomeUrl, IdMap};
@@ -203,6 +206,8 @@ async fn carry_out(client: &Client, command: &RelationCommand, json: bool) -> Ou
                 ));
             }
             require_directory(&args.url, &args.at)?;
+            require_allowed(&args.url, &args.at)?;
+            refuse_own_cluster(&args.url, &coordinators(&args.at.cluster)?).await?;
             let volume = named(client, &args.volume).await?;
             let new = args.new.relation(args.url.clone(), args.evict, false)?;
             let new = NewRelation { pulls, ..new };
@@ -265,6 +270,22 @@ fn require_directory(url: &str, at: &Cluster) -> Outcome<()> {
     let error =
         Error::not_found(format!("the home {} {what} on this machine, where the movers are", path.display()));
     Err(Failure::new(error, format!("make or mount it first: mkdir -p {}", path.display())))
+}
+
+/// A user's home must lie where users may have homes, where that can be known: the movers of a cluster that is named by its directory
+/// run as the user who ran `weir up`, and allow what that was told.
+fn require_allowed(url: &str, at: &Cluster) -> Outcome<()> {
+    let Some(place) = at.cluster.place()? else { return Ok(()) };
+    let movers_user = std::fs::metadata(&place.dir).doing("look whose the cluster is")?.uid();
+    let user = own_cred().uid;
+    let is_free = user == 0 || user == movers_user || place.of_role(RoleName::Mover).next().is_none();
+    let allowed = &place.manifest.homes;
+    if is_free || Allowed::parse(allowed)?.allows(&HomeUrl::parse(url)?) {
+        return Ok(());
+    }
+    let places = if allowed.is_empty() { "nowhere".to_owned() } else { format!("in {}", allowed.join(", ")) };
+    let error = Error::denied(format!("the movers of this cluster allow users homes {places}, and {url} is not there"));
+    Err(Failure::new(error, "the superuser may name it, or allow the place by `weir up --allow-home URL`"))
 }
 
 pub async fn find(client: &Client, name: &str) -> Outcome<RelationInfo> {

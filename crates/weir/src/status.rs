@@ -23,7 +23,7 @@ const NAMESPACE_PATIENCE: Duration = Duration::from_secs(5);
 
 impl cli::Status {
     /// The directory of the cluster, where it is known by that.
-    fn place(&self) -> Outcome<Option<Place>> {
+    pub fn place(&self) -> Outcome<Option<Place>> {
         match &self.dir {
             Some(dir) if self.coordinator.is_empty() => Place::open(dir).map(Some),
             _ => Ok(None),

@@ -5,6 +5,7 @@ use crate::clone;
 use crate::config::parse_seconds;
 use crate::eviction;
 use crate::failure::{Failure, Outcome};
+use crate::homes::refuse_own_cluster;
 use crate::observe;
 use crate::process::own_process;
 use crate::restore;
@@ -393,7 +394,11 @@ async fn carry_out(client: &Client, command: &VolumeCommand) -> Outcome<Told> {
 
 async fn create(client: &Client, cred: &Cred, args: &Create) -> Outcome<Volume> {
     let home = match &args.from {
-        Some(url) => Some(args.ids.relation(url.clone(), args.evict, true)?),
+        Some(url) => {
+            let home = args.ids.relation(url.clone(), args.evict, true)?;
+            refuse_own_cluster(url, &coordinators(&args.at.cluster)?).await?;
+            Some(home)
+        }
         None => None,
     };
     let made = client.create_volume(cred, &new_volume(args)).await.map_err(explain)?;

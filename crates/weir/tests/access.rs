@@ -11,14 +11,14 @@
 mod common;
 
 use common::relation::{Bench, PATIENCE};
-use common::{Cluster, can_mount, left_out, pattern, shell, text, wait_until, weir};
+use common::{Cluster, can_mount, ends, left_out, pattern, shell, text, wait_until, weir};
 use serde_json::Value;
 use std::fs;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use weir_proto::Wire;
 use weir_proto::frame::{FrameKind, Header, Hello};
 use weir_proto::map::Role;
@@ -198,6 +198,11 @@ impl Users {
     fn add(&self, url: &str, more: &[&str]) -> Output {
         weir_as(ADA, &self.bench.cluster, &[&["relation", "add", "data", url], more].concat())
     }
+    /// By a command that does not know where the movers allow homes: they decide.
+    fn add_unchecked(&self, url: &str, more: &[&str]) -> Output {
+        let door = format!("unix:{}", self.bench.cluster.dir().join("door/coord.sock").display());
+        self.add(url, &[more, &["--coordinator", &door]].concat())
+    }
     /// Whatever is written stays here, for this reason.
     fn is_held_back(&self, words: &str) {
         fs::write(self.bench.data.join("note"), b"note").unwrap();
@@ -248,13 +253,78 @@ fn a_directory_of_root_is_not_pulled_for_a_user() {
     fs::write(users.bench.home.join("shadow"), b"secret").unwrap();
     fs::set_permissions(&users.bench.home, fs::Permissions::from_mode(0o700)).unwrap();
     let url = users.bench.url();
-    denied(&users.add(&url, &["--direction", "pull", "--map-uid", "1000=2000"]), "only the superuser");
-    succeeds(&users.add(&url, &["--direction", "pull"]));
+    let pull = ["--direction", "pull"];
+    let more = ["--direction", "pull", "--map-uid", "1000=2000"];
+    denied(&users.add_unchecked(&url, &more), "only the superuser");
+    denied(&users.add(&url, &pull), &format!("{url} is not there"));
+    succeeds(&users.add_unchecked(&url, &pull));
     wait_until("the home to be refused", PATIENCE, || {
         let shown = users.bench.relation();
         shown["limited_by"].as_str().unwrap().contains("this mover allows users none there")
     });
     assert_eq!(users.bench.relation()["state"], "first look", "nothing was seen of it");
+}
+
+/// What a program says that fails; one that waits instead is an error of the test.
+fn fails(words: &[&str]) -> String {
+    let mut child = Command::new(words[0])
+        .args(&words[1..])
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let status = ends(&format!("{words:?}"), &mut child, PATIENCE);
+    let mut said = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert!(!status.success(), "{words:?} succeeded");
+    said
+}
+
+#[test]
+fn programs_do_not_wait_for_a_home_that_the_mover_may_not_use() {
+    if !can_mount() || !is_root() {
+        return;
+    }
+    let users = Users::start();
+    let (bench, data) = (&users.bench, users.bench.data.to_str().unwrap());
+    let frame = users.bench.data.join("frame");
+    fs::write(bench.home.join("frame"), pattern(1, 1 << 20)).unwrap();
+    succeeds(&users.add_unchecked(&bench.url(), &["--direction", "pull"]));
+    for words in [&["ls", data][..], &["stat", frame.to_str().unwrap()]] {
+        let said = fails(words);
+        assert!(said.contains("Permission denied"), "{said}");
+    }
+    let why = "user 1000 named the home";
+    let log = fs::read_to_string(bench.cluster.dir().join("log/meta.log")).unwrap();
+    assert!(log.contains("a home is not used: user 1000 named the home"), "{log}");
+    let status = text(&bench.try_tell(&["status"]).stdout);
+    assert!(status.contains("cannot be used") && status.contains(why), "{status}");
+    // As soon as it may be used all goes on.
+    chown(&bench.home, Some(ADA), Some(ADA)).unwrap();
+    bench.cluster.kill("mover-1");
+    bench.tell(&["up", "--allow-home", &bench.url()]);
+    wait_until("the names to be there", PATIENCE, || frame.metadata().is_ok_and(|m| m.len() == 1 << 20));
+    // Bytes that are at home only, likewise.
+    chown(&bench.home, Some(0), Some(0)).unwrap();
+    bench.cluster.kill("mover-1");
+    bench.cluster.up();
+    let said = fails(&["cat", frame.to_str().unwrap()]);
+    assert!(said.contains("Input/output error"), "{said}");
+    chown(&bench.home, Some(ADA), Some(ADA)).unwrap();
+    wait_until("the bytes to be there", PATIENCE, || fs::read(&frame).is_ok_and(|b| b == pattern(1, 1 << 20)));
+}
+
+#[test]
+fn a_home_in_the_cluster_itself_is_refused() {
+    let cluster = Cluster::with(0, &["--targets", "1", "--tcp"]);
+    cluster.tell(&["volume", "create", "data"]);
+    let url = format!("weir://127.0.0.1:{}/elsewhere", cluster.port("coord"));
+    for args in [&["relation", "add", "data", &url][..], &["volume", "create", "other", "--from", &url]] {
+        let refused = cluster.try_tell(args);
+        let said = text(&refused.stderr);
+        assert!(!refused.status.success() && said.contains("in the very cluster"), "{args:?}: {said}");
+    }
+    assert!(!cluster.tell(&["volume", "list"]).contains("other"));
 }
 
 #[test]
@@ -269,7 +339,8 @@ fn keys_of_root_are_not_used_for_a_user() {
     service.set_nonblocking(true).unwrap();
     let (at, keys) = (service.local_addr().unwrap(), keys.display());
     let url = format!("s3://bucket/p?endpoint=http://{at}&path-style=yes&credentials={keys}");
-    succeeds(&users.add(&url, &[]));
+    denied(&users.add(&url, &[]), "is not there");
+    succeeds(&users.add_unchecked(&url, &[]));
     users.is_held_back("this mover allows users none there");
     assert_eq!(service.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock, "it was called");
 }
@@ -288,7 +359,7 @@ fn a_file_that_runs_as_its_owner_never_becomes_roots_at_home() {
     let url = bench.url();
     let to_root = bench.try_tell(&["relation", "add", "data", &url, "--map-uid", "1000=0"]);
     assert!(!to_root.status.success() && text(&to_root.stderr).contains("the superuser at home"));
-    denied(&users.add(&url, &["--map-gid", "1000=2000"]), "only the superuser");
+    denied(&users.add_unchecked(&url, &["--map-gid", "1000=2000"]), "only the superuser");
     // Whose home's own directory is was decided there.
     fs::set_permissions(&bench.home, fs::Permissions::from_mode(0o711)).unwrap();
     chown(&bench.home, Some(4242), Some(4243)).unwrap();
