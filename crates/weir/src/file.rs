@@ -3,10 +3,12 @@
 //! An extended attribute needs no socket and no address: the path leads to the right mount.
 use crate::cli::OnePath;
 use crate::failure::{Doing, Failure, Outcome};
+use crate::snapshots::when;
 use crate::table;
 use serde_json::Value;
 use std::path::Path;
 use weir_proto::Error;
+use weir_proto::meta::Time;
 
 /// Attribute names that every mount of Weir answers with JSON.
 pub const STAT: &str = "weir.stat";
@@ -35,7 +37,10 @@ fn show(args: &OnePath, attribute: &str) -> Outcome<()> {
     for (key, value) in value.as_object().into_iter().flatten() {
         match value {
             Value::Array(_) => {} // the table below
-            _ => rows.push(vec![format!("  {key}"), plain(value)]),
+            _ => match (key.strip_suffix("_ns"), value.as_i64()) {
+                (Some(key), Some(nanos)) => rows.push(vec![format!("  {key}"), when(Time { nanos })]),
+                _ => rows.push(vec![format!("  {key}"), plain(value)]),
+            },
         }
     }
     print!("{}", table::render(&["", ""], &rows).trim_start_matches('\n'));

@@ -3,13 +3,13 @@
 //! Invariant: looking never hangs. A mount whose process is stopped holds the thread that asks it; that thread is left behind.
 use crate::file;
 use crate::fuse;
-use crate::place::{Place, RoleName};
+use crate::place::{Place, Process, RoleName};
 use rustix::io::Errno;
 use serde::Serialize;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long a mount may take to answer from its memory.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -43,47 +43,47 @@ pub struct MountState {
 
 /// Those that `weir up` made.
 pub fn of(place: &Place) -> Vec<MountState> {
-    place.of_role(RoleName::Mount).map(|process| look(&process.name, &process.path)).collect()
+    let begin =
+        |p: &Process| (p.name.clone(), p.path.clone(), fuse::is_mounted(&p.path).then(|| ask(&p.path, look)));
+    let asked: Vec<_> = place.of_role(RoleName::Mount).map(begin).collect();
+    let state = |(name, path, asked): (String, PathBuf, Option<Asked<(Reach, Value)>>)| {
+        let silent = || (Reach::Silent, Value::Null);
+        let (state, answer) =
+            asked.map_or((Reach::NotMounted, Value::Null), |asked| asked.answer().unwrap_or_else(silent));
+        let losses = answer["losses"].as_u64().unwrap_or(0);
+        MountState { name, path, state, losses, last_losses: answer["last_losses"].clone() }
+    };
+    asked.into_iter().map(state).collect()
 }
 
 /// All others of this machine that are dead. Which cluster they were of is not known any more.
 pub fn dead_beside(known: &[MountState]) -> Vec<PathBuf> {
     let others = fuse::mount_points().into_iter().filter(|path| !known.iter().any(|m| m.path == *path));
-    // Together: one that hangs keeps the others waiting once.
     let asked: Vec<_> = others.map(|path| (ask(&path, is_dead), path)).collect();
     asked.into_iter().filter_map(|(dead, path)| dead.answer().unwrap_or(false).then_some(path)).collect()
 }
 
 fn is_dead(path: &Path) -> bool {
-    // Not its attributes: the kernel may know those.
-    matches!(rustix::fs::statfs(path), Err(Errno::NOTCONN))
+    // An attribute that the mount answers from its memory, and the kernel never.
+    matches!(rustix::fs::lgetxattr(path, file::CLIENT, &mut [0; 0][..]), Err(Errno::NOTCONN))
 }
 
-fn look(name: &str, path: &Path) -> MountState {
-    let said = |state, answer: Value| MountState {
-        name: name.into(),
-        path: path.into(),
-        state,
-        losses: answer["losses"].as_u64().unwrap_or(0),
-        last_losses: answer["last_losses"].clone(),
-    };
-    if !fuse::is_mounted(path) {
-        return said(Reach::NotMounted, Value::Null);
-    }
-    match ask(path, |path| (is_dead(path), file::ask(path, file::CLIENT))).answer() {
-        Some((true, _)) => said(Reach::Dead, Value::Null),
-        Some((false, Ok(answer))) => said(Reach::Answers, answer),
-        Some((false, Err(_))) | None => said(Reach::Silent, Value::Null),
+fn look(path: &Path) -> (Reach, Value) {
+    match file::ask(path, file::CLIENT) {
+        Ok(answer) => (Reach::Answers, answer),
+        Err(_) if is_dead(path) => (Reach::Dead, Value::Null),
+        Err(_) => (Reach::Silent, Value::Null),
     }
 }
 
-/// A question to a file system that may hang.
-pub struct Asked<T>(Receiver<T>);
+/// A question to a file system that may hang, and when it is given up. Several are asked together, so that those that hang are waited
+/// for once.
+pub struct Asked<T>(Receiver<T>, Instant);
 
 impl<T> Asked<T> {
     /// `None`: not in time.
     pub fn answer(&self) -> Option<T> {
-        self.0.recv_timeout(PATIENCE).ok()
+        self.0.recv_timeout(self.1.saturating_duration_since(Instant::now())).ok()
     }
 }
 
@@ -94,5 +94,5 @@ pub fn ask<T: Send + 'static>(path: &Path, question: impl FnOnce(&Path) -> T + S
     std::thread::spawn(move || {
         let _ = tx.send(question(&path)); // nobody waits any more
     });
-    Asked(rx)
+    Asked(rx, Instant::now() + PATIENCE)
 }

@@ -124,7 +124,7 @@ pub struct List {
 
 #[derive(Args)]
 pub struct One {
-    /// The relation as `weir relation list` shows it, like r1
+    /// The relation as `weir relation list` shows it, like r1, or the volume that has only this one
     pub relation: String,
     #[command(flatten)]
     pub at: Cluster,
@@ -290,10 +290,22 @@ fn require_allowed(url: &str, at: &Cluster) -> Outcome<()> {
 
 pub async fn find(client: &Client, name: &str) -> Outcome<RelationInfo> {
     let all = client.relations(None).await?;
-    all.into_iter().find(|r| r.id.to_string() == name).ok_or_else(|| {
-        let error = Error::not_found(format!("there is no relation {name:?}"));
-        Failure::new(error, "`weir relation list` shows all, like r1")
-    })
+    if let Some(found) = all.iter().find(|r| r.id.to_string() == name) {
+        return Ok(found.clone());
+    }
+    let of_volume: Vec<&RelationInfo> = all.iter().filter(|r| r.volume_name == name).collect();
+    match &of_volume[..] {
+        [one] => Ok((*one).clone()),
+        [] => Err(Failure::new(
+            Error::not_found(format!("there is no relation {name:?}")),
+            "`weir relation list` shows all, like r1; a volume's name stands for its only one",
+        )),
+        several => {
+            let ids: Vec<String> = several.iter().map(|r| r.id.to_string()).collect();
+            let error = Error::invalid(format!("volume {name:?} has {} relations", several.len()));
+            Err(Failure::new(error, format!("name one of them: {}", ids.join(", "))))
+        }
+    }
 }
 
 fn parse_inode(text: &str) -> Outcome<InodeId> {

@@ -119,7 +119,6 @@ fn missing_homes(processes: &[ProcessState], namespaces: &[NamespaceFacts]) -> B
         let found = std::fs::metadata(path);
         found.as_ref().map_or_else(|e| e.kind() == std::io::ErrorKind::NotFound, |m| !m.is_dir())
     };
-    // Together: one that hangs keeps the others waiting once.
     let ask = |url: String| match HomeUrl::parse(&url) {
         Ok(HomeUrl::File { path }) => Some((mounts::ask(&path, is_missing), url)),
         _ => None,

@@ -420,28 +420,29 @@ fn relations(facts: &Facts<'_>, found: &mut Found) {
 }
 
 fn movers(facts: &Facts<'_>, found: &mut Found) {
-    let is_needed = |k: &Known| !k.relations.is_empty() || k.backups.iter().any(|b| b.every_s > 0);
-    // Where volumes have no homes, one that has ended does no harm yet.
-    let dead: Vec<&ProcessState> =
-        facts.processes.iter().filter(|p| p.role == RoleName::Mover && !p.lives).collect();
-    for process in &dead {
+    // Those of no relation are not known: backups say themselves when they are late.
+    let lacks = |k: &&Known| !k.relations.is_empty() && k.relations.iter().all(|r| r.movers == 0);
+    let lacking: Vec<&Known> = facts.known().filter(lacks).collect();
+    let away = lacking.iter().any(|k| k.volumes.iter().any(|v| v.usage.evicted > 0));
+    let (severity, so) = match (lacking.is_empty(), away) {
+        (true, _) => (Severity::Warning, ""),
+        (false, false) => (Severity::Warning, ", so nothing is copied home or brought back"),
+        (false, true) => (
+            Severity::Critical,
+            ", so nothing is copied home or brought back, and evicted files cannot be read",
+        ),
+    };
+    let is_dead = |p: &&ProcessState| p.role == RoleName::Mover && !p.lives;
+    for process in facts.processes.iter().filter(is_dead) {
         let (name, restart, log) = (&process.name, &facts.restart, process.log.display());
-        found.warning(name, format!("{name} is not running: {restart} (its log is {log})"));
+        found.add(severity, name, format!("{name} is not running{so}: {restart} (its log is {log})"));
     }
-    for known in facts.known().filter(|k| is_needed(k)) {
-        let runs = known.relations.iter().any(|r| r.movers > 0);
-        if runs || known.relations.is_empty() {
-            continue;
-        }
-        let text = "no mover is running, so nothing is copied home or brought back";
-        let how = match dead.is_empty() {
-            true => "`weir up --movers 1` or `weir mover` starts one",
-            false => facts.restart.as_str(),
-        };
-        match known.volumes.iter().any(|v| v.usage.evicted > 0) {
-            true => found.critical("movers", format!("{text}, and evicted files cannot be read: {how}")),
-            false => found.warning("movers", format!("{text}: {how}")),
-        }
+    if !lacking.is_empty() && !facts.processes.iter().any(|p| is_dead(&p)) {
+        found.add(
+            severity,
+            "movers",
+            format!("no mover is running{so}: `weir up --movers 1` or `weir mover` starts one"),
+        );
     }
 }
 

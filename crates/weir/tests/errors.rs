@@ -213,6 +213,7 @@ fn a_cluster_says_what_is_wrong_with_a_request() {
     let home = tempfile::tempdir().unwrap();
     let url = format!("file://{}", home.path().display());
     cluster.tell(&["relation", "add", "data", &url]);
+    assert!(cluster.tell(&["relation", "show", "data"]).starts_with("r1: data"));
     let said = cluster.tell(&["relation", "pause", "r1", "--json"]);
     let said: serde_json::Value = serde_json::from_str(&said).unwrap();
     assert_eq!((&said["relation"], &said["done"]), (&"r1".into(), &"paused".into()));

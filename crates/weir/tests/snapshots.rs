@@ -166,6 +166,61 @@ fn a_user_puts_back_what_was_in_a_snapshot() {
     );
 }
 
+/// A process that says in a file which one it is, and ends with the test.
+struct Told(PathBuf);
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        if let Ok(pid) = fs::read_to_string(&self.0) {
+            let _ = Command::new("kill").arg(pid.trim()).status();
+        }
+    }
+}
+
+/// In any directory: what a restore needs of a mount is `.snapshots`.
+#[test]
+fn a_restore_that_is_killed_loses_nothing() {
+    let root = tempfile::tempdir().unwrap();
+    let (top, tools) = (root.path().join("top"), root.path().join("tools"));
+    let [then, now] = [top.join(".snapshots/s/d"), top.join("d")];
+    for dir in [&then, &now, &tools] {
+        fs::create_dir_all(dir).unwrap();
+    }
+    fs::write(then.join("a"), "old").unwrap();
+    fs::write(now.join("a"), "newer").unwrap();
+    fs::write(now.join("made since"), "new").unwrap();
+    // A cp that copies a half, says which process it is, and stands still.
+    let (cp, said) = (tools.join("cp"), tools.join("pid"));
+    let copying = Told(said.clone());
+    let script = format!(
+        "#!/bin/sh\nmkdir \"$5\"\necho $$ > {0}.new\nmv {0}.new {0}\nexec sleep 1000\n",
+        said.display()
+    );
+    fs::write(&cp, script).unwrap();
+    fs::set_permissions(&cp, fs::Permissions::from_mode(0o755)).unwrap();
+    let command = |path: String| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
+        command.args(["volume", "restore", "--from", "s", "--json"]).arg(&now).env("PATH", path);
+        command
+    };
+    let path = std::env::var("PATH").unwrap();
+    let mut begun = command(format!("{}:{path}", tools.display())).spawn().unwrap();
+    wait_until("it copies", PATIENCE, || said.exists());
+    begun.kill().unwrap();
+    begun.wait().unwrap();
+    drop(copying);
+    assert_eq!(fs::read(now.join("a")).unwrap(), b"newer");
+    assert_eq!(fs::read(now.join("made since")).unwrap(), b"new");
+    // The next one is whole, and keeps what was there.
+    let output = command(path).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let kept: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let kept = Path::new(kept["kept"].as_str().unwrap());
+    assert_eq!(fs::read(now.join("a")).unwrap(), b"old");
+    assert_eq!(fs::read(kept.join("a")).unwrap(), b"newer");
+    assert_eq!(fs::read(kept.join("made since")).unwrap(), b"new");
+}
+
 #[test]
 fn a_snapshot_that_is_removed_gives_its_space_back() {
     if !can_mount() {
