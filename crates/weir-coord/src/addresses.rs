@@ -25,7 +25,7 @@ pub fn check_announced(node: &str, addr: &str) -> Result<()> {
     let addr: Addr = addr.parse().map_err(|e| Error::invalid(format!("node {node:?}: {e}")))?;
     match addr {
         Addr::Tcp(at) if at.ip().is_unspecified() || at.port() == 0 => Err(Error::invalid(format!(
-            "node {node:?} announces {addr}, which leads nobody to it; hint: --listen tcp:ADDRESS:PORT with an address of its host"
+            "node {node:?} announces {addr}, which no other host can reach; hint: --listen tcp:ADDRESS:PORT with an address of its host"
         ))),
         _ => Ok(()),
     }

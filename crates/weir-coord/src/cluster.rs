@@ -27,7 +27,7 @@ const MAP_WAIT: Duration = Duration::from_secs(10);
 const ANSWER_SLACK: Duration = Duration::from_secs(5);
 /// Addresses of the coordinator that are remembered beside those that were given.
 const COORDINATORS_MAX: usize = 16;
-/// Who asks how much space there is does not wait for a coordinator that is away.
+/// A question about free space does not wait longer for a coordinator that is away.
 const STATUS_PATIENCE: Duration = Duration::from_secs(1);
 /// Pause after a failed call to the coordinator.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
@@ -366,7 +366,7 @@ impl Shared {
         Ok(channel)
     }
 
-    /// Another way to a node than the one that all calls share.
+    /// A channel to a node of its own, beside the shared one.
     pub fn channel_of_its_own(self: &Arc<Self>, id: NodeId) -> Channel {
         let shared = Arc::downgrade(self);
         let look_up: LookUp = Arc::new(move || {
@@ -386,7 +386,7 @@ fn leader_of<'m>(map: &'m ClusterMap, namespace: &str) -> Result<&'m Node> {
     let entry = map.namespaces.iter().find(|v| v.name == namespace);
     let entry = entry.ok_or_else(|| Error::unavailable(format!("no namespace {namespace:?} yet")))?;
     let leader = entry.leader.and_then(|l| map.node(l));
-    leader.ok_or_else(|| Error::unavailable(format!("nobody leads namespace {namespace:?}")))
+    leader.ok_or_else(|| Error::unavailable(format!("namespace {namespace:?} has no leader")))
 }
 
 /// Learns at each new connection to the coordinator where else it can be reached.
@@ -397,7 +397,7 @@ async fn ask_for_coordinators(shared: Arc<Shared>) {
         if let Ok((told, _)) = shared.coordinator.call(&GetCoordinators {}, Vec::new(), CHANGE_PATIENCE).await
         {
             let read = told.addrs.iter().take(COORDINATORS_MAX).filter_map(|a| a.parse::<Addr>().ok());
-            // Local sockets may be of another host's coordinator: only what was given counts of those.
+            // The path of a local socket is valid on one host only: of those, use only the configured ones.
             *lock(&shared.announced) = read.filter(|a| matches!(a, Addr::Tcp(_))).collect();
         }
         if connections.wait_for(|n| *n > known).await.is_err() {

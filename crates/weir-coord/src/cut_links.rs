@@ -1,6 +1,6 @@
-//! Links that nodes report to be cut, for whoever looks at the cluster.
+//! Links that nodes report to be cut, for `weir status`.
 //!
-//! Nothing is decided by them: each node goes around its own broken links. What is not said again is forgotten.
+//! No decision depends on them: each node routes around its own broken links. A report that is not repeated expires.
 use std::collections::BTreeMap;
 use std::time::Duration;
 use weir_env::Instant;

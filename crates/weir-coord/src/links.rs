@@ -2,7 +2,7 @@
 //!
 //! A link is cut when its node does not answer here, but answers another node that answers here. A machine that is busy
 //! everywhere is late by both ways. So no redundancy is given up for a broken link, and a node whose own network is broken
-//! harms itself only. Of a node that answers neither this one nor others, the coordinator is told, which may see it still.
+//! harms itself only. A node that answers neither this one nor others is reported to the coordinator, which may still reach it.
 //!
 //! Invariants: a call that was sent is not sent again here (its caller knows whether that is right); it is passed on once;
 //! one look at a node at a time; a link that was cut is not used again before it has carried large packets there and back.
@@ -53,7 +53,7 @@ impl Default for Links {
 
 #[derive(Default)]
 struct Link {
-    /// Somebody looks at it, or it was looked at a moment ago.
+    /// A look at it is under way, or ended a moment ago.
     not_before: Instant,
     cut: Option<Cut>,
     /// Cuts so far: each makes the link unused for longer.
@@ -63,7 +63,7 @@ struct Link {
 #[derive(Clone)]
 struct Cut {
     since: Instant,
-    /// Who passes calls on.
+    /// The node that forwards calls.
     via: NodeId,
     why: String,
 }
@@ -78,7 +78,7 @@ impl Links {
     pub fn is_cut(&self, node: NodeId) -> bool {
         self.lock().get(&node).is_some_and(|link| link.cut.is_some())
     }
-    /// True: nobody looks, and the caller does now.
+    /// True: no look is under way; the caller begins one.
     fn begin_look(&self, node: NodeId, now: Instant) -> bool {
         let mut links = self.lock();
         let link = links.entry(node).or_default();
@@ -156,7 +156,7 @@ impl Cluster {
         patience: Duration,
     ) -> Result<Answered<Bytes>> {
         if request.method == PassOn::METHOD {
-            return Err(Error::invalid("what is passed on is not passed on again"));
+            return Err(Error::invalid("a forwarded call is not forwarded again"));
         }
         let shared = self.shared();
         let map = self.map();
@@ -308,7 +308,7 @@ impl Shared {
             (Ok(()), _) => Seen::Answers,
             (Err(why), Around::Through(via)) => Seen::Cut { via, why },
             (Err(why), Around::NotEither) => Seen::Silent(why),
-            (Err(_), Around::Alone) => Seen::Answers, // whoever reaches nobody says nothing of others
+            (Err(_), Around::Alone) => Seen::Answers, // a node that reaches no other node proves nothing about the target
         }
     }
 
@@ -329,7 +329,7 @@ impl Shared {
         found
     }
 
-    /// The coordinator may see a target that nobody else sees: its groups go on without it for a while.
+    /// Reports a target that only the coordinator may still reach: its groups go on without it for a while.
     async fn tell_silent(&self, map: &ClusterMap, target: TargetId, why: &Error) {
         let is_current = |m: &Member| m.target == target && m.state == MemberState::Current;
         let Some(group) = map.groups.iter().find(|g| g.members.iter().any(is_current)) else { return };
@@ -351,7 +351,7 @@ impl Shared {
 
 /// What a look at a node by both ways has shown.
 enum Seen {
-    /// Directly; or the coordinator knows that it does not, or there is nobody to compare with.
+    /// Directly; or the coordinator knows that it does not, or there is no other node to compare with.
     Answers,
     Cut {
         via: NodeId,
@@ -400,7 +400,7 @@ async fn look(shared: Arc<Shared>, node: NodeId, target: TargetId) {
         name(via)
     );
     if let Some(Ok(channel)) = map.node(node).map(|n| shared.channel_to(n)) {
-        channel.disconnect("the link is cut"); // whoever waits on it goes around
+        channel.disconnect("the link is cut"); // calls that wait on it take another route
     }
     follow(Arc::downgrade(&shared), node, target).await;
 }

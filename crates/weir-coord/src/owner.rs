@@ -471,8 +471,8 @@ impl Owner {
             Err(e) if doubt != Doubt::Unusable && !is_spare(&batch.draft, target) => {
                 tracing::warn!("{target} does not answer quickly, and is needed: {e}");
             }
-            // Who has not joined since this coordinator started may just be starting: a verdict now would let the others
-            // go on without it, and what they may then have written nobody could give back if they return without it.
+            // A target that has not joined since this coordinator started may just be starting. A verdict now would let its group
+            // go on without it; if they return without what they then wrote, no other target has it.
             Err(e) if self.is_awaited(target, &batch.draft) => {
                 tracing::warn!("{target} does not answer, and has not joined yet: {e}");
             }

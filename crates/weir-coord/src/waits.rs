@@ -1,4 +1,4 @@
-//! What clients say their calls wait for. In memory: who still waits says so again.
+//! What clients report their calls to wait for. Kept in memory: a client that still waits repeats its report.
 //!
 //! Knows nothing of why.
 use std::collections::BTreeMap;
@@ -6,9 +6,9 @@ use std::time::Duration;
 use weir_env::Instant;
 use weir_proto::coord::{ClientWaiting, ClientsWaiting, TellWaits};
 
-/// Who has not said so again for this long does not wait any more, or is gone.
+/// A report that is not repeated for this long is dropped: the client does not wait any more, or is gone.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(15);
-/// Clients of whom something is kept; when a whole cluster waits, some of them tell enough.
+/// Clients whose reports are kept; when all clients of a large cluster wait, some of them are enough.
 const CLIENTS_MAX: usize = 256;
 /// Causes of one client that are kept.
 const CAUSES_MAX: usize = 16;

@@ -238,9 +238,7 @@ fn play(args: &cli::Demo, environment: &Environment, stage: &Arc<Stage>) -> Outc
         late.iter().for_each(|what| println!("late: {what}"));
         let verdict = match (good, late.is_empty()) {
             (true, true) => "nothing was late, missing or wrong",
-            (true, false) => {
-                "nothing is missing or wrong; what was late is named above: is the machine busy?"
-            }
+            (true, false) => "nothing is missing or wrong; late frames are named above: is the machine busy?",
             (false, _) => "NOT GOOD: bytes are missing or wrong, see above",
         };
         println!("\n{verdict}");
@@ -422,7 +420,7 @@ mod tests {
             (400.0, 2, 25.0), // at most what a fast one does
             (90.0, 2, 15.0),
             (12.0, 2, 2.0),
-            (5.0, 2, 1.0), // what is late is reported
+            (5.0, 2, 1.0), // late frames are reported
             (0.0, 2, 1.0),
             (90.0, 16, 1.0),
         ] {

@@ -104,7 +104,7 @@ impl MountWords {
             "noatime" | "atime" | "relatime" => self.no_atime = option == "noatime",
             "allow_other" => self.allow_other = true,
             ignored if IGNORED.contains(&ignored) => {}
-            // Of whoever mounts: `x-systemd.automount` and its like.
+            // For the program that mounts: `x-systemd.automount` and similar.
             other if other.starts_with("x-") || other.starts_with("X-") || other.starts_with("comment=") => {}
             "strictatime" => {
                 return Err(Failure::new(

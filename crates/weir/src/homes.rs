@@ -2,9 +2,9 @@
 //!
 //! The URL holds no secret; keys of S3 come from the file that it names, or from the environment of this process.
 //!
-//! Invariant: a home that somebody named who is neither root nor the user of this process is opened only in a place that this
-//! process was told to allow, and, where it is a directory, only if that is the user's own: or else whoever owns a volume would
-//! read and write here what root may.
+//! Invariant: a home named by another user than root and the user of this process is opened only in a place that `mover.homes`
+//! lists, and, where it is a directory, only if that user owns it. Otherwise the owner of a volume could read and write here with
+//! the rights of root.
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -42,7 +42,7 @@ impl Allowed {
         Ok(Allowed(places.iter().map(|place| HomeUrl::parse(place)).collect::<Result<_>>()?))
     }
 
-    /// Refuses a home that `by` named and must not have. The user whose directory it must be, if it is one.
+    /// Refuses a home that user `by` may not have. Returns the user who must own it, if it is a directory.
     fn check(&self, url: &HomeUrl, by: u32, text: &str) -> Outcome<Option<u32>> {
         if by == 0 || by == rustix::process::geteuid().as_raw() {
             return Ok(None);

@@ -69,7 +69,7 @@ fn cause(e: &Error) -> &str {
     last.split(" (").next().unwrap_or_default()
 }
 
-/// An error where nobody listens at any of the addresses: then there is nothing to wait for.
+/// An error if no process listens at any of the addresses: then there is nothing to wait for.
 pub fn require_listener(coordinators: &[Addr]) -> Outcome<()> {
     let refused = |addr: &Addr| {
         let connected = match addr {

@@ -1,6 +1,6 @@
-//! Whether what lies at a path is this user's own and nobody else's to change.
+//! Whether the file at a path belongs to this user and no other user can change it.
 //!
-//! `weir up` and `weir down` do with the rights of whoever calls them what the files of a cluster's directory say: processes
+//! `weir up` and `weir down` do, with the rights of their caller, what the files of a cluster's directory say: processes
 //! are started and signalled, paths are mounted over, files are written. So none of these may be another user's.
 //! Symbolic links are not followed, and what was opened is what is judged.
 use crate::failure::{Doing, Failure, Outcome};

@@ -107,7 +107,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// The cluster whose directory this is, to ask it for something. Whose it is does not matter for that.
+    /// The cluster of a directory, to ask it for something. The owner of the directory does not matter for that.
     pub fn open(dir: &Path) -> Outcome<Place> {
         let dir = absolute(dir)?;
         let path = dir.join(MANIFEST);
@@ -117,7 +117,7 @@ impl Place {
                 let error = Error::from_io(format_args!("read {}", path.display()), &e);
                 return Failure::new(
                     error,
-                    "whoever ran `weir up` may read it; others reach the cluster by --coordinator ADDR",
+                    "the user who ran `weir up` may read it; others reach the cluster by --coordinator ADDR",
                 );
             }
             let error = Error::not_found(format!("{shown} is not the directory of a cluster"));

@@ -283,8 +283,11 @@ fn require_allowed(url: &str, at: &Cluster) -> Outcome<()> {
     if is_free || Allowed::parse(allowed)?.allows(&HomeUrl::parse(url)?) {
         return Ok(());
     }
-    let places = if allowed.is_empty() { "nowhere".to_owned() } else { format!("in {}", allowed.join(", ")) };
-    let error = Error::denied(format!("the movers of this cluster allow users homes {places}, and {url} is not there"));
+    let places =
+        if allowed.is_empty() { "nowhere".to_owned() } else { format!("in {} only", allowed.join(", ")) };
+    let error = Error::denied(format!(
+        "user {user} may not have the home {url}: the movers of this cluster open homes of users {places}"
+    ));
     Err(Failure::new(error, "the superuser may name it, or allow the place by `weir up --allow-home URL`"))
 }
 

@@ -34,7 +34,7 @@ const DIRECTORY: &str = ".snapshots";
 const NAME_MAX: usize = 255;
 /// Snapshots that are named where another one was asked for.
 const SNAPSHOTS_TOLD_MAX: usize = 10;
-/// Names for what was there that are tried: of restores in one second.
+/// Names tried for the file that was there: more than restores within one second.
 const KEPT_NAMES_MAX: u32 = 100;
 /// Attribute that the mount answers: a volume's snapshots, and where its backups are.
 pub const PAST: &str = "weir.past";
@@ -147,7 +147,7 @@ fn put_back(old: &Path, to: &Path, now: Date) -> Outcome<Option<PathBuf>> {
     let tmp = parent.join(beside(name, &format!("restoring-{}", std::process::id())));
     let put = copy(old, &tmp).and_then(|()| put(&tmp, to, |n| parent.join(beside(name, &kept_as(now, n)))));
     if put.is_err() {
-        let _ = remove(&tmp); // a copy of what is still in the snapshot; the first error is the one that is told
+        let _ = remove(&tmp); // a copy of what is still in the snapshot; the first error is returned
     }
     put
 }

@@ -224,7 +224,7 @@ fn start_log(environment: &Environment, config: &Config) {
         .try_init();
 }
 
-/// As many files and connections as the process may have: each client is a connection. What stays less is told by `accept`.
+/// As many files and connections as the process may have: each client is a connection. If the limit stays lower, `accept` logs it.
 fn raise_descriptors() {
     let limit = getrlimit(Resource::Nofile);
     if limit.current != limit.maximum
@@ -452,7 +452,7 @@ async fn run_storage(node: Node, known: Option<PathBuf>) -> Outcome<()> {
         open_node(&node, &cluster, &targets, &opened).await?;
     }
     let storage = opened.get().cloned().ok_or_else(|| Error::io("the storage node did not open"))?;
-    // Not before: what is served must be known to be of this run, by the coordinator and by the index.
+    // Not before: coordinator and index must both have recorded this run before anything is served.
     for target in &targets {
         let admitted = runs::admitted(&joined.map, target.identity.disk, target.history.run)?;
         runs::confirm(&target.index, admitted).await?;
@@ -641,7 +641,7 @@ async fn run_mover(node: Node, namespace: String, keys: Option<weir_home::Creden
     Ok(())
 }
 
-/// Whether it may be gone when somebody tries again.
+/// Whether the next try may succeed.
 fn is_passing(e: &Error) -> bool {
     matches!(e.kind, ErrorKind::Unavailable | ErrorKind::Deadline | ErrorKind::Stale)
 }

@@ -1,7 +1,7 @@
 //! What an operator should know of a cluster, the worst first: a plain function of what `status.rs` found out.
 //!
 //! A new trouble is one line in a function below (its fact in `Facts`, if that is new), and a row in the test's table. Its text is
-//! one sentence: what is wrong, where, and what to do. Troubles that another one explains are left out: who reads this is in a hurry.
+//! one sentence: what is wrong, where, and what to do. Troubles that another one explains are left out: the reader is in a hurry.
 use crate::backup;
 use crate::mounts::{MountState, Reach};
 use crate::observe::{InUse, is_led};
@@ -206,7 +206,7 @@ fn groups(facts: &Facts<'_>, in_use: &InUse, found: &mut Found) {
         let without: BTreeSet<TargetId> = members.map(|m| m.target).collect();
         let without: Vec<String> = without.iter().map(TargetId::to_string).collect();
         let text = format!(
-            "data is lost on {}: {} returned without what they had, and too few others have it; what is gone is read as EIO, and \
+            "data is lost on {}: {} returned without what they had, and too few others have it; reads of the lost bytes fail with EIO, and \
              files there cannot be written; stop these targets and put their disks back as they were last, if these exist",
             placement_groups(lost.len()),
             without.join(", ")
@@ -341,7 +341,7 @@ fn targets(facts: &Facts<'_>, in_use: &InUse, found: &mut Found) {
     }
 }
 
-/// Who cannot reach whom. Several links of one end are that end's trouble.
+/// Pairs of nodes that cannot reach each other. Several cut links of one node are one trouble of that node.
 fn links(facts: &Facts<'_>, found: &mut Found) {
     let (map, all) = (&facts.status.map, &facts.status.links);
     let name = |node: NodeId| {
@@ -383,7 +383,7 @@ fn relations(facts: &Facts<'_>, found: &mut Found) {
         for relation in &known.relations {
             let (id, volume, url) = (relation.id, &relation.volume_name, &relation.url);
             let add = |found: &mut Found, text: String| {
-                // What is at home only cannot be read while home cannot.
+                // Evicted data cannot be read while home cannot.
                 let away = known.volumes.iter().any(|v| v.id == relation.volume && v.usage.evicted > 0);
                 let (severity, more) = match away {
                     true => (Severity::Critical, "; evicted files cannot be read"),

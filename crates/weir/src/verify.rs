@@ -56,7 +56,7 @@ async fn verify(client: &Client, homes: &Homes, options: &Options) -> Outcome<()
         holds: HomeUse::Relation(relation.id),
         url: relation.url.clone(),
         ids,
-        by: own_cred().uid, // who compares decides where: nothing is changed there
+        by: own_cred().uid, // the caller's own choice: nothing is changed there
         is_new: false,
         only_reads,
     };

@@ -20,7 +20,7 @@ pub struct Gate {
     opened: Arc<Notify>,
     /// Room for calls that wait.
     room: Arc<Semaphore>,
-    /// What is behind it.
+    /// It leads to the metadata service.
     to_metadata: bool,
 }
 

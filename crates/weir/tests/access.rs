@@ -256,7 +256,7 @@ fn a_directory_of_root_is_not_pulled_for_a_user() {
     let pull = ["--direction", "pull"];
     let more = ["--direction", "pull", "--map-uid", "1000=2000"];
     denied(&users.add_unchecked(&url, &more), "only the superuser");
-    denied(&users.add(&url, &pull), &format!("{url} is not there"));
+    denied(&users.add(&url, &pull), &format!("user 1000 may not have the home {url}"));
     succeeds(&users.add_unchecked(&url, &pull));
     wait_until("the home to be refused", PATIENCE, || {
         let shown = users.bench.relation();
@@ -311,7 +311,9 @@ fn programs_do_not_wait_for_a_home_that_the_mover_may_not_use() {
     let said = fails(&["cat", frame.to_str().unwrap()]);
     assert!(said.contains("Input/output error"), "{said}");
     chown(&bench.home, Some(ADA), Some(ADA)).unwrap();
-    wait_until("the bytes to be there", PATIENCE, || fs::read(&frame).is_ok_and(|b| b == pattern(1, 1 << 20)));
+    wait_until("the bytes to be there", PATIENCE, || {
+        fs::read(&frame).is_ok_and(|b| b == pattern(1, 1 << 20))
+    });
 }
 
 #[test]
@@ -339,7 +341,7 @@ fn keys_of_root_are_not_used_for_a_user() {
     service.set_nonblocking(true).unwrap();
     let (at, keys) = (service.local_addr().unwrap(), keys.display());
     let url = format!("s3://bucket/p?endpoint=http://{at}&path-style=yes&credentials={keys}");
-    denied(&users.add(&url, &[]), "is not there");
+    denied(&users.add(&url, &[]), "user 1000 may not have the home");
     succeeds(&users.add_unchecked(&url, &[]));
     users.is_held_back("this mover allows users none there");
     assert_eq!(service.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock, "it was called");

@@ -49,7 +49,7 @@ pub fn target_lost(map: &mut ClusterMap, target: TargetId) {
     }
 }
 
-/// The target has again what it had lost: it counts as one that was away since then. Where it was refilled meanwhile, that is lost now.
+/// The right disk is back: the target counts as one that was away since it lost its data. What it was refilled with meanwhile is lost.
 pub fn target_put_back(map: &mut ClusterMap, target: TargetId) {
     let is_lost = |g: &Group| member_of(g, target).is_some_and(Member::is_lost);
     let has_again: Vec<PgId> = map.groups.iter().filter(|g| is_lost(g)).map(|g| g.id).collect();

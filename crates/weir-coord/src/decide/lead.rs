@@ -124,7 +124,7 @@ fn no_directory_of(map: &ClusterMap, lead: &LeadNamespace) -> Error {
     }
 }
 
-/// Makes the entry, in place of one that is given up; tells where it is.
+/// Makes the entry, in place of one that is given up; returns its index.
 fn found(map: &mut ClusterMap, lead: &LeadNamespace) -> Result<usize> {
     let last = map.last_namespace.0.checked_add(1);
     map.last_namespace =

@@ -7,14 +7,14 @@
 use weir_proto::coord::TargetHistory;
 use weir_proto::map::{Run, RunSeen, Target};
 
-/// What a target that joins is, next to what is known of it.
+/// How a joining target compares with the map's record of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Returned {
     /// The process joins again.
     SameRun,
-    /// It has all that it had. So has one that knows of newer runs: then what is known here is old.
+    /// It lost nothing. The same for one that knows of newer runs than the map: then the map is an old copy.
     Whole,
-    /// It had been away while something else was in its place: it has all that was missed there.
+    /// The right disk is back after another one served in its place: it has all that was missing there.
     PutBack,
     /// Why it does not have what it had, in words for the log.
     Lost(&'static str),

@@ -1,7 +1,7 @@
 //! Identities of the directories of a metadata role and of a coordinator.
 //!
 //! Each is founded once, and only where that is asked for: a directory that is empty because its file system is not
-//! mounted would else become a new namespace, or a new cluster, in place of the one that everybody knows.
+//! mounted would otherwise become a new namespace, or a new cluster, in place of the existing one.
 use super::text;
 use std::path::Path;
 use weir_env::Disk;
@@ -83,9 +83,9 @@ pub fn open_namespace(
 pub fn check_coordinator(disk: &dyn Disk, dir: &Path, new: bool) -> Result<Option<ClusterId>> {
     let (at, path) = (dir.display(), dir.join(COORDINATOR_FILE));
     let found = text::bytes(disk, &path)?.map(|bytes| text::read(&bytes)?.id("cluster"));
-    let found: Option<ClusterId> = found.transpose().map_err(|e: Error| {
-        text::with_hint(e.doing(format!("read {}", path.display())), DAMAGED_HINT)
-    })?;
+    let found: Option<ClusterId> = found
+        .transpose()
+        .map_err(|e: Error| text::with_hint(e.doing(format!("read {}", path.display())), DAMAGED_HINT))?;
     match (found, new) {
         (Some(found), false) => Ok(Some(found)),
         (Some(found), true) => Err(Error::exists(format!(

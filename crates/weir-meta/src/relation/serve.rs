@@ -976,8 +976,7 @@ impl Lane {
 impl Lanes {
     /// When a home that did not answer is asked again.
     fn next_try(&self, now: Instant) -> Option<Instant> {
-        let next =
-            |lane: &Lane| lane.back_off.as_ref().map(|b| b.until).filter(|until| *until > now);
+        let next = |lane: &Lane| lane.back_off.as_ref().map(|b| b.until).filter(|until| *until > now);
         self.lanes.values().filter_map(next).min()
     }
     /// Relations came or went.

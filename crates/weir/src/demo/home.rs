@@ -19,7 +19,7 @@ const SECONDS: f64 = 12.0;
 const FRAME_BYTES: u64 = 6_250_000;
 /// The faster of what is asked of a machine: two streams of 50 MB/s each.
 const STREAM_BYTES_PER_S: f64 = 50e6;
-/// What is not at home so long after the last write does not come, however slow the machine.
+/// A byte that is not at home so long after the last write is lost, however slow the machine.
 const PATIENCE: Duration = Duration::from_secs(300);
 /// What is promised where the machine keeps up: lag, and how soon another mover goes on.
 const LAG_MS_MAX: f64 = 20_000.0;

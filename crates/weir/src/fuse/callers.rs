@@ -1,7 +1,7 @@
-//! Calls that wait, and the programs that wait in them: one that is being ended waits for no server.
+//! Calls that wait for servers, and the programs in them: a program that is being killed stops waiting at once.
 //!
-//! Invariant: only the wait ends early. Work that was begun runs to its end, and what it brings that nobody takes any more is given
-//! back. Knows nothing of what is waited for.
+//! Invariant: only the wait ends early. Work that was begun runs to its end, and its result (a lock, an open file) is given back where
+//! the program is gone. Knows nothing of what is waited for.
 use fuser::{
     Errno, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry,
     ReplyLock, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyStatx, ReplyWrite, ReplyXattr,
@@ -153,7 +153,7 @@ async fn look_after(callers: Arc<Callers>) {
     }
 }
 
-/// Whether a process is being ended, or was asked to. One that cannot be seen from here (it is in a container) is when a signal came.
+/// Whether a process is being killed, or was asked to end. For a process that cannot be seen from here (in a container) any signal counts.
 fn is_ending(pid: u32, interrupted: bool) -> bool {
     let status = match pid {
         0 => None,
@@ -217,8 +217,8 @@ impl Signals {
     }
 }
 
-/// From `/proc/PID/stat`: the process ends because of a signal, and closes its files. One that ends by itself waits at that as at any
-/// close.
+/// From `/proc/PID/stat`: the process ends because of a signal, and closes its files. A process that exits by itself
+/// waits as at any close.
 fn dies_of_signal(stat: &str) -> bool {
     const PF_EXITING: u64 = 4;
     // The name may hold anything; the third field follows its last bracket.

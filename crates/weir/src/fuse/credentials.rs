@@ -1,4 +1,4 @@
-//! Who calls, beyond the user and group that a request names: what the kernel tells of a thread in `/proc`.
+//! Credentials of the calling thread beyond the user and group that a request names, from `/proc`.
 //!
 //! The thread waits for the answer to its request, so what is read here is what it has in this call. Nothing is remembered: file
 //! servers take on the groups of another client from one call to the next. A thread that cannot be seen (of a container beside
@@ -28,7 +28,7 @@ pub fn groups(thread: u32, gid: u32) -> Vec<u32> {
     groups
 }
 
-/// Names of attributes as `listxattr` has them: each ended by a zero, those of `trusted.` only for who may see them.
+/// Names of attributes as `listxattr` has them: each ended by a zero, those of `trusted.` only for callers that may see them.
 pub fn visible(names: &[Bytes], thread: u32) -> Bytes {
     let is_trusted = |name: &Bytes| name.starts_with(b"trusted.");
     let sees_all = !names.iter().any(is_trusted) || sees_trusted(thread);

@@ -87,7 +87,7 @@ impl Mounted {
         self.wait_or_undo(request, reply, work, then, |_| std::future::ready(()));
     }
 
-    /// The same; `undo` gives back what nobody takes any more.
+    /// The same; `undo` gives the result back if the program is gone.
     pub fn wait_or_undo<R: Fails, T: Send + 'static, U: Future<Output = ()> + Send + 'static>(
         &self,
         request: &Request,
@@ -665,7 +665,7 @@ impl Filesystem for Mounted {
         let undo = move |locked: Result<Locked>| async move {
             let held = wish.kind.is_some() && locked.is_ok_and(|l| l == Locked::Granted);
             if held && let Err(e) = of.try_lock(fh, LockWish { kind: None, ..wish }).await {
-                tracing::warn!("a lock that nobody waits for any more was not given back: {e}");
+                tracing::warn!("the lock of a program that is gone was not released: {e}");
             }
         };
         if !sleep || wish.kind.is_none() {
@@ -1040,7 +1040,7 @@ fn is_foreign(name: &OsStr) -> bool {
     name == "security.capability"
 }
 
-/// The next entries of a stream, none that were made after it was begun.
+/// The next entries of a stream, without those made after it was begun.
 async fn list(
     client: &Client,
     (streams, fh): (&Streams, FileHandle),
@@ -1082,7 +1082,7 @@ async fn list_with_attributes(
     Ok(listed)
 }
 
-/// Closes what was opened for a program that is gone.
+/// Closes a file that was opened for a program that is gone.
 fn closer(
     client: &Client,
 ) -> impl FnOnce(Result<Opened>) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + 'static {
@@ -1092,7 +1092,7 @@ fn closer(
             if let Ok(opened) = opened
                 && let Err(e) = client.release(opened.handle).await
             {
-                tracing::warn!("close what nobody waits for any more: {e}");
+                tracing::warn!("close the file of a program that is gone: {e}");
             }
         })
     }

@@ -37,7 +37,7 @@ impl PastLocks {
         self.files.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Locks or unlocks, if nobody is in the way. `open`: the open file that this is asked through.
+    /// Locks or unlocks, if no conflicting lock is held. `open`: the open file of the request.
     pub fn try_lock(&self, file: u64, open: u64, wish: &LockWish) -> Locked {
         let Some(kind) = wish.kind else {
             self.unlock(file, wish.owner, wish.range);
@@ -71,7 +71,7 @@ impl PastLocks {
         locked
     }
 
-    /// Waits until nobody is in the way, or for `interrupt`.
+    /// Waits until no conflicting lock is held, or for `interrupt`.
     pub async fn wait_lock(&self, file: u64, open: u64, wish: &LockWish, interrupt: &Notify) -> Locked {
         loop {
             // Made before the question, it also hears what is unlocked between that and the wait.
@@ -88,7 +88,7 @@ impl PastLocks {
         }
     }
 
-    /// Who is in the way.
+    /// The holder of a conflicting lock.
     pub fn test(&self, file: u64, wish: &LockWish) -> Option<InTheWay> {
         self.files().get(&file).and_then(|owners| in_the_way(owners, wish))
     }
@@ -129,7 +129,7 @@ impl PastLocks {
             files.remove(&file);
         }
         drop(files);
-        // Who waits asks by trying, which unlocks what it holds itself: that must not wake it again and again.
+        // A waiter asks by trying, which releases its own lock first: that must not wake it again and again.
         if changed {
             self.freed.notify_waiters();
         }
