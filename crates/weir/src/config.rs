@@ -116,7 +116,7 @@ sections! {
         listen: Vec<Text<Addr>> = Vec::new(), shown "[\"tcp:[::]:0\"]";
         /// A Unix socket that every user of this machine may connect to, for commands about that user's volumes: "/PATH". Only
         /// of `weir coord` and `weir meta`. Through other Unix sockets, too, they grant others no more than that.
-        door: Option<PathBuf> = None, shown "none";
+        door: Option<PathBuf> = None, shown "\"/run/weir/door.sock\" # an example; default: none";
         /// The host. Processes that name the same host reach each other through Unix sockets.
         host: String = String::new(), shown "\"host-1\" # an example; default: the machine's name and id";
         /// Threads that serve requests.

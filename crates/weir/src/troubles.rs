@@ -776,7 +776,7 @@ mod tests {
                 |w| w.lose(1),
                 Degraded,
                 "storage-1",
-                "storage-1 is down: t1 is missing from 1 placement group; what",
+                "storage-1 is down: t1 is missing from 1 placement group; if it returns, what",
             ),
             (
                 |w| w.status.map.targets[0].state = TargetState::Failed,
