@@ -180,6 +180,16 @@ impl Inner {
         self.save(&file, Occasion::DataOnly).await
     }
 
+    pub fn set_opener(&self, handle: Handle, thread: u32) {
+        if let Ok(file) = self.handle(handle) {
+            file.opener.store(thread, Ordering::Relaxed);
+        }
+    }
+    pub fn opener(&self, handle: Handle) -> Option<u32> {
+        let file = self.handle(handle).ok().filter(|file| file.mode.write)?;
+        Some(file.opener.load(Ordering::Relaxed)).filter(|thread| *thread != 0)
+    }
+
     pub async fn flush_handle(&self, handle: Handle) -> Result<()> {
         let file = self.handle(handle)?;
         if !file.mode.write {

@@ -94,6 +94,8 @@ pub struct OpenFile {
     pub dropped_pages: OnceLock<u64>,
     /// Its reads leave the access time as it is.
     pub leaves_access_time: AtomicBool,
+    /// The thread that opened it, by the kernel's number; 0: not known.
+    pub opener: AtomicU32,
     /// Why this handle does nothing any more.
     pub broken: OnceLock<Error>,
 }
@@ -260,6 +262,7 @@ impl Inner {
             kernel_cache: AtomicBool::new(kernel_cache),
             dropped_pages: OnceLock::new(),
             leaves_access_time: AtomicBool::new(false),
+            opener: AtomicU32::new(0),
             broken: OnceLock::new(),
         };
         self.handles.lock().expect("no holder panics").insert(handle, Arc::new(file));

@@ -378,6 +378,14 @@ impl Client {
     pub fn leaves_access_time(&self, handle: Handle) {
         self.inner.leaves_access_time(handle)
     }
+    /// Keeps the number of the thread that opened a file, for whoever asks by `opener`.
+    pub fn set_opener(&self, handle: Handle, thread: u32) {
+        self.inner.set_opener(handle, thread)
+    }
+    /// The thread that opened a file for writing; `None`: not known, or the handle cannot write.
+    pub fn opener(&self, handle: Handle) -> Option<u32> {
+        self.inner.opener(handle)
+    }
     /// Start of data at or after `offset`; `None`: there is none.
     pub async fn seek_data(&self, handle: Handle, offset: u64) -> Result<Option<u64>> {
         self.inner.seek_data(handle, offset).await

@@ -7,6 +7,7 @@ use fuser::{
     ReplyLock, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyStatx, ReplyWrite, ReplyXattr,
 };
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle as Runtime;
@@ -164,6 +165,22 @@ fn is_ending(pid: u32, interrupted: bool) -> bool {
         || std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| dies_of_signal(&stat))
 }
 
+/// Whether a thread belongs to a child of the process in which another thread runs. False where one of them cannot be seen.
+pub fn is_child_of(thread: u32, other: u32) -> bool {
+    if thread == other
+        || thread == 0
+        || other == 0
+        || Path::new(&format!("/proc/{thread}/task/{other}")).exists()
+    {
+        return false;
+    }
+    let number = |of: u32, name: &str| -> Option<u32> {
+        let status = std::fs::read_to_string(format!("/proc/{of}/status")).ok()?;
+        status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')?.trim().parse().ok())
+    };
+    number(other, "Tgid").is_some_and(|process| number(thread, "PPid") == Some(process))
+}
+
 /// Sets of signals, a bit for each.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Signals {
@@ -249,6 +266,20 @@ mod tests {
         assert!(!Signals { blocked: set(&[libc::SIGTERM]), ..signals(&[libc::SIGTERM], &[], &[]) }.end_it());
         let own = Signals::read(&std::fs::read_to_string("/proc/self/status").unwrap()).unwrap();
         assert!(!own.end_it(), "{own:?}");
+    }
+
+    #[test]
+    fn a_child_is_told_from_its_parent_and_from_other_threads() {
+        let own = std::process::id();
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let found = [(child.id(), own), (own, child.id()), (own, own), (1, own), (own, 0)]
+            .map(|(a, b)| is_child_of(a, b));
+        let thread = std::thread::spawn(|| rustix::thread::gettid().as_raw_nonzero().get() as u32);
+        let other = thread.join().unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(found, [true, false, false, false, false]);
+        assert!(!is_child_of(other, own) && !is_child_of(own, other));
     }
 
     #[test]

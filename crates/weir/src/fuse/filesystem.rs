@@ -1,7 +1,7 @@
 //! One method per request of the kernel. Each is polled once on the kernel's thread: what leases and buffers answer is
 //! answered there without waking anybody; what has to wait goes on as a task.
 use super::attach::keeps_access_times;
-use super::callers::{Callers, Fails};
+use super::callers::{self, Callers, Fails};
 use super::credentials;
 use super::from_home::FromHome;
 use super::locks;
@@ -159,9 +159,9 @@ impl Mounted {
         });
     }
 
-    fn how(&self, flags: i32) -> How {
+    fn how(&self, request: &Request, flags: i32) -> How {
         let (mode, appends) = tr::open_mode(flags);
-        How { mode, appends, maps_direct: self.maps_direct }
+        How { mode, thread: request.pid(), appends, maps_direct: self.maps_direct }
     }
 
     pub fn cred(&self, request: &Request) -> Cred {
@@ -444,7 +444,7 @@ impl Filesystem for Mounted {
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         self.look_at_options();
-        let how = self.how(flags.0);
+        let how = self.how(request, flags.0);
         let mode = how.mode;
         if is_past(ino) {
             return self.past_open(request, ino, mode, reply);
@@ -485,7 +485,7 @@ impl Filesystem for Mounted {
             return reply.error(Errno::EROFS);
         };
         let (mode, exclusive) = (tr::new_mode(mode, umask), flags & libc::O_EXCL != 0);
-        let how = self.how(flags);
+        let how = self.how(request, flags);
         let (of, undo) = (client.clone(), closer(&client));
         let work = async move { client.create(&cred, parent, &name, mode, exclusive, how.mode).await };
         let then = move |reply, created| reply_created(&of, reply, created, how);
@@ -506,7 +506,7 @@ impl Filesystem for Mounted {
         }
         let (client, cred) = (self.client.clone(), self.cred(request));
         let (parent, mode) = (tr::from_kernel_ino(parent), tr::new_mode(mode, umask));
-        let how = self.how(flags);
+        let how = self.how(request, flags);
         let (of, undo) = (client.clone(), closer(&client));
         let work = async move { client.create_nameless(&cred, parent, mode, how.mode).await };
         let then = move |reply, created| reply_created(&of, reply, created, how);
@@ -599,8 +599,11 @@ impl Filesystem for Mounted {
             return reply.ok();
         }
         let client = self.client.clone();
+        // A program that starts another one closes there what it has open itself (and its exec waits for that): nothing is
+        // written through these, so there is nothing to wait for, nor an error to report. Its own close does both.
+        let is_inherited = client.opener(handle(fh)).is_some_and(|t| callers::is_child_of(request.pid(), t));
         let work = async move {
-            let saved = client.flush(handle(fh)).await;
+            let saved = if is_inherited { Ok(()) } else { client.flush(handle(fh)).await };
             // After the bytes: whoever gets the lock next sees them.
             if let Err(e) = client.unlock_owner(handle(fh), locks::owner(owner, false)).await {
                 tracing::warn!("unlock at close: {e}");

@@ -15,6 +15,7 @@ pub const NAME_TTL: Duration = Duration::ZERO;
 pub const GENERATION: Generation = Generation(0); // inode numbers are never used again
 
 pub fn open_flags(client: &Client, opened: &Opened, how: How) -> FopenFlags {
+    client.set_opener(opened.handle, how.thread);
     let flags = tr::open_reply(opened, how.mode, how.appends, how.maps_direct);
     if flags.is_empty() {
         client.drops_pages(opened.handle);
@@ -29,6 +30,8 @@ pub fn open_flags(client: &Client, opened: &Opened, how: How) -> FopenFlags {
 #[derive(Clone, Copy)]
 pub struct How {
     pub mode: OpenMode,
+    /// The thread that opens.
+    pub thread: u32,
     pub appends: bool,
     pub maps_direct: bool,
 }
