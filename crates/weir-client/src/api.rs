@@ -164,11 +164,13 @@ pub struct Space {
 /// What `fallocate` is asked for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Allocate {
-    /// Grow the file if it is shorter (space is not reserved).
+    /// The range's space counts from now on, so that no limit refuses a write there later; the file grows if it is shorter.
     Extend,
-    /// The range reads as zeros; the size stays.
+    /// The same of a range within the file.
+    Reserve,
+    /// The range reads as zeros and takes no space; the size stays.
     PunchHole,
-    /// The range reads as zeros; the file grows if it is shorter.
+    /// The range reads as zeros and counts as it did; the size stays.
     ZeroRange,
 }
 

@@ -494,10 +494,12 @@ impl Data {
                     continue;
                 }
                 match self.stat_cell(&s, &view, at, at).await {
-                    Ok(stat) if stat.base != Version(0) || !stat.prepared.is_empty() => return all,
+                    // Where the base is empty at a parity target, every cell of it is.
+                    Ok(stat) if stat.fragment_bytes > 0 || !stat.prepared.is_empty() => return all,
                     Ok(stat) => {
-                        let seq = |i: usize| stat.overlay_seqs.get(i).copied().unwrap_or_default();
-                        return (0..all.len()).map(|i| seq(i) != Seq(0)).collect();
+                        let seq = |seqs: &[Seq], i: usize| seqs.get(i).copied().unwrap_or_default();
+                        let is_above = |i| seq(&stat.overlay_seqs, i) > seq(&stat.cuts, i);
+                        return (0..all.len()).map(is_above).collect();
                     }
                     Err(_) => failed = true,
                 }

@@ -196,7 +196,8 @@ impl Inner {
     async fn send_stripe(&self, send: &Send) -> Result<()> {
         let parts = match send.how {
             SendAs::Fresh { len } => parts_of(len, send.layout.stripe_bytes()),
-            _ => STRIPE_PARTS,
+            SendAs::Empty => 1,
+            SendAs::Prepared | SendAs::Overlays => STRIPE_PARTS,
         };
         if !send.parts.is_empty() {
             // Not with a permit: stripes of other groups go on meanwhile.
@@ -217,6 +218,10 @@ impl Inner {
             None => {}
         }
         match send.how {
+            SendAs::Empty => {
+                let empty = Fragment { payload: Bytes::new(), block_crcs: Vec::new() };
+                self.replace_stripe(send, s, &vec![empty; send.layout.scheme.width()]).await
+            }
             _ if send.parts.is_empty() => Ok(()),
             SendAs::Fresh { len } => {
                 let fragments = self.fragments(send, len)?;
@@ -228,20 +233,95 @@ impl Inner {
             }
             SendAs::Prepared => {
                 let fragments = self.fragments(send, send.layout.stripe_bytes() as u32)?;
-                let prepared = self.prepare_stripe(send, s, &fragments).await?;
-                let version = prepared.version;
-                let committed = Box::pin(self.commit_prepared(send, s, prepared, &fragments)).await;
-                let is_fenced = |e: &Error| e.kind == ErrorKind::Stale && !self.has_newer_token(send);
-                if committed.as_ref().is_err_and(|e| !is_fenced(e)) {
-                    self.note_torn(send, Torn::Doubt(version));
-                }
-                committed
+                self.replace_stripe(send, s, &fragments).await
             }
             SendAs::Overlays => {
                 let overlays = overlays_of(&send.parts, send.layout.cell_bytes());
                 self.data.write_overlays(s, send.token_epoch, &overlays).await
             }
         }
+    }
+
+    /// A whole stripe in place of what is there.
+    async fn replace_stripe(&self, send: &Send, s: StripeRef, fragments: &[Fragment]) -> Result<()> {
+        let prepared = self.prepare_stripe(send, s, fragments).await?;
+        let version = prepared.version;
+        let committed = Box::pin(self.commit_prepared(send, s, prepared, fragments)).await;
+        let is_fenced = |e: &Error| e.kind == ErrorKind::Stale && !self.has_newer_token(send);
+        if committed.as_ref().is_err_and(|e| !is_fenced(e)) {
+            self.note_torn(send, Torn::Doubt(version));
+        }
+        committed
+    }
+
+    /// What is in a stripe goes, under the right to write alone: an empty version takes its place, which reads as zeros and takes no space.
+    /// Nothing is emptied (false) if the file has grown past `end` within the stripe meanwhile.
+    pub async fn empty_stripe(&self, node: &Arc<Node>, own: InodeId, stripe: u64, end: u64) -> Result<bool> {
+        let deadline = self.deadline();
+        let send = loop {
+            let changed = node.changed.notified();
+            if let Some(begun) = self.begin_to_empty(node, own, stripe, end)? {
+                break begun;
+            }
+            if self.env.clock.timeout(self.data.left(deadline), changed).await.is_err() {
+                return Err(Error::deadline(format!(
+                    "file {}: what is being written to stripe {stripe} takes too long",
+                    node.ino
+                )));
+            }
+        };
+        let Some(mut send) = send else { return Ok(false) };
+        let (me, (told, ended)) = (self.arc(), tokio::sync::oneshot::channel());
+        // A task of its own: it runs to its end also when nobody waits for it any more.
+        self.env.tasks.spawn("empty stripe", async move {
+            let outcome = me.send_until_not_fenced(&mut send).await;
+            let Send { node, layout, stripe, tenure, .. } = send;
+            {
+                let mut st = node.lock();
+                st.sending.remove(&stripe);
+                st.data_change += 1;
+                me.cache().remove(node.ino, layout.stripe_start(stripe), layout.stripe_start(stripe + 1));
+                if st.tenure == tenure
+                    && st.is_complete(&layout, stripe)
+                    && let Err(e) = me.start_send(&node, &mut st, stripe, Occasion::Growing)
+                {
+                    st.fail(e);
+                }
+            }
+            node.changed.notify_waiters();
+            let _ = told.send(outcome); // or nobody waits any more
+        });
+        let ended = ended.await.unwrap_or_else(|_| Err(Error::unavailable("the client is shutting down")));
+        ended.map(|()| true)
+    }
+
+    /// Nothing else is sent of the stripe from now on. Outer `None`: something is; inner: the file has grown.
+    fn begin_to_empty(
+        &self,
+        node: &Arc<Node>,
+        own: InodeId,
+        stripe: u64,
+        end: u64,
+    ) -> Result<Option<Option<Send>>> {
+        let mut st = node.lock();
+        let layout = layout_of(&st, node.ino)?;
+        let object = st.object(node.ino);
+        if st.lease != LeaseKind::Write || object != own || st.inline != Inline::No {
+            return Err(Error::stale(format!("file {}: the right to write it alone is gone", node.ino)));
+        }
+        if st.sending.contains_key(&stripe) {
+            return Ok(None);
+        }
+        if layout.stripe_start(stripe + 1) > end && st.size() > end {
+            return Ok(Some(None));
+        }
+        st.send_count += 1;
+        let (id, tenure, token_epoch) = (st.send_count, st.tenure, st.token_epoch);
+        st.sending.insert(stripe, Sending { id, tenure, parts: Vec::new() });
+        st.touched.insert(stripe);
+        let torn = st.torn.get(&stripe).copied();
+        let (node, parts, how) = (node.clone(), Vec::new(), SendAs::Empty);
+        Ok(Some(Some(Send { node, object, layout, stripe, parts, how, torn, token_epoch, tenure })))
     }
 
     /// All live members have it beside their base then. One that meets a seal has to be above it.

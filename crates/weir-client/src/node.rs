@@ -18,7 +18,7 @@ use weir_env::Instant;
 use weir_proto::map::Layout;
 use weir_proto::meta::{Attr, Entry, Lease, LeaseKind, Time};
 use weir_proto::snapshot::Layer;
-use weir_proto::{Error, ErrorKind, InodeId, Version, VolumeId};
+use weir_proto::{Error, ErrorKind, InodeId, Result, Version, VolumeId};
 
 /// Whether a file's bytes are in its inode.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -596,6 +596,24 @@ impl State {
         let holes = size.saturating_sub(self.allocated);
         ((end - offset - past).min(holes), past)
     }
+    /// What the file takes more when a range is to be written without being refused. Which bytes are holes is not known, only how many:
+    /// refused where others than those of the range may be.
+    pub fn reservation(&self, offset: u64, end: u64, grows: bool) -> Result<u64> {
+        let size = self.size();
+        let holes = size.saturating_sub(self.allocated);
+        let all_holes_within = holes == 0 || offset == 0 && end >= size;
+        if offset > size || !all_holes_within || (end > size && !grows) {
+            return Err(Error::unsupported(
+                "space is reserved only within a file or at its end, and not where it has holes elsewhere",
+            ));
+        }
+        Ok(holes + end.saturating_sub(size))
+    }
+    /// Bytes went that may all have been counted, or none of them. `most`: no more data than that is left.
+    pub fn note_freed(&mut self, freed: u64, most: Option<u64>) {
+        let least = self.allocated.saturating_sub(freed);
+        self.allocated = self.allocated.min(most.unwrap_or(u64::MAX)).max(least);
+    }
     /// Room for what is not committed yet.
     pub fn room_needed(&self) -> u64 {
         if self.limited == NO_LIMIT {
@@ -694,6 +712,23 @@ mod tests {
         let node = Node::new(InodeId(7), 0);
         let mut st = node.lock();
         st.apply(&entry(LeaseKind::Write, 1), 1);
+        let unsupported = |e: Error| e.kind == ErrorKind::Unsupported;
+        // What is reserved: ten dense bytes, then four of them.
+        assert_eq!([st.reservation(0, 10, false).unwrap(), st.reservation(5, 25, true).unwrap()], [0, 15]);
+        assert!(
+            st.reservation(5, 25, false).is_err_and(unsupported)
+                && st.reservation(11, 12, true).is_err_and(unsupported)
+        );
+        st.note_freed(6, Some(5));
+        assert_eq!(st.allocated, 5, "one of those that went had not been counted");
+        st.note_freed(1, None);
+        assert_eq!(st.allocated, 5, "nobody knows");
+        assert!(
+            st.reservation(0, 9, false).is_err_and(unsupported)
+                && st.reservation(1, 10, true).is_err_and(unsupported)
+        );
+        assert_eq!(st.reservation(0, 12, true).unwrap(), 5 + 2);
+        st.allocated = 10;
         // Ten dense bytes: only what is past the end counts.
         assert_eq!((st.growth(0, 10), st.growth(5, 15), st.growth(20, 25)), (0, 5, 5));
         assert_eq!((st.fitting(0, 10, 0), st.fitting(5, 10, 2), st.fitting(5, 10, 5)), (10, 7, 10));

@@ -43,6 +43,8 @@ pub enum SendAs {
     Prepared,
     /// Only what is dirty.
     Overlays,
+    /// Nothing, in place of what is there; never planned, but asked for.
+    Empty,
 }
 
 pub fn send_as(f: &StripeFacts) -> SendAs {
@@ -127,6 +129,7 @@ mod tests {
                 SendAs::Fresh { len } => prop_assert!(exclusive && beyond_committed && !touched && len == end),
                 SendAs::Prepared => prop_assert!(exclusive && covered == 64),
                 SendAs::Overlays => {}
+                SendAs::Empty => prop_assert!(false, "it is never planned"),
             }
         }
     }

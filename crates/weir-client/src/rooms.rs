@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 use tokio::sync::RwLockReadGuard;
+use weir_env::Instant;
 use weir_proto::meta::Entry;
 use weir_proto::volume::{HeldRoom, Room, TakeRoom};
 use weir_proto::{Error, MIB, Result, VolumeId};
@@ -135,19 +136,59 @@ impl Inner {
             if fits > 0 {
                 return Ok(data.slice(..fits));
             }
-            let patience = match (room.making, room.others) {
-                (true, _) => MAKING_MAX,
-                (false, 0) => Duration::ZERO,
-                (false, _) => STARVED_MAX,
-            };
-            if self.env.clock.now().since(begun) >= patience {
-                return Err(Error::over_quota(format!(
-                    "write file {}: its volume, {volume}, has reached its limit of bytes",
-                    node.ino
-                )));
-            }
-            self.env.clock.sleep(STARVED_LOOK).await;
+            self.starve(node, volume, &room, begun).await?;
         }
+    }
+
+    /// Takes room for `growth` bytes, all of them. Those for whom it does not suffice leave it to others at once. Space without a limit
+    /// is looked at: nobody holds it.
+    pub async fn room_for(&self, node: &Node, growth: u64) -> Result<()> {
+        if growth == 0 {
+            return Ok(());
+        }
+        // At a cluster's start no target has told yet what it has, and a coordinator that is away says nothing.
+        if let Ok(space) = self.statfs().await
+            && space.capacity_bytes > 0
+            && growth > space.free_bytes
+        {
+            return Err(Error::no_space(format!(
+                "reserve {growth} bytes for file {}: {} are free",
+                node.ino, space.free_bytes
+            )));
+        }
+        let begun = self.env.clock.now();
+        loop {
+            let volume = node.lock().limited;
+            if volume == NO_LIMIT || growth <= self.free_room(volume) {
+                return Ok(());
+            }
+            let room = self.take_room(volume, growth, 0).await?;
+            if room.unlimited {
+                node.lock().limited = NO_LIMIT;
+            } else if growth > self.free_room(volume)
+                && let Err(e) = self.starve(node, volume, &room, begun).await
+            {
+                let _ = self.take_room(volume, 0, 0).await; // it is given back within a second or two anyway
+                return Err(e);
+            }
+        }
+    }
+
+    /// Waits for room that comes; an error if none does.
+    async fn starve(&self, node: &Node, volume: VolumeId, room: &Room, begun: Instant) -> Result<()> {
+        let patience = match (room.making, room.others) {
+            (true, _) => MAKING_MAX,
+            (false, 0) => Duration::ZERO,
+            (false, _) => STARVED_MAX,
+        };
+        if self.env.clock.now().since(begun) >= patience {
+            return Err(Error::over_quota(format!(
+                "write file {}: its volume, {volume}, has reached its limit of bytes",
+                node.ino
+            )));
+        }
+        self.env.clock.sleep(STARVED_LOOK).await;
+        Ok(())
     }
 
     fn free_room(&self, volume: VolumeId) -> u64 {

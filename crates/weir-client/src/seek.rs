@@ -13,10 +13,10 @@ use std::sync::Arc;
 use weir_env::BoxFuture;
 use weir_proto::data::NextStripe;
 use weir_proto::map::{Layout, MemberState};
-use weir_proto::{PgId, Result};
+use weir_proto::{InodeId, PgId, Result};
 
 /// Stripes, or groups, asked about at once.
-const STRIPES_AT_ONCE: u64 = 16;
+pub const STRIPES_AT_ONCE: u64 = 16;
 /// Stripes looked at in one search; after that the rest is called data.
 const STRIPES_MAX: u64 = 4096;
 /// Bytes of one copy: the kernel asks again for the rest, and a signal is heard in between.
@@ -103,6 +103,28 @@ impl Inner {
             }
         }
         Ok((!data).then_some(size))
+    }
+
+    /// No more data than this is in an object of `size` bytes: cells with data, whole. `None`: it takes too long to look.
+    pub async fn data_bytes(&self, object: InodeId, layout: Layout, size: u64) -> Option<u64> {
+        let (mut bytes, mut stripe, deadline) = (0, 0, self.deadline());
+        for _ in 0..STRIPES_MAX / STRIPES_AT_ONCE {
+            stripe = match self.data.next_stripe(self.stripe_ref(object, layout, stripe, deadline)).await {
+                Some(next) if layout.stripe_start(next) < size => next,
+                _ => return Some(bytes),
+            };
+            let asked = (stripe..stripe + STRIPES_AT_ONCE).map(|s| {
+                let s = self.stripe_ref(object, layout, s, deadline);
+                Box::pin(self.data.cells_with_data(s)) as BoxFuture<'_, Vec<bool>>
+            });
+            let cells = join_all(asked.collect()).await.concat();
+            let cell_bytes = u64::from(layout.cell_bytes());
+            let begins = |n: usize| layout.stripe_start(stripe) + n as u64 * cell_bytes;
+            let with_data = cells.iter().enumerate().filter(|(_, has)| **has);
+            bytes += with_data.map(|(n, _)| size.saturating_sub(begins(n)).min(cell_bytes)).sum::<u64>();
+            stripe += STRIPES_AT_ONCE;
+        }
+        None
     }
 
     /// Copies without a way through the kernel; how many bytes.

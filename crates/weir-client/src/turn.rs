@@ -94,24 +94,37 @@ impl Inner {
         Ok(Place { offset, len: data.len(), is_filled: !is_elsewhere })
     }
 
-    /// The file gets at least as long as that.
-    pub async fn extend_in_turn(&self, node: &Arc<Node>, end: u64) -> Result<()> {
+    /// Has the space of a range counted; the file gets at least as long as that, where it may.
+    pub async fn reserve_in_turn(&self, node: &Arc<Node>, offset: u64, end: u64, grows: bool) -> Result<()> {
         let held = self.take_turn(node).await?;
-        let done = self.extend_now(node, held, end).await;
+        let done = self.reserve_now(node, held, (offset, end), grows).await;
         self.turn_over(node, done).await
     }
 
-    async fn extend_now(&self, node: &Arc<Node>, held: Option<Bytes>, end: u64) -> Result<()> {
+    async fn reserve_now(
+        &self,
+        node: &Arc<Node>,
+        held: Option<Bytes>,
+        (offset, end): (u64, u64),
+        grows: bool,
+    ) -> Result<()> {
         self.clean_old_tail(node).await?;
         self.leave_inode_now(node, held).await?;
-        let size = {
+        let growth = node.lock().reservation(offset, end, grows)?;
+        let _room = loop {
+            self.room_for(node, growth).await?;
+            if let Some(room) = self.spend_through(node, offset, end) {
+                break room;
+            }
+        };
+        let is_longer = {
             let mut st = node.lock();
             let size = st.committed_size();
             st.changed.add(size.min(end), end);
-            size
+            end > size
         };
-        if end > size {
-            self.commit_time(node, end, Besides::EndOfTurn).await?;
+        if growth > 0 || is_longer {
+            self.commit_reserved(node, (offset, end)).await?;
         }
         Ok(())
     }

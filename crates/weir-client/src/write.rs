@@ -11,8 +11,10 @@ use crate::lease::{LoosePages, ThroughSend};
 use crate::node::{Inline, Node, State};
 use crate::plan::Occasion;
 use crate::rooms::Through;
+use crate::seek::STRIPES_AT_ONCE;
 use bytes::Bytes;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -557,6 +559,11 @@ impl Inner {
         self.commit_through(node, (size, size), None, besides).await.map(drop)
     }
 
+    /// The turn ends with a range that counts, of which nothing is written yet.
+    pub async fn commit_reserved(&self, node: &Arc<Node>, range: (u64, u64)) -> Result<()> {
+        self.commit_through(node, range, None, Besides::EndOfTurn).await.map(drop)
+    }
+
     /// The token epoch of the answer. `under`: as the file's now, if none is given.
     async fn commit_through(
         &self,
@@ -777,23 +784,22 @@ impl Inner {
             return Err(Error::invalid("fallocate of no bytes"));
         }
         let end = offset.checked_add(len).filter(|e| *e <= FILE_BYTES_MAX).ok_or_else(too_big)?;
-        let node = &file.node;
-        let way = self.prepare_write(node, Some(offset), len as usize).await?;
-        if way == Way::Through {
-            self.refresh(node).await?;
-        }
-        let size = node.lock().size();
-        if what != Allocate::PunchHole && end > size {
-            self.extend(&file, end).await?;
-        }
-        if what != Allocate::Extend {
-            self.zero_range(&file, offset, end, way).await?;
+        match what {
+            Allocate::Extend => self.reserve(&file, offset, end, true).await,
+            Allocate::Reserve => self.reserve(&file, offset, end, false).await,
+            Allocate::PunchHole => self.zero_range(&file, offset, end, true).await,
+            Allocate::ZeroRange => self.zero_range(&file, offset, end, false).await,
+        }?;
+        if file.node.lock().lease == LeaseKind::Write {
+            // What a file takes is known to the leader when it is told to a program.
+            self.flush(&file.node, Occasion::Growing, false).await?;
         }
         Ok(())
     }
 
-    /// Afterwards the file is `end` bytes long, or longer: what others write past that meanwhile stays.
-    async fn extend(&self, file: &OpenFile, end: u64) -> Result<()> {
+    /// Has the space of a range counted, of which the file may have written nothing yet. `grows`: afterwards the file is `end` bytes
+    /// long, or longer: what others write past that meanwhile stays.
+    async fn reserve(&self, file: &OpenFile, offset: u64, end: u64, grows: bool) -> Result<()> {
         let node = &file.node;
         let _grows = node.growing.lock().await;
         let deadline = self.deadline();
@@ -801,21 +807,26 @@ impl Inner {
             let way = self.prepare_write(node, Some(end), 0).await?;
             file.works()?;
             if way == Way::Through {
-                match self.extend_in_turn(node, end).await {
+                match self.reserve_in_turn(node, offset, end, grows).await {
                     Err(e) if e.kind == ErrorKind::Stale && !self.data.left(deadline).is_zero() => continue,
                     done => return done,
                 }
             }
+            let reserved = node.lock().reservation(offset, end, grows);
+            self.room_for(node, reserved.map_err(|e| e.doing(format!("file {}", node.ino)))?).await?;
             let mut st = node.lock();
-            let size = st.size();
-            if end > size && !is_ready_to_buffer(&st, end) {
+            let (size, growth) = (st.size(), st.reservation(offset, end, grows)?);
+            if end <= size && growth == 0 {
+                return Ok(());
+            }
+            if !is_ready_to_buffer(&st, end) || !self.spend(&mut st, growth) {
                 continue;
             }
-            if end > size {
-                st.changed.add(size, end);
-                st.note_write(end, self.now(), self.env.clock.now());
-                self.note_dirty(node.ino);
-            }
+            st.allocated += growth;
+            st.changed.add(size.min(end), end);
+            st.note_write(end, self.now(), self.env.clock.now());
+            self.settle_room(&mut st);
+            self.note_dirty(node.ino);
             return Ok(());
         }
         Err(Error::unavailable(format!(
@@ -824,27 +835,33 @@ impl Inner {
         )))
     }
 
-    /// Zeroes bytes below the size. Whoever cuts the file or reads it in a snapshot at the same time fences this, as a write.
-    async fn zero_range(&self, file: &OpenFile, offset: u64, end: u64, way: Way) -> Result<()> {
+    /// Zeroes bytes below the size. Whoever cuts the file or reads it in a snapshot at the same time fences this, as a write. `frees`: what
+    /// is zero then takes no space.
+    async fn zero_range(&self, file: &OpenFile, offset: u64, end: u64, frees: bool) -> Result<()> {
         let node = &file.node;
-        let mut fences = self.fences();
+        let (mut fences, mut at) = (self.fences(), offset);
         loop {
-            let (under, size) = {
+            let way = self.prepare_write(node, Some(at), (end - at) as usize).await?;
+            if way == Way::Through {
+                self.refresh(node).await?;
+            }
+            let (under, end) = {
                 let st = node.lock();
-                (st.token_epoch, st.size())
+                (st.token_epoch, end.min(st.size()))
             };
-            match self.zero_range_once(file, offset, end.min(size), way).await {
+            if at >= end {
+                return Ok(());
+            }
+            match self.zero_some(file, at, end, way, frees).await {
                 Err(e) => self.go_on_after(node, e, under, &mut fences).await?,
-                done => return done,
+                Ok(done) => at = done,
             }
         }
     }
 
-    async fn zero_range_once(&self, file: &OpenFile, offset: u64, end: u64, way: Way) -> Result<()> {
+    /// Up to where it is done.
+    async fn zero_some(&self, file: &OpenFile, offset: u64, end: u64, way: Way, frees: bool) -> Result<u64> {
         let node = &file.node;
-        if offset >= end {
-            return Ok(());
-        }
         if node.lock().inline == Inline::Unknown {
             self.refresh(node).await?;
         }
@@ -863,6 +880,57 @@ impl Inner {
         };
         self.flush_locked(node, Occasion::Growing, way == Way::Buffer).await?;
         let own = self.copy_up(node, offset, end).await?;
+        // Others that write the file number their overlays over the stripes that are there.
+        let whole = match way {
+            Way::Buffer => {
+                let st = node.lock();
+                whole_stripes(&layout_of(&st, node.ino)?, st.size(), offset, end)
+            }
+            Way::Through => end..end,
+        };
+        let mut emptied = Ok(whole.start);
+        if offset < whole.start {
+            emptied = self.zero_part(file, own, offset, whole.start).await.map(|()| whole.start);
+        }
+        if emptied.is_ok() && !whole.is_empty() {
+            emptied = self.empty_stripes(node, own, whole.clone()).await;
+        }
+        let mut done = emptied;
+        if done.as_ref().is_ok_and(|done| *done == whole.end) && whole.end < end {
+            done = self.zero_part(file, own, whole.end, end).await.map(|()| end);
+        }
+        let freed = match (&done, way) {
+            (Ok(done), Way::Buffer) => {
+                let st = node.lock();
+                whole_cells(&layout_of(&st, node.ino)?, st.size(), offset, *done)
+            }
+            _ => 0,
+        };
+        let most = if frees && freed > 0 { self.most_data(node, own, freed).await } else { None };
+        let mtime = self.now();
+        let mut st = node.lock();
+        st.data_change += 1;
+        st.changed.add(offset, end);
+        if let Some((sends, most)) = most {
+            let is_all = st.send_count == sends && st.dirty.is_empty();
+            st.note_freed(freed, most.filter(|_| is_all));
+        }
+        // The right to write may have gone while this was under way: then the size is not ours to say.
+        if st.lease == LeaseKind::Write {
+            let size = st.size();
+            st.note_write(size, mtime, self.env.clock.now());
+        } else {
+            st.through_pending = true;
+        }
+        self.settle_room(&mut st);
+        self.note_dirty(node.ino);
+        self.cache().remove(node.ino, offset, end);
+        done
+    }
+
+    /// Zeros over what is there, which stays beneath them until the stripes are sealed.
+    async fn zero_part(&self, file: &OpenFile, own: InodeId, offset: u64, end: u64) -> Result<()> {
+        let node = &file.node;
         let sends = self.may_send_through(node).await?;
         file.works()?;
         let to = {
@@ -883,21 +951,63 @@ impl Inner {
         };
         let zeroed = self.overlay_range(to, offset, None, end - offset).await;
         drop(sends);
-        let mtime = self.now();
-        let mut st = node.lock();
-        st.data_change += 1;
-        st.changed.add(offset, end);
-        // The right to write may have gone while this was under way: then the size is not ours to say.
-        if st.lease == LeaseKind::Write {
-            let size = st.size();
-            st.note_write(size, mtime, self.env.clock.now());
-        } else {
-            st.through_pending = true;
-        }
-        self.note_dirty(node.ino);
-        self.cache().remove(node.ino, offset, end);
         zeroed
     }
+
+    /// Empties the stripes of a range that have something, some thousands of them at most; up to where it came.
+    async fn empty_stripes(&self, node: &Arc<Node>, own: InodeId, whole: Range<u64>) -> Result<u64> {
+        let layout = layout_of(&node.lock(), node.ino)?;
+        let Range { start, end } = whole;
+        let (mut stripe, to) = (layout.stripe_of(start), layout.stripe_of(end - 1) + 1);
+        for _ in 0..EMPTIED_MAX / STRIPES_AT_ONCE {
+            let known = self.data.next_stripe(self.stripe_ref(own, layout, stripe, self.deadline())).await;
+            stripe = known.unwrap_or(to).min(to);
+            let next = to.min(stripe + STRIPES_AT_ONCE);
+            let emptied = (stripe..next).map(|s| {
+                let deadline = self.deadline();
+                Box::pin(async move {
+                    let cells = self.data.cells_with_data(self.stripe_ref(own, layout, s, deadline)).await;
+                    if !cells.contains(&true) {
+                        return Ok(true);
+                    }
+                    self.empty_stripe(node, own, s, end).await
+                }) as BoxFuture<'_, Result<bool>>
+            });
+            for is_empty in join_all(emptied.collect()).await {
+                if !is_empty? {
+                    return Ok(layout.stripe_start(next - 1)); // the last one, in which the file has grown
+                }
+            }
+            stripe = next;
+            if stripe == to {
+                return Ok(end);
+            }
+        }
+        Ok(layout.stripe_start(stripe))
+    }
+
+    /// How much data there may be still after `freed` bytes went, if that has to be looked for and does not take long; and what had
+    /// been sent before. Of a file without holes it is all but that.
+    async fn most_data(&self, node: &Node, own: InodeId, freed: u64) -> Option<(u64, Option<u64>)> {
+        let (sends, size, is_dense, is_here, layout) = {
+            let st = node.lock();
+            let is_here = st.attr.as_ref().is_some_and(|a| a.evicted == 0 && a.layers.is_none());
+            (st.send_count, st.size(), st.allocated >= st.size(), is_here, layout_of(&st, node.ino).ok()?)
+        };
+        let most = match (is_dense, is_here) {
+            (true, _) => Some(size.saturating_sub(freed)),
+            (false, true) => self.data_bytes(own, layout, size).await,
+            (false, false) => None,
+        };
+        Some((sends, most))
+    }
+}
+
+/// The part of a range that is whole stripes: the last one of the file is whole where the range ends with the file.
+fn whole_stripes(layout: &Layout, size: u64, offset: u64, end: u64) -> Range<u64> {
+    let start = offset.next_multiple_of(layout.stripe_bytes());
+    let stop = if end >= size { end } else { end - end % layout.stripe_bytes() };
+    if start < stop { start..stop } else { end..end }
 }
 
 /// Whether a write up to `end` may be kept here for now. What is written in a turn goes straight to targets, and with it what the
@@ -921,6 +1031,16 @@ fn too_big() -> Error {
 pub fn end_of(offset: u64, len: usize) -> Result<u64> {
     offset.checked_add(len as u64).filter(|end| *end <= FILE_BYTES_MAX).ok_or_else(too_big)
 }
+
+/// How much of a range is whole cells, likewise: a cell of zeros takes no space once its stripe is sealed.
+fn whole_cells(layout: &Layout, size: u64, offset: u64, end: u64) -> u64 {
+    let cell_bytes = u64::from(layout.cell_bytes());
+    let stop = if end >= size { end } else { end - end % cell_bytes };
+    stop.saturating_sub(offset.next_multiple_of(cell_bytes))
+}
+
+/// Stripes that are emptied before others get their turn at the file.
+const EMPTIED_MAX: u64 = 4096;
 
 /// A write cut at the borders of stripes: (stripe, offset within it, bytes).
 fn by_stripe<'a>(layout: &Layout, offset: u64, data: &'a [u8]) -> Vec<(u64, u32, &'a [u8])> {

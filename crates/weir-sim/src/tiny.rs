@@ -23,7 +23,7 @@ use tokio::sync::Notify;
 use weir_client::{Allocate, Client, Handle, OpenMode, SetAttrs};
 use weir_env::{Rng, sim::World};
 use weir_proto::meta::RenameMode;
-use weir_proto::{Error, InodeId};
+use weir_proto::{Error, ErrorKind, InodeId};
 
 /// Files at the same time.
 const PLACES: usize = 2;
@@ -569,8 +569,7 @@ impl Player<'_> {
     async fn set_size(&self, file: &TinyFile, handle: Handle, op: u64) -> Told<()> {
         if file.shape.log_from.is_none() && self.one_in(2) {
             let len = 1 + self.below(file.shape.span);
-            let extend = self.client.fallocate(handle, Allocate::Extend, 0, len);
-            return self.change(file, op, Did::Grow { len }, extend).await;
+            return self.change(file, op, Did::Grow { len }, self.extend(handle, len)).await;
         }
         let len = match file.shape.log_from {
             Some(from) => from,
@@ -583,11 +582,24 @@ impl Player<'_> {
         self.change(file, op, Did::Size { len }, set).await.map(drop)
     }
 
+    async fn extend(&self, handle: Handle, len: u64) -> Result<(), Error> {
+        match self.client.fallocate(handle, Allocate::Extend, 0, len).await {
+            // It has holes and is longer than that: nothing is reserved, and nothing has to grow.
+            Err(e) if e.kind == ErrorKind::Unsupported => Ok(()),
+            done => done,
+        }
+    }
+
     async fn zero(&self, file: &TinyFile, handle: Handle, op: u64) -> Told<()> {
         let (offset, len) = self.some_range(file);
         let grows = self.one_in(2);
-        let what = if grows { Allocate::ZeroRange } else { Allocate::PunchHole };
-        let zero = self.client.fallocate(handle, what, offset, len);
+        let zero = async {
+            if grows {
+                self.extend(handle, offset + len).await?;
+            }
+            let what = if grows { Allocate::ZeroRange } else { Allocate::PunchHole };
+            self.client.fallocate(handle, what, offset, len).await
+        };
         self.change(file, op, Did::Zero { offset, len, grows }, zero).await
     }
 

@@ -290,10 +290,17 @@ impl Store {
         drop(guard);
         let base = plan.base.as_ref();
         let unchanged = plan.header.as_ref().is_none_or(|h| h.last_seq == h.cut);
-        let data: &[u8] = bytes.payload.first().map_or(&[], |b| b);
+        let mut data = bytes.payload.first().cloned().unwrap_or_default();
+        let mut block_crcs = bytes.block_crcs;
+        if !unchanged {
+            // Zeros at its end are not kept: a cell that was punched takes no space.
+            data.truncate(without_zeros(&data));
+            block_crcs.truncate(data.len().div_ceil(CHECKSUM_BLOCK as usize));
+        }
+        let fragment_bytes = data.len() as u32;
         let extent = match base {
             Some(base) if unchanged => base.extent,
-            _ => self.store_bytes(data)?,
+            _ => self.store_bytes(&data)?,
         };
         let fragment = Fragment {
             version,
@@ -301,10 +308,10 @@ impl Store {
             seal: true,
             missing: scope.lacking(),
             extent,
-            fragment_bytes: plan.fragment_bytes,
+            fragment_bytes,
             cut: plan.seq,
             cuts: Vec::new(),
-            block_crcs: bytes.block_crcs.clone(),
+            block_crcs: block_crcs.clone(),
         };
         let expected = base.map_or(Version(0), |b| b.version);
         let own = if base.is_some_and(|b| b.extent == extent) { Extent::default() } else { extent };
@@ -327,10 +334,9 @@ impl Store {
             cells::prepare(txn, scope, cell, &fragment, delta)?;
             Ok(())
         })?;
-        let sealed =
-            SealedCell { cut: plan.seq, fragment_bytes: plan.fragment_bytes, block_crcs: bytes.block_crcs };
+        let sealed = SealedCell { cut: plan.seq, fragment_bytes, block_crcs };
         tracing::trace!(on = %self.target, %cell, %version, epoch = %scope.epoch, cut = %plan.seq, "seal prepared");
-        Ok((committed, sealed, bytes.payload))
+        Ok((committed, sealed, vec![data]))
     }
 
     // ---- overlays
@@ -758,4 +764,10 @@ fn check_overlay(scope: &Scope, write: &OverlayWrite<'_>) -> Result<()> {
         return bad("the bytes do not match their checksum");
     }
     Ok(())
+}
+
+/// The length of a cell without the zeros at its end, in whole blocks of a checksum.
+fn without_zeros(cell: &[u8]) -> usize {
+    let kept = cell.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+    kept.next_multiple_of(CHECKSUM_BLOCK as usize).min(cell.len())
 }

@@ -281,6 +281,49 @@ fn holes_are_told_and_copies_are_whole() {
     assert!(copied == whole);
 }
 
+/// `fallocate` keeps what it says or refuses: no success beyond a limit, and a hole is punched to the end.
+#[test]
+fn what_fallocate_says_is_so() {
+    if !can_mount() {
+        return;
+    }
+    use rustix::fs::{FallocateFlags as How, fallocate};
+    use rustix::io::Errno;
+    let cluster = Cluster::start(1);
+    common::volume(&cluster, &["create", "data", "--bytes", "40MiB"]);
+    let (volume, limit) = (cluster.mount().join("data"), 40 << 20);
+    let open = |name: &str| {
+        OpenOptions::new().read(true).write(true).create_new(true).open(volume.join(name)).unwrap()
+    };
+    let file = open("f");
+    assert_eq!(fallocate(&file, How::empty(), 0, 2 * limit), Err(Errno::DQUOT));
+    assert_eq!(file.metadata().unwrap().len(), 0);
+    let outside = File::create(cluster.mount().join("outside")).unwrap();
+    assert_eq!(fallocate(&outside, How::empty(), 0, 100 << 40), Err(Errno::NOSPC));
+    fallocate(&file, How::empty(), 0, 24 << 20).unwrap();
+    assert_eq!((file.metadata().unwrap().len(), file.metadata().unwrap().blocks()), (24 << 20, 24 << 11));
+    let other = open("g");
+    let mut taken = 0;
+    while let Ok(n) = other.write_at(&[1; 1 << 20], taken) {
+        taken += n as u64;
+    }
+    assert!(taken <= limit - (24 << 20), "{taken}");
+    file.write_all_at(&vec![7; 24 << 20], 0).unwrap();
+    file.sync_all().unwrap();
+    // Not kept: space past the end without a size, and what no flag of ours means.
+    assert_eq!(fallocate(&file, How::KEEP_SIZE, 0, 30 << 20), Err(Errno::OPNOTSUPP));
+    assert_eq!(fallocate(&file, How::COLLAPSE_RANGE, 0, 4 << 20), Err(Errno::OPNOTSUPP));
+    fallocate(&file, How::ZERO_RANGE | How::KEEP_SIZE, 0, 4 << 20).unwrap();
+    assert_eq!(file.metadata().unwrap().blocks(), 24 << 11, "zeros that were asked for are kept");
+    fallocate(&file, How::PUNCH_HOLE | How::KEEP_SIZE, 4 << 20, 16 << 20).unwrap();
+    assert_eq!((file.metadata().unwrap().len(), file.metadata().unwrap().blocks()), (24 << 20, 8 << 11));
+    let mut read = vec![1; 24 << 20];
+    file.read_exact_at(&mut read, 0).unwrap();
+    let (zeros, data) = read.split_at(20 << 20);
+    assert!(zeros.iter().all(|b| *b == 0) && data.iter().all(|b| *b == 7));
+    other.write_all_at(&vec![2; 16 << 20], taken).unwrap();
+}
+
 fn nameless(dir: &Path, more: OFlags) -> File {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC | more;
     rustix::fs::open(dir, flags, Mode::from_raw_mode(0o666)).unwrap().into()

@@ -1,7 +1,8 @@
 //! Claims about limits of volumes: they hold at the write, to the byte, whoever writes, and deleting helps.
 use crate::lab::*;
 use bytes::Bytes;
-use weir_client::{Client, Handle, OpenMode, SetAttrs, VolumeEdit};
+use std::time::Duration;
+use weir_client::{Allocate, Client, Handle, OpenMode, SetAttrs, VolumeEdit};
 use weir_proto::volume::{Quota, Volume};
 use weir_proto::{ErrorKind, InodeId, MIB, Result};
 
@@ -66,6 +67,128 @@ fn a_limit_holds_to_the_byte_and_deleting_helps() {
         let h = create(&a, InodeId::ROOT, "out").await;
         assert_eq!(write(&a, h, 0, &vec![1; 12 << 20]).await.unwrap(), 12 << 20);
     });
+}
+
+/// What `fallocate` has promised is written to whoever fills the volume meanwhile; what cannot be promised is refused, and takes nothing.
+#[test]
+fn what_is_reserved_can_be_written_when_the_volume_is_full() {
+    Lab::new(80).run(6, |lab| async move {
+        let (a, b) = (lab.client("a").await, lab.client("b").await);
+        let v = volume(&a, "v", quota(LIMIT, 0)).await;
+        let (ha, hb) = (create(&a, v.root, "a").await, create(&b, v.root, "b").await);
+        let kind = |done: Result<()>| done.unwrap_err().kind;
+        assert_eq!(kind(a.fallocate(ha, Allocate::Extend, 0, 2 * LIMIT).await), ErrorKind::OverQuota);
+        assert_eq!(
+            kind(a.fallocate(ha, Allocate::Extend, 5, 10).await),
+            ErrorKind::Unsupported,
+            "there is a gap"
+        );
+        assert_eq!(used(&b, "v").await, 0);
+        a.fallocate(ha, Allocate::Extend, 0, 4 * MIB).await.unwrap();
+        a.fallocate(ha, Allocate::Extend, 4 * MIB, MIB).await.unwrap();
+        a.fallocate(ha, Allocate::Reserve, 0, MIB).await.unwrap();
+        assert_eq!(kind(a.fallocate(ha, Allocate::Reserve, 0, 6 * MIB).await), ErrorKind::Unsupported);
+        assert_eq!(used(&b, "v").await, 5 * MIB, "what is reserved counts at once");
+        assert_eq!(fill(&b, hb, 0).await, LIMIT - 5 * MIB);
+        assert_eq!(fill(&a, ha, 0).await, 5 * MIB);
+        a.fsync(ha).await.unwrap();
+        b.fsync(hb).await.unwrap();
+        assert_eq!(used(&b, "v").await, LIMIT);
+
+        // A file that both write: in a turn, within the same limit.
+        b.release(hb).await.unwrap();
+        b.unlink(&root(), v.root, b"b").await.unwrap();
+        let both = create(&b, v.root, "a").await;
+        assert_eq!(kind(a.fallocate(ha, Allocate::Extend, 5 * MIB, LIMIT).await), ErrorKind::OverQuota);
+        a.fallocate(ha, Allocate::Extend, 5 * MIB, 4 * MIB).await.unwrap();
+        assert_eq!(used(&b, "v").await, 9 * MIB);
+        let other = create(&b, v.root, "c").await;
+        assert_eq!(fill(&b, other, 0).await, LIMIT - 9 * MIB);
+        assert_eq!(write(&b, both, 5 * MIB, &[1; STEP]).await.unwrap(), STEP);
+        assert_eq!(write(&a, ha, 9 * MIB - STEP as u64, &[2; STEP]).await.unwrap(), STEP);
+
+        // Outside of limits nothing is held, but what is not there is not promised.
+        let out = create(&a, InodeId::ROOT, "out").await;
+        lab.world().clock().sleep(Duration::from_secs(3)).await; // the targets have told what they have
+        assert_eq!(kind(a.fallocate(out, Allocate::Extend, 0, 1 << 45).await), ErrorKind::NoSpace);
+        a.fallocate(out, Allocate::Extend, 0, MIB).await.unwrap();
+    });
+}
+
+/// A hole that is punched counts no more and takes no space at any target, also at one that is away meanwhile; it reads as zeros with
+/// any two of the targets gone.
+#[test]
+fn what_is_punched_takes_no_space() {
+    let (stripe, cell) = (STRIPE as u64, CELL as u64);
+    let size = 9 * stripe + 3 * cell + 5000;
+    // From the middle of a cell to the middle of another; whole stripes; one cell; up to the end of the file and past it.
+    let ranges = [
+        (stripe + 100, 4 * stripe + cell + 7, 3 * stripe),
+        (2 * stripe, 6 * stripe, 4 * stripe),
+        (3 * stripe + cell, 3 * stripe + 2 * cell, cell),
+        (7 * stripe, size + stripe, size - 7 * stripe),
+    ];
+    for down in [None, Some(1), Some(5)] {
+        Lab::new(79).run(6, |lab| async move {
+            let (a, b) = (lab.client("a").await, lab.client("b").await);
+            let v = volume(&a, "v", quota(1 << 30, 0)).await;
+            let mut files = Vec::new();
+            for n in 0..ranges.len() {
+                let h = create(&a, v.root, &format!("f{n}")).await;
+                let data = pattern(n as u64, 0, size as usize);
+                for (n, part) in data.chunks(STRIPE).enumerate() {
+                    assert_eq!(write(&a, h, n as u64 * stripe, part).await.unwrap(), part.len());
+                }
+                a.fsync(h).await.unwrap();
+                files.push((h, data));
+            }
+            let on_targets = async || {
+                lab.world().clock().sleep(Duration::from_secs(5)).await; // until they have told it
+                a.statfs().await.unwrap().used_bytes
+            };
+            let before = on_targets().await;
+            let mut counted = ranges.len() as u64 * size;
+            assert_eq!(used(&b, "v").await, counted);
+            if let Some(n) = down {
+                lab.kill_storage(n);
+            }
+            for ((h, data), (from, to, freed)) in files.iter_mut().zip(ranges) {
+                a.fallocate(*h, Allocate::PunchHole, from, to - from).await.unwrap();
+                data[from as usize..to.min(size) as usize].fill(0);
+                counted -= freed;
+                assert_eq!(used(&b, "v").await, counted, "{from} to {to}");
+            }
+            // In a file with holes only what is sure to be gone is taken off.
+            for (from, freed) in [(2 * stripe, 0), (7 * stripe, stripe)] {
+                a.fallocate(files[1].0, Allocate::PunchHole, from, stripe).await.unwrap();
+                counted -= freed;
+                assert_eq!(used(&b, "v").await, counted, "from {from} on");
+            }
+            files[1].1[7 * STRIPE..8 * STRIPE].fill(0);
+            for (h, _) in &files {
+                a.release(*h).await.unwrap();
+            }
+            if let Some(n) = down {
+                lab.storage(n).await;
+                lab.all_current().await.unwrap();
+            }
+            let left = on_targets().await;
+            assert!(left + 9 * stripe < before, "{left} bytes are used of {before}");
+            let mut opened = Vec::new();
+            for n in 0..ranges.len() {
+                let found = b.lookup(&root(), v.root, format!("f{n}").as_bytes()).await.unwrap().unwrap();
+                opened.push(b.open(&root(), found.attr.ino, OpenMode::READ).await.unwrap().handle);
+            }
+            assert_eq!(b.seek_hole(opened[1], stripe).await.unwrap(), Some(2 * stripe));
+            assert_eq!(b.seek_data(opened[1], 2 * stripe).await.unwrap(), Some(6 * stripe));
+            lab.kill_storage(0);
+            lab.kill_storage(4);
+            for (n, (h, (_, data))) in opened.into_iter().zip(files).enumerate() {
+                let read = b.read(h, 0, size as usize + 1).await.unwrap().concat();
+                assert!(read == data, "file {n}, {down:?}: what is read is not what is there");
+            }
+        });
+    }
 }
 
 #[test]

@@ -914,21 +914,23 @@ impl Filesystem for Mounted {
         if is_past(ino) {
             return reply.error(Errno::EROFS);
         }
-        let what = match tr::allocate(mode) {
-            Ok(None) if request.uid() == 0 => return reply.ok(),
-            Ok(what) => what,
+        let steps = match tr::allocate(mode) {
+            Ok(steps) => steps,
             Err(e) => return reply.error(e),
         };
         let (client, cred, ino) = (self.client.clone(), self.cred(request), tr::from_kernel_ino(ino));
         let from_home = self.waits_for_home(request);
         let work = async move {
-            if what.is_some_and(|what| what != Allocate::Extend) {
+            let changes = |what: &Allocate| matches!(what, Allocate::PunchHole | Allocate::ZeroRange);
+            if steps.iter().any(changes) {
                 from_home.bring(handle(fh), Some(offset), length as usize).await?;
             }
-            let mut done = match what {
-                Some(what) => client.fallocate(handle(fh), what, offset, length).await,
-                None => Ok(()),
-            };
+            let mut done = Ok(());
+            for what in steps {
+                if done.is_ok() {
+                    done = client.fallocate(handle(fh), *what, offset, length).await;
+                }
+            }
             // A change of data by somebody without the right to keep them; the kernel leaves that to us.
             if done.is_ok() && cred.uid != 0 {
                 done = drop_privileges(&client, &cred, ino).await;

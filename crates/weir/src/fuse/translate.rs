@@ -168,15 +168,15 @@ pub fn rename_mode(flags: RenameFlags) -> Option<RenameMode> {
     }
 }
 
-/// What `fallocate` asks for; `Ok(None)`: nothing has to be done.
-pub fn allocate(mode: i32) -> Result<Option<Allocate>, Errno> {
+/// What `fallocate` asks for, one after the other.
+pub fn allocate(mode: i32) -> Result<&'static [Allocate], Errno> {
     let keep_size = mode & libc::FALLOC_FL_KEEP_SIZE != 0;
-    match mode & !libc::FALLOC_FL_KEEP_SIZE {
-        0 if keep_size => Ok(None), // space is not reserved
-        0 => Ok(Some(Allocate::Extend)),
-        libc::FALLOC_FL_PUNCH_HOLE if keep_size => Ok(Some(Allocate::PunchHole)),
-        libc::FALLOC_FL_ZERO_RANGE if keep_size => Ok(Some(Allocate::PunchHole)),
-        libc::FALLOC_FL_ZERO_RANGE => Ok(Some(Allocate::ZeroRange)),
+    match (mode & !libc::FALLOC_FL_KEEP_SIZE, keep_size) {
+        (0, false) => Ok(&[Allocate::Extend]),
+        (0, true) => Ok(&[Allocate::Reserve]),
+        (libc::FALLOC_FL_PUNCH_HOLE, true) => Ok(&[Allocate::PunchHole]),
+        (libc::FALLOC_FL_ZERO_RANGE, false) => Ok(&[Allocate::Extend, Allocate::ZeroRange]),
+        (libc::FALLOC_FL_ZERO_RANGE, true) => Ok(&[Allocate::Reserve, Allocate::ZeroRange]),
         _ => Err(Errno::EOPNOTSUPP),
     }
 }

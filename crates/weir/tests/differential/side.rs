@@ -309,7 +309,7 @@ impl Side {
                 }
             }
             Action::Allocate { slot, mode, offset, len } => {
-                fs::fallocate(self.slot(slot)?, FallocateFlags::from_bits_retain(mode), offset, len).map(done)
+                allocate(self.slot(slot)?, FallocateFlags::from_bits_retain(mode), offset, len).map(done)
             }
             Action::Copy { from, to, mut from_at, mut to_at, len } => {
                 let (from, to) = (self.slot(from)?, self.slot(to)?);
@@ -500,4 +500,19 @@ fn become_user(uid: u32, gid: u32, groups: &[u32]) {
     let gid = Gid::from_raw(gid);
     thread::set_thread_res_gid(gid, gid, Gid::from_raw(0)).unwrap();
     thread::set_thread_res_uid(Uid::from_raw(uid), Uid::from_raw(uid), root).unwrap();
+}
+
+/// As programs do that want the effect: where space cannot be reserved they write zeros, or set the size. A hole that is punched past
+/// the end does nothing but take privileges away.
+fn allocate(file: &OwnedFd, mode: FallocateFlags, offset: u64, len: u64) -> Result<(), Errno> {
+    let done = fs::fallocate(file, mode, offset, len);
+    if done != Err(Errno::OPNOTSUPP) || mode == FallocateFlags::PUNCH_HOLE {
+        return done;
+    }
+    let size = fs::fstat(file)?.st_size as u64;
+    if !mode.contains(FallocateFlags::KEEP_SIZE) && offset + len > size {
+        fs::ftruncate(file, offset + len)?;
+    }
+    let from = if mode.contains(FallocateFlags::ZERO_RANGE) { offset } else { offset.max(size) };
+    fs::fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, from, len)
 }
