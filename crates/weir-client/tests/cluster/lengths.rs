@@ -110,7 +110,7 @@ fn an_append_whose_answer_is_lost_with_the_session_is_not_done_twice() {
     Lab::new(48).run(6, |lab| async move {
         let (a, b) = (lab.client("a").await, lab.client("b").await);
         let mut unknown = 0;
-        for round in 25..50 {
+        for round in 20..60 {
             let name = format!("f{round}");
             let others = create(&b, &name).await;
             let append = OpenMode { append: true, ..OpenMode::BOTH };
