@@ -254,8 +254,8 @@ impl Inner {
         committed
     }
 
-    /// What is in a stripe goes, under the right to write alone: an empty version takes its place, which reads as zeros and takes no space.
-    /// Nothing is emptied (false) if the file has grown past `end` within the stripe meanwhile.
+    /// Replaces a stripe by an empty version, which reads as zeros and takes no space. Needs the Write lease. Returns false, with nothing
+    /// done, if the file has grown past `end` within the stripe meanwhile.
     pub async fn empty_stripe(&self, node: &Arc<Node>, own: InodeId, stripe: u64, end: u64) -> Result<bool> {
         let deadline = self.deadline();
         let send = loop {
@@ -295,7 +295,7 @@ impl Inner {
         ended.map(|()| true)
     }
 
-    /// Nothing else is sent of the stripe from now on. Outer `None`: something is; inner: the file has grown.
+    /// Reserves the stripe for one send. Outer `None`: another send of it is under way; inner `None`: the file has grown.
     fn begin_to_empty(
         &self,
         node: &Arc<Node>,

@@ -596,8 +596,8 @@ impl State {
         let holes = size.saturating_sub(self.allocated);
         ((end - offset - past).min(holes), past)
     }
-    /// What the file takes more when a range is to be written without being refused. Which bytes are holes is not known, only how many:
-    /// refused where others than those of the range may be.
+    /// How many more bytes the file takes once all of a range is written. Only the number of bytes in holes is known, not where they
+    /// are, so this is an error where holes may lie outside of the range.
     pub fn reservation(&self, offset: u64, end: u64, grows: bool) -> Result<u64> {
         let size = self.size();
         let holes = size.saturating_sub(self.allocated);
@@ -609,7 +609,7 @@ impl State {
         }
         Ok(holes + end.saturating_sub(size))
     }
-    /// Bytes went that may all have been counted, or none of them. `most`: no more data than that is left.
+    /// Takes off bytes that were freed, each of which may have been a hole before. `most`: upper bound of what is left.
     pub fn note_freed(&mut self, freed: u64, most: Option<u64>) {
         let least = self.allocated.saturating_sub(freed);
         self.allocated = self.allocated.min(most.unwrap_or(u64::MAX)).max(least);

@@ -140,13 +140,13 @@ impl Inner {
         }
     }
 
-    /// Takes room for `growth` bytes, all of them. Those for whom it does not suffice leave it to others at once. Space without a limit
-    /// is looked at: nobody holds it.
+    /// Takes room for all of `growth` bytes, or for none of them. Where no limit holds, it compares with the free space instead, which
+    /// it does not reserve.
     pub async fn room_for(&self, node: &Node, growth: u64) -> Result<()> {
         if growth == 0 {
             return Ok(());
         }
-        // At a cluster's start no target has told yet what it has, and a coordinator that is away says nothing.
+        // While a cluster starts its capacity is not known yet (0), and without the coordinator nothing is.
         if let Ok(space) = self.statfs().await
             && space.capacity_bytes > 0
             && growth > space.free_bytes
@@ -168,7 +168,7 @@ impl Inner {
             } else if growth > self.free_room(volume)
                 && let Err(e) = self.starve(node, volume, &room, begun).await
             {
-                let _ = self.take_room(volume, 0, 0).await; // it is given back within a second or two anyway
+                let _ = self.take_room(volume, 0, 0).await; // returns what is held; if that fails, it is returned a second later
                 return Err(e);
             }
         }
