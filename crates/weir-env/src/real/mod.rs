@@ -8,12 +8,14 @@
 
 mod disk;
 mod net;
+mod pages;
 mod threads;
 
 use crate::{
     BoxFuture, BufferPool, Clock, ClockSource, Env, Instant, Rng, RngSource, TaskHandle, Tasks, WallTime,
     tasks::{Lane, LaneRunner, TaskRunner},
 };
+pub use pages::cached_bytes;
 use rustix::time::{ClockId, clock_gettime};
 use std::{
     str::FromStr,
