@@ -5,13 +5,20 @@
 use crate::budget::{Budget, Charge};
 use bytes::Bytes;
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 use weir_proto::InodeId;
+
+/// What is left of a cut piece keeps all of its memory: less than one part in so many is not worth that.
+const KEPT_PART: usize = 16;
 
 /// A contiguous part of a file.
 struct Piece {
     bytes: Bytes,
-    /// `None`: the memory charges itself (a frozen write buffer).
-    _charge: Option<Charge>,
+    /// Shared by what is left of a piece that was cut: the memory goes with the last of them. `None`: it charges itself (a frozen
+    /// write buffer).
+    charge: Option<Arc<Charge>>,
+    /// Of the memory that it keeps.
+    memory_bytes: usize,
     used: bool,
     /// Fetched ahead of any read, and not asked for yet.
     ahead: bool,
@@ -71,15 +78,19 @@ impl Cache {
         let end = offset + bytes.len() as u64;
         for (a, b) in self.gaps(ino, offset, end) {
             let part = bytes.slice((a - offset) as usize..(b - offset) as usize);
-            let charge = if charged { None } else { self.room(part.len() as u64, budget) };
+            let charge = if charged { None } else { self.room(part.len() as u64, budget).map(Arc::new) };
             if !charged && charge.is_none() {
                 return;
             }
-            let piece = Piece { bytes: part, _charge: charge, used: false, ahead };
-            self.inodes.entry(ino).or_default().insert(a, piece);
-            self.queue.push_back((ino, a));
+            let memory_bytes = part.len();
+            self.put(ino, a, Piece { bytes: part, charge, memory_bytes, used: false, ahead });
         }
         self.shorten_queue();
+    }
+
+    fn put(&mut self, ino: InodeId, at: u64, piece: Piece) {
+        self.inodes.entry(ino).or_default().insert(at, piece);
+        self.queue.push_back((ino, at));
     }
 
     /// Names of pieces that are gone do not pile up.
@@ -145,7 +156,8 @@ impl Cache {
         false
     }
 
-    /// Forgets `start..end`: it was changed.
+    /// Forgets `start..end`: it was changed. What is left of a piece on either side stays, if it is not a small part of the memory
+    /// that it keeps: a program that changes a file here and there still reads the rest of it from memory.
     pub fn remove(&mut self, ino: InodeId, start: u64, end: u64) {
         let Some(pieces) = self.inodes.get_mut(&ino) else { return };
         let from = pieces.range(..=start).next_back().map_or(start, |(at, _)| *at);
@@ -154,13 +166,21 @@ impl Cache {
             .filter(|(at, p)| **at + p.bytes.len() as u64 > start)
             .map(|(at, _)| *at)
             .collect();
-        for at in hit {
-            // What is left of a cut piece would need a share of its charge: it is dropped whole.
-            pieces.remove(&at);
-        }
+        let cut: Vec<(u64, Piece)> =
+            hit.into_iter().filter_map(|at| Some((at, pieces.remove(&at)?))).collect();
         if pieces.is_empty() {
             self.inodes.remove(&ino);
         }
+        for (at, piece) in cut {
+            let piece_end = at + piece.bytes.len() as u64;
+            for (a, b) in [(at, start.min(piece_end)), (end.max(at), piece_end)] {
+                if a < b && (b - a) as usize * KEPT_PART >= piece.memory_bytes {
+                    let bytes = piece.bytes.slice((a - at) as usize..(b - at) as usize);
+                    self.put(ino, a, Piece { bytes, charge: piece.charge.clone(), ..piece });
+                }
+            }
+        }
+        self.shorten_queue();
     }
 
     pub fn remove_inode(&mut self, ino: InodeId) {
@@ -193,6 +213,29 @@ mod tests {
         cache.insert(INO, 900, Bytes::from(vec![7; 101]), false, false, &budget);
         assert!(cache.get(INO, 900, 1001).is_empty(), "larger than the budget");
         assert_eq!(budget.used_bytes(), 0);
+    }
+
+    #[test]
+    fn what_is_left_of_a_cut_piece_stays_with_its_memory() {
+        let budget = Budget::new(1 << 20);
+        let mut cache = Cache::default();
+        let bytes: Vec<u8> = (0..160).collect();
+        cache.insert(INO, 1000, Bytes::from(bytes.clone()), false, false, &budget);
+        cache.remove(INO, 1040, 1050);
+        let left: Vec<_> =
+            cache.get(INO, 1000, 1160).into_iter().map(|f| (f.offset, f.bytes.to_vec())).collect();
+        assert_eq!(left, [(1000, bytes[..40].to_vec()), (1050, bytes[50..].to_vec())]);
+        assert_eq!(budget.used_bytes(), 160, "all of its memory is still there");
+        // Less than a sixteenth of it: not kept. With the last part the memory goes.
+        cache.remove(INO, 1009, 1155);
+        assert_eq!(cache.get(INO, 1000, 1160), []);
+        assert_eq!(budget.used_bytes(), 0);
+        // Nothing of what was there before the cut is found where it was cut.
+        cache.insert(INO, 0, Bytes::from(vec![1; 100]), false, false, &budget);
+        cache.remove(INO, 40, 60);
+        cache.insert(INO, 0, Bytes::from(vec![2; 100]), false, false, &budget);
+        let all: Vec<u8> = cache.get(INO, 0, 100).into_iter().flat_map(|f| f.bytes.to_vec()).collect();
+        assert_eq!(all, [vec![1; 40], vec![2; 20], vec![1; 40]].concat());
     }
 
     proptest! {

@@ -10,6 +10,7 @@ mod buffer;
 mod clock;
 mod disk;
 mod net;
+mod pace;
 pub mod real;
 pub mod sim;
 mod tasks;
@@ -19,7 +20,8 @@ pub use buffer::{Buf, BufferPool, IO_ALIGN};
 pub use clock::{Clock, ClockSource, Instant, Rng, RngSource, TimedOut, WallTime};
 pub use disk::{DirEntry, Disk, File, OpenMode, Space};
 pub use net::{Addr, BoxReader, BoxStream, BoxWriter, Caller, Listener, Net, Stream, split_shared};
-pub use tasks::{Lane, TaskHandle, Tasks};
+pub use pace::Pace;
+pub use tasks::{BlocksHere, Lane, TaskHandle, Tasks};
 
 /// A boxed future, for object-safe async seams.
 pub type BoxFuture<'a, T> = std::pin::Pin<Box<dyn Future<Output = T> + Send + 'a>>;

@@ -9,8 +9,9 @@ pub trait TaskRunner: Send + Sync + 'static {
     fn blocking(&self, work: Box<dyn FnOnce() + Send>) -> BoxFuture<'static, ()>;
     /// Threads of their own for blocking work: see [`Tasks::lane`].
     fn lane(&self, threads_max: usize) -> Lane;
-    /// Whether a task may block for a moment: another thread then runs the others meanwhile.
-    fn may_block(&self) -> bool;
+    /// Whether a task may block for a moment now: another thread then runs the others meanwhile. If so, `end_block` follows.
+    fn begin_block(&self) -> bool;
+    fn end_block(&self);
     /// Ends the node here if somebody has ordered it: see [`Tasks::pass`].
     fn pass(&self, point: &'static str);
 }
@@ -45,6 +46,15 @@ impl TaskHandle {
     }
 }
 
+/// The right to block where one stands, as long as it lives.
+pub struct BlocksHere(Tasks);
+
+impl Drop for BlocksHere {
+    fn drop(&mut self) {
+        self.0.0.end_block();
+    }
+}
+
 #[derive(Clone)]
 pub struct Tasks(pub Arc<dyn TaskRunner>);
 
@@ -54,9 +64,9 @@ impl Tasks {
         self.0.spawn(name, Box::pin(work))
     }
     /// Whether work that blocks for well under a millisecond may be done where one stands, which is quicker than the way
-    /// to another thread and back. At most one task of a component may do so at a time.
-    pub fn may_block(&self) -> bool {
-        self.0.may_block()
+    /// to another thread and back. One thread at least never does, so a disk that hangs does not stop the process.
+    pub fn block_here(&self) -> Option<BlocksHere> {
+        self.0.begin_block().then(|| BlocksHere(self.clone()))
     }
     /// A named point of the code: what comes before has been done, what comes behind has not. A test can have the process
     /// (or the simulated node) die here, so that it is known to survive that. Otherwise nothing happens.

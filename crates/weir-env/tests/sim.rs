@@ -128,6 +128,25 @@ fn time_passes_only_when_nothing_can_run() {
 }
 
 #[test]
+fn nobody_blocks_where_the_disk_is_slow_or_hangs() {
+    let world = World::new(1, SimConfig::default());
+    world.run(async {
+        let nodes = ["a", "b"].map(|name| world.node(name));
+        let block = || nodes.iter().filter(|node| node.tasks.block_here().is_some()).count();
+        assert_eq!(block(), 1, "every other node");
+        for faults in [
+            DiskFaults { hangs: true, ..DiskFaults::default() },
+            DiskFaults { delay: MS, ..DiskFaults::default() },
+        ] {
+            ["a", "b"].into_iter().for_each(|name| world.set_disk_faults(name, faults));
+            assert_eq!(block(), 0);
+            ["a", "b"].into_iter().for_each(|name| world.set_disk_faults(name, DiskFaults::default()));
+            assert_eq!(block(), 1);
+        }
+    });
+}
+
+#[test]
 #[should_panic(expected = "seed 9, at 0.000000s: deadlock")]
 fn a_deadlock_is_told() {
     World::new(9, SimConfig::default()).run(std::future::pending::<()>());

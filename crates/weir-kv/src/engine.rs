@@ -16,7 +16,7 @@ use crate::state::{Body, State};
 use crate::{CommitSeq, Kv, Read, Txn};
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 use tokio::sync::Notify;
@@ -35,11 +35,6 @@ const LOCK_RETRY: Duration = Duration::from_millis(10);
 /// A tree that cannot be read is opened again for so long; then the store fails.
 const MEND_PATIENCE: Duration = Duration::from_secs(30);
 const MEND_PAUSE: Duration = Duration::from_millis(100);
-
-/// A flush in place may take so long: ten times the sync of an NVMe disk. A disk that takes longer
-const FLUSH_HERE_MAX: Duration = Duration::from_micros(500);
-/// has this many of the next flushes done by the flushing task.
-const FLUSHES_ELSEWHERE: u32 = 256;
 
 /// What one process may choose about its store.
 #[derive(Clone, Copy, Debug)]
@@ -75,8 +70,6 @@ struct Core {
     tree_file: Arc<dyn File>,
     reserve: Mutex<Reserve>,
     wake_folder: Notify,
-    /// So many of the next flushes are left to the flushing task.
-    flushes_elsewhere: AtomicU32,
     closed: AtomicBool,
     _lock: Arc<dyn File>,
 }
@@ -272,7 +265,7 @@ impl Core {
         let deltas = found.ended.into_iter().map(|e| Arc::new(e.delta)).collect();
         Ok(Core {
             env: env.clone(),
-            journal: Arc::new(Journal::new(&found.tail, found.last, env.tasks.clone())?),
+            journal: Arc::new(Journal::new(&found.tail, found.last, &env)?),
             shelf,
             cache_bytes: config.cache_bytes,
             writer: Mutex::new(found.tail),
@@ -287,7 +280,6 @@ impl Core {
             tree_file,
             reserve: Mutex::new(Reserve { next: found.next, next_number: newest + 1, spare: found.spare }),
             wake_folder: Notify::new(),
-            flushes_elsewhere: AtomicU32::new(0),
             closed: AtomicBool::new(false),
             _lock: lock,
         })
@@ -486,20 +478,15 @@ impl Core {
         Ok(())
     }
 
-    /// Not on a disk that was slow a moment ago: the thread has other work.
+    /// Not on a disk that is slow: the thread has other work.
     fn flush_here(&self) -> bool {
-        let resting = self.flushes_elsewhere.load(Ordering::Relaxed);
-        if resting > 0 || !self.env.tasks.may_block() {
-            self.flushes_elsewhere.store(resting.saturating_sub(1), Ordering::Relaxed);
-            self.journal.flush_soon();
-            return false;
+        if self.journal.is_quick()
+            && let Some(_here) = self.env.tasks.block_here()
+        {
+            return self.journal.flush_unless_busy();
         }
-        let begun = self.env.clock.now();
-        let flushed = self.journal.flush_unless_busy();
-        if self.env.clock.now().since(begun) > FLUSH_HERE_MAX {
-            self.flushes_elsewhere.store(FLUSHES_ELSEWHERE, Ordering::Relaxed);
-        }
-        flushed
+        self.journal.flush_soon();
+        false
     }
 
     fn checkpoint(&self) -> Result<()> {

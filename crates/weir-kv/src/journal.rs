@@ -13,14 +13,17 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+use std::time::Duration;
 use tokio::sync::{Notify, oneshot};
-use weir_env::{BoxFuture, BufferPool, Disk, File, IO_ALIGN, OpenMode, Tasks};
+use weir_env::{BoxFuture, BufferPool, Clock, Disk, Env, File, IO_ALIGN, OpenMode, Pace, Tasks};
 use weir_proto::{Error, Result};
 
 /// Beyond this the one who commits flushes in place: memory stays bounded when nobody waits for durability.
 const QUEUED_BYTES_MAX: usize = 8 << 20;
 /// One write: a disk's full speed, and buffers that are reused.
 const WRITE_BYTES_MAX: usize = 1 << 20;
+/// A flush may take so long where whoever asks for it has other work: ten times the sync of an NVMe disk.
+const FLUSH_HERE_MAX: Duration = Duration::from_micros(500);
 /// Zeros are written in pieces of this size.
 const ZEROS_BYTES: usize = 1 << 20;
 
@@ -225,6 +228,8 @@ pub(crate) struct Journal {
     waiters: Mutex<Waiters>,
     /// Wakes the flushing task.
     pub(crate) wake: Notify,
+    clock: Clock,
+    pace: Pace,
 }
 
 #[derive(Default)]
@@ -234,9 +239,9 @@ struct Waiters {
 }
 
 impl Journal {
-    pub(crate) fn new(tail: &Tail, durable: CommitSeq, tasks: Tasks) -> Result<Journal> {
+    pub(crate) fn new(tail: &Tail, durable: CommitSeq, env: &Env) -> Result<Journal> {
         let path = tail.segment.path.display();
-        let pen = Pen::at(tail, tasks)
+        let pen = Pen::at(tail, env.tasks.clone())
             .map_err(|e| Error::from_io(format!("read the end of the journal {path}"), &e))?;
         Ok(Journal {
             queue: Mutex::default(),
@@ -245,6 +250,8 @@ impl Journal {
             failed: OnceLock::new(),
             waiters: Mutex::default(),
             wake: Notify::new(),
+            clock: env.clock.clone(),
+            pace: Pace::new(FLUSH_HERE_MAX),
         })
     }
 
@@ -292,6 +299,11 @@ impl Journal {
         }
     }
 
+    /// Whether a flush may be done by whoever has other work.
+    pub(crate) fn is_quick(&self) -> bool {
+        self.pace.is_quick()
+    }
+
     /// Makes all that is queued durable, unless somebody else is writing: then the flushing task does. A failure is
     /// kept, and seen by whoever waits.
     pub(crate) fn flush_unless_busy(&self) -> bool {
@@ -332,7 +344,12 @@ impl Journal {
             queue.bytes = 0;
             std::mem::take(&mut queue.items)
         };
-        if let Err(e) = write_items(&mut pen, &items) {
+        let begun = self.clock.now();
+        let written = write_items(&mut pen, &items);
+        if !items.is_empty() {
+            self.pace.took(self.clock.now().since(begun));
+        }
+        if let Err(e) = written {
             let path = pen.segment.path.display();
             let failed = Error::io(format!("write the journal {path}: {e}; the node must be restarted"));
             self.fail(failed.clone());

@@ -1,4 +1,5 @@
-//! Self-verifying workloads over plain paths: detectors, streams, a shared file, metadata, small files, fsync.
+//! Self-verifying workloads over plain paths: detectors, streams, a shared file, metadata, small files, fsync; and all of
+//! these on several directories side by side.
 //!
 //! Each workload writes bytes that say what they are and where they belong, reads them back and compares. Memory is
 //! touched before the clock starts. With `--baseline DIR` the same shape runs just before each run on a plain
@@ -12,6 +13,7 @@
 
 mod baseline;
 mod block;
+pub mod compare;
 mod cpu;
 pub mod detector;
 mod frames;

@@ -140,7 +140,7 @@ fn cells(row: &Row) -> [String; 7] {
 }
 
 /// Three or more digits.
-fn figure(value: f64) -> String {
+pub(crate) fn figure(value: f64) -> String {
     match value.abs() {
         v if v >= 100.0 || v == 0.0 => format!("{value:.0}"),
         v if v >= 10.0 => format!("{value:.1}"),

@@ -33,6 +33,7 @@ pub fn run(options: &Options) -> Result<Report> {
     }
     let notes = [
         "memory touched before the start; writes include each worker's fsync; each reads what its neighbour wrote",
+        "each worker opens the file for reading and writing, as IOR and HDF5 do",
         "the baseline is buffered: records do not begin at multiples of a block",
     ];
     repeat("shared", options, &options.common, &notes, |place| once(options, place))

@@ -283,7 +283,8 @@ impl Records {
         let pattern = Pattern::new(self.seed);
         let mut buf = touched(self.record_bytes as usize);
         pattern.fill(0, 0, &mut buf);
-        let file = OpenOptions::new().write(true).open(&self.path).map_err(io("open"))?;
+        // For reading and writing, as IOR and HDF5 open what several write.
+        let file = OpenOptions::new().read(true).write(true).open(&self.path).map_err(io("open"))?;
         let start = gate()?;
         let written = self.each(
             |n, offset| {

@@ -15,6 +15,8 @@ use weir_proto::{CellId, Error, Result, Seq, Version};
 
 /// The largest cell: 4 MiB.
 pub const CELL_BYTES_MAX: u32 = 1 << 22;
+/// What a random read of a program takes: it may lie across two blocks.
+const SMALL_BYTES_MAX: u32 = 2 * CHECKSUM_BLOCK;
 
 /// What a read will do, as of one state of the index.
 pub struct Plan {
@@ -155,6 +157,11 @@ impl Plan {
     pub fn needs_disk(&self) -> bool {
         let base_bytes = self.base.as_ref().map_or(0, |b| b.fragment_bytes);
         self.start < base_bytes.min(self.end) || self.overlays.iter().any(|(o, _)| o.extent.len > 0)
+    }
+
+    /// One read of the disk, and little of it.
+    pub fn is_small(&self) -> bool {
+        self.end - self.start <= SMALL_BYTES_MAX && self.overlays.iter().all(|(o, _)| o.extent.len == 0)
     }
 
     pub fn answer(&self, block_crcs: Vec<u32>) -> CellRead {

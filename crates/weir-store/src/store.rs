@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
-use weir_env::{BufferPool, Env, File, Instant, OpenMode};
+use weir_env::{BufferPool, Env, File, Instant, OpenMode, Pace};
 use weir_kv::{CommitSeq, Read, Scan, SharedKv, Txn};
 use weir_proto::checksum::{block_crcs, crc32c};
 use weir_proto::coord::TargetReport;
@@ -42,6 +42,8 @@ const LIST_MAX: u32 = 4096;
 const DAMAGE_REMEMBERED: usize = 65_536;
 /// Versions that were given up, and are remembered.
 const GIVEN_UP_MAX: usize = 8192;
+/// A small read may take so long where whoever asks for it has other work: a few times that of an NVMe disk.
+const READ_HERE_MAX: Duration = Duration::from_micros(300);
 /// How long the process before may still have the target, and how often it is looked.
 const LOCK_WAIT: Duration = Duration::from_secs(2);
 const LOCK_RETRY: Duration = Duration::from_millis(20);
@@ -56,6 +58,8 @@ pub struct Store {
     slabs: Arc<Slabs>,
     counters: Counters,
     disk: Arc<DiskWatch>,
+    /// Of small reads.
+    read_pace: Pace,
     failed: OnceLock<Error>,
     damaged: Mutex<BTreeSet<BadBlock>>,
     /// Versions of writers that were dropped here: whoever gives one up writes it never again, but it may come late.
@@ -133,6 +137,7 @@ impl Store {
             slabs: Arc::new(slabs),
             counters,
             disk,
+            read_pace: Pace::new(READ_HERE_MAX),
             failed: OnceLock::new(),
             damaged: Mutex::default(),
             given_up: Mutex::default(),
@@ -477,8 +482,16 @@ impl Store {
         Ok(plan.expect("a read that succeeds has planned"))
     }
     pub fn read(&self, plan: &Plan) -> Result<(CellRead, Vec<Bytes>)> {
+        let begun = self.env.clock.now();
         let bytes = self.run(plan)?;
+        if plan.is_small() {
+            self.read_pace.took(self.env.clock.now().since(begun));
+        }
         Ok((plan.answer(bytes.block_crcs), bytes.payload))
+    }
+    /// A small read is not worth the way to another thread and back where the disk is quick.
+    pub fn reads_here(&self, plan: &Plan) -> bool {
+        plan.is_small() && self.read_pace.is_quick()
     }
     fn run(&self, plan: &Plan) -> Result<crate::read::Bytes16> {
         let mut bad = Vec::new();

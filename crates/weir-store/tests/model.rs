@@ -288,6 +288,31 @@ fn a_flipped_bit_is_found_counted_once_and_never_returned() {
 }
 
 #[test]
+fn only_a_small_read_is_made_where_it_is_asked_for() {
+    with_store(|_, _, store| {
+        write(&store, cell(1, 0), 1, WriteMode::Fresh, &[], &bytes_of(1, 100_000)).unwrap();
+        // One in the index, and one that the disk is read for, too.
+        overlay(&store, cell(1, 0), CHECKSUM_BLOCK, b"inline").unwrap();
+        overlay(&store, cell(1, 0), 3 * CHECKSUM_BLOCK, &bytes_of(2, 20_000)).unwrap();
+        let here = |block: u32, blocks: u32| {
+            let (offset, len) = (block * CHECKSUM_BLOCK, blocks * CHECKSUM_BLOCK);
+            let request = ReadCell {
+                place: place(),
+                cell: cell(1, 0),
+                view: ReadView::Merged,
+                version: Version(0),
+                offset,
+                len,
+            };
+            store.reads_here(&store.plan_read(&SCOPE, &request).unwrap())
+        };
+        assert!(here(0, 1) && here(0, 2) && here(1, 1) && here(5, 1));
+        assert!(!here(0, 3), "as long as a stream's");
+        assert!(!here(3, 1) && !here(2, 2), "an overlay is read besides");
+    });
+}
+
+#[test]
 fn lower_epochs_tokens_and_versions_are_stale() {
     with_store(|_, _, store| {
         let id = cell(1, 0);

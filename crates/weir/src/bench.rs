@@ -1,4 +1,4 @@
-//! `weir bench`: the workloads of `weir-load` on any mounted file system, and the metadata role alone over RPC.
+//! `weir bench`: the workloads of `weir-load` on any mounted file system, alone or side by side, and the metadata role alone over RPC.
 use crate::failure::{Doing, Outcome};
 use crate::place::{Place, RoleName};
 use crate::process::PidFile;
@@ -9,11 +9,16 @@ use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
-use weir_load::{Common, CpuRole, Report, Watched, detector, fsync, mdtest, shared, smallfile, stream};
+use weir_load::{
+    Common, CpuRole, Report, Watched, compare, detector, fsync, mdtest, shared, smallfile, stream,
+};
 
 /// Exit code when everything ran but bytes were wrong: "the answer is no".
 const WRONG: u8 = 1;
+/// What a shell reports of a program that SIGINT ended.
+const INTERRUPTED: u8 = 130;
 
 /// A workload with the choice of how its result is printed.
 #[derive(Args)]
@@ -28,8 +33,20 @@ pub struct Printed<O: Args> {
     pub cluster: Option<PathBuf>,
 }
 
+/// What is compared, with the choice of how it is printed.
+#[derive(Args)]
+pub struct Compare {
+    #[command(flatten)]
+    pub options: compare::Options,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
 #[derive(Subcommand)]
 pub enum Bench {
+    /// The same rows on several directories, side by side in one interleaved run
+    Compare(Compare),
     /// Detectors that write frames at their rate, read back and compared
     Detector(Printed<detector::Options>),
     /// A file per worker: write, cold read, warm read
@@ -53,6 +70,7 @@ pub enum Bench {
 
 pub fn run(bench: Bench, environment: &Environment) -> Outcome<ExitCode> {
     match bench {
+        Bench::Compare(args) => compared(&args),
         Bench::Detector(mut args) => {
             args.options.frames = args.options.frames.or_else(|| environment.frames.clone());
             one(args, |o| &mut o.common, detector::run)
@@ -86,6 +104,63 @@ fn one<O: Args>(
         false => print!("{}", report.table()),
     }
     Ok(if report.is_good() { ExitCode::SUCCESS } else { ExitCode::from(WRONG) })
+}
+
+fn compared(args: &Compare) -> Outcome<ExitCode> {
+    let stop = stop_on_signal();
+    let bar = spinner("comparing");
+    let compared = compare::run(&args.options, &stop, &Shown(bar.clone()));
+    bar.finish_and_clear();
+    if stop.is_set() {
+        eprintln!("stopped");
+        return Ok(ExitCode::from(INTERRUPTED));
+    }
+    let compared = compared?;
+    match args.json {
+        true => println!("{}", compared.json()),
+        false => print!("{}", compared.table()),
+    }
+    Ok(if compared.is_good() { ExitCode::SUCCESS } else { ExitCode::from(WRONG) })
+}
+
+/// Where a comparison is, on standard error.
+struct Shown(ProgressBar);
+
+impl compare::Watcher for Shown {
+    fn step(&self, round: u16, rounds: u16, row: &str, dir: &Path) {
+        self.0.set_message(format!("round {} of {rounds}: {row} on {}", round + 1, dir.display()));
+    }
+}
+
+/// SIGINT and SIGTERM end a comparison, which then tidies up. The second one ends it at once: a file system may hang.
+fn stop_on_signal() -> Arc<compare::Stop> {
+    let stop = Arc::new(compare::Stop::default());
+    let of_thread = stop.clone();
+    std::thread::spawn(move || {
+        let waited = crate::observe::block_on(async {
+            use tokio::signal::unix::{SignalKind, signal};
+            let mut int = signal(SignalKind::interrupt()).doing("listen for SIGINT")?;
+            let mut term = signal(SignalKind::terminate()).doing("listen for SIGTERM")?;
+            for again in [false, true] {
+                tokio::select! {
+                    biased;
+                    _ = int.recv() => {}
+                    _ = term.recv() => {}
+                }
+                if again {
+                    break;
+                }
+                eprintln!("\nstopping, and removing what was made (once more: at once)");
+                of_thread.set();
+            }
+            Ok(())
+        });
+        if waited.is_ok() {
+            eprintln!("\nended at once: directories weir-compare-{}-* may be left", std::process::id());
+            std::process::exit(i32::from(INTERRUPTED));
+        }
+    });
+    stop
 }
 
 /// The processes of a cluster that run on this machine.

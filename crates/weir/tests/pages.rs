@@ -151,6 +151,7 @@ pages! {
     the_page_of_a_copy_elsewhere_is_so: "copy-elsewhere.md",
     the_page_of_a_replica_is_so: "replica.md",
     the_page_of_bursts_is_so: "bursts-to-s3.md",
+    the_page_of_comparing_is_so: "compare.md",
 }
 
 #[test]

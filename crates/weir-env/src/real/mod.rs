@@ -8,18 +8,20 @@
 
 mod disk;
 mod net;
+mod pages;
 mod threads;
 
 use crate::{
     BoxFuture, BufferPool, Clock, ClockSource, Env, Instant, Rng, RngSource, TaskHandle, Tasks, WallTime,
     tasks::{Lane, LaneRunner, TaskRunner},
 };
+pub use pages::cached_bytes;
 use rustix::time::{ClockId, clock_gettime};
 use std::{
     str::FromStr,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicU32, Ordering},
+        atomic::{AtomicU32, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -85,6 +87,7 @@ pub fn env_with(config: RealConfig) -> Env {
             home,
             threads: ThreadPool::new(config.disk_threads),
             kill_at: config.kill_at,
+            blocked: AtomicUsize::new(0),
         })),
         buffers: BufferPool::new(config.buffer_cache_bytes),
     }
@@ -154,6 +157,8 @@ struct MachineTasks {
     home: Home,
     threads: ThreadPool,
     kill_at: Option<KillAt>,
+    /// Threads of the runtime that block.
+    blocked: AtomicUsize,
 }
 
 impl TaskRunner for MachineTasks {
@@ -168,8 +173,13 @@ impl TaskRunner for MachineTasks {
     fn lane(&self, threads_max: usize) -> Lane {
         Lane(Arc::new(MachineLane(ThreadPool::new(threads_max))))
     }
-    fn may_block(&self) -> bool {
-        self.home.0.as_ref().is_some_and(|home| home.metrics().num_workers() > 1)
+    fn begin_block(&self) -> bool {
+        let workers = self.home.0.as_ref().map_or(0, |home| home.metrics().num_workers());
+        let another = |blocked: usize| (blocked + 1 < workers).then_some(blocked + 1);
+        self.blocked.fetch_update(Ordering::AcqRel, Ordering::Acquire, another).is_ok()
+    }
+    fn end_block(&self) {
+        self.blocked.fetch_sub(1, Ordering::AcqRel);
     }
     fn pass(&self, point: &'static str) {
         self.kill_at.iter().for_each(|order| order.pass(point));
@@ -188,6 +198,22 @@ impl LaneRunner for MachineLane {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
+    async fn all_but_one_thread_may_block() {
+        let tasks = env().tasks;
+        let one = tasks.block_here().expect("of three threads");
+        let two = tasks.block_here().expect("two block");
+        assert!(tasks.block_here().is_none(), "and one runs what others brought");
+        drop(one);
+        drop(tasks.block_here().expect("again"));
+        drop(two);
+    }
+
+    #[tokio::test]
+    async fn the_only_thread_never_blocks() {
+        assert!(env().tasks.block_here().is_none());
+    }
 
     #[tokio::test]
     async fn a_thread_of_somebody_else_may_spawn_and_sleep() {

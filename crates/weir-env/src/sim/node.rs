@@ -204,10 +204,16 @@ impl TaskRunner for Here {
         Lane(Arc::new(self.clone()))
     }
 
-    /// In every other life of a node, so that both ways are run.
-    fn may_block(&self) -> bool {
-        (self.node as u64 + self.life) % 2 == 1
+    /// In every other life of a node, so that both ways are run; not on a disk that is slow or hangs.
+    fn begin_block(&self) -> bool {
+        let disk = self.core.lock().nodes[self.node].disk.clone();
+        let is_well = {
+            let faults = &disk.lock().unwrap_or_else(PoisonError::into_inner).faults;
+            !faults.hangs && faults.delay.is_zero()
+        };
+        is_well && (self.node as u64 + self.life) % 2 == 1
     }
+    fn end_block(&self) {}
 
     /// Whoever passes goes on to its next wait, but nothing that it does there reaches disk or network.
     fn pass(&self, point: &'static str) {
