@@ -130,6 +130,9 @@ pub struct Owner {
     pub probing: BTreeMap<(TargetId, Doubt), Vec<Answer<MapReply>>>,
     pub suspects_asked: Instant,
     pub cut_links: CutLinks,
+    /// It was asked to end. It then takes no target down: `weir down` ends servers at the same time, and a target that was taken
+    /// down by that would be behind at the next start.
+    pub ends: bool,
 }
 
 /// A value as it was last read or written.
@@ -195,7 +198,9 @@ impl Owner {
         let limits = HealthLimits {
             silence_max: Duration::from_millis(u64::from(published.settings.target_silence_ms)),
         };
-        self.members.reconcile(&mut batch.draft, now, &limits, self.expected_targets);
+        if !self.ends {
+            self.members.reconcile(&mut batch.draft, now, &limits, self.expected_targets);
+        }
         self.release_reporters(&mut batch);
         if batch.draft != *published {
             self.members.record_positions(&mut batch.draft);
@@ -266,6 +271,9 @@ impl Owner {
                     Ok(()) => batch.after(answer, |map| HeartbeatAck { map_version: map.version }),
                 }
             }
+            Event::Report { answer, .. } if self.ends => {
+                refuse(answer, Error::unavailable("the coordinator is about to end"));
+            }
             Event::Report { report, answer } => self.reported(report, answer, batch),
             Event::Link { from, report, answer } => {
                 self.cut_links.note(&from, &report, now);
@@ -276,7 +284,7 @@ impl Owner {
                     batch.after(answer, newest);
                 }
                 // Of a process that is gone it says nothing about the one that is there now.
-                if joined == self.joined_on(target, &batch.draft) {
+                if !self.ends && joined == self.joined_on(target, &batch.draft) {
                     self.probed(target, doubt, outcome, batch, now);
                 }
             }
@@ -309,6 +317,7 @@ impl Owner {
                     }
                 }
             }
+            Event::Leave { answer, .. } if self.ends => batch.after(answer, |_| ()),
             Event::Leave { leave: Leave { node, targets }, connection, answer } => {
                 match self.members.heard(&mut batch.draft, node, connection, targets, now) {
                     Err(e) => refuse(answer, e),
@@ -348,11 +357,15 @@ impl Owner {
                     links,
                 });
             }
+            Event::Disconnected { .. } if self.ends => {}
             Event::Disconnected { connection } => {
                 batch.disconnected.push(connection);
                 self.members.disconnected(connection);
             }
-            Event::Ends { answer } => self.ask_positions(&batch.draft, answer),
+            Event::Ends { answer } => {
+                self.ends = true;
+                self.ask_positions(&batch.draft, answer);
+            }
             Event::LastPositions { said, answer } => {
                 for (joined, report) in said {
                     if joined == self.joined_on(report.target, &batch.draft) {

@@ -121,6 +121,7 @@ impl Coordinator {
             probing: Default::default(),
             suspects_asked: started,
             cut_links: Default::default(),
+            ends: false,
         };
         env.tasks.spawn("coordinator", owner.run());
         let (announced, waits) = Default::default();

@@ -369,7 +369,13 @@ fn a_coordinator_that_is_asked_to_end_knows_how_far_each_target_is() {
         let before = client.wait_for(PATIENCE, all_current).await.unwrap();
         nodes.iter().for_each(|node| node.service.position.store(500, Ordering::Relaxed));
         nodes[2].service.hangs.store(true, Ordering::Relaxed);
-        c.record_positions().await;
+        // Two storage processes end at the same time.
+        let leaving = async {
+            lab.world.sleep(Duration::from_millis(100)).await;
+            nodes[3].cluster.leave().await.unwrap();
+            lab.world.kill("s5");
+        };
+        tokio::join!(c.record_positions(), leaving);
         drop(c);
         lab.world.power_cut("c");
         lab.doors.lock().unwrap().clear();
