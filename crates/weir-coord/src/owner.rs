@@ -6,8 +6,8 @@
 //! Knows nothing of how messages travel; decisions are in `decide` and `members`.
 use crate::cut_links::CutLinks;
 use crate::decide::{
-    HealthLimits, Presence, Progress, Strikes, caught_up, is_spare, make_groups, record_progress, set_aside,
-    take_lead,
+    HealthLimits, Presence, Progress, Strikes, caught_up, forget_unpublished_epochs, is_spare, make_groups,
+    record_progress, set_aside, take_lead,
 };
 use crate::members::Members;
 use crate::probe::{LAST_PROBE_PATIENCE, PROBE_PATIENCE, QUICK_PROBE_PATIENCE, probe};
@@ -202,6 +202,7 @@ impl Owner {
             self.members.reconcile(&mut batch.draft, now, &limits, self.expected_targets);
         }
         self.release_reporters(&mut batch);
+        forget_unpublished_epochs(&published, &mut batch.draft);
         if batch.draft != *published {
             self.members.record_positions(&mut batch.draft);
         }

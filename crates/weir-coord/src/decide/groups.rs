@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! - each change of a group raises its epoch by one;
-//! - a current member's `since` is the group's epoch; another member's is the last epoch in which it was current;
+//! - a current member's `since` is the group's epoch; another member's is the last published epoch in which it was current;
 //! - writes are accepted only while k members are current ([`Group::is_writable`]);
 //! - only then does a member that was behind become current: fewer may all lack what was written meanwhile, and the one that
 //!   has it would return to find that newer epochs were written in.
@@ -239,6 +239,20 @@ fn leave_groups(map: &mut ClusterMap, target: TargetId, to: TargetState) -> bool
         }
     }
     true
+}
+
+/// Nothing was written in epochs that came and went within one draft: who left in one of them was current last in the published map.
+/// So targets that go down together (a power cut, the end of a cluster) have missed nothing of each other.
+pub fn forget_unpublished_epochs(published: &ClusterMap, draft: &mut ClusterMap) {
+    for (before, group) in published.groups.iter().zip(&mut draft.groups) {
+        for member in group.members.iter_mut().filter(|m| m.state != MemberState::Current) {
+            if member.since > before.epoch
+                && let Some(known) = member_of(before, member.target)
+            {
+                member.since = known.since;
+            }
+        }
+    }
 }
 
 fn member_of(group: &Group, target: TargetId) -> Option<&Member> {

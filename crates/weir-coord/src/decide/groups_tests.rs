@@ -145,6 +145,43 @@ fn a_cluster_that_stops_and_starts_is_current_again_as_far_as_nothing_was_writte
 }
 
 #[test]
+fn targets_that_go_together_miss_nothing_of_each_other() {
+    // All stop; t6 returns without what it had.
+    for at_once in [true, false] {
+        let mut map = with_groups(6, "ec:4+2");
+        let published = map.clone();
+        for n in 1..=6 {
+            target_down(&mut map, t(n));
+        }
+        if at_once {
+            forget_unpublished_epochs(&published, &mut map);
+        }
+        target_lost(&mut map, t(6));
+        for n in 1..=6 {
+            target_back(&mut map, t(n));
+        }
+        let current = (1..=6).filter(|n| state(&map, 0, *n) == MemberState::Current).count();
+        // One after the other, the first two left while four others could still be written to.
+        assert_eq!((current, map.groups[0].is_lost()), if at_once { (4, false) } else { (3, true) });
+    }
+    // What was published counts, and a member that was behind is no better for it.
+    let mut map = with_groups(6, "ec:4+2");
+    target_down(&mut map, t(1));
+    let published = map.clone();
+    for n in 2..=3 {
+        target_down(&mut map, t(n));
+    }
+    forget_unpublished_epochs(&published, &mut map);
+    for n in 1..=3 {
+        target_back(&mut map, t(n));
+    }
+    assert_eq!(
+        [1, 2, 3].map(|n| state(&map, 0, n)),
+        [MemberState::Behind, MemberState::Current, MemberState::Current]
+    );
+}
+
+#[test]
 fn the_last_copy_that_was_written_to_is_the_one_that_is_right() {
     let mut map = with_groups(2, "replica:2");
     target_down(&mut map, t(1));

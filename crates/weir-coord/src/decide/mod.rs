@@ -10,8 +10,8 @@ mod returned;
 mod slow;
 
 pub use groups::{
-    caught_up, create_groups, is_spare, make_groups, rejoin_groups, set_aside, target_back, target_cleared,
-    target_down, target_failed, target_lost, target_put_back,
+    caught_up, create_groups, forget_unpublished_epochs, is_spare, make_groups, rejoin_groups, set_aside,
+    target_back, target_cleared, target_down, target_failed, target_lost, target_put_back,
 };
 pub use health::{HealthLimits, Presence, Verdict, forgive, judge};
 pub use layout::{layout_for_new_file, layout_in};
