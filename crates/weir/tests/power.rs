@@ -194,8 +194,8 @@ fn line(n: u64) -> String {
 }
 
 /// A cluster on a disk of its own, with the files that the writers expect, saved.
-fn begin(disk: &Disk) -> Cluster {
-    let cluster = Cluster::at(Some(disk.path().join("cluster")), 1, &[]);
+fn begin(disk: &Disk, options: &[&str]) -> Cluster {
+    let cluster = Cluster::at(Some(disk.path().join("cluster")), 1, options);
     let saved = |name: &str, bytes: &[u8]| {
         let mut file = File::create(cluster.mount().join(name)).unwrap();
         file.write_all(bytes).and_then(|()| file.sync_all()).unwrap();
@@ -230,7 +230,7 @@ fn power_cuts(kind: &str) {
         return;
     }
     let disk = Disk::new(kind);
-    let cluster = begin(&disk);
+    let cluster = begin(&disk, &[]);
     let acknowledged = Acknowledged::default();
     for cut in 0..cuts() {
         write_and_cut(&disk, &cluster, &acknowledged);
@@ -260,7 +260,8 @@ fn a_power_cut_of_an_xfs_disk_loses_nothing_that_was_fsynced() {
 /// Whether something of what was acknowledged is gone after a power cut, where no sync reaches the disk.
 fn loses_without_syncs(kind: &str) -> bool {
     let disk = Disk::new(kind);
-    let mut cluster = begin(&disk);
+    // What is lost is waited for as what is away: not for ten minutes here.
+    let mut cluster = begin(&disk, &["--patience", "30s"]);
     assert!(weir(&["down", "--dir", cluster.dir().to_str().unwrap()]).status.success());
     shell(&format!("sync -f {}", disk.path().display()));
     cluster.launcher = ["python3", "-c", WITHOUT_SYNC].map(str::to_string).to_vec();
