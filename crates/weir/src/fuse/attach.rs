@@ -105,7 +105,7 @@ pub fn preflight(path: &Path) -> Outcome<()> {
 }
 
 /// Mounts, and returns when the kernel has accepted. Must be called in a runtime.
-pub fn attach(client: &Client, notices: &Notices, options: Options) -> Outcome<Attached> {
+pub fn attach(client: &Client, notices: &Arc<Notices>, options: Options) -> Outcome<Attached> {
     let path = fs::canonicalize(&options.path).doing(format_args!("find {}", options.path.display()))?;
     let mounted = Mounted {
         client: client.clone(),
@@ -114,6 +114,7 @@ pub fn attach(client: &Client, notices: &Notices, options: Options) -> Outcome<A
         own_attributes: options.own_attributes,
         lock_waits: Arc::default(),
         callers: Arc::default(),
+        kernel: notices.clone(),
         path: path.clone(),
         options_seen: Mutex::default(),
         past: Arc::default(),
