@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use weir_proto::InodeId;
 
-/// What is left of a cut piece keeps all of its memory: less than one part in so many is not worth that.
+/// What is left of a cut piece keeps all of the piece's memory, so a remainder smaller than this fraction of it is dropped.
 const KEPT_PART: usize = 16;
 
 /// A contiguous part of a file.

@@ -272,7 +272,7 @@ impl Inner {
         };
         let Some(mut send) = send else { return Ok(false) };
         let (me, (told, ended)) = (self.arc(), tokio::sync::oneshot::channel());
-        // A task of its own: it runs to its end also when nobody waits for it any more.
+        // In a task of its own, so that it is completed even if the caller stops waiting.
         self.env.tasks.spawn("empty stripe", async move {
             let outcome = me.send_until_not_fenced(&mut send).await;
             let Send { node, layout, stripe, tenure, .. } = send;
@@ -289,7 +289,7 @@ impl Inner {
                 }
             }
             node.changed.notify_waiters();
-            let _ = told.send(outcome); // or nobody waits any more
+            let _ = told.send(outcome); // fails if the caller has stopped waiting
         });
         let ended = ended.await.unwrap_or_else(|_| Err(Error::unavailable("the client is shutting down")));
         ended.map(|()| true)

@@ -378,7 +378,7 @@ impl Client {
     pub fn leaves_access_time(&self, handle: Handle) {
         self.inner.leaves_access_time(handle)
     }
-    /// Keeps the number of the thread that opened a file, for whoever asks by `opener`.
+    /// Records the thread that opened a file; `opener` returns it.
     pub fn set_opener(&self, handle: Handle, thread: u32) {
         self.inner.set_opener(handle, thread)
     }

@@ -791,7 +791,7 @@ impl Inner {
             Allocate::ZeroRange => self.zero_range(&file, offset, end, false).await,
         }?;
         if file.node.lock().lease == LeaseKind::Write {
-            // What a file takes is known to the leader when it is told to a program.
+            // The leader must know the file's allocation before the call returns, because `stat` reports it.
             self.flush(&file.node, Occasion::Growing, false).await?;
         }
         Ok(())
@@ -835,7 +835,7 @@ impl Inner {
         )))
     }
 
-    /// Zeroes bytes below the size. Whoever cuts the file or reads it in a snapshot at the same time fences this, as a write. `frees`: what
+    /// Zeroes bytes below the size. A cut, or a snapshot's read, at the same time fences this as it fences a write. `frees`: what
     /// is zero then takes no space.
     async fn zero_range(&self, file: &OpenFile, offset: u64, end: u64, frees: bool) -> Result<()> {
         let node = &file.node;

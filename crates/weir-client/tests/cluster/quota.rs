@@ -69,7 +69,7 @@ fn a_limit_holds_to_the_byte_and_deleting_helps() {
     });
 }
 
-/// What `fallocate` has promised is written to whoever fills the volume meanwhile; what cannot be promised is refused, and takes nothing.
+/// Writes into space that `fallocate` reserved succeed although others fill the volume meanwhile; a refused reservation takes nothing.
 #[test]
 fn what_is_reserved_can_be_written_when_the_volume_is_full() {
     Lab::new(80).run(6, |lab| async move {
