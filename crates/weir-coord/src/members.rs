@@ -14,7 +14,7 @@ use std::time::Duration;
 use weir_env::Instant;
 use weir_proto::coord::{Join, TargetOffer, TargetReport};
 use weir_proto::map::{self, ClusterMap, Node, Role, Run, RunSeen, Target, TargetState};
-use weir_proto::{Error, NodeId, Result, TargetId};
+use weir_proto::{Error, NodeId, Result, RunId, TargetId};
 
 /// Longest name of a node or a host, in bytes.
 const NAME_MAX: usize = 64;
@@ -27,6 +27,9 @@ const HANGS_AFTER: Duration = Duration::from_secs(10);
 /// The same of one that is needed: who waits for it may still be told in time that it is gone, and targets that share a disk which is
 /// busy for a moment are not all lost at once.
 const GONE_AFTER: Duration = Duration::from_secs(15);
+
+/// For each target, the run it is in and the highest position that it has reported in it.
+pub type Positions = BTreeMap<TargetId, (RunId, u64)>;
 
 /// One member, as far as it is not in the map.
 #[derive(Clone, Debug)]
@@ -54,8 +57,8 @@ pub struct Members {
 }
 
 impl Members {
-    /// After a start: every node that was up is awaited.
-    pub fn awaiting(map: &ClusterMap, now: Instant) -> Members {
+    /// After a start: every node that was up is awaited, and every target is known to be as far as it last said in the run of the map.
+    pub fn awaiting(map: &ClusterMap, said: &Positions, now: Instant) -> Members {
         let awaited = |node: &Node| Member {
             instance: 0,
             connection: 0,
@@ -63,7 +66,9 @@ impl Members {
             serves: map.targets.iter().filter(|t| t.node == node.id).map(|t| t.id).collect(),
         };
         let by_node = map.nodes.iter().filter(|n| n.up).map(|n| (n.id, awaited(n))).collect();
-        Members { by_node, ..Members::default() }
+        let position = |t: &Target| said.get(&t.id).filter(|(run, _)| *run == t.last.run.id).map(|said| said.1);
+        let positions = map.targets.iter().filter_map(|t| Some((t.id, position(t)?))).collect();
+        Members { by_node, positions, ..Members::default() }
     }
 
     /// The instance that holds a node's name now, if it is certain to be alive.

@@ -172,7 +172,7 @@ fn silence_takes_a_node_down_and_it_must_join_again() {
 #[test]
 fn after_a_restart_members_are_awaited_then_judged() {
     let mut world = World::with_six();
-    world.members = Members::awaiting(&world.map, at(10_000));
+    world.members = Members::awaiting(&world.map, &Positions::new(), at(10_000));
     world.reconcile(at(10_500));
     assert_eq!(world.target(1), TargetState::Up);
     for n in 1..=5u8 {

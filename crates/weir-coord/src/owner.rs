@@ -9,7 +9,7 @@ use crate::decide::{
     HealthLimits, Presence, Progress, Strikes, caught_up, forget_unpublished_epochs, is_spare, make_groups,
     record_progress, set_aside, take_lead,
 };
-use crate::members::Members;
+use crate::members::{Members, Positions};
 use crate::probe::{LAST_PROBE_PATIENCE, PROBE_PATIENCE, QUICK_PROBE_PATIENCE, probe};
 use crate::store::{Revision, Store, Swap};
 use std::collections::BTreeMap;
@@ -22,19 +22,25 @@ use weir_proto::coord::{
     MakeGroups, MapReply, RecordProgress, ReportLink, ReportTarget, TargetReport,
 };
 use weir_proto::frame::Hello;
-use weir_proto::map::{ClusterMap, MemberState, Node, TargetState};
+use weir_proto::map::{ClusterMap, MemberState, Node, Target, TargetState};
 use weir_proto::{Error, Reader, Result, TargetId, Wire, Writer};
 
 /// The key of the map in the store.
 pub const MAP_KEY: &str = "map";
 /// The key of the namespaces' progress. Not in the map, which everybody gets: it changes every second.
 pub const PROGRESS_KEY: &str = "progress";
+/// The key of how far each target is, as it reported: not in the map either.
+pub const POSITIONS_KEY: &str = "positions";
 /// Events waiting for the owner: more than any cluster's members send within one write of the store.
 pub const EVENTS_MAX: usize = 4096;
 /// Events decided on together: one write of the store for all.
 const BATCH_MAX: usize = 256;
 /// How often a target that did not answer is asked again while its node is connected.
 const SUSPECT_PROBE_INTERVAL: Duration = Duration::from_secs(2);
+
+/// How often the positions of targets are made durable while they change. A copy of a target that is older is known after a power
+/// cut of the coordinator.
+const POSITIONS_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Where an answer goes.
 pub type Answer<T> = oneshot::Sender<Result<T>>;
@@ -119,6 +125,8 @@ pub struct Owner {
     pub store: Arc<dyn Store>,
     pub revision: Revision,
     pub progress: Kept<Progress>,
+    pub positions: Kept<Positions>,
+    pub positions_kept: Instant,
     pub map: watch::Sender<Arc<ClusterMap>>,
     pub members: Members,
     pub expected_targets: usize,
@@ -206,10 +214,12 @@ impl Owner {
         if batch.draft != *published {
             self.members.record_positions(&mut batch.draft);
         }
-        let outcome = match self.keep_progress(batch.progress).await {
-            Ok(()) => self.publish(published, batch.draft).await,
-            Err(e) => Err(e),
-        };
+        let outcome = async {
+            self.keep_progress(batch.progress).await?;
+            self.keep_positions(&batch.draft, now).await?;
+            self.publish(published, batch.draft).await
+        }
+        .await;
         if let Err(e) = &outcome {
             tracing::error!("the cluster map could not be made durable: {e}");
             self.members = members_before;
@@ -231,6 +241,25 @@ impl Owner {
             Swap::Done(revision) => self.progress = Kept { value: new, revision },
             Swap::Conflict(_) => return Err(another_writes()),
         }
+        Ok(())
+    }
+
+    /// Now and then: heartbeats tell them all the time.
+    async fn keep_positions(&mut self, map: &ClusterMap, now: Instant) -> Result<()> {
+        if now.since(self.positions_kept) < POSITIONS_INTERVAL {
+            return Ok(());
+        }
+        let of = |t: &Target| Some((t.id, (t.last.run.id, *self.members.positions.get(&t.id)?)));
+        let new: Positions = map.targets.iter().filter_map(of).collect();
+        if new == self.positions.value {
+            return Ok(());
+        }
+        let bytes = encode_positions(&new);
+        match self.store.compare_and_swap(POSITIONS_KEY, self.positions.revision, bytes).await? {
+            Swap::Done(revision) => self.positions = Kept { value: new, revision },
+            Swap::Conflict(_) => return Err(another_writes()),
+        }
+        self.positions_kept = now;
         Ok(())
     }
 
@@ -563,6 +592,28 @@ pub fn decode_progress(bytes: &[u8]) -> Result<Progress> {
     }
     r.finish()?;
     Ok(progress)
+}
+
+/// Count (u32), then for each target its number (u32), the id of its run (u64) and its position in it (u64).
+fn encode_positions(positions: &Positions) -> Vec<u8> {
+    let mut w = Writer::default();
+    (positions.len() as u32).encode(&mut w);
+    for (target, (run, position)) in positions {
+        target.encode(&mut w);
+        run.encode(&mut w);
+        position.encode(&mut w);
+    }
+    w.bytes
+}
+
+pub fn decode_positions(bytes: &[u8]) -> Result<Positions> {
+    let mut r = Reader::new(bytes);
+    let mut positions = Positions::new();
+    for _ in 0..r.count(20)? {
+        positions.insert(Wire::decode(&mut r)?, (Wire::decode(&mut r)?, Wire::decode(&mut r)?));
+    }
+    r.finish()?;
+    Ok(positions)
 }
 
 fn refuse<T>(answer: Answer<T>, error: Error) {

@@ -5,7 +5,9 @@
 use crate::addresses::{announced, is_for_others};
 use crate::identity::{check_coordinator, write_coordinator};
 use crate::members::Members;
-use crate::owner::{Answer, EVENTS_MAX, Event, Kept, MAP_KEY, Owner, PROGRESS_KEY, decode_progress};
+use crate::owner::{
+    Answer, EVENTS_MAX, Event, Kept, MAP_KEY, Owner, POSITIONS_KEY, PROGRESS_KEY, decode_positions, decode_progress,
+};
 use crate::store::{Embedded, Revision, Store, Swap};
 use crate::waits::WaitsTold;
 use std::path::Path;
@@ -97,6 +99,10 @@ impl Coordinator {
             Some(kept) => Kept { value: decode_progress(&kept.value)?, revision: kept.revision },
             None => Kept { value: Default::default(), revision: Revision(0) },
         };
+        let positions = match store.get(POSITIONS_KEY).await? {
+            Some(kept) => Kept { value: decode_positions(&kept.value)?, revision: kept.revision },
+            None => Kept { value: Default::default(), revision: Revision(0) },
+        };
         if let Some(expected) = config.cluster.filter(|c| *c != map.cluster) {
             return Err(Error::denied(format!(
                 "the coordinator's directory holds cluster {}, not {expected}; hint: correct the path or the cluster id",
@@ -104,7 +110,7 @@ impl Coordinator {
             )));
         }
         let started = env.clock.now();
-        let members = Members::awaiting(&map, started);
+        let members = Members::awaiting(&map, &positions.value, started);
         let (publish, published) = watch::channel(Arc::new(map));
         let (events, inbox) = mpsc::channel(EVENTS_MAX);
         let owner = Owner {
@@ -112,6 +118,8 @@ impl Coordinator {
             store,
             revision,
             progress,
+            positions,
+            positions_kept: started,
             map: publish,
             members,
             expected_targets: config.expected_targets,
@@ -141,8 +149,8 @@ impl Coordinator {
         let _ = self.announced.set(addrs.to_vec()); // a coordinator serves once
     }
 
-    /// Before an orderly end: makes durable how far each target is. Heartbeats tell the same, but become durable only with a change
-    /// of the map, so the next coordinator would take an old copy of a target for the target.
+    /// Before an orderly end: makes durable how far each target is. What heartbeats tell becomes durable a second later only, so the
+    /// next coordinator would take a copy of a target from that second for the target.
     pub async fn record_positions(&self) {
         let (answer, answered) = oneshot::channel();
         if self.events.send(Event::Ends { answer }).await.is_ok() {

@@ -387,6 +387,27 @@ fn a_coordinator_that_is_asked_to_end_knows_how_far_each_target_is() {
 }
 
 #[test]
+fn a_coordinator_that_lost_its_power_knows_how_far_each_target_is() {
+    let lab = Lab::new(17);
+    lab.world.run(async {
+        let c = lab.coordinator().await;
+        let client = lab.client("m1").await;
+        let nodes = lab.six().await;
+        client.wait_for(PATIENCE, all_current).await.unwrap();
+        nodes.iter().for_each(|node| node.service.position.store(500, Ordering::Relaxed));
+        lab.world.sleep(Duration::from_secs(30)).await; // heartbeats
+        drop(c);
+        lab.world.power_cut("c");
+        nodes.iter().for_each(|node| node.service.position.store(0, Ordering::Relaxed)); // old copies
+        lab.doors.lock().unwrap().clear();
+        let c = lab.coordinator().await;
+        c.record_positions().await;
+        let positions: Vec<u64> = c.map().targets.iter().map(|t| t.last.position).collect();
+        assert_eq!(positions, [500; 6]);
+    });
+}
+
+#[test]
 fn the_same_seed_gives_the_same_trace() {
     let trace = || {
         let lab = Lab::new(42);

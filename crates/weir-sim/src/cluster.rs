@@ -16,7 +16,7 @@ use weir_coord::{CoordConfig, Coordinator, Membership, Observer, identity, no_re
 use weir_env::{Addr, BoxFuture, Env, Instant, sim::World};
 use weir_kv::{Engine, EngineConfig, SharedKv};
 use weir_meta::{LayoutPolicy, Lead, Meta, MetaConfig};
-use weir_proto::coord::TargetOffer;
+use weir_proto::coord::{ClusterStatus, TargetOffer};
 use weir_proto::map::{ClusterMap, MemberState, Role, Settings, TargetState};
 use weir_proto::{DiskUuid, Error, NamespaceUuid, Result, RunId, TargetId};
 use weir_rpc::Identity;
@@ -61,6 +61,8 @@ pub struct Cluster {
     founded: Mutex<BTreeSet<String>>,
     /// When the last client or mover died or began to be silent for long, in nanoseconds.
     holder_gone: AtomicU64,
+    /// The run in which each target was when its process was started again.
+    runs_before: Mutex<BTreeMap<TargetId, RunId>>,
     /// How often roles have moved to another address.
     moves: Mutex<BTreeMap<String, u32>>,
 }
@@ -103,6 +105,7 @@ impl Cluster {
             may_end,
             founded: Mutex::new([COORDINATOR.into()].into()),
             holder_gone: AtomicU64::new(0),
+            runs_before: Mutex::default(),
             moves: Mutex::default(),
         };
         cluster.start(META);
@@ -116,6 +119,7 @@ impl Cluster {
         if self.world.is_up(name) {
             return;
         }
+        self.note_runs(name);
         let env = self.world.node(name);
         let new = lock(&self.founded).insert(name.into());
         let start = |role: BoxFuture<'static, Result<()>>| {
@@ -138,6 +142,12 @@ impl Cluster {
                 start(Box::pin(run_storage(env.clone(), n, host, at)));
             }
         }
+    }
+
+    fn note_runs(&self, name: &str) {
+        let map = self.seen.map();
+        let of_node = targets_of(&map, name).filter_map(|id| map.target(id));
+        lock(&self.runs_before).extend(of_node.map(|target| (target.id, target.last.run.id)));
     }
 
     /// From its next start on the role is at another address.
@@ -221,13 +231,11 @@ impl Cluster {
             let lost = lock(&self.lost).clone();
             let lacks = match whole(&self.seen.map(), &self.options, &lost) {
                 Err(lacks) => lacks,
-                // What a lost target had is a debt for ever.
-                Ok(()) if !lost.is_empty() => return Ok(()),
                 Ok(()) => match self.seen.status().await {
                     Err(e) => e.to_string(),
-                    Ok(status) => match status.targets.iter().find(|t| t.debt_cells > 0) {
+                    Ok(status) => match self.lacks(&status, &lost) {
                         None => return Ok(()),
-                        Some(t) => format!("{} counts {} cells that lack redundancy", t.target, t.debt_cells),
+                        Some(lacks) => lacks,
                     },
                 },
             };
@@ -236,6 +244,29 @@ impl Cluster {
             }
             self.world.sleep(Duration::from_millis(100)).await;
         }
+    }
+}
+
+impl Cluster {
+    /// The map calls a target current that died a moment ago, or that the coordinator awaits since its own start: it may have come
+    /// back without its data.
+    fn lacks(&self, status: &ClusterStatus, lost: &BTreeSet<TargetId>) -> Option<String> {
+        let before = lock(&self.runs_before);
+        let mut expected = status.map.targets.iter().filter(|target| !lost.contains(&target.id));
+        expected.find_map(|target| {
+            let id = target.id;
+            match status.targets.iter().find(|report| report.target == id) {
+                None => Some(format!("{id} has not joined since the coordinator started")),
+                Some(_) if before.get(&id) == Some(&target.last.run.id) => {
+                    Some(format!("{id} has not joined since it started"))
+                }
+                // What a lost target had is a debt for ever.
+                Some(report) if report.debt_cells > 0 && lost.is_empty() => {
+                    Some(format!("{id} counts {} cells that lack redundancy", report.debt_cells))
+                }
+                Some(_) => None,
+            }
+        })
     }
 }
 
