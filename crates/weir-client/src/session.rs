@@ -382,6 +382,17 @@ impl Session {
             connection.call(&NoteMap { session, map_version }, vec![], self.left(deadline)).await?;
             self.maps.note_told(map_version);
         }
+        self.send_at_once(connection, request, deadline).await
+    }
+
+    /// The same for what says nothing of files: before the leader knows under which cluster map this client has written. It may have
+    /// to wait for that map as long as the coordinator is away.
+    async fn send_at_once<R: Request>(
+        &self,
+        connection: &Connection,
+        request: &R,
+        deadline: Instant,
+    ) -> Result<R::Reply> {
         let begun = self.env.clock.now();
         let (reply, _) = connection.call(request, vec![], self.left(deadline)).await?;
         self.heard.fetch_max(begun.0, Ordering::Relaxed);
@@ -434,7 +445,7 @@ impl Session {
     /// The session, if the leader knows it. `Stale`: not any more, and the next request takes up a new one.
     async fn ask_for_session(&self, deadline: Instant) -> Result<SessionId> {
         let (connection, session) = self.ready(deadline).await?;
-        let known = self.send(&connection, &self.alive(session), deadline).await;
+        let known = self.send_at_once(&connection, &self.alive(session), deadline).await;
         if known.as_ref().is_err_and(|e| e.kind == ErrorKind::Stale) {
             let mut standing = self.standing.lock().await;
             // Several may find it gone: what the first one has opened since stays.

@@ -257,6 +257,26 @@ fn a_client_that_cannot_ask_for_the_map_waits_for_it() {
 }
 
 #[test]
+fn a_session_lives_on_while_the_leader_waits_for_a_map() {
+    Lab::new(36).run(6, |lab| async move {
+        let a = lab.client("a").await;
+        let h = create(&a, "f").await;
+        lab.world().partition("meta", "coord");
+        lab.kill_storage(2);
+        lab.world().sleep(Duration::from_secs(2)).await; // the client has the next map, the leader has not
+        write(&a, h, 0, b"under the new map").await;
+        let healing = lab.clone();
+        lab.env("observer").tasks.spawn("heal", async move {
+            healing.world().sleep(Duration::from_secs(15)).await; // longer than a lease
+            healing.world().heal("meta", "coord");
+        });
+        a.fsync(h).await.unwrap();
+        assert_eq!(a.losses(), (0, vec![]));
+        same(&content(&lab.client("b").await, "f").await, b"under the new map");
+    });
+}
+
+#[test]
 fn a_client_that_leaves_in_good_order_leaves_nothing_to_recover() {
     Lab::new(32).run(6, |lab| async move {
         let (a, b) = (lab.client("a").await, lab.client("b").await);
