@@ -24,8 +24,9 @@ fn addr(host: u8) -> Addr {
 #[derive(Default)]
 struct Storage {
     hangs: AtomicBool,
-    /// What it answers; its heartbeats say 0.
+    /// What it answers, and what its heartbeats say.
     position: AtomicU64,
+    position_in_heartbeats: AtomicU64,
 }
 impl Service for Storage {
     fn handle(&self, call: Call) -> Handled {
@@ -116,7 +117,11 @@ impl Lab {
             history: TargetHistory::default(),
         };
         let membership = Membership { addrs: server.addrs().to_vec(), targets: vec![offer] };
-        let reports = Arc::new(move || vec![report(TargetId(u32::from(n)))]);
+        let target = service.clone();
+        let reports = Arc::new(move || {
+            let position = target.position_in_heartbeats.load(Ordering::Relaxed);
+            vec![TargetReport { position, ..report(TargetId(u32::from(n))) }]
+        });
         let joined = cluster.join(membership, reports).await?;
         Ok(Node { cluster, service, joined, _server: server })
     }
@@ -394,11 +399,11 @@ fn a_coordinator_that_lost_its_power_knows_how_far_each_target_is() {
         let client = lab.client("m1").await;
         let nodes = lab.six().await;
         client.wait_for(PATIENCE, all_current).await.unwrap();
-        nodes.iter().for_each(|node| node.service.position.store(500, Ordering::Relaxed));
+        nodes.iter().for_each(|node| node.service.position_in_heartbeats.store(500, Ordering::Relaxed));
         lab.world.sleep(Duration::from_secs(30)).await; // heartbeats
         drop(c);
         lab.world.power_cut("c");
-        nodes.iter().for_each(|node| node.service.position.store(0, Ordering::Relaxed)); // old copies
+        nodes.iter().for_each(|node| node.service.position_in_heartbeats.store(0, Ordering::Relaxed)); // old copies
         lab.doors.lock().unwrap().clear();
         let c = lab.coordinator().await;
         c.record_positions().await;
