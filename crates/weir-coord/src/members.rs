@@ -66,7 +66,8 @@ impl Members {
             serves: map.targets.iter().filter(|t| t.node == node.id).map(|t| t.id).collect(),
         };
         let by_node = map.nodes.iter().filter(|n| n.up).map(|n| (n.id, awaited(n))).collect();
-        let position = |t: &Target| said.get(&t.id).filter(|(run, _)| *run == t.last.run.id).map(|said| said.1);
+        let position =
+            |t: &Target| said.get(&t.id).filter(|(run, _)| *run == t.last.run.id).map(|said| said.1);
         let positions = map.targets.iter().filter_map(|t| Some((t.id, position(t)?))).collect();
         Members { by_node, positions, ..Members::default() }
     }

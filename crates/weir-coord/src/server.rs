@@ -6,7 +6,8 @@ use crate::addresses::{announced, is_for_others};
 use crate::identity::{check_coordinator, write_coordinator};
 use crate::members::Members;
 use crate::owner::{
-    Answer, EVENTS_MAX, Event, Kept, MAP_KEY, Owner, POSITIONS_KEY, PROGRESS_KEY, decode_positions, decode_progress,
+    Answer, EVENTS_MAX, Event, Kept, MAP_KEY, Owner, POSITIONS_KEY, PROGRESS_KEY, decode_positions,
+    decode_progress,
 };
 use crate::store::{Embedded, Revision, Store, Swap};
 use crate::waits::WaitsTold;

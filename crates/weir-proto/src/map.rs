@@ -259,8 +259,11 @@ impl Group {
     }
     /// More members than parity stands for are without what they had: what only they had is lost, and nobody can be refilled.
     pub fn is_lost(&self) -> bool {
+        let known = self.knows_all_writes();
         let has_all = |m: &&Member| {
-            m.state == MemberState::Current || m.state == MemberState::Down && self.missed_nothing(m)
+            m.state == MemberState::Current
+                || m.state == MemberState::Down && self.missed_nothing(m)
+                || known && !m.is_lost() // it may have missed nothing
         };
         self.members.iter().any(Member::is_lost)
             && self.members.iter().filter(has_all).count() < usize::from(self.scheme.data)
@@ -269,6 +272,12 @@ impl Group {
     /// it decides who missed nothing (see `weir-coord`'s transitions).
     pub fn current_count(&self) -> usize {
         self.members.iter().filter(|m| m.state == MemberState::Current).count()
+    }
+    /// Whether current members know of everything that was written: k of any kind do, and so does each that keeps parity, which has
+    /// the overlay logs of all data cells.
+    pub fn knows_all_writes(&self) -> bool {
+        let mut keep_parity = self.members.iter().skip(usize::from(self.scheme.data));
+        self.is_writable() || keep_parity.any(|m| m.state == MemberState::Current)
     }
     /// Whether writes may be accepted: at least k members are current.
     pub fn is_writable(&self) -> bool {

@@ -194,15 +194,12 @@ impl StorageNode {
         let group = acting.group();
         let since = group.members[acting.position].complete_since();
         let peers = current_peers(group, acting.position);
-        // Of a cell's log m + 1 members have a copy, of a fragment k of the others are needed: with fewer than k nobody
-        // knows what was written.
+        // Of a cell's log m + 1 members have a copy: fewer than k members may all lack it.
+        if !group.knows_all_writes() {
+            return Err(too_few(group));
+        }
         if !group.is_writable() {
-            return Err(Error::unavailable(format!(
-                "{}: {} members are current, {} needed",
-                group.id,
-                peers.len(),
-                group.scheme.data
-            )));
+            self.check_nothing_was_written(acting, &peers, since).await?;
         }
         self.forget_lost(acting).await?;
         let mut after = None;
@@ -224,6 +221,22 @@ impl StorageNode {
             self.drop_unknown(acting, &peers, since).await?;
         }
         self.drop_given_up(acting, &peers).await
+    }
+
+    /// With fewer than k current members nothing can be rebuilt. But where targets went down one after the other (a site lost its
+    /// power), those that went first have often missed nothing.
+    async fn check_nothing_was_written(&self, acting: &Acting, peers: &[usize], since: Epoch) -> Result<()> {
+        let mut after = None;
+        loop {
+            let (lists, until) = self.list_peers(acting, peers, after, Epoch(since.0 + 1)).await?;
+            if lists.iter().flat_map(|l| &l.cells).any(|cell| cell.epoch > since) {
+                return Err(too_few(acting.group()));
+            }
+            match until {
+                Some(cell) => after = Some(cell),
+                None => return Ok(()),
+            }
+        }
     }
 
     /// Once for each time that this target lost what it had, and after a start.
@@ -282,6 +295,31 @@ impl StorageNode {
         after: Option<CellId>,
         since: Epoch,
     ) -> Result<(BTreeMap<(FileId, u64), StripeView>, Option<CellId>)> {
+        let (lists, until) = self.list_peers(acting, peers, after, since).await?;
+        let data = acting.group().scheme.data;
+        let mut stripes: BTreeMap<(FileId, u64), StripeView> = BTreeMap::new();
+        for summary in lists.iter().flat_map(|l| &l.cells) {
+            let cell = summary.cell;
+            if until.is_some_and(|u| cell > u) {
+                continue;
+            }
+            let view = stripes.entry((cell.file, cell.stripe)).or_default();
+            view.newest = view.newest.max(summary.base);
+            if cell.index < data {
+                view.logs.entry(cell.index).or_default().insert((summary.seq, summary.log_sum));
+            }
+        }
+        Ok((stripes, until))
+    }
+
+    /// The next cells of each peer, in order, that were written in `since` or later, and up to where all lists go.
+    async fn list_peers(
+        &self,
+        acting: &Acting,
+        peers: &[usize],
+        after: Option<CellId>,
+        since: Epoch,
+    ) -> Result<(Vec<CellList>, Option<CellId>)> {
         let group = acting.group();
         let calls = peers
             .iter()
@@ -304,19 +342,7 @@ impl StorageNode {
         }
         // Only up to where every list goes; a stripe's cells are neighbours, so stop short of the last stripe.
         let until = lists.iter().filter(|l| l.more).filter_map(|l| l.cells.last()).map(|s| s.cell).min();
-        let mut stripes: BTreeMap<(FileId, u64), StripeView> = BTreeMap::new();
-        for summary in lists.iter().flat_map(|l| &l.cells) {
-            let cell = summary.cell;
-            if until.is_some_and(|u| cell > u) {
-                continue;
-            }
-            let view = stripes.entry((cell.file, cell.stripe)).or_default();
-            view.newest = view.newest.max(summary.base);
-            if cell.index < group.scheme.data {
-                view.logs.entry(cell.index).or_default().insert((summary.seq, summary.log_sum));
-            }
-        }
-        Ok((stripes, until))
+        Ok((lists, until))
     }
 
     async fn repair_stripe(
@@ -722,6 +748,15 @@ pub fn holders_of(stats: &BTreeMap<usize, CellStat>, version: Version, data: usi
     let holds = |s: &CellStat| s.base == version || s.prepared.contains(&version);
     let holders: Vec<usize> = stats.iter().filter(|(_, s)| holds(s)).map(|(p, _)| *p).collect();
     (holders.len() >= data).then_some(holders)
+}
+
+fn too_few(group: &Group) -> Error {
+    Error::unavailable(format!(
+        "{}: {} members are current, {} needed",
+        group.id,
+        group.current_count(),
+        group.scheme.data
+    ))
 }
 
 fn current_peers(group: &Group, own: usize) -> Vec<usize> {

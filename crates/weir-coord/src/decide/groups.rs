@@ -4,8 +4,9 @@
 //! - each change of a group raises its epoch by one;
 //! - a current member's `since` is the group's epoch; another member's is the last published epoch in which it was current;
 //! - writes are accepted only while k members are current ([`Group::is_writable`]);
-//! - only then does a member that was behind become current: fewer may all lack what was written meanwhile, and the one that
-//!   has it would return to find that newer epochs were written in.
+//! - a member that was behind becomes current only while current members know of everything that was written
+//!   ([`Group::knows_all_writes`]): fewer may all lack what was written meanwhile, and the one that has it would return to find that
+//!   newer epochs were written in. While fewer than k are current it says so only if nothing was written since it was current.
 //!
 //! From these follows who missed nothing: an epoch later than the k-th largest `since` never had k current
 //! members, so nothing was written in it. A member whose `since` is at least that value is current again as soon as it
@@ -129,7 +130,7 @@ pub fn caught_up(map: &mut ClusterMap, target: TargetId, group: PgId, epoch: Epo
     match state {
         MemberState::Current => Ok(false),
         MemberState::Down => Err(Error::stale(format!("{target} is down in {}", group.id))),
-        MemberState::Behind if !group.is_writable() => Err(Error::unavailable(format!(
+        MemberState::Behind if !group.knows_all_writes() => Err(Error::unavailable(format!(
             "{target} cannot know what it lacks of {}: {} members are current, {} are needed",
             group.id,
             group.current_count(),
