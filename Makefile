@@ -65,6 +65,7 @@ fmt: ## Format the sources
 
 lint: ## Format check and clippy, warnings denied
 	cargo fmt --all --check
+	python3 scripts/sizes.py --check
 	cargo clippy --locked --workspace --all-targets -- -D warnings
 
 audit: ## Licences, sources and duplicates among the dependencies (installs cargo-deny if missing)
