@@ -280,21 +280,7 @@ impl Owner {
 
     fn apply(&mut self, event: Event, batch: &mut Batch, now: Instant) {
         match event {
-            Event::Join { join, connection, answer } => {
-                let heartbeat_ms = heartbeat_ms(&batch.draft);
-                match self.members.admit(&mut batch.draft, &join, connection, now) {
-                    Err(e) => {
-                        tracing::warn!("refused a join: {e}");
-                        refuse(answer, e);
-                    }
-                    Ok(admitted) => batch.after(answer, move |map| Joined {
-                        node: admitted.node,
-                        targets: admitted.targets,
-                        map: ClusterMap::clone(map),
-                        heartbeat_ms,
-                    }),
-                }
-            }
+            Event::Join { join, connection, answer } => self.joins(&join, connection, answer, batch, now),
             Event::Heartbeat { heartbeat: Heartbeat { node, targets }, connection, answer } => {
                 match self.members.heard(&mut batch.draft, node, connection, targets, now) {
                     Err(e) => refuse(answer, e),
@@ -318,17 +304,7 @@ impl Owner {
                     self.probed(target, doubt, outcome, batch, now);
                 }
             }
-            Event::CaughtUp { said, answer } => {
-                match caught_up(&mut batch.draft, said.target, said.group, said.epoch) {
-                    Err(e) => refuse(answer, e),
-                    Ok(news) => {
-                        if news {
-                            tracing::info!("{} holds everything of {} again", said.target, said.group);
-                        }
-                        batch.after(answer, newest);
-                    }
-                }
-            }
+            Event::CaughtUp { said, answer } => batch.caught_up(&said, answer),
             Event::Clear { target, answer } => match self.members.clear_target(&mut batch.draft, target) {
                 Err(e) => refuse(answer, e),
                 Ok(()) => {
@@ -336,39 +312,10 @@ impl Owner {
                     batch.after(answer, newest);
                 }
             },
-            Event::MakeGroups { wanted, answer } => {
-                match make_groups(&mut batch.draft, wanted.pool.as_deref(), wanted.scheme) {
-                    Err(e) => refuse(answer, e),
-                    Ok(news) => {
-                        if news {
-                            tracing::info!("placement groups for {} are made", wanted.scheme);
-                        }
-                        batch.after(answer, newest);
-                    }
-                }
-            }
+            Event::MakeGroups { wanted, answer } => batch.make_groups(&wanted, answer),
             Event::Leave { answer, .. } if self.ends => batch.after(answer, |_| ()),
-            Event::Leave { leave: Leave { node, targets }, connection, answer } => {
-                match self.members.heard(&mut batch.draft, node, connection, targets, now) {
-                    Err(e) => refuse(answer, e),
-                    Ok(()) => {
-                        self.members.disconnected(connection);
-                        batch.disconnected.push(connection);
-                        batch.after(answer, |_| ());
-                    }
-                }
-            }
-            Event::Lead { lead, connection, answer } => {
-                let member = self.members.member_on(lead.node, connection).map(drop);
-                match member.and_then(|()| take_lead(&mut batch.draft, &batch.progress, &lead)) {
-                    Err(e) => refuse(answer, e),
-                    Ok((namespace, leader_epoch)) => batch.after(answer, move |map| LeadReply {
-                        namespace,
-                        leader_epoch,
-                        map: ClusterMap::clone(map),
-                    }),
-                }
-            }
+            Event::Leave { leave, connection, answer } => self.leaves(leave, connection, answer, batch, now),
+            Event::Lead { lead, connection, answer } => self.leads(&lead, connection, answer, batch),
             Event::Progress { said, connection, answer } => {
                 let member = self.members.member_on(said.node, connection).map(drop);
                 match member.and_then(|()| record_progress(&batch.draft, &mut batch.progress, &said)) {
@@ -376,17 +323,7 @@ impl Owner {
                     Ok(()) => batch.after(answer, |_| ()),
                 }
             }
-            Event::Status { answer } => {
-                let targets = self.members.reports.values().cloned().collect();
-                let uptime_ms = now.since(self.started).as_millis() as u64;
-                let links = self.cut_links.list(now);
-                batch.after(answer, move |map| ClusterStatus {
-                    map: ClusterMap::clone(map),
-                    targets,
-                    uptime_ms,
-                    links,
-                });
-            }
+            Event::Status { answer } => self.tell_status(answer, batch, now),
             Event::Disconnected { .. } if self.ends => {}
             Event::Disconnected { connection } => {
                 batch.disconnected.push(connection);
@@ -406,6 +343,71 @@ impl Owner {
                 batch.after(answer, |_| ());
             }
         }
+    }
+
+    fn joins(
+        &mut self,
+        join: &Join,
+        connection: u64,
+        answer: Answer<Joined>,
+        batch: &mut Batch,
+        now: Instant,
+    ) {
+        let heartbeat_ms = heartbeat_ms(&batch.draft);
+        match self.members.admit(&mut batch.draft, join, connection, now) {
+            Err(e) => {
+                tracing::warn!("refused a join: {e}");
+                refuse(answer, e);
+            }
+            Ok(admitted) => batch.after(answer, move |map| Joined {
+                node: admitted.node,
+                targets: admitted.targets,
+                map: ClusterMap::clone(map),
+                heartbeat_ms,
+            }),
+        }
+    }
+
+    fn leaves(
+        &mut self,
+        Leave { node, targets }: Leave,
+        connection: u64,
+        answer: Answer<()>,
+        batch: &mut Batch,
+        now: Instant,
+    ) {
+        match self.members.heard(&mut batch.draft, node, connection, targets, now) {
+            Err(e) => refuse(answer, e),
+            Ok(()) => {
+                self.members.disconnected(connection);
+                batch.disconnected.push(connection);
+                batch.after(answer, |_| ());
+            }
+        }
+    }
+
+    fn leads(&mut self, lead: &LeadNamespace, connection: u64, answer: Answer<LeadReply>, batch: &mut Batch) {
+        let member = self.members.member_on(lead.node, connection).map(drop);
+        match member.and_then(|()| take_lead(&mut batch.draft, &batch.progress, lead)) {
+            Err(e) => refuse(answer, e),
+            Ok((namespace, leader_epoch)) => batch.after(answer, move |map| LeadReply {
+                namespace,
+                leader_epoch,
+                map: ClusterMap::clone(map),
+            }),
+        }
+    }
+
+    fn tell_status(&mut self, answer: Answer<ClusterStatus>, batch: &mut Batch, now: Instant) {
+        let targets = self.members.reports.values().cloned().collect();
+        let uptime_ms = now.since(self.started).as_millis() as u64;
+        let links = self.cut_links.list(now);
+        batch.after(answer, move |map| ClusterStatus {
+            map: ClusterMap::clone(map),
+            targets,
+            uptime_ms,
+            links,
+        });
     }
 
     /// Somebody could not use a target. What the coordinator itself can see decides.
@@ -556,6 +558,30 @@ impl Owner {
 }
 
 impl Batch {
+    fn caught_up(&mut self, said: &CaughtUp, answer: Answer<MapReply>) {
+        match caught_up(&mut self.draft, said.target, said.group, said.epoch) {
+            Err(e) => refuse(answer, e),
+            Ok(news) => {
+                if news {
+                    tracing::info!("{} holds everything of {} again", said.target, said.group);
+                }
+                self.after(answer, newest);
+            }
+        }
+    }
+
+    fn make_groups(&mut self, wanted: &MakeGroups, answer: Answer<MapReply>) {
+        match make_groups(&mut self.draft, wanted.pool.as_deref(), wanted.scheme) {
+            Err(e) => refuse(answer, e),
+            Ok(news) => {
+                if news {
+                    tracing::info!("placement groups for {} are made", wanted.scheme);
+                }
+                self.after(answer, newest);
+            }
+        }
+    }
+
     /// Answers once the batch is durable, or with the error that prevented it.
     fn after<T: Send + 'static>(
         &mut self,

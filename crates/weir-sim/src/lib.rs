@@ -230,47 +230,31 @@ async fn play(world: World, options: Options, chosen: Arc<AtomicU64>) -> Result<
     (0..options.clients).for_each(|me| attend(&world, &cluster, &work, me));
     let faults = Faults::new(cluster.clone(), work.clone(), world.clone(), options.clone(), chosen);
     let faults = Arc::new(faults);
-    let (tell_healed, healed) = tokio::sync::oneshot::channel();
     let running = faults.clone();
-    world.node(cluster::HARNESS).tasks.spawn("faults", async move {
-        running.run().await;
-        let _ = tell_healed.send(()); // the run ended with a panic
-    });
+    let mut beside = vec![Beside::begin(&world, "faults", async move { running.run().await })];
     let past = Arc::new(Past::new(&world, &cluster, &work));
-    let (tell_left, left) = tokio::sync::oneshot::channel();
     if options.snapshots {
         let past = past.clone();
-        world.node(cluster::HARNESS).tasks.spawn("snapshots", async move {
-            past.disturb().await;
-            let _ = tell_left.send(()); // the run ended with a panic
-        });
+        beside.push(Beside::begin(&world, "snapshots", async move { past.disturb().await }));
     }
     let clones = Arc::new(Clones::new(&world, &cluster, &work));
-    let (tell_ended, ended) = tokio::sync::oneshot::channel();
     if options.clones {
         let clones = clones.clone();
-        world.node(cluster::HARNESS).tasks.spawn("clones", async move {
-            clones.disturb().await;
-            let _ = tell_ended.send(()); // the run ended with a panic
-        });
+        beside.push(Beside::begin(&world, "clones", async move { clones.disturb().await }));
     }
-    let (tell_still, still) = tokio::sync::oneshot::channel();
     if let Some(replica) = replica {
         let work = work.clone();
-        world.node(cluster::HARNESS).tasks.spawn("strangers", async move {
-            replica.disturb(|| work.is_done()).await;
-            let _ = tell_still.send(()); // the run ended with a panic
-        });
+        let strangers = async move { replica.disturb(|| work.is_done()).await };
+        beside.push(Beside::begin(&world, "strangers", strangers));
     }
-    let (tell_deleted, deleted) = tokio::sync::oneshot::channel();
     if options.limits {
         let (work, cluster) = (work.clone(), cluster.clone());
-        world.node(cluster::HARNESS).tasks.spawn("limits", async move {
+        let limited = async move {
             if let Some(limits) = &work.limits {
                 limits.disturb(&work, &cluster).await;
             }
-            let _ = tell_deleted.send(()); // the run ended with a panic
-        });
+        };
+        beside.push(Beside::begin(&world, "volumes with limits", limited));
     }
     match &home {
         Some(home) => {
@@ -284,18 +268,8 @@ async fn play(world: World, options: Options, chosen: Arc<AtomicU64>) -> Result<
         }
     }
     faults.stop();
-    healed.await.map_err(|_| Error::unavailable("the faults ended early"))?;
-    if options.snapshots {
-        left.await.map_err(|_| Error::unavailable("the snapshots ended early"))?;
-    }
-    if options.clones {
-        ended.await.map_err(|_| Error::unavailable("the clones ended early"))?;
-    }
-    if options.replica {
-        still.await.map_err(|_| Error::unavailable("the strangers ended early"))?;
-    }
-    if options.limits {
-        deleted.await.map_err(|_| Error::unavailable("the volumes with limits ended early"))?;
+    for one in beside {
+        one.ended().await?;
     }
     leave(&world, &work, &options).await?;
     verify_from_all_sides(&world, &cluster, &work, (&past, &clones), &options, &faults.spent()).await?;
@@ -316,6 +290,28 @@ async fn play(world: World, options: Options, chosen: Arc<AtomicU64>) -> Result<
         simulated,
         log: Vec::new(),
     })
+}
+
+/// A task of the harness beside the applications.
+struct Beside {
+    what: &'static str,
+    ended: tokio::sync::oneshot::Receiver<()>,
+}
+
+impl Beside {
+    fn begin(world: &World, what: &'static str, task: impl Future<Output = ()> + Send + 'static) -> Beside {
+        let (tell, ended) = tokio::sync::oneshot::channel();
+        world.node(cluster::HARNESS).tasks.spawn(what, async move {
+            task.await;
+            let _ = tell.send(()); // the run ended with a panic
+        });
+        Beside { what, ended }
+    }
+
+    async fn ended(self) -> Result<(), Error> {
+        let what = self.what;
+        self.ended.await.map_err(|_| Error::unavailable(format!("the {what} ended early")))
+    }
 }
 
 /// Starts the process of a client: it connects, and its applications go on where the last ones were.
