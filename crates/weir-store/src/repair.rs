@@ -424,6 +424,23 @@ impl StorageNode {
         self.decode_version(acting, own, None).await
     }
 
+    /// The own fragment of so many bytes, from k others.
+    async fn reconstruct(
+        &self,
+        acting: &Acting,
+        fragments: Vec<(usize, Bytes)>,
+        len: usize,
+    ) -> Result<Bytes> {
+        let (scheme, wanted) = (acting.group().scheme, acting.position);
+        let mut buf = self.env.buffers.get(len);
+        let decode = move || {
+            let present: Vec<(usize, &[u8])> = fragments.iter().map(|(p, b)| (*p, &b[..])).collect();
+            Coder::new(scheme)?.reconstruct(&present, &[wanted], &mut [&mut buf[..]])?;
+            Ok(buf.freeze())
+        };
+        self.env.tasks.blocking(decode).await
+    }
+
     /// The same, of a certain version, committed or not. `None`: fewer than k have it.
     async fn decode_version(
         &self,
@@ -482,16 +499,7 @@ impl StorageNode {
         if len > CELL_BYTES_MAX as usize {
             return Err(Error::damaged(format!("cell {own}: fragments of {len} bytes")));
         }
-        let (scheme, wanted, mut buf) = (group.scheme, acting.position, self.env.buffers.get(len));
-        let bytes = self
-            .env
-            .tasks
-            .blocking(move || -> Result<Bytes> {
-                let present: Vec<(usize, &[u8])> = fragments.iter().map(|(p, b)| (*p, &b[..])).collect();
-                Coder::new(scheme)?.reconstruct(&present, &[wanted], &mut [&mut buf[..]])?;
-                Ok(buf.freeze())
-            })
-            .await?;
+        let bytes = self.reconstruct(acting, fragments, len).await?;
         if cuts.is_empty() && acting.position >= data && data_cuts.values().any(|c| *c > Seq(0)) {
             cuts = (0..data).map(|i| data_cuts.get(&i).copied().unwrap_or_default()).collect();
         }
