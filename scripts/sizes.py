@@ -238,8 +238,9 @@ def measure():
     found["most_fields_of_a_struct"] = structs[-1][0]
     found["longest_function_lines"] = functions[-1][0]
     found["files_without_a_first_comment"] = sum(not s.text.lstrip().startswith("//!") for s in sources)
-    found["comment_lines_over_110_columns"] = sum(s.wide_comments() for s in sources)
-    found["comments_over_3_lines"] = sum(s.long_comments() for s in sources)
+    for key, of in (("comment_lines_over_110_columns", Source.wide_comments), ("comments_over_3_lines", Source.long_comments)):
+        counts = sorted(((of(s), name(s)) for s in sources), reverse=True)
+        found[key], worst[key] = sum(n for n, _ in counts), [f"{where} ({n})" for n, where in counts if n]
     found["paths_into_another_crate"] = sum(across_crates(s) for s in every)
     crates = sorted({s.crate for s in sources})
     circles = {c: circle([s for s in sources if s.crate == c]) for c in crates}

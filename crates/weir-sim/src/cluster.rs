@@ -1,30 +1,23 @@
-//! A whole cluster in the simulated world: each role as the binary runs it, on a node of its own.
+//! A whole cluster in the simulated world: each role as the program starts it, on a node of its own.
 
 use crate::Options;
-use crate::wiring::{ClusterPurge, Gate};
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::Path,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
 use weir_client::{Client, ClientConfig, NoKernel};
-use weir_coord::{CoordConfig, Coordinator, Membership, Observer, identity, no_reports};
+use weir_coord::{CoordConfig, Observer};
 use weir_env::{Addr, BoxFuture, Env, Instant, sim::World};
-use weir_kv::{Engine, EngineConfig, SharedKv};
-use weir_meta::{LayoutPolicy, Lead, Meta, MetaConfig};
-use weir_proto::coord::{ClusterStatus, TargetOffer};
+use weir_kv::EngineConfig;
+use weir_node::{MetaPlace, Site, StoragePlace, start_coord, start_meta, start_storage};
+use weir_proto::coord::ClusterStatus;
 use weir_proto::map::{ClusterMap, MemberState, Role, Settings, TargetState};
-use weir_proto::{DiskUuid, Error, NamespaceUuid, Result, RunId, TargetId};
-use weir_rpc::Identity;
-use weir_store::{
-    alloc::Geometry,
-    runs,
-    service::{StorageNode, TargetConfig},
-};
+use weir_proto::{Error, Result, RunId, TargetId};
 
 pub const COORDINATOR: &str = "coord";
 pub const META: &str = "meta";
@@ -40,7 +33,6 @@ const JOURNAL_BYTES_MAX: u64 = 4 << 20;
 const ENGINE: EngineConfig = EngineConfig { cache_bytes: CACHE_BYTES, journal_bytes_max: JOURNAL_BYTES_MAX };
 /// Small, so that the memory budget is felt.
 const CLIENT_BYTES: u64 = 16 << 20;
-const CAPACITY_BYTES: u64 = 4 << 30;
 
 pub fn storage_name(n: usize) -> String {
     format!("s{n}")
@@ -326,8 +318,13 @@ async fn made(env: &Env, dir: &Path) -> Result<()> {
     make().map_err(|e| Error::from_io(format_args!("make {}", dir.display()), &e))
 }
 
+/// Where a node is, who waits for the coordinator as roles do.
+fn site(name: &str, role: Role, host: &str, listen: Vec<Addr>) -> Site {
+    let observer = observer(name, role, host);
+    Site { observer, listen, listens: Arc::new(|| Ok(())), patience: PATIENCE }
+}
+
 async fn run_coordinator(env: Env, options: Options, listen: Vec<Addr>, new: bool) -> Result<()> {
-    let dir = Path::new("/coord");
     let settings = Settings {
         scheme: options.scheme,
         cell_shift: options.cell_shift,
@@ -335,110 +332,36 @@ async fn run_coordinator(env: Env, options: Options, listen: Vec<Addr>, new: boo
         target_silence_ms: 3_000,
     };
     let config = CoordConfig { cluster: None, settings, expected_targets: options.storage_nodes, new };
-    let coordinator = Coordinator::open(env.clone(), dir, config).await?;
-    let identity = Identity::new(&env, COORDINATOR, Role::Coordinator, Some(coordinator.cluster()));
-    let server = weir_rpc::serve(&env, &listen, identity, coordinator.clone()).await?;
-    coordinator.announce(server.addrs());
+    let site = site(COORDINATOR, Role::Coordinator, "host0", listen);
+    let _serves = start_coord(&env, &site, Path::new("/coord"), config).await.map_err(|e| e.error)?;
     std::future::pending().await
 }
 
 async fn run_meta(env: Env, at: Addr, new: bool) -> Result<()> {
-    let dir = Path::new("/meta");
-    let cluster = weir_coord::Cluster::observe(&env, observer(META, Role::Meta, "host0"), PATIENCE).await?;
-    let fresh = identity::NamespaceIdentity {
-        cluster: cluster.id(),
-        name: "root".into(),
-        uuid: NamespaceUuid(env.rng.id_128()),
+    let place = MetaPlace {
+        dir: "/meta".into(),
+        namespace: "root".into(),
+        new,
         instead_of: None,
-    };
-    let own = identity::open_namespace(&*env.disk, dir, &cluster.map(), &fresh, new)?;
-    let kv: SharedKv = Engine::open(&env, &dir.join("kv"), ENGINE).await?;
-    let gate = Arc::new(Gate::default());
-    let server = weir_rpc::serve(&env, &[at], cluster.identity(), gate.clone()).await?;
-    cluster.join(Membership { addrs: server.addrs().to_vec(), targets: Vec::new() }, no_reports()).await?;
-    let (leading, lead) = Lead::take(&cluster, &kv, &own).await?;
-    let followed = cluster.clone();
-    let judged = cluster.clone();
-    let policy = cluster.clone();
-    let config = MetaConfig {
-        namespace: lead.namespace,
-        lease_ms: lead.map.settings.lease_ms,
-        layout: Arc::new(move |_| layout_policy(&policy)),
-        at_home: Arc::new(weir_meta::at_home),
-        space: Arc::new(|| Box::pin(std::future::ready(None))),
-        purge: Arc::new(ClusterPurge(cluster.clone())),
+        engine: ENGINE,
         gone: Arc::new(|_| false),
-        map_version: Arc::new(move || followed.map().version),
-        takes_data: Arc::new(move || judged.map().takes_data()),
     };
-    let meta = Meta::open(&env, kv, config)?;
-    leading.record().await?;
-    gate.open(Arc::new(meta.clone()));
-    tokio::select! {
-        biased;
-        e = meta.run() => Err(e),
-        e = leading.keep_recording(&env) => Err(e),
-    }
-}
-
-fn layout_policy(cluster: &weir_coord::Cluster) -> Option<LayoutPolicy> {
-    let layout = weir_coord::layout_for_new_file(&cluster.map(), 0).ok()?;
-    Some(LayoutPolicy {
-        scheme: layout.scheme,
-        cell_shift: layout.cell_shift,
-        first_pg: layout.first_pg,
-        pg_count: layout.pg_count,
-    })
+    let site = site(META, Role::Meta, "host0", vec![at]);
+    let meta = start_meta(&env, &site, place).await.map_err(|e| e.error)?;
+    Err(meta.run().await)
 }
 
 async fn run_storage(env: Env, n: usize, host: String, at: Addr) -> Result<()> {
-    let dir = Path::new(TARGET_DIR);
-    made(&env, dir).await?;
-    let name = storage_name(n);
-    let cluster = weir_coord::Cluster::observe(&env, observer(&name, Role::Storage, &host), PATIENCE).await?;
-    let fresh = identity::TargetIdentity {
-        cluster: cluster.id(),
-        disk: DiskUuid(env.rng.id_128()),
+    made(&env, Path::new(TARGET_DIR)).await?;
+    let place = StoragePlace {
+        dirs: vec![TARGET_DIR.into()],
         pool: "default".into(),
+        known: None,
+        shared_by: 1,
+        index: ENGINE,
     };
-    let (identity, _) = identity::open_target(&*env.disk, dir, &fresh, None)?;
-    let gate = Arc::new(Gate::default());
-    let server = weir_rpc::serve(&env, &[at], cluster.identity(), gate.clone()).await?;
-    let opened: Arc<OnceLock<Arc<StorageNode>>> = Arc::default();
-    let index: SharedKv = Engine::open(&env, &dir.join("index"), ENGINE).await?;
-    let run = RunId(env.rng.next_u64());
-    let history = runs::begin(&index, run).await?;
-    if cluster.target_of(identity.disk).is_some() {
-        open_storage(&env, &cluster, identity.disk, &index, &opened).await?;
-    }
-    let offer = TargetOffer { uuid: identity.disk, pool: identity.pool, capacity: CAPACITY_BYTES, history };
-    let reporting = opened.clone();
-    let reports = Arc::new(move || reporting.get().map_or(Vec::new(), |storage| storage.reports()));
-    gate.hold();
-    let membership = Membership { addrs: server.addrs().to_vec(), targets: vec![offer] };
-    let joined = cluster.join(membership, reports).await?;
-    if opened.get().is_none() {
-        open_storage(&env, &cluster, identity.disk, &index, &opened).await?;
-    }
-    let storage = opened.get().cloned().expect("opened above");
-    runs::confirm(&index, runs::admitted(&joined.map, identity.disk, run)?).await?;
-    gate.open(storage.clone());
-    storage.run().await;
+    let site = site(&storage_name(n), Role::Storage, &host, vec![at]);
+    let storage = start_storage(&env, &site, &place).await.map_err(|e| e.error)?;
+    storage.work().await;
     Err(Error::io("the work of the storage node ended"))
-}
-
-async fn open_storage(
-    env: &Env,
-    cluster: &weir_coord::Cluster,
-    disk: DiskUuid,
-    index: &SharedKv,
-    opened: &OnceLock<Arc<StorageNode>>,
-) -> Result<()> {
-    let id = cluster.target_of(disk).ok_or_else(|| Error::not_found("the map does not list this target"))?;
-    let dir = Path::new(TARGET_DIR);
-    let target = TargetConfig { id, dir: dir.into(), geometry: Geometry::DEFAULT };
-    let peers = Arc::new(cluster.clone());
-    let storage = StorageNode::open_over(env.clone(), vec![(target, index.clone())], peers).await?;
-    assert!(opened.set(storage).is_ok(), "opened once");
-    Ok(())
 }

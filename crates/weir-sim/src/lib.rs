@@ -26,10 +26,6 @@ mod tiny;
 mod trash;
 pub mod tree;
 mod turn;
-/// As the binary joins its roles: the same code.
-#[allow(dead_code)]
-#[path = "../../weir/src/wiring.rs"]
-mod wiring;
 mod workload;
 
 use clones::Clones;

@@ -31,5 +31,5 @@ pub mod spill;
 pub mod store;
 
 pub use alloc::Geometry;
-pub use open::open_index;
+pub use open::{INDEX, open_index, open_index_with};
 pub use service::{StorageNode, TargetConfig};

@@ -5,13 +5,17 @@ use weir_kv::SharedKv;
 use weir_kv::{Engine, EngineConfig};
 use weir_proto::{Error, Result};
 
-/// Pages of the index that are kept; with the journal's changes and the buffers a process stays below 256 MiB.
-const CACHE_BYTES: usize = 32 << 20;
-/// Overlay data rides in the journal; its changes are in memory too, at two to three times their size.
-const JOURNAL_BYTES_MAX: u64 = 48 << 20;
+/// Overlay data rides in the journal; its changes are in memory too, at two to three times their size. With
+/// cached pages of the index, and with buffers, a process stays below 256 MiB.
+pub const INDEX: EngineConfig = EngineConfig { cache_bytes: 32 << 20, journal_bytes_max: 48 << 20 };
 
 /// Opens the index of the target in `dir`, or makes an empty one.
 pub async fn open_index(env: &Env, dir: &Path) -> Result<SharedKv> {
+    open_index_with(env, dir, INDEX).await
+}
+
+/// The same within another budget.
+pub async fn open_index_with(env: &Env, dir: &Path, budget: EngineConfig) -> Result<SharedKv> {
     let at = dir.join("index");
     let (dir, disk) = (dir.to_owned(), env.disk.clone());
     let making = move || {
@@ -21,7 +25,6 @@ pub async fn open_index(env: &Env, dir: &Path) -> Result<SharedKv> {
     };
     let made = env.tasks.blocking(making).await;
     made.map_err(|e| Error::from_io(format_args!("make the directory of {}", at.display()), &e))?;
-    let config = EngineConfig { cache_bytes: CACHE_BYTES, journal_bytes_max: JOURNAL_BYTES_MAX };
-    let engine = Engine::open(env, &at, config).await.map_err(|e| e.doing("open the index"))?;
+    let engine = Engine::open(env, &at, budget).await.map_err(|e| e.doing("open the index"))?;
     Ok(engine)
 }

@@ -43,7 +43,6 @@ mod troubles;
 mod up;
 mod verify;
 mod volume;
-mod wiring;
 
 use clap::Parser;
 use failure::Outcome;

@@ -6,32 +6,26 @@ use crate::helper::MountWords;
 use crate::observe::host_id;
 use crate::place::{self, Place};
 use crate::process::{PidFile, is_gone, mounts_elsewhere, own_process};
-use crate::wiring::{ClusterPurge, Gate, share_of_space};
 use crate::{file, fuse, residence, restore};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
 use std::io::IsTerminal;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 use weir_client::{Client, ClientConfig, NoKernel};
-use weir_coord::identity::{KnownTargets, NamespaceIdentity, TargetIdentity, open_namespace, open_target};
-use weir_coord::{Cluster, CoordConfig, Coordinator, Membership, Observer, no_reports};
+use weir_coord::{Cluster, CoordConfig, Observer};
 use weir_env::real::{RealConfig, env_with};
-use weir_env::{Addr, BoxFuture, Env};
-use weir_kv::{Engine, EngineConfig, SharedKv};
-use weir_meta::{Lead, MetaConfig};
-use weir_proto::coord::{TargetHistory, TargetOffer};
+use weir_env::{Addr, Env};
+use weir_kv::EngineConfig;
+use weir_node::{Failed, MetaPlace, Site, Step, StoragePlace, start_coord, start_meta, start_storage};
 use weir_proto::lock::{LOCK_END, LockKind, LockSpace};
 use weir_proto::map::{Role, Settings};
 use weir_proto::meta::Attr;
-use weir_proto::volume::Policy;
-use weir_proto::{Error, ErrorKind, InodeId, MIB, NamespaceUuid, RunId};
-use weir_rpc::{Identity, Server, Service};
-use weir_store::{Geometry, StorageNode, TargetConfig, runs};
+use weir_proto::{Error, ErrorKind, InodeId, MIB, NamespaceUuid};
+use weir_rpc::Server;
 
 /// What `main` read from the environment.
 pub struct Environment {
@@ -141,23 +135,17 @@ impl Node {
     async fn observe(&self, role: Role) -> Outcome<Cluster> {
         Ok(Cluster::observe(&self.env, self.observer(role)?, CLUSTER_PATIENCE).await?)
     }
-    async fn serve(&self, identity: Identity, service: Arc<dyn Service>) -> Outcome<Server> {
-        let mut addrs = self.listen();
-        addrs.extend(self.config.node.door.clone().map(Addr::Unix));
-        let server = weir_rpc::serve(&self.env, &addrs, identity, service).await.map_err(|e| {
-            if e.context.contains("in use") {
-                return Failure::new(
-                    e,
-                    "another process listens there: stop it, or choose another address (--listen)",
-                );
-            }
-            Failure::new(e, "choose another address (--listen ADDR, or node.listen in weir.toml)")
-        })?;
-        if let Some(door) = &self.config.node.door {
-            let everybody = std::fs::Permissions::from_mode(0o666);
-            std::fs::set_permissions(door, everybody).doing(format_args!("open {}", door.display()))?;
-        }
-        Ok(server)
+    /// Who this node is and where it serves.
+    fn site(&self, observer: Observer) -> Site {
+        let mut listen = self.listen();
+        let door = self.config.node.door.clone();
+        listen.extend(door.clone().map(Addr::Unix));
+        let listens = move || match &door {
+            None => Ok(()),
+            Some(door) => std::fs::set_permissions(door, std::fs::Permissions::from_mode(0o666))
+                .map_err(|e| Error::from_io(format_args!("open {}", door.display()), &e)),
+        };
+        Site { observer, listen, listens: Arc::new(listens), patience: CLUSTER_PATIENCE }
     }
     /// Tells whoever started this process that it serves.
     fn ready(&self, what: &str) -> Outcome<()> {
@@ -173,6 +161,25 @@ impl Node {
         let told = |path: &Path| PidFile { ended_calls: count, ..PidFile::own(true)? }.write(path);
         if let Some(Err(e)) = self.pid_file.as_deref().map(told) {
             tracing::info!("`weir down` will not say so: {}", e.error);
+        }
+    }
+}
+
+/// What an operator can do about a role that did not start.
+impl From<Failed> for Failure {
+    fn from(Failed { step, error }: Failed) -> Failure {
+        match (step, error.kind) {
+            (Step::Serve, _) if error.context.contains("in use") => Failure::new(
+                error,
+                "another process listens there: stop it, or choose another address (--listen)",
+            ),
+            (Step::Serve, _) => {
+                Failure::new(error, "choose another address (--listen ADDR, or node.listen in weir.toml)")
+            }
+            (Step::Join, ErrorKind::Exists) => {
+                Failure::new(error, "stop the other process, or choose another name (--name)")
+            }
+            (Step::Join | Step::Other, _) => error.into(),
         }
     }
 }
@@ -273,31 +280,18 @@ async fn run_coord(node: Node, new: bool) -> Outcome<()> {
     };
     let cluster = node.config.cluster.id.as_ref().map(|t| t.0);
     let config = CoordConfig { cluster, settings, expected_targets: coord.targets as usize, new };
-    let coordinator = Coordinator::open(node.env.clone(), &dir, config).await?;
-    let identity = Identity::new(
-        &node.env,
-        node.config.node.name.as_str(),
-        Role::Coordinator,
-        Some(coordinator.cluster()),
-    );
-    let server = node.serve(identity, coordinator.clone()).await?;
-    coordinator.announce(server.addrs());
-    node.ready(&shown(&server))?;
+    let observer = Observer {
+        coordinators: Vec::new(),
+        cluster,
+        name: node.config.node.name.clone(),
+        role: Role::Coordinator,
+        host: node.config.node.host.clone(),
+    };
+    let coord = start_coord(&node.env, &node.site(observer), &dir, config).await?;
+    node.ready(&shown(&coord.server))?;
     stop_signal().await?;
-    let recording = coordinator.record_positions();
-    if node.env.clock.timeout(LEAVE_PATIENCE, recording).await.is_err() {
-        tracing::info!("ended without the positions of all targets");
-    }
-    server.stop();
+    coord.end(LEAVE_PATIENCE).await;
     Ok(())
-}
-
-async fn leave(node: &Node, cluster: &Cluster) {
-    match node.env.clock.timeout(LEAVE_PATIENCE, cluster.leave()).await {
-        Ok(Ok(())) => {}
-        Ok(Err(e)) => tracing::info!("left without the coordinator: {e}"),
-        Err(_) => tracing::info!("left without the coordinator: it did not answer"),
-    }
 }
 
 pub fn meta(args: &MetaRole, environment: &Environment) -> Outcome<()> {
@@ -316,96 +310,23 @@ pub fn meta(args: &MetaRole, environment: &Environment) -> Outcome<()> {
 async fn run_meta(node: Node, new: bool, instead_of: Option<NamespaceUuid>) -> Outcome<()> {
     let meta = &node.config.meta;
     let dir = node.required(&meta.dir, "the namespace's directory", "--dir DIR, or meta.dir in weir.toml")?;
-    let cluster = node.observe(Role::Meta).await?;
-    let fresh = NamespaceIdentity {
-        cluster: cluster.id(),
-        name: meta.namespace.clone(),
-        uuid: NamespaceUuid(node.env.rng.id_128()),
+    let place = MetaPlace {
+        dir,
+        namespace: meta.namespace.clone(),
+        new,
         instead_of,
-    };
-    let own = open_namespace(&*node.env.disk, &dir, &cluster.map(), &fresh, new)?;
-    let engine = EngineConfig { cache_bytes: (meta.cache_mib * MIB) as usize, ..EngineConfig::default() };
-    let kv: SharedKv = Engine::open(&node.env, &dir.join("kv"), engine).await?;
-    let gate = Arc::new(Gate::to_metadata());
-    let server = node.serve(cluster.identity(), gate.clone()).await?;
-    let membership = Membership { addrs: server.addrs().to_vec(), targets: Vec::new() };
-    cluster.join(membership, no_reports()).await?;
-    let (leading, lead) = Lead::take(&cluster, &kv, &own).await.map_err(|e| e.doing(dir.display()))?;
-    let followed = cluster.clone();
-    let judged = cluster.clone();
-    let config = MetaConfig {
-        namespace: lead.namespace,
-        lease_ms: lead.map.settings.lease_ms,
-        layout: Arc::new(layout_policy(cluster.clone())),
-        at_home: Arc::new(weir_meta::at_home),
-        space: Arc::new(space_of_targets(cluster.clone())),
-        purge: Arc::new(ClusterPurge(cluster.clone())),
+        engine: EngineConfig { cache_bytes: (meta.cache_mib * MIB) as usize, ..EngineConfig::default() },
         gone: Arc::new(is_gone),
-        map_version: Arc::new(move || followed.map().version),
-        takes_data: Arc::new(move || judged.map().takes_data()),
     };
-    let meta = weir_meta::Meta::open(&node.env, kv.clone(), config)?;
-    leading.record().await?;
-    gate.open(Arc::new(meta.clone()));
-    node.ready(&shown(&server))?;
+    let meta = start_meta(&node.env, &node.site(node.observer(Role::Meta)?), place).await?;
+    node.ready(&shown(&meta.server))?;
     let ended = tokio::select! {
         biased;
         stop = stop_signal() => stop,
         failed = meta.run() => Err(failed.doing("lead the namespace").into()),
-        lost = leading.keep_recording(&node.env) => Err(lost.doing("lead the namespace").into()),
     };
-    // Away or late, the coordinator knows what it was told last.
-    let _ = node.env.clock.timeout(LEAVE_PATIENCE, leading.record()).await;
-    leave(&node, &cluster).await;
-    server.stop();
-    // The next start is quick; without it the journal is replayed.
-    kv.checkpoint().await?;
+    meta.end(LEAVE_PATIENCE).await?;
     ended
-}
-
-/// How full the targets are, in payload: redundancy is taken off.
-fn space_of_targets(cluster: Cluster) -> impl Fn() -> BoxFuture<'static, Option<weir_meta::Level>> {
-    move || {
-        let cluster = cluster.clone();
-        Box::pin(async move {
-            let status = cluster.status().await.ok()?;
-            let scheme = status.map.settings.scheme;
-            let payload =
-                |raw: u64| (u128::from(raw) * u128::from(scheme.data) / scheme.width() as u128) as u64;
-            // One report per target: the newest counts.
-            let newest: BTreeMap<_, _> =
-                status.targets.iter().map(|r| (r.target, (r.capacity, r.used))).collect();
-            let (capacity, used) = newest.values().fold((0, 0), |sum, r| (sum.0 + r.0, sum.1 + r.1));
-            (capacity > 0).then(|| weir_meta::Level { capacity: payload(capacity), used: payload(used) })
-        })
-    }
-}
-
-/// Layouts that are remembered: one for each policy that volumes have.
-const POLICIES_MAX: usize = 64;
-
-/// Where new files go: worked out once for each map and policy, as every create asks.
-fn layout_policy(cluster: Cluster) -> impl Fn(&Policy) -> Option<weir_meta::LayoutPolicy> {
-    let known: Mutex<(u64, Vec<(Policy, weir_meta::LayoutPolicy)>)> = Mutex::default();
-    move |policy| {
-        let map = cluster.map();
-        let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
-        if known.0 != map.version || known.1.len() > POLICIES_MAX {
-            *known = (map.version, Vec::new());
-        }
-        if let Some((_, layout)) = known.1.iter().find(|(of, _)| of == policy) {
-            return Some(*layout);
-        }
-        let layout = weir_coord::layout_in(&map, policy.scheme, policy.pool.as_deref(), 0).ok()?;
-        let layout = weir_meta::LayoutPolicy {
-            scheme: layout.scheme,
-            cell_shift: layout.cell_shift,
-            first_pg: layout.first_pg,
-            pg_count: layout.pg_count,
-        };
-        known.1.push((policy.clone(), layout));
-        Some(layout)
-    }
 }
 
 pub fn storage(args: &StorageRole, environment: &Environment) -> Outcome<()> {
@@ -421,145 +342,25 @@ pub fn storage(args: &StorageRole, environment: &Environment) -> Outcome<()> {
     run(&args.role, config, environment, SERVER_BUFFERS_BYTES, |node| run_storage(node, known))
 }
 
-/// A target directory whose identity was checked.
-struct Checked {
-    dir: PathBuf,
-    identity: TargetIdentity,
-}
-
-/// A target with its index open, in which this run is written down.
-struct Begun {
-    dir: PathBuf,
-    identity: TargetIdentity,
-    index: SharedKv,
-    history: TargetHistory,
-}
-
 async fn run_storage(node: Node, known: Option<PathBuf>) -> Outcome<()> {
-    let cluster = node.observe(Role::Storage).await?;
-    let targets = begin_runs(&node, check_targets(&node, &cluster, known.as_deref())?).await?;
-    let gate = Arc::new(Gate::default());
-    let server = node.serve(cluster.identity(), gate.clone()).await?;
-    let opened: Arc<OnceLock<Arc<StorageNode>>> = Arc::default();
-    // What has a number is opened before the cluster hears of this node; a new target gets its number by joining.
-    if targets.iter().all(|t| cluster.target_of(t.identity.disk).is_some()) {
-        open_node(&node, &cluster, &targets, &opened).await?;
-    }
-    let membership = Membership { addrs: server.addrs().to_vec(), targets: offers(&node, &targets) };
-    gate.hold();
-    let joined = cluster.join(membership, reports(&node, &targets, opened.clone())).await.map_err(named)?;
-    if opened.get().is_none() {
-        open_node(&node, &cluster, &targets, &opened).await?;
-    }
-    let storage = opened.get().cloned().ok_or_else(|| Error::io("the storage node did not open"))?;
-    // Not before: coordinator and index must both have recorded this run before anything is served.
-    for target in &targets {
-        let admitted = runs::admitted(&joined.map, target.identity.disk, target.history.run)?;
-        runs::confirm(&target.index, admitted).await?;
-    }
-    gate.open(storage.clone());
-    node.ready(&shown(&server))?;
-    let work = node.env.tasks.spawn("storage work", storage.run());
-    stop_signal().await?;
-    leave(&node, &cluster).await;
-    work.abort();
-    server.stop();
-    Ok(())
-}
-
-fn named(e: Error) -> Failure {
-    match e.kind {
-        ErrorKind::Exists => Failure::new(e, "stop the other process, or choose another name (--name)"),
-        _ => e.into(),
-    }
-}
-
-fn check_targets(node: &Node, cluster: &Cluster, known: Option<&Path>) -> Outcome<Vec<Checked>> {
     let storage = &node.config.storage;
     if storage.targets.is_empty() {
         let error = Error::invalid("no target directory is named");
         return Err(Failure::new(error, "--dir DIR, or storage.targets in weir.toml"));
     }
-    let disk = &*node.env.disk;
-    let mut record = known.map_or(Ok(KnownTargets::default()), |file| KnownTargets::read(disk, file))?;
-    let mut checked = Vec::new();
-    for dir in &storage.targets {
-        let dir = place::absolute(dir)?;
-        let fresh = TargetIdentity {
-            cluster: cluster.id(),
-            disk: weir_proto::DiskUuid(node.env.rng.id_128()),
-            pool: storage.pool.clone(),
-        };
-        let (identity, _) = open_target(disk, &dir, &fresh, record.0.get(&dir).copied())?;
-        record.0.retain(|_, disk| *disk != identity.disk); // it may have been elsewhere
-        record.0.insert(dir.clone(), identity.disk);
-        checked.push(Checked { dir, identity });
-    }
-    if let Some(file) = known {
-        record.write(disk, file)?;
-    }
-    Ok(checked)
-}
-
-async fn begin_runs(node: &Node, targets: Vec<Checked>) -> Outcome<Vec<Begun>> {
-    let mut begun = Vec::new();
-    for Checked { dir, identity } in targets {
-        if weir_store::inspect::has_lost_index(&*node.env.disk, &dir)? {
-            tracing::warn!(
-                "{} has slabs, but no index says what is in them: it begins as an empty target",
-                dir.display()
-            );
-        }
-        let index = weir_store::open_index(&node.env, &dir).await?;
-        let history = runs::begin(&index, RunId(node.env.rng.next_u64())).await?;
-        begun.push(Begun { dir, identity, index, history });
-    }
-    Ok(begun)
-}
-
-fn offers(node: &Node, targets: &[Begun]) -> Vec<TargetOffer> {
-    let shared_by = node.config.storage.shared_by;
-    let offer = |t: &Begun| TargetOffer {
-        uuid: t.identity.disk,
-        pool: t.identity.pool.clone(),
-        capacity: share_of_space(&node.env, &t.dir, 0, shared_by).unwrap_or(0),
-        history: t.history.clone(),
+    let place = StoragePlace {
+        dirs: storage.targets.iter().map(|dir| place::absolute(dir)).collect::<Outcome<_>>()?,
+        pool: storage.pool.clone(),
+        known,
+        shared_by: storage.shared_by,
+        index: weir_store::INDEX,
     };
-    targets.iter().map(offer).collect()
-}
-
-/// For heartbeats: what the stores say, with this node's part of the space.
-fn reports(node: &Node, targets: &[Begun], opened: Arc<OnceLock<Arc<StorageNode>>>) -> weir_coord::Reports {
-    let (env, shared_by) = (node.env.clone(), node.config.storage.shared_by);
-    let dirs: Vec<PathBuf> = targets.iter().map(|t| t.dir.clone()).collect();
-    Arc::new(move || {
-        let mut reports = opened.get().map_or(Vec::new(), |storage| storage.reports());
-        // Targets of one node are on disks of one kind: the first directory's free space stands for all.
-        for (report, dir) in reports.iter_mut().zip(&dirs) {
-            if let Some(capacity) = share_of_space(&env, dir, report.used, shared_by) {
-                report.capacity = capacity;
-            }
-        }
-        reports
-    })
-}
-
-async fn open_node(
-    node: &Node,
-    cluster: &Cluster,
-    targets: &[Begun],
-    opened: &OnceLock<Arc<StorageNode>>,
-) -> Outcome<()> {
-    let mut configs = Vec::new();
-    for target in targets {
-        let id = cluster.target_of(target.identity.disk).ok_or_else(|| {
-            Error::not_found(format!("the cluster map does not list the target in {}", target.dir.display()))
-        })?;
-        let config = TargetConfig { id, dir: target.dir.clone(), geometry: Geometry::DEFAULT };
-        configs.push((config, target.index.clone()));
-    }
-    let storage = StorageNode::open_over(node.env.clone(), configs, Arc::new(cluster.clone())).await?;
-    opened.set(storage).map_err(|_| Error::io("the storage node was opened twice"))?;
+    let storage = start_storage(&node.env, &node.site(node.observer(Role::Storage)?), &place).await?;
+    node.ready(&shown(&storage.server))?;
+    let work = node.env.tasks.spawn("storage work", storage.work());
+    stop_signal().await?;
+    storage.end(LEAVE_PATIENCE).await;
+    work.abort();
     Ok(())
 }
 

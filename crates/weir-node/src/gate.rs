@@ -1,13 +1,10 @@
-//! Seams of the roles joined to the cluster: the targets of the metadata role's deleted files, a door that opens late.
-use bytes::Bytes;
+//! A service whose address is announced before the service is there.
+//!
+//! A node serves before it joins, and the metadata role must have joined before it may lead.
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 use tokio::sync::{Notify, Semaphore};
-use weir_coord::Cluster;
-use weir_env::{BoxFuture, Env};
-use weir_meta::StripeCut;
-use weir_proto::data::{DropFile, PAYLOAD_MAX};
-use weir_proto::{Error, FileId, PgId, Request, Result, TargetId};
+use weir_proto::Error;
+use weir_proto::data::PAYLOAD_MAX;
 use weir_rpc::{Call, Connection, Defer, Handled, Service};
 
 /// Calls that wait for a gate that is about to open: the newest map has come to their senders sooner than to this node.
@@ -92,53 +89,4 @@ impl Service for Gate {
             service.disconnected(connection);
         }
     }
-}
-
-fn call<R: Request + Send + Sync + 'static>(
-    cluster: &Cluster,
-    target: TargetId,
-    request: R,
-    payload: Vec<Bytes>,
-    patience: Duration,
-) -> BoxFuture<'static, Result<(R::Reply, Bytes)>> {
-    let cluster = cluster.clone();
-    Box::pin(async move {
-        Ok(cluster.call_target(target, &request, payload.into(), patience).await?.into_parts())
-    })
-}
-
-/// How long one target may take to drop a file's cells.
-const DROP_PATIENCE: Duration = Duration::from_secs(10);
-
-/// The targets of a deleted file, for the metadata role.
-pub struct ClusterPurge(pub Cluster);
-
-impl weir_meta::Purge for ClusterPurge {
-    fn drop_stripes(
-        &self,
-        file: FileId,
-        first_pg: PgId,
-        pg_count: u32,
-        cut: StripeCut,
-    ) -> BoxFuture<'static, Result<()>> {
-        let StripeCut { from_stripe, to_stripe, token_epoch: fence } = cut;
-        let cluster = self.0.clone();
-        Box::pin(async move {
-            let told = cluster.map().told_of_cuts(|g| g.0 >= first_pg.0 && g.0 - first_pg.0 < pg_count)?;
-            let calls = told.into_iter().map(|(target, epochs)| {
-                let drop = DropFile { target, file, from_stripe, to_stripe, fence, epochs };
-                call(&cluster, target, drop, Vec::new(), DROP_PATIENCE)
-            });
-            for answer in weir_store::peers::join_all(calls.collect()).await {
-                answer?;
-            }
-            Ok(())
-        })
-    }
-}
-
-/// Part of a file system's free space that counts for a target, when several targets share it.
-pub fn share_of_space(env: &Env, dir: &std::path::Path, used: u64, shared_by: u32) -> Option<u64> {
-    let space = env.disk.space(dir).ok()?;
-    Some(used + space.free / u64::from(shared_by.max(1)))
 }

@@ -1,0 +1,15 @@
+//! The roles of a cluster, each composed of its parts: by these functions the program, the simulator and tests start them.
+//!
+//! A role is started by one function, which returns when it serves. Who called it decides when it ends.
+//! Knows nothing of command lines, configuration files, processes or FUSE.
+mod coord;
+mod gate;
+mod meta;
+mod purge;
+mod site;
+mod storage;
+
+pub use coord::{CoordNode, start_coord};
+pub use meta::{MetaNode, MetaPlace, start_meta};
+pub use site::{Failed, Site, Step};
+pub use storage::{StoragePlace, StorageRole, start_storage};

@@ -1,0 +1,136 @@
+//! The metadata service of one namespace, leading.
+use crate::gate::Gate;
+use crate::purge::ClusterPurge;
+use crate::site::{Failed, Site, leave};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use weir_coord::identity::{NamespaceIdentity, open_namespace};
+use weir_coord::{Cluster, Membership, no_reports};
+use weir_env::{BoxFuture, Env};
+use weir_kv::{Engine, EngineConfig, SharedKv};
+use weir_meta::{LayoutPolicy, Lead, Level, Meta, MetaConfig};
+use weir_proto::volume::Policy;
+use weir_proto::{Error, NamespaceUuid};
+use weir_rpc::Server;
+
+/// Where a namespace is kept.
+pub struct MetaPlace {
+    pub dir: PathBuf,
+    pub namespace: String,
+    /// Found it, unless it is there.
+    pub new: bool,
+    /// Found it instead of this one, which is lost.
+    pub instead_of: Option<NamespaceUuid>,
+    pub engine: EngineConfig,
+    /// Whether the process of a client, as it named itself, is certainly gone.
+    pub gone: Arc<dyn Fn(&str) -> bool + Send + Sync>,
+}
+
+pub struct MetaNode {
+    env: Env,
+    cluster: Cluster,
+    kv: SharedKv,
+    leading: Lead,
+    meta: Meta,
+    pub server: Server,
+}
+
+pub async fn start_meta(env: &Env, site: &Site, place: MetaPlace) -> Result<MetaNode, Failed> {
+    let cluster = site.observe(env).await?;
+    let fresh = NamespaceIdentity {
+        cluster: cluster.id(),
+        name: place.namespace,
+        uuid: NamespaceUuid(env.rng.id_128()),
+        instead_of: place.instead_of,
+    };
+    let own = open_namespace(&*env.disk, &place.dir, &cluster.map(), &fresh, place.new)?;
+    let kv: SharedKv = Engine::open(env, &place.dir.join("kv"), place.engine).await?;
+    let gate = Arc::new(Gate::to_metadata());
+    let server = site.serve(env, cluster.identity(), gate.clone()).await?;
+    cluster.join(Membership { addrs: server.addrs().to_vec(), targets: Vec::new() }, no_reports()).await?;
+    let (leading, lead) = Lead::take(&cluster, &kv, &own).await.map_err(|e| e.doing(place.dir.display()))?;
+    let (followed, judged) = (cluster.clone(), cluster.clone());
+    let config = MetaConfig {
+        namespace: lead.namespace,
+        lease_ms: lead.map.settings.lease_ms,
+        layout: Arc::new(layout_policy(cluster.clone())),
+        at_home: Arc::new(weir_meta::at_home),
+        space: Arc::new(space_of_targets(cluster.clone())),
+        purge: Arc::new(ClusterPurge(cluster.clone())),
+        gone: place.gone,
+        map_version: Arc::new(move || followed.map().version),
+        takes_data: Arc::new(move || judged.map().takes_data()),
+    };
+    let meta = Meta::open(env, kv.clone(), config)?;
+    leading.record().await?;
+    gate.open(Arc::new(meta.clone()));
+    Ok(MetaNode { env: env.clone(), cluster, kv, leading, meta, server })
+}
+
+impl MetaNode {
+    /// Works until it may not lead any more, or its journal fails. Says why.
+    pub async fn run(&self) -> Error {
+        tokio::select! {
+            biased;
+            failed = self.meta.run() => failed,
+            lost = self.leading.keep_recording(&self.env) => lost,
+        }
+    }
+
+    /// Ends in good order, each step within `patience`.
+    pub async fn end(self, patience: Duration) -> weir_proto::Result<()> {
+        // Away or late, the coordinator knows what was recorded last.
+        let _ = self.env.clock.timeout(patience, self.leading.record()).await;
+        leave(&self.env, &self.cluster, patience).await;
+        self.server.stop();
+        // The next start is quick; without it the journal is replayed.
+        self.kv.checkpoint().await
+    }
+}
+
+/// How full the targets are, in payload: redundancy is taken off.
+fn space_of_targets(cluster: Cluster) -> impl Fn() -> BoxFuture<'static, Option<Level>> {
+    move || {
+        let cluster = cluster.clone();
+        Box::pin(async move {
+            let status = cluster.status().await.ok()?;
+            let scheme = status.map.settings.scheme;
+            let payload =
+                |raw: u64| (u128::from(raw) * u128::from(scheme.data) / scheme.width() as u128) as u64;
+            // One report per target: the newest counts.
+            let newest: BTreeMap<_, _> =
+                status.targets.iter().map(|r| (r.target, (r.capacity, r.used))).collect();
+            let (capacity, used) = newest.values().fold((0, 0), |sum, r| (sum.0 + r.0, sum.1 + r.1));
+            (capacity > 0).then(|| Level { capacity: payload(capacity), used: payload(used) })
+        })
+    }
+}
+
+/// Layouts that are remembered: one for each policy that volumes have.
+const POLICIES_MAX: usize = 64;
+
+/// Where new files go: worked out once for each map and policy, as every create asks.
+fn layout_policy(cluster: Cluster) -> impl Fn(&Policy) -> Option<LayoutPolicy> {
+    let known: Mutex<(u64, Vec<(Policy, LayoutPolicy)>)> = Mutex::default();
+    move |policy| {
+        let map = cluster.map();
+        let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.0 != map.version || known.1.len() > POLICIES_MAX {
+            *known = (map.version, Vec::new());
+        }
+        if let Some((_, layout)) = known.1.iter().find(|(of, _)| of == policy) {
+            return Some(*layout);
+        }
+        let layout = weir_coord::layout_in(&map, policy.scheme, policy.pool.as_deref(), 0).ok()?;
+        let layout = LayoutPolicy {
+            scheme: layout.scheme,
+            cell_shift: layout.cell_shift,
+            first_pg: layout.first_pg,
+            pg_count: layout.pg_count,
+        };
+        known.1.push((policy.clone(), layout));
+        Some(layout)
+    }
+}

@@ -1,0 +1,51 @@
+//! What the metadata role asks of targets: to drop the cells of deleted files.
+use bytes::Bytes;
+use std::time::Duration;
+use weir_coord::Cluster;
+use weir_env::BoxFuture;
+use weir_meta::StripeCut;
+use weir_proto::data::DropFile;
+use weir_proto::{FileId, PgId, Request, Result, TargetId};
+
+fn call<R: Request + Send + Sync + 'static>(
+    cluster: &Cluster,
+    target: TargetId,
+    request: R,
+    payload: Vec<Bytes>,
+    patience: Duration,
+) -> BoxFuture<'static, Result<(R::Reply, Bytes)>> {
+    let cluster = cluster.clone();
+    Box::pin(async move {
+        Ok(cluster.call_target(target, &request, payload.into(), patience).await?.into_parts())
+    })
+}
+
+/// How long one target may take to drop a file's cells.
+const DROP_PATIENCE: Duration = Duration::from_secs(10);
+
+/// The targets of a deleted file, for the metadata role.
+pub struct ClusterPurge(pub Cluster);
+
+impl weir_meta::Purge for ClusterPurge {
+    fn drop_stripes(
+        &self,
+        file: FileId,
+        first_pg: PgId,
+        pg_count: u32,
+        cut: StripeCut,
+    ) -> BoxFuture<'static, Result<()>> {
+        let StripeCut { from_stripe, to_stripe, token_epoch: fence } = cut;
+        let cluster = self.0.clone();
+        Box::pin(async move {
+            let told = cluster.map().told_of_cuts(|g| g.0 >= first_pg.0 && g.0 - first_pg.0 < pg_count)?;
+            let calls = told.into_iter().map(|(target, epochs)| {
+                let drop = DropFile { target, file, from_stripe, to_stripe, fence, epochs };
+                call(&cluster, target, drop, Vec::new(), DROP_PATIENCE)
+            });
+            for answer in weir_store::peers::join_all(calls.collect()).await {
+                answer?;
+            }
+            Ok(())
+        })
+    }
+}

@@ -1,0 +1,74 @@
+//! Who a node is and where it serves, and at which step its start failed.
+use std::sync::Arc;
+use std::time::Duration;
+use weir_coord::{Cluster, Observer};
+use weir_env::{Addr, Env};
+use weir_proto::{Error, Result};
+use weir_rpc::{Identity, Server, Service};
+
+/// Who a node is, and where it serves.
+#[derive(Clone)]
+pub struct Site {
+    pub observer: Observer,
+    pub listen: Vec<Addr>,
+    /// Called when the node listens, before anybody hears of its addresses.
+    pub listens: Arc<dyn Fn() -> Result<()> + Send + Sync>,
+    /// How long the coordinator is waited for at the start.
+    pub patience: Duration,
+}
+
+/// A step of a start at which an operator can do something about a failure.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Step {
+    /// The node's addresses cannot be listened at.
+    Serve,
+    /// The coordinator refuses the node.
+    Join,
+    Other,
+}
+
+/// Why a role did not start.
+#[derive(Debug)]
+pub struct Failed {
+    pub step: Step,
+    pub error: Error,
+}
+
+impl From<Error> for Failed {
+    fn from(error: Error) -> Failed {
+        Failed { step: Step::Other, error }
+    }
+}
+
+impl Step {
+    pub(crate) fn failed(self) -> impl FnOnce(Error) -> Failed {
+        move |error| Failed { step: self, error }
+    }
+}
+
+impl Site {
+    pub(crate) async fn observe(&self, env: &Env) -> Result<Cluster> {
+        Cluster::observe(env, self.observer.clone(), self.patience).await
+    }
+
+    pub(crate) async fn serve(
+        &self,
+        env: &Env,
+        identity: Identity,
+        service: Arc<dyn Service>,
+    ) -> std::result::Result<Server, Failed> {
+        let served = weir_rpc::serve(env, &self.listen, identity, service).await;
+        let server = served.map_err(Step::Serve.failed())?;
+        (self.listens)()?;
+        Ok(server)
+    }
+}
+
+/// An orderly end: the coordinator need not find out by itself. Without it the node is down a moment later.
+pub(crate) async fn leave(env: &Env, cluster: &Cluster, patience: Duration) {
+    match env.clock.timeout(patience, cluster.leave()).await {
+        Ok(Ok(())) => {}
+        Ok(Err(e)) => tracing::info!("left without the coordinator: {e}"),
+        Err(_) => tracing::info!("left without the coordinator: it did not answer"),
+    }
+}

@@ -1,0 +1,178 @@
+//! Targets on disks of one machine, serving.
+use crate::gate::Gate;
+use crate::site::{Failed, Site, Step, leave};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+use weir_coord::identity::{KnownTargets, TargetIdentity, open_target};
+use weir_coord::{Cluster, Membership, Reports};
+use weir_env::Env;
+use weir_kv::{EngineConfig, SharedKv};
+use weir_proto::coord::{TargetHistory, TargetOffer};
+use weir_proto::{DiskUuid, Error, Result, RunId};
+use weir_rpc::Server;
+use weir_store::{Geometry, StorageNode, TargetConfig, runs};
+
+/// Where targets are kept.
+pub struct StoragePlace {
+    /// One target each.
+    pub dirs: Vec<PathBuf>,
+    /// Of new targets.
+    pub pool: String,
+    /// A file that lists which target is in which directory, away from the disks: an empty mount point is told from a new disk by it.
+    pub known: Option<PathBuf>,
+    /// How many targets of other processes share each disk's free space with one of these.
+    pub shared_by: u32,
+    pub index: EngineConfig,
+}
+
+pub struct StorageRole {
+    env: Env,
+    cluster: Cluster,
+    storage: Arc<StorageNode>,
+    pub server: Server,
+}
+
+/// A target directory whose identity was checked.
+struct Checked {
+    dir: PathBuf,
+    identity: TargetIdentity,
+}
+
+/// A target with its index open, in which this run is written down.
+struct Begun {
+    dir: PathBuf,
+    identity: TargetIdentity,
+    index: SharedKv,
+    history: TargetHistory,
+}
+
+pub async fn start_storage(
+    env: &Env,
+    site: &Site,
+    place: &StoragePlace,
+) -> std::result::Result<StorageRole, Failed> {
+    let cluster = site.observe(env).await?;
+    let targets = begin_runs(env, place, check_targets(env, &cluster, place)?).await?;
+    let gate = Arc::new(Gate::default());
+    let server = site.serve(env, cluster.identity(), gate.clone()).await?;
+    let opened: Arc<OnceLock<Arc<StorageNode>>> = Arc::default();
+    // What has a number is opened before the cluster hears of this node; a new target gets its number by joining.
+    if targets.iter().all(|t| cluster.target_of(t.identity.disk).is_some()) {
+        open_node(env, &cluster, &targets, &opened).await?;
+    }
+    let membership = Membership { addrs: server.addrs().to_vec(), targets: offers(env, place, &targets) };
+    gate.hold();
+    let joining = cluster.join(membership, reports(env, place, opened.clone()));
+    let joined = joining.await.map_err(Step::Join.failed())?;
+    if opened.get().is_none() {
+        open_node(env, &cluster, &targets, &opened).await?;
+    }
+    let storage = opened.get().cloned().ok_or_else(|| Error::io("the storage node did not open"))?;
+    // Not before: coordinator and index must both have recorded this run before anything is served.
+    for target in &targets {
+        let admitted = runs::admitted(&joined.map, target.identity.disk, target.history.run)?;
+        runs::confirm(&target.index, admitted).await?;
+    }
+    gate.open(storage.clone());
+    Ok(StorageRole { env: env.clone(), cluster, storage, server })
+}
+
+impl StorageRole {
+    /// Seals, repairs, scrubs, reports: for as long as it is polled.
+    pub fn work(&self) -> impl Future<Output = ()> + Send + use<> {
+        self.storage.clone().run()
+    }
+
+    /// Ends in good order.
+    pub async fn end(self, patience: Duration) {
+        leave(&self.env, &self.cluster, patience).await;
+        self.server.stop();
+    }
+}
+
+fn check_targets(env: &Env, cluster: &Cluster, place: &StoragePlace) -> Result<Vec<Checked>> {
+    let (disk, known) = (&*env.disk, place.known.as_deref());
+    let mut record = known.map_or(Ok(KnownTargets::default()), |file| KnownTargets::read(disk, file))?;
+    let mut checked = Vec::new();
+    for dir in &place.dirs {
+        let fresh = TargetIdentity {
+            cluster: cluster.id(),
+            disk: DiskUuid(env.rng.id_128()),
+            pool: place.pool.clone(),
+        };
+        let (identity, _) = open_target(disk, dir, &fresh, record.0.get(dir).copied())?;
+        record.0.retain(|_, disk| *disk != identity.disk); // it may have been elsewhere
+        record.0.insert(dir.clone(), identity.disk);
+        checked.push(Checked { dir: dir.clone(), identity });
+    }
+    if let Some(file) = known {
+        record.write(disk, file)?;
+    }
+    Ok(checked)
+}
+
+async fn begin_runs(env: &Env, place: &StoragePlace, targets: Vec<Checked>) -> Result<Vec<Begun>> {
+    let mut begun = Vec::new();
+    for Checked { dir, identity } in targets {
+        if weir_store::inspect::has_lost_index(&*env.disk, &dir)? {
+            tracing::warn!(
+                "{} has slabs, but no index says what is in them: it begins as an empty target",
+                dir.display()
+            );
+        }
+        let index = weir_store::open_index_with(env, &dir, place.index).await?;
+        let history = runs::begin(&index, RunId(env.rng.next_u64())).await?;
+        begun.push(Begun { dir, identity, index, history });
+    }
+    Ok(begun)
+}
+
+fn offers(env: &Env, place: &StoragePlace, targets: &[Begun]) -> Vec<TargetOffer> {
+    let offer = |t: &Begun| TargetOffer {
+        uuid: t.identity.disk,
+        pool: t.identity.pool.clone(),
+        capacity: share_of_space(env, &t.dir, 0, place.shared_by).unwrap_or(0),
+        history: t.history.clone(),
+    };
+    targets.iter().map(offer).collect()
+}
+
+/// For heartbeats: what the stores say, with this node's part of the space.
+fn reports(env: &Env, place: &StoragePlace, opened: Arc<OnceLock<Arc<StorageNode>>>) -> Reports {
+    let (env, dirs, shared_by) = (env.clone(), place.dirs.clone(), place.shared_by);
+    Arc::new(move || {
+        let mut reports = opened.get().map_or(Vec::new(), |storage| storage.reports());
+        // Targets of one node are on disks of one kind: the first directory's free space stands for all.
+        for (report, dir) in reports.iter_mut().zip(&dirs) {
+            if let Some(capacity) = share_of_space(&env, dir, report.used, shared_by) {
+                report.capacity = capacity;
+            }
+        }
+        reports
+    })
+}
+
+/// Part of a file system's free space that counts for a target, when several targets share it.
+fn share_of_space(env: &Env, dir: &Path, used: u64, shared_by: u32) -> Option<u64> {
+    let space = env.disk.space(dir).ok()?;
+    Some(used + space.free / u64::from(shared_by.max(1)))
+}
+
+async fn open_node(
+    env: &Env,
+    cluster: &Cluster,
+    targets: &[Begun],
+    opened: &OnceLock<Arc<StorageNode>>,
+) -> Result<()> {
+    let mut configs = Vec::new();
+    for target in targets {
+        let id = cluster.target_of(target.identity.disk).ok_or_else(|| {
+            Error::not_found(format!("the cluster map does not list the target in {}", target.dir.display()))
+        })?;
+        let config = TargetConfig { id, dir: target.dir.clone(), geometry: Geometry::DEFAULT };
+        configs.push((config, target.index.clone()));
+    }
+    let storage = StorageNode::open_over(env.clone(), configs, Arc::new(cluster.clone())).await?;
+    opened.set(storage).map_err(|_| Error::io("the storage node was opened twice"))
+}
