@@ -63,8 +63,9 @@ fuzz: ## libFuzzer on every decoder of wire, disk and configuration, SECONDS=60 
 fmt: ## Format the sources
 	cargo fmt --all
 
-lint: ## Format check and clippy, warnings denied
+lint: ## Format check, words (scripts/prose.toml), sizes (scripts/sizes.toml) and clippy, warnings denied
 	cargo fmt --all --check
+	python3 scripts/prose.py
 	python3 scripts/sizes.py --check
 	cargo clippy --locked --workspace --all-targets -- -D warnings
 

@@ -109,7 +109,7 @@ pub fn judge_errno(errno: i32) -> (FaultKind, ErrorKind, &'static str) {
         1 | 13 => (
             Denied,
             ErrorKind::Denied,
-            "the mover must be root at home (over NFS: export with no_root_squash), or own what is there",
+            "the mover must be root at home (over NFS: export with no_root_squash), or own the files there",
         ),
         // EROFS
         30 => (Denied, ErrorKind::Denied, "home is mounted read-only: remount it writable"),
@@ -117,11 +117,11 @@ pub fn judge_errno(errno: i32) -> (FaultKind, ErrorKind, &'static str) {
         2 | 17 | 20 | 21 | 39 | 40 | 26 => (
             Diverged,
             ErrorKind::Stale,
-            "somebody has changed home: weir relation resolve decides which is right",
+            "the home was changed by others: weir relation resolve decides which side wins",
         ),
         // ENAMETOOLONG, EINVAL, EFBIG, EILSEQ, ENOSYS, EOPNOTSUPP, E2BIG, ERANGE, EMLINK, EOVERFLOW
         36 | 22 | 27 | 84 | 38 | 95 | 7 | 34 | 31 | 75 => {
-            (Broken, ErrorKind::Unsupported, "home cannot keep this; give it another name or leave it out")
+            (Broken, ErrorKind::Unsupported, "the home cannot store this; rename the file or exclude it")
         }
         // EXDEV
         18 => (

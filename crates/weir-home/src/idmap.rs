@@ -96,7 +96,7 @@ fn check(what: &str, ranges: &[IdRange]) -> Result<()> {
             return bad(format!("has a range of {} that does not fit", range.count));
         }
         if range.there == 0 {
-            return bad("makes somebody the superuser at home".to_owned());
+            return bad("maps a user to root at home".to_owned());
         }
     }
     for (i, a) in ranges.iter().enumerate() {

@@ -62,7 +62,7 @@ impl HomeUrl {
                  weir://coordinator:port/path"
             ))
         };
-        let (scheme, rest) = text.split_once("://").ok_or_else(|| bad("this is no URL of a home"))?;
+        let (scheme, rest) = text.split_once("://").ok_or_else(|| bad("this is not a URL of a home"))?;
         let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
         let (host, path) = place.find('/').map_or((place, ""), |at| place.split_at(at));
         if host.contains('@') {

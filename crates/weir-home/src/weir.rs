@@ -74,8 +74,8 @@ struct Inner {
 /// What an error of the other Weir means for the mover, and what a human can do.
 pub fn judge_kind(kind: ErrorKind) -> (FaultKind, &'static str) {
     use FaultKind::*;
-    let strange = (Diverged, "somebody has changed home: weir relation resolve decides which is right");
-    let never = (Broken, "home cannot keep this; give it another name or leave it out");
+    let strange = (Diverged, "the home was changed by others: weir relation resolve decides which side wins");
+    let never = (Broken, "the home cannot store this; rename the file or exclude it");
     match kind {
         ErrorKind::NoSpace | ErrorKind::OverQuota => (Full, "free space at home, or raise the quota there"),
         ErrorKind::Denied | ErrorKind::Name(NameRule::NotOwner) => (Denied, "the mover must be root at home"),
@@ -156,7 +156,7 @@ async fn find_base(config: &WeirHomeConfig) -> Outcome<InodeId> {
         let found = config.client.lookup(&root(), at, name).await.map_err(failed)?;
         let found = found.filter(|stat| stat.attr.kind == FileKind::Directory).ok_or_else(|| {
             Fault::Unreachable(Error::unavailable(format!(
-                "{} is no directory at home ({}): make it there, or correct the relation's URL",
+                "{} is not a directory at home ({}): make it there, or correct the relation's URL",
                 config.base, config.url
             )))
         })?;

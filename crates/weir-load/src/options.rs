@@ -7,7 +7,7 @@ use std::path::PathBuf;
 #[derive(Clone, Debug, Serialize, clap::Args)]
 pub struct Common {
     /// Directories on the file system under test; several are several mounts of the same directory.
-    /// What one worker writes through one mount another reads through the next
+    /// Bytes that one worker writes through one mount are read by another through the next
     #[arg(required = true, value_name = "DIR")]
     pub dirs: Vec<PathBuf>,
     /// Run the same on this plain directory before each run, with direct I/O where sizes allow
@@ -32,7 +32,7 @@ pub struct Common {
     #[arg(skip)]
     #[serde(skip)]
     pub worker_command: Vec<String>,
-    /// Processes whose CPU time is told beside the figures.
+    /// Processes whose CPU time is shown beside the figures.
     #[arg(skip)]
     #[serde(skip)]
     pub watched: Vec<Watched>,
@@ -68,10 +68,10 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
         "MiB" | "M" => 1024.0 * 1024.0,
         "GiB" | "G" => 1024.0 * 1024.0 * 1024.0,
         "TiB" | "T" => 1024.0 * 1024.0 * 1024.0 * 1024.0,
-        unit => return Err(format!("{unit:?} is no unit; use B, kB, MB, GB, KiB, MiB or GiB")),
+        unit => return Err(format!("{unit:?} is not a unit; use B, kB, MB, GB, KiB, MiB or GiB")),
     };
     let number: f64 =
-        digits.trim().parse().map_err(|_| format!("{text:?} is no size; write it like 4MiB or 6.25MB"))?;
+        digits.trim().parse().map_err(|_| format!("{text:?} is not a size; write it like 4MiB or 6.25MB"))?;
     let bytes = (number * unit).round();
     if !(1.0..=1e18).contains(&bytes) {
         return Err(format!("{text:?} is not between 1 byte and 10^18 bytes"));

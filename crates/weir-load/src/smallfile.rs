@@ -29,7 +29,7 @@ impl Options {
 pub fn run(options: &Options) -> Result<Report> {
     let notes = [
         "all files in one directory; each worker reads the files of its neighbour",
-        "the baseline is buffered: the size is no multiple of a block",
+        "the baseline is buffered: the size is not a multiple of a block",
     ];
     repeat("smallfile", options, &options.common, &notes, |place| once(options, place))
 }

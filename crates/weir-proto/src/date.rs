@@ -56,7 +56,7 @@ impl Date {
         };
         forms.into_iter().find_map(time).or_else(day).ok_or_else(|| {
             Error::invalid(format!(
-                "{text:?} is no date: write 2026-11-22, 2026-11-22 03:00 or 2026-11-22T03:00:00Z (all in UTC)"
+                "{text:?} is not a date: write 2026-11-22, 2026-11-22 03:00 or 2026-11-22T03:00:00Z (all in UTC)"
             ))
         })
     }

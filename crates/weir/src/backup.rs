@@ -38,22 +38,22 @@ const NAMED: usize = 10;
 pub struct Make {
     /// The volume
     pub volume: String,
-    /// Where backups go, like file:///backups/ada or weir://host:port/path [default: where they go already, if that is one place]
+    /// Destination, like file:///backups/ada or weir://host:port/path [default: the volume's only destination]
     #[arg(long, value_name = "URL")]
     pub to: Option<String>,
-    /// Have movers make one so often, like 1d or 12h
+    /// Make backups at this interval, like 1d or 12h (movers do)
     #[arg(long, value_name = "TIME", value_parser = parse_every, conflicts_with_all = ["off", "forget"])]
     pub every: Option<u32>,
-    /// What is kept: the newest of so many days, weeks and months [default: 7d,4w,6m]
+    /// Retention: the newest of each of this number of days, weeks and months [default: 7d,4w,6m]
     #[arg(long, value_name = "KEEP", value_parser = read_keep)]
     pub keep: Option<Keep>,
-    /// Make one now, also with --every
+    /// Make a backup now, also with --every
     #[arg(long)]
     pub at_once: bool,
-    /// Have none made any more by themselves
+    /// Disable scheduled backups
     #[arg(long, conflicts_with = "at_once")]
     pub off: bool,
-    /// Forget the place, and remove the snapshot that is kept for the next backup there; backups that are there stay
+    /// Forget the destination, and delete the snapshot kept for its next backup; existing backups stay
     #[arg(long, conflicts_with_all = ["at_once", "off", "keep"])]
     pub forget: bool,
     #[command(flatten)]
@@ -102,12 +102,16 @@ impl Desk {
                     "user {} named {}, where backups of {:?} go",
                     one.by, one.url, volume.name
                 )),
-                format!("if root is to write there, name it: --to {}", one.url),
+                format!("to have root write there, give it: --to {}", one.url),
             )),
             [one] => Ok(one.url.clone()),
             several => Err(Failure::new(
-                Error::invalid(format!("backups of volume {:?} go to {} places", volume.name, several.len())),
-                "name the place: --to URL",
+                Error::invalid(format!(
+                    "backups of volume {:?} have {} destinations",
+                    volume.name,
+                    several.len()
+                )),
+                "give the destination: --to URL",
             )),
         }
     }
@@ -147,9 +151,7 @@ async fn carry_out(desk: &Desk, args: &Make) -> Outcome<()> {
 fn check_url(url: &str) -> Outcome<()> {
     match HomeUrl::parse(url)? {
         HomeUrl::S3 { .. } => Err(Failure::new(
-            Error::unsupported(format!(
-                "{url}: S3 knows no hard links, so each backup would be a whole copy"
-            )),
+            Error::unsupported(format!("{url}: S3 has no hard links, so each backup would be a full copy")),
             "backups go to a directory (file:///path) or to another Weir (weir://host:port/path)",
         )),
         HomeUrl::File { .. } | HomeUrl::Weir { .. } => Ok(()),
@@ -160,7 +162,9 @@ fn check_url(url: &str) -> Outcome<()> {
 async fn warn_if_out_of_reach(desk: &Desk, set: &Backup) {
     if let Err(fault) = desk.homes.open(&home_of(set)).await {
         eprintln!("warning: {} cannot be used from here: {fault}", set.url);
-        eprintln!("hint: the place must be there before the first backup, on every node where a mover runs");
+        eprintln!(
+            "hint: the destination must exist before the first backup, on every node that runs a mover"
+        );
     }
 }
 
@@ -176,10 +180,10 @@ async fn drop_snapshots(client: &Client, volume: &Volume, url: &str) -> Outcome<
 fn told(args: &Make, set: &Backup) -> String {
     let (volume, url) = (&set.volume_name, &set.url);
     match () {
-        () if args.forget => format!("{url} is forgotten; the backups of {volume} that are there stay there"),
-        () if args.off => format!("no backup of {volume} to {url} is made by itself any more"),
+        () if args.forget => format!("{url} is forgotten; existing backups of {volume} stay"),
+        () if args.off => format!("scheduled backups of {volume} to {url} are disabled"),
         () => format!(
-            "movers make a backup of {volume} to {url} every {}; kept: {}",
+            "movers back up {volume} to {url} every {}; kept: {}",
             duration(set.every_s),
             show_keep(&set.keep)
         ),
@@ -190,8 +194,8 @@ async fn make_now(desk: &Desk, args: &Make, volume: &Volume, url: &str) -> Outco
     let client = &desk.client;
     if own_cred().uid != 0 {
         return Err(Failure::new(
-            Error::denied("a backup holds everybody's files, so the superuser makes it"),
-            "have movers make them: --every 1d",
+            Error::denied("a backup holds files of all users, so only the superuser makes it"),
+            "schedule backups: --every 1d",
         ));
     }
     let taken = client.take_backup(&own_cred(), volume.id, url).await.map_err(|e| match e.kind {
@@ -204,8 +208,8 @@ async fn make_now(desk: &Desk, args: &Make, volume: &Volume, url: &str) -> Outco
         biased;
         () = client.may_be_taken_for_dead() => {
             return Err(Failure::new(
-                Error::unavailable("the metadata leader was not heard: somebody else may make this backup now"),
-                "the next one goes on where this one ended",
+                Error::unavailable("lost contact with the metadata server: another process may make this backup now"),
+                "the next backup continues where this one stopped",
             ));
         }
         never = show(&progress, volume) => match never {},
@@ -255,7 +259,7 @@ fn report(args: &Make, made: &Made, progress: &Progress, url: &str) -> Outcome<(
     });
     say(args, &value, || {
         let mut text = format!(
-            "{} is made: {} ({linked} as in the last backup), {} copied",
+            "backup {} complete: {} ({linked} unchanged), {} copied",
             made.tree.text(),
             if files == 1 { "1 file".to_owned() } else { format!("{files} files") },
             table::bytes(bytes)
@@ -374,7 +378,7 @@ pub fn state(b: &Backup) -> String {
     parts.join(", ")
 }
 
-/// Something that somebody should see to.
+/// A fault that needs an administrator.
 pub fn complaint(b: &Backup) -> Option<String> {
     let failed = match b.last.as_ref().map(|last| &last.outcome) {
         None | Some(BackupOutcome::Made { missing: 0, .. }) => false,

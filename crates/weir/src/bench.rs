@@ -28,7 +28,7 @@ pub struct Printed<O: Args> {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-    /// Directory of the cluster (`weir up --dir`) that is measured: also tell where its processes spend CPU time
+    /// Directory of the cluster (`weir up --dir`) that is measured: also show where its processes spend CPU time
     #[arg(long, value_name = "DIR")]
     pub cluster: Option<PathBuf>,
 }

@@ -44,7 +44,7 @@ const CACHE_RATIO: f64 = 2.1;
 
 #[derive(Args)]
 pub struct Options {
-    /// What is measured
+    /// Parts to measure
     #[arg(value_enum, default_values_t = [What::Stream, What::Kill, What::Cache, What::CatchUp])]
     pub what: Vec<What>,
     /// Directory for the cluster and its home [default: a new one in the system's temporary directory]
@@ -65,7 +65,7 @@ pub struct Options {
     /// `grid`: part of the full size of its loads
     #[arg(long, default_value_t = 0.1, value_parser = parse_scale)]
     pub scale: f64,
-    /// `grid`: what is brought home
+    /// `grid`: loads to copy home
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = grid::Load::ALL)]
     pub load: Vec<grid::Load>,
     /// `grid`: milliseconds by which the way to home makes a round trip longer
@@ -97,7 +97,7 @@ pub enum What {
     Cache,
     /// A volume that is full when it gets its home
     CatchUp,
-    /// A home that hangs, and what those notice who write and list here (not run unless it is named)
+    /// A home that hangs, and its effect on writes and listings here (not run unless it is named)
     Frozen,
     /// A far home: how near the mover's own pace is to the best of many fixed ones (alone, and not run unless it is named)
     Grid,

@@ -27,13 +27,13 @@ The variable WEIR_DIR stands for --dir where that names a cluster's directory.
 
 Exit status:
    0  done
-   1  the answer is no: something is wrong with what was looked at (`weir status` has its own: see its help)
+   1  the answer is no: the inspected thing has an error (`weir status` has its own: see its help)
    2  wrong usage, or a request that can never succeed
    3  not found
    4  it exists already, is in use, or is not empty
    5  permission denied
    6  no space
-   7  out of date: what was named has changed meanwhile
+   7  out of date: the named thing has changed meanwhile
    8  unavailable: the coordinator or another node does not answer
    9  no answer in time
   10  data is damaged beyond repair
@@ -52,21 +52,21 @@ pub enum Command {
     Up(Up),
     /// Stop a cluster that `weir up` started
     Down(Down),
-    /// Show what is wrong with a cluster, the worst first; then its nodes, targets and placement groups
+    /// Show cluster health: troubles first, then nodes, targets and placement groups
     #[command(after_help = STATUS_EXITS)]
     Status(Status),
-    /// Look at files of a mounted file system; evict them, bring them back, pin them
+    /// Inspect, evict, recall and pin files
     #[command(subcommand)]
     File(FileCommand),
-    /// Have a target used again after its disk failed
+    /// Return a failed target to service, or replace its disk
     #[command(subcommand)]
     Target(TargetCommand),
-    /// Subtrees with an owner, limits and a policy of their own
+    /// Manage volumes: subtrees with their own owner, limits and policy
     #[command(subcommand)]
     Volume(crate::volume::VolumeCommand),
-    /// Tell what a volume, a directory or everything holds: entries, sizes, the biggest, the fullest, by user
+    /// Report usage of a volume, a directory or everything: entries, sizes, largest files, fullest directories, users
     Report(crate::report::Report),
-    /// Volumes and their homes: what is copied there, how far it is, what holds it back
+    /// Manage homes of volumes: state, lag, backlog, conflicts
     #[command(subcommand)]
     Relation(crate::relation::RelationCommand),
     /// Decode a target's directory offline
@@ -86,7 +86,7 @@ pub enum Command {
     Meta(MetaRole),
     /// Run the storage role in the foreground
     Storage(StorageRole),
-    /// Run a mover in the foreground: it copies volumes to their homes and brings evicted data back
+    /// Run a mover in the foreground: it copies volumes to their homes and recalls evicted data
     Mover(MoverRole),
     /// Configuration files
     #[command(subcommand)]
@@ -129,18 +129,18 @@ pub struct Up {
     /// How long calls on mounts that start now wait for servers that do not answer: 30s, 10m, 2h or forever [default: 10m]
     #[arg(long, value_name = "TIME")]
     pub patience: Option<Patience>,
-    /// Movers, which copy volumes to their homes and bring evicted data back [default: 1 in a new cluster]
+    /// Number of movers, which copy volumes to their homes and recall evicted data [default: 1 in a new cluster]
     #[arg(long, value_parser = clap::value_parser!(u32).range(0..=16))]
     pub movers: Option<u32>,
-    /// Where users may have homes of their volumes, like file:///gpfs/home: there and below, in directories of their own. Movers
-    /// know it from their next start on; may be given several times
+    /// Place in which users may have homes of their volumes, like file:///gpfs/home, in directories that they own. Takes effect when
+    /// movers start next; may be given several times
     #[arg(long, value_name = "URL")]
     pub allow_home: Vec<String>,
-    /// Keep everything in memory; `weir down` then leaves nothing
+    /// Keep everything in memory; `weir down` discards it
     #[arg(long)]
     pub memory: bool,
-    /// Let servers listen on TCP ports of the loopback address, too, from their next start on: every user of this machine, who
-    /// could otherwise manage own volumes only, can then do everything
+    /// Also listen on TCP ports of the loopback address, from the next start of each server. Every user of this machine can then do
+    /// everything; without this option users manage only their own volumes
     #[arg(long)]
     pub tcp: bool,
     /// Print JSON
@@ -153,7 +153,7 @@ pub struct Down {
     /// The directory that `weir up` was given
     #[arg(long, env = DIR_VARIABLE, hide_env_values = true, value_hint = ValueHint::DirPath)]
     pub dir: PathBuf,
-    /// Refuse a cluster that is on the disk; one in memory is removed, with all that is in it, in any case
+    /// Only stop an in-memory cluster (its data is discarded); refuse an on-disk one
     #[arg(long)]
     pub memory: bool,
     /// Print JSON
@@ -168,7 +168,7 @@ pub struct Status {
     /// The directory that `weir up` was given
     #[arg(long, env = DIR_VARIABLE, hide_env_values = true, value_hint = ValueHint::DirPath, help_heading = CLUSTER_HEADING)]
     pub dir: Option<PathBuf>,
-    /// Address of the coordinator, for a cluster of several machines; it counts before --dir
+    /// Address of the coordinator, for a cluster of several machines; overrides --dir
     #[arg(long, value_name = "ADDR", help_heading = CLUSTER_HEADING)]
     pub coordinator: Vec<Addr>,
     /// Print JSON
@@ -178,16 +178,16 @@ pub struct Status {
 
 #[derive(Subcommand)]
 pub enum TargetCommand {
-    /// Use a failed target again, after its disk was mended
+    /// Return a failed target to service
     ///
-    /// A target whose disk failed is not used any more, also after a restart: what it holds is doubtful. This says that
-    /// somebody has looked after it. Stop its process, see to the disk, start it again, then clear the target: it comes
-    /// back behind, and is read again once it is repaired from the others.
+    /// A target whose disk failed stays out of service, also after a restart, because its data may be wrong. Stop its process, repair
+    /// or check the disk, start the process, then clear the target: its data is repaired from the other targets before it is read
+    /// again.
     Clear(ClearTarget),
     /// Give a target whose disk is lost a new, empty directory
     ///
-    /// The directory becomes that of the target: start the storage role with it in place of the old one. The target then has nothing,
-    /// and is refilled from the others. It must be down or failed; a directory that is not empty is refused.
+    /// The directory becomes the target's: start the storage role with it in place of the old one. The target is then refilled from the
+    /// other targets. It must be down or failed; a directory that is not empty is refused.
     Replace(ReplaceTarget),
 }
 
@@ -195,7 +195,7 @@ pub enum TargetCommand {
 pub struct ReplaceTarget {
     /// The target as `weir status` shows it, like t3
     pub target: String,
-    /// Its new directory: empty, or not there yet
+    /// Its new directory: empty or not yet existing
     #[arg(value_name = "NEW_DIR", value_hint = ValueHint::DirPath)]
     pub new_dir: PathBuf,
     #[command(flatten)]
@@ -212,21 +212,21 @@ pub struct ClearTarget {
 
 #[derive(Subcommand)]
 pub enum FileCommand {
-    /// Attributes as the metadata role keeps them
+    /// Show a file's attributes as the metadata server has them
     Stat(OnePath),
-    /// Where the bytes are: scheme, cells, placement groups, targets
+    /// Show where a file's bytes are: scheme, cells, placement groups, targets
     Layout(OnePath),
-    /// Who holds and who waits for locks (fcntl and flock), with client, process, range and age
+    /// Show holders of and waiters for locks (fcntl and flock), with client, process, range and age
     Locks(OnePath),
-    /// Give the space of files back that home has: their bytes come back when they are used
+    /// Free the local space of files that are stored at home; data returns on access
     Evict(ManyPaths),
-    /// Bring the bytes of files back that are at home only, and wait for them
+    /// Recall evicted data of files from home, and wait for it
     Recall(ManyPaths),
     /// Never evict these files
     Pin(ManyPaths),
-    /// Let them be evicted again
+    /// Allow eviction of these files again
     Unpin(ManyPaths),
-    /// How many bytes are here and how many at home only, what is pinned, what is under way
+    /// Show bytes stored here and at home only, pinned files, recalls under way
     State(ManyPaths),
 }
 
@@ -293,12 +293,12 @@ pub struct Unmount {
     /// The mount point
     #[arg(value_hint = ValueHint::DirPath)]
     pub path: PathBuf,
-    /// Take it away now, even while files are open there
+    /// Detach now, even with open files
     #[arg(long)]
     pub lazy: bool,
 }
 
-/// What every role may be told without a file. Flags win over the file.
+/// Options of every role. They override the file.
 #[derive(Args, Default, Clone)]
 pub struct RoleArgs {
     /// Read a weir.toml
@@ -338,7 +338,7 @@ pub struct CoordRole {
     /// How new files are protected
     #[arg(long)]
     pub scheme: Option<Scheme>,
-    /// Found a new cluster in an empty directory; without this the directory must hold one
+    /// Found a new cluster in an empty directory; without this option the directory must hold one
     #[arg(long)]
     pub new: bool,
 }
@@ -353,10 +353,10 @@ pub struct MetaRole {
     /// The namespace to lead [default: root]
     #[arg(long)]
     pub namespace: Option<String>,
-    /// Found a new namespace in an empty directory; without this the directory must hold one
+    /// Found a new namespace in an empty directory; without this option the directory must hold one
     #[arg(long)]
     pub new: bool,
-    /// Give up the namespace of the same name that has this id, and all its files, for ever
+    /// Give up the namespace of the same name that has this id, and all its files, permanently
     #[arg(long, value_name = "ID", requires = "new")]
     pub instead_of: Option<NamespaceUuid>,
 }
@@ -377,13 +377,13 @@ pub struct StorageRole {
 pub struct MoverRole {
     #[command(flatten)]
     pub role: RoleArgs,
-    /// The cluster of this directory (of `weir up`); --config and --coordinator count before it
+    /// Directory of a cluster that `weir up` made; --config and --coordinator override it
     #[arg(long, env = DIR_VARIABLE, hide_env_values = true, value_hint = ValueHint::DirPath)]
     pub dir: Option<PathBuf>,
     /// The namespace to work for [default: root]
     #[arg(long)]
     pub namespace: Option<String>,
-    /// Where users may have homes of their volumes, like file:///gpfs/home: there and below; may be given several times
+    /// Place in which users may have homes of their volumes, like file:///gpfs/home; may be given several times
     #[arg(long, value_name = "URL")]
     pub allow_home: Vec<String>,
 }
@@ -392,22 +392,22 @@ pub struct MoverRole {
 pub struct MountRole {
     #[command(flatten)]
     pub role: RoleArgs,
-    /// Where the file system appears
+    /// Mount point
     #[arg(value_hint = ValueHint::DirPath)]
     pub path: Option<PathBuf>,
-    /// The cluster of this directory (of `weir up`); --config and --coordinator count before it
+    /// Directory of a cluster that `weir up` made; --config and --coordinator override it
     #[arg(long, env = DIR_VARIABLE, hide_env_values = true, value_hint = ValueHint::DirPath)]
     pub dir: Option<PathBuf>,
     /// The namespace to show [default: root]
     #[arg(long)]
     pub namespace: Option<String>,
-    /// Memory for data on its way and cached, in MiB
+    /// Memory for unsaved and cached data, in MiB
     #[arg(long)]
     pub memory_mib: Option<u64>,
     /// How long calls wait for servers that do not answer before programs get errors: 30s, 10m, 2h or forever [default: 10m]
     #[arg(long, value_name = "TIME")]
     pub patience: Option<Patience>,
-    /// Nothing can be changed through this mount
+    /// Mount read-only
     #[arg(long)]
     pub read_only: bool,
     /// Options as mount(8) has them: ro, noexec, noatime, allow_other
@@ -422,7 +422,7 @@ pub struct MountRole {
     /// What mount(8) calls the source
     #[arg(long, default_value = "weir", hide = true)]
     pub source: String,
-    /// Take a mount whose process died off first ("Transport endpoint is not connected")
+    /// Clean up a stale mount first ("Transport endpoint is not connected")
     #[arg(long)]
     pub recover: bool,
 }

@@ -10,9 +10,9 @@ use weir_proto::{Error, ErrorKind};
 
 #[derive(Args)]
 pub struct Clone {
-    /// The volume, or VOLUME@SNAPSHOT: as it is in that; without, a snapshot is taken, which goes when all of the clone is there
+    /// The volume, or VOLUME@SNAPSHOT. Without @SNAPSHOT a snapshot is taken, and deleted when the clone is complete
     pub source: String,
-    /// Where the clone's directory is made, from the root of the file system
+    /// Path of the clone's directory, from the root of the file system
     #[arg(value_hint = ValueHint::Other)]
     pub path: PathBuf,
     /// The clone's name [default: the last name of PATH]
@@ -33,7 +33,7 @@ pub async fn clone(client: &Client, args: &Clone) -> Outcome<Volume> {
     let source = named(client, source).await?;
     let last = || args.path.file_name().map(|name| name.to_string_lossy().into_owned());
     let name = args.name.clone().or_else(last);
-    let name = name.ok_or_else(|| Error::invalid(format!("{:?} is no path like /DIR/NAME", args.path)))?;
+    let name = name.ok_or_else(|| Error::invalid(format!("{:?} is not a path like /DIR/NAME", args.path)))?;
     let new = NewVolume {
         name: name.clone(),
         path: bytes::Bytes::copy_from_slice(args.path.as_os_str().as_bytes()),

@@ -50,7 +50,7 @@ impl fmt::Display for Patience {
 
 /// A time as people write it, in seconds.
 pub fn parse_seconds(text: &str) -> Result<u32, String> {
-    let bad = || format!("{text:?} is no time: expected one like 7d, 12h, 30m or 60s");
+    let bad = || format!("{text:?} is not a time: expected one like 7d, 12h, 30m or 60s");
     let (digits, factor) = match text.char_indices().last() {
         Some((at, 'd')) => (&text[..at], 86400),
         Some((at, 'h')) => (&text[..at], 3600),
@@ -112,7 +112,7 @@ sections! {
         /// Its name, unique in the cluster.
         name: String = String::new(), shown "\"storage-1\" # an example; default: the role and the host's name";
         /// Where it listens: "unix:/PATH", "tcp:HOST:PORT", "tcp:[IPv6]:PORT"; port 0 is any free port. For an unspecified host
-        /// ("[::]", "0.0.0.0") others are told the address by which this host reaches the coordinator.
+        /// ("[::]", "0.0.0.0") the address by which this host reaches the coordinator is announced.
         listen: Vec<Text<Addr>> = Vec::new(), shown "[\"tcp:[::]:0\"]";
         /// A Unix socket that every user of this machine may connect to, for commands about that user's volumes: "/PATH". Only
         /// of `weir coord` and `weir meta`. Through other Unix sockets, too, they grant others no more than that.
@@ -121,7 +121,7 @@ sections! {
         host: String = String::new(), shown "\"host-1\" # an example; default: the machine's name and id";
         /// Threads that serve requests.
         threads: usize = 2, shown "2";
-        /// How much is told on standard error: "error", "warn", "info", "debug" or "trace", also per module.
+        /// How much is logged on standard error: "error", "warn", "info", "debug" or "trace", also per module.
         log: String = "info".into(), shown "\"info\"";
     }
     /// Of `weir coord`.
@@ -167,11 +167,11 @@ sections! {
     }
     /// Of `weir mount`.
     [mount] Mount {
-        /// Where the file system appears.
+        /// The mount point.
         path: PathBuf = PathBuf::new(), shown "\"/weir\" # an example; required";
         /// The namespace to show there.
         namespace: String = "root".into(), shown "\"root\"";
-        /// Memory for data on its way and cached, in MiB. Writers wait when it is used up.
+        /// Memory for unsaved and cached data, in MiB. Writers wait when it is used up.
         memory_mib: u64 = 512, shown "512";
         /// Threads that take requests from the kernel.
         kernel_threads: usize = 4, shown "4";
@@ -181,7 +181,7 @@ sections! {
         /// How long calls wait for servers that do not answer, and written bytes are kept for them, before programs get errors:
         /// "30s", "10m", "2h" or "forever".
         patience: Text<Patience> = Text(Patience(ClientConfig::MOUNT_PATIENCE)), shown "\"10m\"";
-        /// Nothing can be changed through this mount.
+        /// Mount read-only.
         read_only: bool = false, shown "false";
     }
 }
@@ -225,7 +225,7 @@ pub fn check(name: &str, config: &Config) -> Outcome<()> {
     };
     let cell = config.coord.cell_kib;
     if !cell.is_power_of_two() || !(64..=4096).contains(&cell) {
-        return bad("coord.cell_kib", format!("{cell} is no power of two from 64 to 4096"));
+        return bad("coord.cell_kib", format!("{cell} is not a power of two from 64 to 4096"));
     }
     if !(1..=256).contains(&config.node.threads) {
         return bad("node.threads", format!("{} is not from 1 to 256", config.node.threads));

@@ -53,7 +53,7 @@ impl Stage {
         let stage = Stage { root, made_root, mount, ended: AtomicBool::new(false) };
         if let Some(there) = [stage.cluster_dir(), stage.home()].into_iter().find(|dir| dir.exists()) {
             stage.ended.store(true, Ordering::Release); // not this demo's to remove
-            let error = Error::exists(format!("{} is there already", there.display()));
+            let error = Error::exists(format!("{} exists already", there.display()));
             return Err(Failure::new(
                 error,
                 "name another --dir, or stop that cluster with `weir down` and remove it",

@@ -10,15 +10,15 @@ use weir_proto::{Error, VolumeId};
 
 #[derive(Args)]
 pub struct Eviction {
-    /// The volume whose marks are set [default: all are shown]
+    /// The volume whose thresholds are set [default: show all]
     pub name: Option<String>,
-    /// Make room when so many hundredths of the volume's limit are used
+    /// Start evicting when usage exceeds this percentage of the limit
     #[arg(long, value_name = "PERCENT", requires = "name", value_parser = clap::value_parser!(u8).range(1..=100))]
     pub high: Option<u8>,
-    /// Then until so many are left in use [default: 5 below]
+    /// Stop evicting at this percentage [default: 5 below]
     #[arg(long, value_name = "PERCENT", requires = "high", value_parser = clap::value_parser!(u8).range(0..=100))]
     pub low: Option<u8>,
-    /// Let the leader find the marks itself, from how fast the volume fills
+    /// Choose the thresholds automatically, from the fill rate
     #[arg(long, requires = "name", conflicts_with = "high")]
     pub auto: bool,
     #[command(flatten)]
@@ -31,10 +31,7 @@ pub type Named = Vec<(String, EvictionLevel)>;
 /// Sets marks, if any are named, and asks for all.
 pub async fn ask(client: &Client, args: &Eviction) -> Outcome<Named> {
     if args.name.is_some() && args.high.is_none() && !args.auto {
-        return Err(Failure::new(
-            Error::invalid("nothing is said about the volume's marks"),
-            "name --high PERCENT, or --auto",
-        ));
+        return Err(Failure::new(Error::invalid("no threshold is given"), "give --high PERCENT, or --auto"));
     }
     let set = match &args.name {
         None => None,
@@ -72,7 +69,7 @@ pub fn show(levels: &[(String, EvictionLevel)], json: bool) {
         return;
     }
     if levels.is_empty() {
-        println!("nothing is evicted: no relation allows it, or it was looked at not yet");
+        println!("nothing is evicted: no relation allows it, or the first scan is not done yet");
         return;
     }
     let percent = |part: u64, of: u64| format!("{} %", u128::from(part) * 100 / u128::from(of.max(1)));
@@ -82,13 +79,13 @@ pub fn show(levels: &[(String, EvictionLevel)], json: bool) {
             percent(l.used, l.capacity),
             percent(l.high, l.capacity),
             percent(l.low, l.capacity),
-            if l.is_set { "set" } else { "found" }.to_owned(),
+            if l.is_set { "set" } else { "automatic" }.to_owned(),
             format!("{} MB/s", l.bytes_per_s / 1_000_000),
             l.evicted.to_string(),
-            if l.making_room { "makes room" } else { "" }.to_owned(),
+            if l.making_room { "evicting" } else { "" }.to_owned(),
         ]
     };
     let rows: Vec<Vec<String>> = levels.iter().map(row).collect();
-    let header = ["NAME", "USED", "ABOVE", "DOWN TO", "MARKS", "FILLS BY", "EVICTED BYTES", ""];
+    let header = ["NAME", "USED", "ABOVE", "DOWN TO", "THRESHOLDS", "FILL RATE", "EVICTED BYTES", ""];
     print!("{}", table::render(&header, &rows));
 }

@@ -80,7 +80,7 @@ impl MountWords {
         match words.unknown.take().filter(|_| !words.remount) {
             None => Ok(words),
             Some(word) => Err(Failure::new(
-                Error::invalid(format!("{word:?} is no option of a mount of Weir")),
+                Error::invalid(format!("{word:?} is not an option of a mount of Weir")),
                 "ro, noexec, noatime, allow_other, and options of `weir mount` as KEY=VALUE",
             )),
         }

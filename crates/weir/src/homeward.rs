@@ -223,7 +223,7 @@ pub fn kill_mover(place: &Place, wish: &cli::Up, live: &Live) -> Outcome<Option<
     pid.signal(Signal::KILL)?;
     let killed = Instant::now();
     if !pid.gone_within(RESUME_PATIENCE) {
-        return Err(Failure::new(Error::deadline("the killed mover is still there"), "`ps` tells why"));
+        return Err(Failure::new(Error::deadline("the killed mover is still there"), "`ps` shows why"));
     }
     // What it wrote last is seen before it is counted.
     std::thread::sleep(5 * LOOK);

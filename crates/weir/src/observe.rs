@@ -248,7 +248,7 @@ pub async fn wait_healthy(
         if env.clock.now() >= deadline {
             let error =
                 Error::deadline(format!("the cluster is not healthy after {HEALTHY_PATIENCE:?}: {health}"));
-            return Err(Failure::new(error, "`weir status --dir DIR` and the logs in DIR/log tell more"));
+            return Err(Failure::new(error, "`weir status --dir DIR` and the logs in DIR/log show more"));
         }
         env.clock.sleep(POLL).await;
     }

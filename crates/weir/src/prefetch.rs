@@ -16,10 +16,10 @@ const AHEAD: usize = 256;
 
 #[derive(Args)]
 pub struct Prefetch {
-    /// Files, and directories with all that is below them, on a mount
+    /// Files, and directories with everything below them, on a mount
     #[arg(value_hint = ValueHint::AnyPath, required_unless_present = "list")]
     pub paths: Vec<PathBuf>,
-    /// A file with such paths, one per line; - for the standard input
+    /// Read paths from this file, one per line; - for the standard input
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub list: Option<PathBuf>,
     /// Print the outcome as JSON
@@ -60,7 +60,7 @@ pub fn run(args: &Prefetch) -> Outcome<()> {
         table::json(&json!({ "files": files, "brought": brought, "bytes": bytes, "failed": failed }));
     } else {
         let bytes = table::bytes(tally.bytes);
-        println!("{} of {} files were away: {bytes} brought back", tally.brought, tally.files);
+        println!("{} of {} files were offline: {bytes} recalled", tally.brought, tally.files);
     }
     tally.first_error.map_or(Ok(()), Err)
 }
@@ -119,7 +119,7 @@ fn want(path: PathBuf, tally: &mut Tally, wanted: &mut VecDeque<(PathBuf, u64)>)
 
 fn finish((path, bytes): (PathBuf, u64), tally: &mut Tally) {
     table::progress(&format!(
-        "{} files, {} brought back; waits for {}",
+        "{} files, {} recalled; waiting for {}",
         tally.files,
         table::bytes(tally.bytes),
         path.display()

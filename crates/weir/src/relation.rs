@@ -24,38 +24,37 @@ const FOLLOW_WAIT: Duration = Duration::from_secs(10);
 
 #[derive(Subcommand)]
 pub enum RelationCommand {
-    /// Give a volume a home: what is in it, and what comes, is copied there
+    /// Add a home: the volume's present and future files are copied there
     ///
     /// The home is a directory that movers reach, local or mounted (file:///gpfs/home/beamline), a part of an S3 bucket
     /// (s3://bucket/prefix?endpoint=https://host&credentials=FILE) or a directory of another Weir
-    /// (weir://coordinator:port/path). It must be empty. Data arrives there while it is being written, in S3 to be seen once a
-    /// file is complete; names, sizes and deletes follow in the order in which they happened. A URL holds no secret: movers read
-    /// the keys of S3 from the credentials file that it names (as Amazon's tools write it; profile=NAME if not default), or
-    /// from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in their environment.
+    /// (weir://coordinator:port/path). It must be empty. Data arrives there while it is being written (in S3 a file appears when it is
+    /// complete); names, sizes and deletions follow in their order. A URL holds no secret: movers read the keys of S3 from the
+    /// credentials file that it names (as Amazon's tools write it; profile=NAME if not default), or from AWS_ACCESS_KEY_ID and
+    /// AWS_SECRET_ACCESS_KEY in their environment.
     ///
-    /// With --direction pull it is the other way round: the volume, which is empty, shows what is there and follows it. Nobody
-    /// changes it here, and nothing is changed there, not even to mark it.
+    /// With --direction pull the empty volume shows the files at the home and follows their changes. The volume is read-only, and nothing
+    /// is changed at the home, not even a mark.
     Add(Add),
     /// Show all relations
     List(List),
-    /// Show one relation: state, lag, backlog, what limits it, what is set aside
+    /// Show one relation: state, lag, backlog, what limits it, conflicts
     Show(One),
-    /// Copy nothing until `weir relation resume`
+    /// Pause copying until `weir relation resume`
     Pause(One),
-    /// Go on copying
+    /// Resume copying
     Resume(One),
-    /// End the relation; what is at home stays there
+    /// Remove the relation; files at home stay
     Remove(One),
-    /// Decide about an item that is set aside
+    /// Resolve a conflict
     Resolve(Resolve),
-    /// Compare what is at home with what was shipped there; files that differ are set aside
+    /// Verify a home against the shipped data; files that differ become conflicts
     ///
     /// Reads all of it: names, kinds, owners, modes, sizes and times of files, and each byte, which must have the checksum that
-    /// it was shipped with; extended attributes are not compared. Run it on a node that reaches the home. What is on its way is
-    /// not compared. A file that is found wrong is set aside: nothing of it is evicted here until `weir relation resolve` has
-    /// decided.
+    /// it was shipped with; extended attributes are not compared. Run it on a node that reaches the home. Files that are
+    /// being shipped are not compared. A file that differs is a conflict: it is not evicted until `weir relation resolve` has decided.
     Verify(crate::verify::Options),
-    /// Bring back what is at home only, of many files and directories
+    /// Recall evicted data of many files and directories
     Prefetch(crate::prefetch::Prefetch),
 }
 
@@ -63,12 +62,12 @@ pub enum RelationCommand {
 pub struct Add {
     /// The volume
     pub volume: String,
-    /// Where its home is, like file:///path, s3://bucket/prefix or weir://coordinator:port/path
+    /// URL of the home, like file:///path, s3://bucket/prefix or weir://coordinator:port/path
     pub url: String,
-    /// What is at home may be evicted here: its names stay, its data comes back when it is read
+    /// Allow eviction of data that is at home: names stay, data returns on access
     #[arg(long)]
     pub evict: bool,
-    /// Which way changes go
+    /// Direction of changes
     #[arg(long, value_enum, default_value = "push")]
     pub direction: Way,
     #[command(flatten)]
@@ -79,18 +78,18 @@ pub struct Add {
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Way {
-    /// What changes here goes to the home
+    /// Changes of the volume are copied to the home
     Push,
-    /// What changes at the home is shown here, where it can only be read; it may always be evicted
+    /// Changes of the home appear in the volume, which is read-only; its data may always be evicted
     Pull,
 }
 
 #[derive(Args)]
 pub struct Ids {
-    /// User HERE is called THERE at home; with +COUNT so many from there on; may be given several times
+    /// Map local user HERE to user THERE at home; +COUNT maps a range; may be given several times
     #[arg(long, value_name = "HERE=THERE[+COUNT]", value_parser = parse_mapping)]
     pub map_uid: Vec<IdMapping>,
-    /// The same for groups
+    /// Map groups, in the same way
     #[arg(long, value_name = "HERE=THERE[+COUNT]", value_parser = parse_mapping)]
     pub map_gid: Vec<IdMapping>,
 }
@@ -134,9 +133,9 @@ pub struct One {
 pub struct Resolve {
     /// The relation, like r1
     pub relation: String,
-    /// The item's inode as `weir relation show` tells it, like i2000003
+    /// The file's inode as `weir relation show` shows it, like i2000003
     pub inode: String,
-    /// What counts
+    /// Which side wins
     #[arg(long, value_enum)]
     pub keep: Keep,
     #[command(flatten)]
@@ -145,9 +144,9 @@ pub struct Resolve {
 
 #[derive(Clone, Copy, ValueEnum)]
 pub enum Keep {
-    /// What is in the volume: what is at home is overwritten
+    /// The volume: the file at home is overwritten
     Volume,
-    /// Nothing yet: home was put right, try again
+    /// Neither: the home was repaired, try again
     Retry,
 }
 
@@ -155,10 +154,10 @@ pub enum Keep {
 pub struct Follow {
     /// The volume
     pub name: String,
-    /// Wait for more, for ever
+    /// Wait for more changes
     #[arg(long)]
     pub follow: bool,
-    /// Remember under this name how far was read: the next call goes on there, and nothing is forgotten meanwhile
+    /// Remember the position under this name: the next call continues there, and unread changes are kept
     #[arg(long, value_name = "NAME")]
     pub cursor: Option<String>,
     /// Forget the cursor
@@ -199,10 +198,10 @@ async fn carry_out(client: &Client, command: &RelationCommand, json: bool) -> Ou
         RelationCommand::Add(args) => {
             let pulls = args.direction == Way::Pull;
             if pulls && args.evict {
-                let error = Error::invalid("--evict says nothing with --direction pull");
+                let error = Error::invalid("--evict has no effect with --direction pull");
                 return Err(Failure::new(
                     error,
-                    "all is at home: what is not used is evicted anyway, leave it out",
+                    "omit it: all data is at home, and unused data is always evicted",
                 ));
             }
             require_directory(&args.url, &args.at)?;
@@ -215,7 +214,7 @@ async fn carry_out(client: &Client, command: &RelationCommand, json: bool) -> Ou
             if json {
                 table::json(&as_json(&made));
             } else {
-                let goes = if pulls { "follows" } else { "goes to" };
+                let goes = if pulls { "follows" } else { "is copied to" };
                 println!("{}: {} {goes} {}", made.id, args.volume, made.url);
             }
         }
@@ -306,7 +305,7 @@ pub async fn find(client: &Client, name: &str) -> Outcome<RelationInfo> {
         several => {
             let ids: Vec<String> = several.iter().map(|r| r.id.to_string()).collect();
             let error = Error::invalid(format!("volume {name:?} has {} relations", several.len()));
-            Err(Failure::new(error, format!("name one of them: {}", ids.join(", "))))
+            Err(Failure::new(error, format!("give one of them: {}", ids.join(", "))))
         }
     }
 }
@@ -314,8 +313,8 @@ pub async fn find(client: &Client, name: &str) -> Outcome<RelationInfo> {
 fn parse_inode(text: &str) -> Outcome<InodeId> {
     let number = text.strip_prefix('i').and_then(|hex| u64::from_str_radix(hex, 16).ok());
     number.map(InodeId).ok_or_else(|| {
-        let error = Error::invalid(format!("{text:?} is no inode"));
-        Failure::new(error, "`weir relation show` names what is set aside, like i2000003")
+        let error = Error::invalid(format!("{text:?} is not an inode"));
+        Failure::new(error, "`weir relation show` lists conflicts with their inodes, like i2000003")
     })
 }
 
@@ -333,11 +332,12 @@ fn state(info: &RelationInfo) -> String {
     let pulls = info.direction == Direction::Pull;
     match &info.state {
         RelationState::Synced {} if pulls => "following".into(),
-        RelationState::Copying {} if pulls => "first look".into(),
+        RelationState::Copying {} if pulls => "first scan".into(),
         RelationState::Synced {} => "synced".into(),
         RelationState::Copying {} => "copying".into(),
         RelationState::Paused { why } => format!("paused {why}"),
-        RelationState::Diverged { items } => format!("diverged in {items} items"),
+        RelationState::Diverged { items: 1 } => "1 conflict".into(),
+        RelationState::Diverged { items } => format!("{items} conflicts"),
     }
 }
 
@@ -407,21 +407,22 @@ fn show(info: &RelationInfo, json: bool) {
     if info.direction == Direction::Pull {
         return show_pulled(info);
     }
-    let evict = if info.evict { "data at home may be evicted here" } else { "data stays here, too" };
+    let evict =
+        if info.evict { "data at home may be evicted here" } else { "local copies are kept (no eviction)" };
     println!("{}: {} → {} ({evict})", info.id, info.volume_name, info.url);
     println!("  state       {}", state(info));
     println!("  lag         {:.1} s", info.lag_ms as f64 / 1000.0);
     let (bytes, rate) = (table::bytes(info.backlog_bytes), table::bytes(info.rate));
     println!("  backlog     {bytes}, {} names", info.backlog_names);
     if info.unseen_directories > 0 {
-        println!("  first look  {} directories are still to be looked at", info.unseen_directories);
+        println!("  first scan  {} directories left", info.unseen_directories);
     }
     let eta = eta_s(info).map_or(String::new(), |s| format!(", {s} s to finish"));
     println!("  rate        {rate}/s{eta}");
     println!("  shipped     {}, {} names", table::bytes(info.shipped_bytes), info.shipped_names);
     match info.movers {
         0 => println!(
-            "  movers      none: nothing is copied or brought back (`weir up --movers 1`, or `weir mover`)"
+            "  movers      none: nothing is copied or recalled (`weir up --movers 1`, or `weir mover`)"
         ),
         n => println!("  movers      {n}"),
     }
@@ -429,24 +430,21 @@ fn show(info: &RelationInfo, json: bool) {
         println!("  limited by  {}", info.limited_by);
     }
     for item in &info.aside {
-        println!("  set aside   {} {}: {}", item.ino, String::from_utf8_lossy(&item.path), item.why);
+        println!("  conflict    {} {}: {}", item.ino, String::from_utf8_lossy(&item.path), item.why);
     }
 }
 
 fn show_pulled(info: &RelationInfo) {
-    println!(
-        "{}: {} follows {} (read only here; nothing is changed there)",
-        info.id, info.volume_name, info.url
-    );
+    println!("{}: {} follows {} (read-only)", info.id, info.volume_name, info.url);
     println!("  state       {}", state(info));
     let s = info.looked_ms as f64 / 1000.0;
-    println!("  looked      every directory that is known was read at home in the last {s:.0} s");
+    println!("  last scan   every known directory was read at home within the last {s:.0} s");
     if info.unseen_directories > 0 {
-        println!("  first look  {} directories are still to be read", info.unseen_directories);
+        println!("  first scan  {} directories left", info.unseen_directories);
     }
     match info.movers {
         0 => println!(
-            "  movers      none: nothing is looked at or brought (`weir up --movers 1`, or `weir mover`)"
+            "  movers      none: nothing is scanned or fetched (`weir up --movers 1`, or `weir mover`)"
         ),
         n => println!("  movers      {n}"),
     }

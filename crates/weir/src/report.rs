@@ -30,13 +30,13 @@ pub struct Report {
     /// A volume's name, or a path from the root of the file system, which begins with / [default: everything]
     #[arg(value_hint = ValueHint::Other)]
     pub what: Option<String>,
-    /// Show sizes in this unit, like 1, 1K, 1MiB or 1GB; auto: whatever is easiest to read
+    /// Show sizes in this unit, like 1, 1K, 1MiB or 1GB; auto: the unit that is easiest to read
     #[arg(long, default_value = "auto", value_name = "SIZE", value_parser = parse_block_size)]
     pub block_size: BlockSize,
-    /// Of files, count only those that have bytes, and bytes that are here
+    /// Count only files with data, and only bytes that are stored here
     #[arg(short = '0')]
     pub online_only: bool,
-    /// Write to this file instead
+    /// Write the report to this file
     #[arg(long, value_hint = ValueHint::FilePath)]
     pub output: Option<PathBuf>,
     #[command(flatten)]
@@ -188,7 +188,7 @@ struct Whole {
     biggest_path: Option<String>,
     directories: Vec<(String, Count)>,
     online_only: bool,
-    /// Backups that somebody should see to.
+    /// Backups that need an administrator.
     complaints: Vec<String>,
 }
 

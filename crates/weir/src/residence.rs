@@ -73,11 +73,14 @@ pub fn evict(args: &ManyPaths) -> Outcome<()> {
             match (e.kind(), why) {
                 (weir_proto::ErrorKind::Denied, "") => e,
                 (_, "") => {
-                    Failure { hint: Some("whoever has it open for writing must close it".into()), ..e }
+                    Failure { hint: Some("programs that have it open for writing must close it".into()), ..e }
                 }
                 (_, why) => {
                     let error = Error { kind: e.kind(), context: format!("evict {}: {why}", path.display()) };
-                    Failure::new(error, "`weir file state` shows what is pinned and what home lacks")
+                    Failure::new(
+                        error,
+                        "`weir file state` shows pinned files, and files that are not at home yet",
+                    )
                 }
             }
         })

@@ -42,18 +42,18 @@ pub const PAST: &str = "weir.past";
 #[derive(Args)]
 #[command(group = ArgGroup::new("when").required(true).args(["from", "at", "trash"]))]
 pub struct Restore {
-    /// The file or directory, in a mount; it may be gone
+    /// The file or directory, in a mount; it may be deleted
     pub path: PathBuf,
-    /// As it was in this snapshot
+    /// Restore it from this snapshot
     #[arg(long, value_name = "NAME")]
     pub from: Option<String>,
-    /// As it was then: in the last snapshot or backup that is not later, like 2026-11-22 or "2026-11-22 03:00" (UTC)
+    /// Restore it from the last snapshot or backup before this date, like 2026-11-22 or "2026-11-22 03:00" (UTC)
     #[arg(long, value_name = "DATE", value_parser = read_date)]
     pub at: Option<Date>,
-    /// As it was removed last, from the volume's trash: it is moved, not copied. A directory that is there gets what it lacks
+    /// Restore it from the volume's trash, as it was removed last: it is moved, not copied. An existing directory gets its missing files
     #[arg(long)]
     pub trash: bool,
-    /// Put it here instead
+    /// Restore to this path instead
     #[arg(long, value_name = "PATH")]
     pub to: Option<PathBuf>,
     /// Print as JSON
@@ -89,7 +89,7 @@ struct State {
     top: PathBuf,
     /// For people.
     shown: String,
-    /// All of the volume is there: what is not found was not there.
+    /// It has all of the volume: a path that is not found did not exist.
     whole: bool,
 }
 
@@ -107,7 +107,7 @@ pub fn restore(args: &Restore) -> Outcome<()> {
         (None, Some(date)) => at_date(&path, date)?,
         (None, None) => {
             return Err(
-                Error::invalid("name a snapshot (--from), a date (--at) or the trash (--trash)").into()
+                Error::invalid("give a snapshot (--from), a date (--at) or the trash (--trash)").into()
             );
         }
     };
@@ -129,7 +129,7 @@ fn tell(args: &Restore, to: &Path, from: &str, kept: Option<&Path>) {
     }
     println!("{} is as it was in {from}", to.display());
     if let Some(kept) = kept {
-        println!("what was there is kept as {}", kept.display());
+        println!("the replaced one is kept as {}", kept.display());
     }
 }
 
@@ -140,8 +140,8 @@ fn put_back(old: &Path, to: &Path, now: Date) -> Outcome<Option<PathBuf>> {
     };
     if !parent.is_dir() {
         return Err(Failure::new(
-            Error::not_found(format!("{} is gone, too", parent.display())),
-            "restore that first, or put it elsewhere with --to PATH",
+            Error::not_found(format!("{} does not exist, either", parent.display())),
+            "restore that first, or choose another place with --to PATH",
         ));
     }
     let tmp = parent.join(beside(name, &format!("restoring-{}", std::process::id())));
@@ -173,7 +173,7 @@ fn beside(name: &OsStr, suffix: &str) -> OsString {
 fn no_volume(path: &Path, what: &str) -> Failure {
     Failure::new(
         Error::not_found(format!("no volume around {} has {what}", path.display())),
-        "`ls VOLUME/.snapshots` shows a volume's snapshots; what is above PATH must be there",
+        "`ls VOLUME/.snapshots` shows a volume's snapshots; the directory above PATH must exist",
     )
 }
 
@@ -288,7 +288,7 @@ fn choose(states: &[State], below: &Path, at: Date) -> Outcome<(PathBuf, String)
                 newer = newer.or(Some((state.date, why)));
             }
             Err(e) if matches!(e.kind(), IoKind::NotFound | IoKind::NotADirectory) => {
-                let why = || (state.date, format!("{shown} was not there in {}", state.shown));
+                let why = || (state.date, format!("{shown} did not exist in {}", state.shown));
                 newer = newer.or_else(|| state.whole.then(why));
             }
             Err(e) => return Err(e).doing(format_args!("look for {shown} in {}", state.shown)),
@@ -298,7 +298,7 @@ fn choose(states: &[State], below: &Path, at: Date) -> Outcome<(PathBuf, String)
         Some((_, why)) => Error::not_found(format!("{why}, nor is it in anything older")).into(),
         None => Failure::new(
             Error::not_found(format!("no snapshot or backup of {at} or before has {}", below.display())),
-            "`weir volume backups` and `weir volume snapshots` show what there is",
+            "`weir volume backups` and `weir volume snapshots` list them",
         ),
     })
 }
@@ -336,7 +336,7 @@ fn put(tmp: &Path, path: &Path, kept: impl Fn(u32) -> PathBuf) -> Outcome<Option
         match rename_new(tmp, &kept) {
             Ok(()) => {}
             Err(Errno::EXIST) => continue,
-            Err(e) => return Err(e).doing(format_args!("keep what is there as {}", kept.display())),
+            Err(e) => return Err(e).doing(format_args!("keep the existing one as {}", kept.display())),
         }
         let exchanged = rustix::fs::renameat_with(CWD, &kept, CWD, path, RenameFlags::EXCHANGE);
         if exchanged.is_err() {
@@ -346,8 +346,8 @@ fn put(tmp: &Path, path: &Path, kept: impl Fn(u32) -> PathBuf) -> Outcome<Option
         return Ok(Some(kept));
     }
     Err(Failure::new(
-        Error::exists(format!("{}: all names for what is there are taken", path.display())),
-        "put the old one elsewhere with --to PATH",
+        Error::exists(format!("{}: all names for the existing one are taken", path.display())),
+        "choose another place for the restored one with --to PATH",
     ))
 }
 

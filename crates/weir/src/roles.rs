@@ -409,9 +409,7 @@ async fn run_mover(node: Node, namespace: String, keys: Option<weir_home::Creden
             }
             () = mover.run(&client) => {}
         }
-        tracing::warn!(
-            "the metadata leader was not heard, or has begun anew: what this mover had is given to others"
-        );
+        tracing::warn!("lost contact with the metadata server; this mover's work was reassigned");
         let gone = client.shutdown().await;
         if let Err(e) = gone {
             tracing::debug!("close the session: {e}");

@@ -15,7 +15,7 @@ pub struct Take {
     pub volume: String,
     /// The snapshot's name
     pub name: String,
-    /// Remove it; what only it held is given back in the background
+    /// Delete it; space that only it uses is freed in the background
     #[arg(long)]
     pub delete: bool,
     #[command(flatten)]
@@ -39,10 +39,10 @@ pub async fn take(client: &Client, args: &Take) -> Outcome<Snapshot> {
     done.map_err(|e| match e.kind {
         ErrorKind::NotFound => Failure::new(e, format!("`weir volume snapshots {}` shows all", args.volume)),
         ErrorKind::Deadline => {
-            Failure::new(e, "a client is saving much, or hangs: `weir status` shows them; try again")
+            Failure::new(e, "a client is still saving, or hangs: `weir status` shows it; try again")
         }
         ErrorKind::Denied => {
-            Failure::new(e, "a volume's owner and administrators take and remove its snapshots")
+            Failure::new(e, "only a volume's owner and administrators take and delete its snapshots")
         }
         _ => explain(e),
     })

@@ -290,7 +290,7 @@ fn targets(facts: &Facts<'_>, in_use: &InUse, found: &mut Found) {
             TargetState::Down => {} // its node says so
             TargetState::Up if count_groups(facts, in_use, id, MemberState::Down) > 0 => found.degraded(
                 id,
-                format!("{named} is up and still missing from {missing}: it is repaired by itself"),
+                format!("{named} is up and still missing from {missing}: it is being repaired"),
             ),
             TargetState::Up => {}
         }
@@ -313,8 +313,7 @@ fn targets(facts: &Facts<'_>, in_use: &InUse, found: &mut Found) {
         }
         if report.debt_cells > 0 {
             let n = report.debt_cells;
-            let text =
-                format!("{n} cells of stripes on {named} lack redundancy: they are repaired by themselves");
+            let text = format!("{n} cells of stripes on {named} lack redundancy: they are being repaired");
             found.degraded(id, text);
         }
         match (report.damaged_blocks, report.repaired_blocks) {
@@ -327,7 +326,7 @@ fn targets(facts: &Facts<'_>, in_use: &InUse, found: &mut Found) {
                 id,
                 format!(
                     "{damaged} blocks on {named} failed their checksum, {repaired} of them are repaired: replace its disk if \
-                     this goes on"
+                     this continues"
                 ),
             ),
         }
@@ -426,11 +425,10 @@ fn movers(facts: &Facts<'_>, found: &mut Found) {
     let away = lacking.iter().any(|k| k.volumes.iter().any(|v| v.usage.evicted > 0));
     let (severity, so) = match (lacking.is_empty(), away) {
         (true, _) => (Severity::Warning, ""),
-        (false, false) => (Severity::Warning, ", so nothing is copied home or brought back"),
-        (false, true) => (
-            Severity::Critical,
-            ", so nothing is copied home or brought back, and evicted files cannot be read",
-        ),
+        (false, false) => (Severity::Warning, ", so nothing is copied home or recalled"),
+        (false, true) => {
+            (Severity::Critical, ", so nothing is copied home or recalled, and evicted files cannot be read")
+        }
     };
     let is_dead = |p: &&ProcessState| p.role == RoleName::Mover && !p.lives;
     for process in facts.processes.iter().filter(is_dead) {
@@ -538,7 +536,7 @@ fn mounts(facts: &Facts<'_>, found: &mut Found) {
     for path in &facts.dead_mounts {
         let at = path.display();
         let text =
-            format!("the mount at {at} is dead (its process has ended): `weir unmount {at}` takes it off");
+            format!("the mount at {at} is dead (its process has ended): `weir unmount {at}` cleans it up");
         // Of a cluster that is started here all mounts are known: this is one of another cluster, or one that was made by hand.
         let severity = if facts.processes.is_empty() { Severity::Warning } else { Severity::Note };
         found.add(severity, at, text);

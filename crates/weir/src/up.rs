@@ -102,7 +102,7 @@ fn without_failed(place: &Place, servers: Servers) -> Outcome<Servers> {
         return servers.all().map(|started| Servers { started, failed: Vec::new() });
     }
     for (process, failure) in &servers.failed {
-        eprintln!("warning: the cluster goes on without {}: {}", process.name, failure.error);
+        eprintln!("warning: the cluster continues without {}: {}", process.name, failure.error);
         if let Some(hint) = &failure.hint {
             eprintln!("hint: {hint}");
         }
@@ -251,15 +251,15 @@ fn refuse_changes(place: &Place, args: &cli::Up) -> Outcome<()> {
     match (args.targets, args.scheme) {
         (Some(n), _) if n != place.manifest.targets => refuse(
             format!("the cluster in {dir} has {} targets, not {n}", place.manifest.targets),
-            "leave --targets away",
+            "omit --targets",
         ),
         (_, Some(s)) if s != place.manifest.scheme.0 => refuse(
             format!("the cluster in {dir} has the scheme {}, not {s}", place.manifest.scheme.0),
-            "leave --scheme away",
+            "omit --scheme",
         ),
         _ if args.memory && place.manifest.kept == Kept::Disk => refuse(
             format!("the cluster in {dir} is on the disk"),
-            "leave --memory away, or name another directory",
+            "omit --memory, or choose another directory",
         ),
         _ => Ok(()),
     }
@@ -503,7 +503,10 @@ pub fn down(args: &cli::Down) -> Outcome<()> {
     if args.memory && place.manifest.kept == Kept::Disk {
         let error =
             Error::invalid(format!("the cluster in {} is on the disk, not in memory", place.dir.display()));
-        return Err(Failure::new(error, "leave --memory away; to delete it remove the directory afterwards"));
+        return Err(Failure::new(
+            error,
+            "omit --memory; to delete the cluster, remove the directory afterwards",
+        ));
     }
     let Downed { killed, ended_calls } = take_down(&place)?;
     if args.json {

@@ -26,7 +26,7 @@ pub struct Options {
     /// Compare names, kinds, owners, modes, sizes and times of files; read no data
     #[arg(long)]
     pub names_only: bool,
-    /// Set nothing aside, only tell
+    /// Only report differences; mark no conflicts
     #[arg(long)]
     pub look_only: bool,
     #[command(flatten)]
@@ -82,12 +82,12 @@ async fn verify(client: &Client, homes: &Homes, options: &Options) -> Outcome<()
     if wrong == 0 {
         return Ok(());
     }
-    let error = Error::damaged(format!("{wrong} things at {} are not as they are to be", relation.url));
+    let error = Error::damaged(format!("{wrong} items at {} do not match the volume", relation.url));
     Err(Failure::new(
         error,
         format!(
-            "`weir relation show {0}` names what is set aside; `weir relation resolve {0} INODE --keep volume` has a file \
-             written there anew",
+            "`weir relation show {0}` lists the conflicts; `weir relation resolve {0} INODE --keep volume` writes a file there \
+             again",
             relation.id
         ),
     ))
@@ -101,7 +101,7 @@ async fn set_aside(client: &Client, relation: &RelationInfo, verified: &Verified
         match client.suspect(&own_cred(), relation.id, ino, &wrong.why).await {
             Ok(()) => count += 1,
             Err(e) if e.kind == ErrorKind::NotFound => {} // home never had it: nothing of it can be evicted
-            Err(e) => return Err(e.doing(format_args!("set {} aside", wrong.path)).into()),
+            Err(e) => return Err(e.doing(format_args!("mark {} as a conflict", wrong.path)).into()),
         }
     }
     Ok(count)
@@ -135,16 +135,16 @@ fn show(relation: &RelationInfo, verified: &Verified, set_aside: u64, as_json: b
         return;
     }
     println!("{}: {} at {}", relation.id, relation.volume_name, relation.url);
-    println!("  as it is to be  {files} files, {directories} directories, {others} others");
+    println!("  matching        {files} files, {directories} directories, {others} others");
     println!("  bytes read      {}", table::bytes(*bytes));
     if *unproved_bytes > 0 {
         println!(
-            "  without proof   {} (there before the volume, never read since)",
+            "  no checksum     {} (older than the volume, never read since)",
             table::bytes(*unproved_bytes)
         );
     }
     if *under_way > 0 {
-        println!("  not compared    {under_way}: changes of them are on their way");
+        println!("  not compared    {under_way}: changes are on their way");
     }
     for w in wrong.iter().take(SHOWN_MAX) {
         match w.ino {
@@ -157,6 +157,6 @@ fn show(relation: &RelationInfo, verified: &Verified, set_aside: u64, as_json: b
         println!("  wrong           {more} more (--json names {})", wrong.len());
     }
     if set_aside > 0 {
-        println!("  set aside       {set_aside} files: nothing of them is evicted before somebody decides");
+        println!("  conflicts       {set_aside} files: they are not evicted before they are resolved");
     }
 }

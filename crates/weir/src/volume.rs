@@ -35,37 +35,37 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 #[derive(Subcommand)]
 pub enum VolumeCommand {
-    /// Make a volume: an empty directory that is a volume of its own
+    /// Create a volume: an empty directory with its own limits and policy
     Create(Create),
     /// Show all volumes
     List(Cluster),
     /// Show one volume
     Show(One),
-    /// Give a volume another name; its directory stays where it is
+    /// Rename a volume; its directory keeps its path
     Rename(Rename),
-    /// Take a volume away
+    /// Delete a volume
     Delete(Delete),
-    /// Set limits; what is not named stays
+    /// Set quotas (options not given keep their value)
     Quota(SetQuota),
-    /// Say how new files of the volume are kept, and what is kept of its past; what is not named stays
+    /// Set protection scheme, snapshot schedule, retention and trash (options not given keep their value)
     Policy(SetPolicy),
-    /// Say who owns and who administers the volume
+    /// Set owner and administrators of a volume
     Admin(Admin),
-    /// Show from where on room is made by eviction, or set a volume's marks
+    /// Show or set eviction thresholds
     Eviction(crate::eviction::Eviction),
-    /// Keep the volume as it is now, to be seen under .snapshots/NAME of its directory; or remove such a snapshot
+    /// Take or delete a snapshot (visible under .snapshots/NAME)
     Snapshot(snapshots::Take),
     /// Show a volume's snapshots
     Snapshots(snapshots::List),
-    /// Make a volume from a snapshot, at once however large it is: data is shared until it is changed on either side
+    /// Create a volume from a snapshot; data is shared until one side changes it
     Clone(clone::Clone),
-    /// Put a file or a directory back: from a snapshot, a backup or the trash
+    /// Restore a file or a directory from a snapshot, a backup or the trash
     Restore(restore::Restore),
-    /// Copy the volume, as a snapshot shows it, into a directory of its date; what has not changed takes no room there
+    /// Back up the volume to a dated directory; unchanged files are hard-linked
     Backup(backup::Make),
     /// Show a volume's backups
     Backups(backup::List),
-    /// Print what changes in the volume, one JSON object per line
+    /// Print changes of the volume, one JSON object per line
     Changes(crate::relation::Follow),
 }
 
@@ -89,19 +89,19 @@ pub struct One {
 
 #[derive(Args)]
 pub struct Limits {
-    /// Most bytes that its files may take, like 10GB or 10GiB; `none` removes the limit
+    /// Limit of bytes, like 10GB or 10GiB; `none` removes it
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes_limit)]
     pub bytes: Option<Limit>,
-    /// Bytes above which it may stay for the grace period; `none` removes the limit
+    /// Soft limit of bytes, which may be exceeded for the grace period; `none` removes it
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes_limit)]
     pub soft_bytes: Option<Limit>,
-    /// Most files and directories; `none` removes the limit
+    /// Limit of files and directories; `none` removes it
     #[arg(long, value_name = "COUNT", value_parser = parse_count_limit)]
     pub inodes: Option<Limit>,
-    /// Files and directories above which it may stay for the grace period; `none` removes the limit
+    /// Soft limit of files and directories; `none` removes it
     #[arg(long, value_name = "COUNT", value_parser = parse_count_limit)]
     pub soft_inodes: Option<Limit>,
-    /// How long it may be above a soft limit, like 7d, 12h, 30m or 60s; 7d for a new volume
+    /// Grace period of soft limits, like 7d, 12h, 30m or 60s; 7d for a new volume
     #[arg(long, value_name = "TIME", value_parser = parse_seconds)]
     pub grace: Option<u32>,
 }
@@ -111,8 +111,8 @@ impl Limits {
         let limits = [self.bytes, self.soft_bytes, self.inodes, self.soft_inodes];
         match limits.iter().flatten().count() + self.grace.iter().count() {
             0 => Err(Failure::new(
-                Error::invalid("no limit is named, so nothing is changed"),
-                "name --bytes, --soft-bytes, --inodes, --soft-inodes or --grace; `weir volume show` shows the limits",
+                Error::invalid("no limit is given, so nothing is changed"),
+                "give --bytes, --soft-bytes, --inodes, --soft-inodes or --grace; `weir volume show` shows the limits",
             )),
             _ => Ok(()),
         }
@@ -125,7 +125,7 @@ pub struct Limit(pub Option<u64>);
 
 #[derive(Args)]
 pub struct Policies {
-    /// How new files are protected: ec:K+M, replica:N or single; the files that are there stay as they are
+    /// How new files are protected: ec:K+M, replica:N or single; existing files stay as they are
     #[arg(long)]
     pub scheme: Option<Scheme>,
     /// The pool of targets that new files go to
@@ -137,7 +137,7 @@ pub struct Policies {
 pub struct Create {
     /// Its name: letters, digits, dots, dashes and underscores
     pub name: String,
-    /// Where its directory is made, from the root of the file system [default: /NAME]
+    /// Path of its directory, from the root of the file system [default: /NAME]
     #[arg(value_hint = ValueHint::Other)]
     pub path: Option<PathBuf>,
     /// The user who owns it, by name or number
@@ -156,11 +156,11 @@ pub struct Create {
     pub limits: Limits,
     #[command(flatten)]
     pub policies: Policies,
-    /// Make it from what is at a home, like file:///data: names appear at once, data comes when it is read, and changes go
-    /// there (see `weir relation add`)
+    /// Create it from an existing home, like file:///data: names appear at once, data is fetched when it is read, and changes are
+    /// copied home (see `weir relation add`)
     #[arg(long, value_name = "URL")]
     pub from: Option<String>,
-    /// Data that came from home may be evicted again
+    /// Allow eviction of data that is at home
     #[arg(long, requires = "from")]
     pub evict: bool,
     #[command(flatten)]
@@ -183,7 +183,7 @@ pub struct Rename {
 pub struct Delete {
     /// The volume
     pub name: String,
-    /// Also if something is in it: all of it is removed, with the snapshots that a schedule took; others must be deleted before
+    /// Delete a volume that is not empty, with its scheduled snapshots; other snapshots must be deleted first
     #[arg(long)]
     pub force: bool,
     #[command(flatten)]
@@ -206,18 +206,18 @@ pub struct SetPolicy {
     pub name: String,
     #[command(flatten)]
     pub policies: Policies,
-    /// Go back to what the cluster's settings say of schemes and pools
+    /// Use the cluster's scheme and pool again
     #[arg(long, conflicts_with_all = ["scheme", "pool"])]
     pub default: bool,
-    /// Take a snapshot every so often, like 1h or 1d, if anything has changed; none: no more, and those that are there stay
+    /// Interval of scheduled snapshots, like 1h or 1d; one is taken if anything has changed. `none` ends the schedule and keeps its snapshots
     #[arg(long, value_name = "TIME", value_parser = parse_interval)]
     pub snapshots: Option<u32>,
-    /// Which of these are kept: the newest of each of so many hours, days, weeks and months; 24h,7d,4w if that was never set.
-    /// Snapshots that somebody took stay until somebody removes them
+    /// Retention of scheduled snapshots: the newest of each of this number of hours, days, weeks and months; 24h,7d,4w if never set.
+    /// Snapshots taken by command stay until they are deleted
     #[arg(long, value_name = "COUNTS", value_parser = parse_keep)]
     pub keep: Option<KeepSnapshots>,
-    /// What is removed goes under .trash of the volume's directory and stays there so long, like 7d; it counts as what it is, and
-    /// goes sooner when the volume is full. none: there is no trash, and what is in it goes
+    /// Keep removed files under .trash of the volume's directory for this time, like 7d. The trash counts towards the quota and is
+    /// purged early if the volume fills up. `none` disables the trash and empties it
     #[arg(long, value_name = "TIME", value_parser = parse_interval)]
     pub trash: Option<u32>,
     #[command(flatten)]
@@ -228,13 +228,13 @@ pub struct SetPolicy {
 pub struct Admin {
     /// The volume
     pub name: String,
-    /// Give it to this user, by name or number
+    /// New owner, by name or number
     #[arg(long, value_name = "USER", value_parser = parse_user)]
     pub owner: Option<u32>,
-    /// This user administers it from now on
+    /// Add this user to the administrators
     #[arg(long, value_name = "USER", value_parser = parse_user)]
     pub add: Vec<u32>,
-    /// This user no longer administers it
+    /// Remove this user from the administrators
     #[arg(long, value_name = "USER", value_parser = parse_user)]
     pub remove: Vec<u32>,
     #[command(flatten)]
@@ -300,7 +300,7 @@ pub async fn as_client(
     Client::connect(env, config, Arc::new(NoKernel)).await.map_err(|e| match e.kind {
         ErrorKind::Unavailable | ErrorKind::Deadline | ErrorKind::NotFound => Failure::new(
             e.doing(format_args!("reach the metadata leader of namespace {namespace:?}")),
-            "`weir status` tells which nodes are up",
+            "`weir status` shows which nodes are up",
         ),
         _ => e.into(),
     })
@@ -338,7 +338,7 @@ async fn carry_out(client: &Client, command: &VolumeCommand) -> Outcome<Told> {
             Told::One(volume, backups)
         }
         VolumeCommand::Eviction(args) => Told::Levels(eviction::ask(client, args).await?),
-        VolumeCommand::Create(args) => Told::Done("made", create(client, &cred, args).await?),
+        VolumeCommand::Create(args) => Told::Done("created", create(client, &cred, args).await?),
         VolumeCommand::Delete(args) => {
             let volume = named(client, &args.name).await?;
             match client.delete_volume(&cred, volume.id, args.force).await {
@@ -367,10 +367,10 @@ async fn carry_out(client: &Client, command: &VolumeCommand) -> Outcome<Told> {
             Told::Done("changed", change(client, &cred, &args.name, edit).await?)
         }
         VolumeCommand::Snapshot(args) => {
-            let what = if args.delete { "removed" } else { "taken" };
+            let what = if args.delete { "deleted" } else { "taken" };
             Told::Snapshot(what, snapshots::take(client, args).await?)
         }
-        VolumeCommand::Clone(args) => Told::Done("made", clone::clone(client, args).await?),
+        VolumeCommand::Clone(args) => Told::Done("created", clone::clone(client, args).await?),
         VolumeCommand::Snapshots(args) => Told::Snapshots(snapshots::list(client, args).await?),
         // These are dealt with already.
         VolumeCommand::Restore(_) | VolumeCommand::Backup(_) | VolumeCommand::Backups(_) => Told::Nothing,
@@ -449,14 +449,15 @@ pub fn explain(e: Error) -> Failure {
     match e.kind {
         ErrorKind::Denied => Failure::new(
             e,
-            "the superuser makes and deletes volumes and sets hard limits; a volume's owner and administrators do the rest",
+            "the superuser creates and deletes volumes and sets hard limits; a volume's owner and administrators do the rest",
         ),
         ErrorKind::Exists => {
             Failure::new(e, "choose another name; `weir volume list` shows those that are taken")
         }
-        ErrorKind::NotFound => {
-            Failure::new(e, "the path is one from the root of the file system; make what is missing first")
-        }
+        ErrorKind::NotFound => Failure::new(
+            e,
+            "give a path from the root of the file system, and create missing directories first",
+        ),
         _ => e.into(),
     }
 }
@@ -464,7 +465,7 @@ async fn explain_delete(client: &Client, volume: &Volume, e: Error) -> Failure {
     let name = &volume.name;
     match e.kind {
         ErrorKind::Name(NameRule::NotEmpty) if !e.context.contains("lies in") => {
-            Failure::new(e, "--force removes what is in it, too")
+            Failure::new(e, "--force deletes its contents, too")
         }
         ErrorKind::Name(NameRule::Busy) => {
             let snapshots = client.snapshots(volume.id).await.unwrap_or_default();
@@ -474,12 +475,12 @@ async fn explain_delete(client: &Client, volume: &Volume, e: Error) -> Failure {
             let hint = match taken.map(|s| (s, of_backup(s))) {
                 Some((_, Some(backup))) => {
                     format!(
-                        "`weir volume backup {name} --to {} --forget` removes those of its backups",
+                        "`weir volume backup {name} --to {} --forget` deletes the snapshots of its backups",
                         backup.url
                     )
                 }
                 Some((one, None)) => {
-                    format!("`weir volume snapshot {name} {} --delete` deletes one", one.name)
+                    format!("`weir volume snapshot {name} {} --delete` deletes one of them", one.name)
                 }
                 None => match client.relations(Some(volume.id)).await.unwrap_or_default().first() {
                     Some(relation) => format!("`weir relation remove {}` ends its relation", relation.id),
@@ -542,7 +543,7 @@ fn parse_count_limit(text: &str) -> Result<Limit, String> {
 }
 /// `10GB` is 10^10 bytes, `10GiB` and `10G` are 10 × 2^30.
 pub fn parse_size(text: &str) -> Result<u64, String> {
-    let bad = || format!("{text:?} is no size: expected a number with B, kB, MB, GB, TB, PB or KiB … PiB");
+    let bad = || format!("{text:?} is not a size: expected a number with B, kB, MB, GB, TB, PB or KiB … PiB");
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = (text[..digits].parse::<f64>().map_err(|_| bad())?, text[digits..].trim());
     let power = |letter: char| "kmgtpe".find(letter.to_ascii_lowercase()).map(|at| at as i32 + 1);
@@ -558,7 +559,7 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     (bytes.is_finite() && bytes < i64::MAX as f64).then_some(bytes as u64).ok_or_else(bad)
 }
 fn parse_count(text: &str) -> Result<u64, String> {
-    let bad = || format!("{text:?} is no number of files: expected one like 100000, 100k or 10M");
+    let bad = || format!("{text:?} is not a number of files: expected one like 100000, 100k or 10M");
     let (digits, factor) = match text.char_indices().last() {
         Some((at, 'k' | 'K')) => (&text[..at], 1000),
         Some((at, 'm' | 'M')) => (&text[..at], 1_000_000),
@@ -570,7 +571,7 @@ fn parse_count(text: &str) -> Result<u64, String> {
 /// How often, or for how long; not 0, which would mean the opposite of what it says.
 pub fn parse_every(text: &str) -> Result<u32, String> {
     match parse_seconds(text)? {
-        0 => Err(format!("{text:?} is no interval: expected one like 7d, 12h, 30m or 60s")),
+        0 => Err(format!("{text:?} is not an interval: expected one like 7d, 12h, 30m or 60s")),
         seconds => Ok(seconds),
     }
 }
@@ -593,10 +594,10 @@ fn parse_user(text: &str) -> Result<u32, String> {
 fn parse_group(text: &str) -> Result<u32, String> {
     parse_id(text, "group", "group")
 }
-/// A number, or a name that this machine knows, from whichever directory service it is.
+/// A number, or a name that this machine knows, from any directory service.
 fn parse_id(text: &str, database: &str, what: &str) -> Result<u32, String> {
     if !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit()) {
-        return text.parse().map_err(|_| format!("{text} is no {what}: numbers go up to {}", u32::MAX));
+        return text.parse().map_err(|_| format!("{text} is not a {what}: numbers go up to {}", u32::MAX));
     }
     let unknown = || format!("this machine knows no {what} {text:?}: write a name or a number");
     let found = Command::new("getent").args(["--", database, text]).output().map_err(|_| unknown())?;
@@ -608,7 +609,7 @@ fn parse_keep(text: &str) -> Result<KeepSnapshots, String> {
     parse_keep_snapshots(text).map_err(|e| e.context)
 }
 fn parse_mode(text: &str) -> Result<u32, String> {
-    let bad = || format!("{text:?} is no mode: expected octal digits like 2770");
+    let bad = || format!("{text:?} is not a mode: expected octal digits like 2770");
     u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o7777).ok_or_else(bad)
 }
 
@@ -640,7 +641,7 @@ impl Told {
             (Told::Done(what, one), false) => {
                 println!("volume {} {what}{}", one.name, more(one));
                 if is_full(one) {
-                    println!("it holds as much as its limits allow, or more: nothing can be added to it");
+                    println!("its usage is at or above its limits: nothing can be added to it");
                 }
             }
         }
@@ -648,7 +649,7 @@ impl Told {
 }
 
 fn more(volume: &Volume) -> &'static str {
-    if volume.deleting { "; what was in it is being removed" } else { "" }
+    if volume.deleting { "; its contents are being removed" } else { "" }
 }
 
 fn as_table(all: &[Volume]) -> String {
@@ -707,8 +708,8 @@ fn trash(v: &Volume) -> String {
 }
 fn schedule(keeping: &Keeping) -> String {
     match keeping.snapshots_every_s {
-        0 => "when somebody takes one".into(),
-        s => format!("every {}, {} are kept", show_seconds(s), show_keep_snapshots(&keeping.keep)),
+        0 => "no schedule".into(),
+        s => format!("every {}, kept: {}", show_seconds(s), show_keep_snapshots(&keeping.keep)),
     }
 }
 fn limit(hard: Option<u64>, soft: Option<u64>, show: impl Fn(u64) -> String) -> String {

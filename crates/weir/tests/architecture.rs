@@ -98,3 +98,87 @@ fn every_promise_names_tests_that_exist() {
     }
     assert!(named > 20, "only {named} tests named");
 }
+
+/// All documents: of the repository's root and below `docs`.
+fn documents() -> Vec<PathBuf> {
+    let (mut found, mut dirs) = (Vec::new(), vec![root().join("docs")]);
+    let is_document = |path: &PathBuf| path.extension().is_some_and(|e| e == "md");
+    found.extend(entries(&root()).into_iter().filter(is_document));
+    while let Some(dir) = dirs.pop() {
+        let (below, files): (Vec<_>, Vec<_>) = entries(&dir).into_iter().partition(|path| path.is_dir());
+        dirs.extend(below);
+        found.extend(files.into_iter().filter(is_document));
+    }
+    found.sort();
+    found
+}
+
+fn entries(dir: &Path) -> Vec<PathBuf> {
+    std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect()
+}
+
+/// Targets of Markdown links, `](target)`, but for those on the web.
+fn links(text: &str) -> impl Iterator<Item = &str> {
+    let targets = text.split("](").skip(1).filter_map(|rest| rest.split_once(')')).map(|(target, _)| target);
+    targets.filter(|target| !target.starts_with("http"))
+}
+
+/// The anchor that a page's heading has: lower case, no punctuation, dashes for spaces.
+fn anchor(heading: &str) -> String {
+    let kept = heading.trim_matches(['#', ' ']).to_lowercase();
+    kept.chars()
+        .filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'))
+        .map(|c| if c == ' ' { '-' } else { c })
+        .collect()
+}
+
+#[test]
+fn links_of_documents_lead_somewhere() {
+    let mut followed = 0;
+    for page in documents() {
+        let text = std::fs::read_to_string(&page).unwrap();
+        for link in links(&text) {
+            let (file, heading) = link.split_once('#').unwrap_or((link, ""));
+            let target = if file.is_empty() { page.clone() } else { page.parent().unwrap().join(file) };
+            assert!(target.exists(), "{}: there is no {link}", page.display());
+            if !heading.is_empty() {
+                let text = std::fs::read_to_string(&target).unwrap();
+                let found =
+                    text.lines().filter(|line| line.starts_with('#')).any(|line| anchor(line) == heading);
+                assert!(found, "{}: {link} leads to no heading", page.display());
+            }
+            followed += 1;
+        }
+    }
+    assert!(followed > 100, "only {followed} links");
+}
+
+/// Pages that follow the code name functions as `name()`, each defined in a file that the page links to.
+#[test]
+fn functions_in_pages_about_internals_exist() {
+    let pages = documents().into_iter().filter(|page| page.parent().unwrap().ends_with("internals"));
+    let mut named = 0;
+    for page in pages {
+        let text = std::fs::read_to_string(&page).unwrap();
+        let sources = links(&text).filter(|link| link.contains("crates/"));
+        let known: BTreeSet<String> =
+            sources.flat_map(|link| defined(&page.parent().unwrap().join(link))).collect();
+        for quoted in text.split('`').skip(1).step_by(2) {
+            let Some(function) = quoted.strip_suffix("()") else { continue };
+            assert!(known.contains(function), "{}: no linked file defines {quoted}", page.display());
+            named += 1;
+        }
+    }
+    assert!(named > 100, "only {named} functions named");
+}
+
+/// Names of the functions in a file, or in all files of a directory.
+fn defined(path: &Path) -> BTreeSet<String> {
+    if path.is_dir() {
+        return entries(path).iter().flat_map(|path| defined(path)).collect();
+    }
+    let text = std::fs::read_to_string(path).unwrap();
+    let after_fn = text.split("fn ").skip(1);
+    let name = |rest: &str| rest.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+    after_fn.map(name).collect()
+}

@@ -155,9 +155,9 @@ fn wrong_input_gets_a_message_that_helps() {
             &["GetMap", "os error", "failed"],
         ),
         (&["file", "state", &new], 3, &[&format!("look at {new}: No such file")], &["ask about"]),
-        (&["volume", "create", "v", "--bytes", "10XB"], 2, &["is no size", "or none"], &[]),
+        (&["volume", "create", "v", "--bytes", "10XB"], 2, &["is not a size", "or none"], &[]),
         (&["volume", "admin", "v", "--owner", "nobody-is-called-so"], 2, &["knows no user"], &["digit"]),
-        (&["volume", "admin", "v", "--owner", "99999999999"], 2, &["99999999999 is no user"], &[".."]),
+        (&["volume", "admin", "v", "--owner", "99999999999"], 2, &["99999999999 is not a user"], &[".."]),
     ];
     refused_as(table, &[]);
     if can_mount() {
@@ -193,7 +193,7 @@ fn a_cluster_says_what_is_wrong_with_a_request() {
             &["has snapshots", "hint: `weir volume snapshot data monday --delete` deletes one"],
             &["VolumeDelete"],
         ),
-        (&["volume", "quota", "data"], 2, &["no limit is named"], &[]),
+        (&["volume", "quota", "data"], 2, &["no limit is given"], &[]),
         (&["target", "clear", "t1"], 4, &["t1 is in service"], &["ClearTarget"]),
         (&["relation", "add", "data", &nowhere], 3, &["does not exist on this machine", "mkdir -p"], &[]),
         (&["relation", "show", "r1"], 3, &["there is no relation"], &[]),

@@ -156,7 +156,7 @@ fn a_home_that_is_empty_all_at_once_is_not_believed() {
     });
     assert_eq!(Bench::tree(&bench.data), known);
     let wrong = bench.try_tell(&["relation", "add", "data", "file:///x", "--direction", "pull", "--evict"]);
-    assert!(text(&wrong.stderr).contains("--evict says nothing"), "{}", text(&wrong.stderr));
+    assert!(text(&wrong.stderr).contains("--evict has no effect"), "{}", text(&wrong.stderr));
 }
 
 #[test]

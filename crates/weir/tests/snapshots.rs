@@ -280,7 +280,7 @@ fn a_schedule_takes_snapshots_that_users_restore_from() {
     assert!(output.status.success(), "{}", text(&output.stderr));
     assert_eq!(fs::read(top.join("d/large")).unwrap(), pattern(1, 9 * MIB + 777));
     let shown = weir(&["volume", "show", "data", "--dir", cluster.dir().to_str().unwrap()]);
-    assert!(text(&shown.stdout).contains("every 1m, 24h,7d are kept"), "{}", text(&shown.stdout));
+    assert!(text(&shown.stdout).contains("every 1m, kept: 24h,7d"), "{}", text(&shown.stdout));
     assert!(refused(&cluster, &["policy", "data", "--snapshots", "1s"]).contains("at most one"));
     assert!(refused(&cluster, &["delete", "data"]).contains("snapshots"));
     volume(&cluster, &["policy", "data", "--snapshots", "none"]);

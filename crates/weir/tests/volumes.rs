@@ -174,7 +174,7 @@ fn a_limit_of_0_is_nothing_at_all_and_none_removes_it() {
     volume(&cluster, &["quota", "v", "--inodes", "none"]);
     fs::write(v.join("g"), b"x").unwrap();
     let (code, said) = refused(&cluster, &["quota", "v"]);
-    assert!(code == 2 && said.contains("no limit is named") && said.contains("hint: name --bytes"), "{said}");
+    assert!(code == 2 && said.contains("no limit is given") && said.contains("hint: give --bytes"), "{said}");
     // What would mean the opposite of what it says.
     for wrong in [["--trash", "0"], ["--snapshots", "0s"]] {
         let (code, said) = refused(&cluster, &["policy", "v", wrong[0], wrong[1]]);

@@ -95,13 +95,13 @@ pub fn judge_status(status: u16, code: &str) -> (FaultKind, ErrorKind, &'static 
         (404 | 412, _) => (
             Diverged,
             ErrorKind::Stale,
-            "somebody has changed home: weir relation resolve decides which is right",
+            "the home was changed by others: weir relation resolve decides which side wins",
         ),
         // Among them: SlowDown, RequestTimeout, a conflict of two requests, BadDigest (bytes damaged on the way).
         (408 | 409 | 425 | 429 | 500..=599, _) | (400, "RequestTimeout" | "BadDigest" | "IncompleteBody") => {
             (Unreachable, ErrorKind::Unavailable, "it is tried again; look after the service if it stays so")
         }
-        _ => (Broken, ErrorKind::Unsupported, "home cannot keep this; give it another name or leave it out"),
+        _ => (Broken, ErrorKind::Unsupported, "the home cannot store this; rename the file or exclude it"),
     }
 }
 

@@ -313,7 +313,7 @@ fn notes(dirs: &[Dir], drops: &[Drops], rows: &[RowName]) -> Vec<String> {
     let mut notes = Vec::new();
     if rows.iter().any(|row| row.is_cold()) {
         notes.push(
-            "cold: pages were dropped from the kernel's cache (posix_fadvise); what a daemon keeps stays (see DIR:OTHER)"
+            "cold: pages were dropped from the kernel's cache (posix_fadvise); a daemon's own cache stays (see DIR:OTHER)"
                 .to_string(),
         );
     }
@@ -327,7 +327,9 @@ fn notes(dirs: &[Dir], drops: &[Drops], rows: &[RowName]) -> Vec<String> {
                 "{label} ({kind}) kept up to {percent} % of the pages: its cold rows are not cold"
             ));
         } else if drops.unknown {
-            notes.push(format!("{label} ({kind}): this kernel does not tell whether the pages were dropped"));
+            notes.push(format!(
+                "{label} ({kind}): this kernel does not report whether the pages were dropped"
+            ));
         }
     }
     notes

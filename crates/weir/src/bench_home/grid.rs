@@ -156,7 +156,7 @@ pub fn measure(options: &super::Options, stage: &Stage) -> Outcome<Report> {
     let said = [
         "rows without a choice: the mover's own, three runs in turns with three of the baseline, the best fixed choice",
         "rows with a choice: one run; \"at most\": not waited for, because another was faster before",
-        "delay: what a round trip takes more; the rate of the way is not limited",
+        "delay: added to each round trip; the rate of the link is not limited",
     ];
     let loads: Vec<_> = options.load.iter().map(|load| load.name()).collect();
     Ok(Report {

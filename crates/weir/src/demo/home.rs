@@ -140,10 +140,10 @@ impl Shown {
         expect(self.seen.lag(0.99) <= LAG_MS_MAX, "home is more than 20 s behind");
         expect(
             self.resumed_s.is_some_and(|s| s <= RESUME_S_MAX),
-            "nothing went on within 10 s of the mover's death",
+            "copying did not resume within 10 s of the mover's death",
         );
         expect(self.evicted > 0, "nothing was evicted although the volume is smaller than what it holds");
-        expect(self.recalled > 0, "nothing had to be brought back");
+        expect(self.recalled > 0, "nothing had to be recalled");
         late
     }
 
@@ -152,8 +152,7 @@ impl Shown {
         let seen = &self.seen;
         let frames = table::bytes(seen.frames * self.plan.frame_bytes);
         let file = table::bytes(seen.file_bytes / PART as u64 * PART as u64);
-        let resumed =
-            self.resumed_s.map_or("nothing went on".to_owned(), |s| format!("went on after {s:.1} s"));
+        let resumed = self.resumed_s.map_or("not resumed".to_owned(), |s| format!("resumed after {s:.1} s"));
         let wrong = match self.wrong.first() {
             None => "nothing".to_owned(),
             Some(first) => format!("{} (first: {first})", self.wrong.len()),
@@ -170,7 +169,7 @@ impl Shown {
             row("longest write", format!("{:.0} ms", seen.longest_write_ms())),
             row("evicted", table::bytes(self.evicted)),
             row(
-                "brought back",
+                "recalled",
                 format!("{} ({:.0} MB/s read, all of it)", table::bytes(self.recalled), self.read_mb_per_s),
             ),
             row("wrong or missing, here or at home", wrong),

@@ -105,10 +105,7 @@ pub fn preflight(path: &Path) -> Outcome<()> {
     if is_mounted(path) {
         return Err(Failure::new(
             Error::exists(format!("{} is a mount already", path.display())),
-            format!(
-                "`weir unmount {0}` takes it off; --recover does it for one whose process died",
-                path.display()
-            ),
+            format!("`weir unmount {0}` detaches it; --recover cleans up a stale mount", path.display()),
         ));
     }
     let meta = match fs::metadata(path) {
@@ -342,11 +339,11 @@ pub fn clear_dead(path: &Path) -> Outcome<()> {
     });
     let dead = matches!(rx.recv_timeout(PATIENCE), Ok(Err(rustix::io::Errno::NOTCONN)));
     if !dead {
-        let error = Error::exists(format!("the mount at {} is alive, or at least not dead", path.display()));
-        let hint = format!("`weir unmount {}` takes it off; --lazy even while it is in use", path.display());
+        let error = Error::exists(format!("the mount at {} is alive, or does not answer", path.display()));
+        let hint = format!("`weir unmount {}` detaches it; --lazy even while it is in use", path.display());
         return Err(Failure::new(error, hint));
     }
-    tracing::info!("the process of the mount at {} is dead: taking it off", path.display());
+    tracing::info!("the process of the mount at {} is dead: cleaning the mount up", path.display());
     unmount(&path, true)
 }
 

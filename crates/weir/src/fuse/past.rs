@@ -250,7 +250,7 @@ impl Mounted {
                 Place::Thing { snapshot, ino } => {
                     client.past_readlink(&cred, snapshot, ino).await.map(|target| vec![target])
                 }
-                Place::List { .. } => Err(Error::invalid("a directory is no symbolic link")),
+                Place::List { .. } => Err(Error::invalid("a directory is not a symbolic link")),
             }
         };
         self.wait(request, reply, work, super::replies::reply_data);
@@ -268,7 +268,7 @@ impl Mounted {
                     client.past_execute(&cred, snapshot, ino).await
                 }
                 Place::Thing { snapshot, ino } => client.past_open(&cred, snapshot, ino).await,
-                Place::List { .. } => Err(Error::invalid("a directory is no file")),
+                Place::List { .. } => Err(Error::invalid("a directory is not a file")),
             }
         };
         self.wait(request, reply, work, move |reply: ReplyOpen, opened| match opened {

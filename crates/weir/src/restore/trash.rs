@@ -23,8 +23,8 @@ pub fn restore(path: &Path, to: &Path) -> Outcome<String> {
     let (old, part) = newest(&top.join(name), below)?;
     if !to.parent().is_some_and(Path::is_dir) {
         return Err(Failure::new(
-            Error::not_found(format!("the directory of {} is gone, too", to.display())),
-            "restore that first, or put it elsewhere with --to PATH",
+            Error::not_found(format!("the directory of {} does not exist, either", to.display())),
+            "restore that first, or choose another place with --to PATH",
         ));
     }
     let mut in_the_way = Vec::new();
@@ -46,7 +46,7 @@ fn newest(trash: &Path, below: &Path) -> Outcome<(PathBuf, String)> {
     let part = found.ok_or_else(|| {
         Failure::new(
             Error::not_found(format!("nothing of {} is in {}", below.display(), trash.display())),
-            "what was replaced or cut is not in the trash; `--at DATE` looks in snapshots and backups",
+            "replaced and truncated files are not in the trash; `--at DATE` looks in snapshots and backups",
         )
     })?;
     Ok((part.join(below), part.display().to_string()))
@@ -80,8 +80,8 @@ fn refused(old: &Path, in_the_way: &[PathBuf]) -> Failure {
         told.push(format!("and {} more", in_the_way.len() - TOLD_MAX));
     }
     Failure::new(
-        Error::exists(format!("{}: there already, and left as is", told.join(", "))),
-        format!("what was removed is in {}: take it elsewhere with --to PATH", old.display()),
+        Error::exists(format!("{}: exists already, and is left as it is", told.join(", "))),
+        format!("the removed one is in {}: restore it to another place with --to PATH", old.display()),
     )
 }
 

@@ -1,0 +1,110 @@
+#!/usr/bin/env python3
+"""Looks for constructions that prose.toml avoids: in documents, help texts, and messages of the code. `make lint` runs it.
+
+prose.py           fails if an area has more of a rule's findings than it is allowed
+prose.py RULE      shows all findings of a rule
+prose.py --lower   lowers what is allowed to what is left; never raises it
+"""
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+RULES = ROOT / "scripts/prose.toml"
+AREAS = ["docs", "decisions", "help", "messages"]
+WORDS_MIN = 3  # a text of the code with fewer words is a name
+ITEM = re.compile(r"(pub(\(\w+\))? )?(async )?(fn|const|static|type|trait|impl|struct|enum|mod)\b")  # clap shows no comments of these
+STRING = re.compile(r'(?<!\')"((?:[^"\\\n]|\\.|\\\n|\n)*)"')
+
+
+def markdown(path):
+    """Prose lines: no code, no tests' names."""
+    fenced = False
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        if line.lstrip().startswith("```"):
+            fenced = not fenced
+        elif not fenced:
+            yield number, re.sub(r"`[^`]*`", "`x`", line)
+
+
+def code(path):
+    """(area, line, text) of a source file: doc comments that clap shows, and texts in quotation marks. Not of its tests."""
+    text = path.read_text().split("#[cfg(test)]")[0]
+    kept, doc = [], []
+    for number, line in enumerate(text.splitlines(), 1):
+        stripped = line.lstrip()
+        if stripped.startswith("///") and "clap::" in text:
+            doc.append((number, re.sub(r"`[^`]*`", "`x`", stripped[3:].strip())))
+        elif doc and re.match(r"\w", stripped) and not stripped.endswith('"'):
+            if not ITEM.match(stripped):
+                yield from (("help", *one) for one in doc)
+            doc = []
+        kept.append("" if stripped.startswith("//") else line)
+    for found in STRING.finditer("\n".join(kept)):
+        literal = re.sub(r"\\\n\s*", "", found[1]).replace("\\n", "\n")
+        literal = re.sub(r"`[^`]*`", "`x`", literal)
+        if len(literal.split()) >= WORDS_MIN:
+            line = "\n".join(kept)[: found.start()].count("\n") + 1
+            for part in literal.splitlines():
+                yield "messages", line, part
+
+
+def texts():
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
+    for page in sorted(pages):
+        area = "decisions" if "decisions" in page.parts else "docs"
+        for number, line in markdown(page):
+            yield area, page, number, line
+    for source in sorted(ROOT.glob("crates/*/src/**/*.rs")):
+        if "weir-sim" not in source.parts and not source.name.endswith("tests.rs") and "tests" not in source.parts:
+            for area, number, text in code(source):
+                yield area, source, number, text
+
+
+def lower(counts):
+    lines, name = RULES.read_text().splitlines(), None
+    for n, line in enumerate(lines):
+        if line.startswith("name = "):
+            name = line.split('"')[1]
+        elif line.startswith("allowed = "):
+            before = tomllib.loads(line)["allowed"]
+            now = {a: min(counts[name].get(a, 0), before.get(a, 0)) for a in AREAS}
+            lines[n] = "allowed = { " + ", ".join(f"{a} = {c}" for a, c in now.items() if c) + " }"
+    RULES.write_text("\n".join(lines) + "\n")
+
+
+def main():
+    rules = tomllib.loads(RULES.read_text())["rule"]
+    finders = {r["name"]: re.compile(r["find"], re.IGNORECASE) for r in rules}
+    for r in rules:
+        find = finders[r["name"]]
+        if not find.search(r["bad"]) or find.search(r["good"]):
+            sys.exit(f"error: scripts/prose.toml: rule {r['name']!r} does not tell its examples apart")
+    found = {name: {} for name in finders}
+    for area, path, number, text in texts():
+        for name, find in finders.items():
+            if find.search(text):
+                found[name].setdefault(area, []).append(f"{path.relative_to(ROOT)}:{number}: {text.strip()}")
+    counts = {name: {a: len(all_) for a, all_ in areas.items()} for name, areas in found.items()}
+    wish = sys.argv[1] if len(sys.argv) > 1 else None
+    if wish == "--lower":
+        return lower(counts)
+    if wish is not None:
+        return print("\n".join(line for a in AREAS for line in found.get(wish, {}).get(a, [])))
+    failed = fewer = 0
+    for r in rules:
+        for area in AREAS:
+            count, allowed = counts[r["name"]].get(area, 0), r["allowed"].get(area, 0)
+            fewer += count < allowed
+            if count > allowed:
+                failed += 1
+                print("\n".join(found[r["name"]][area]))
+                print(f"prose: {area}: {count} times {r['name']!r}, {allowed} allowed. {r['why']}. Write: {r['better']}\n")
+    if failed:
+        sys.exit("error: prose: mend the new ones among these; scripts/prose.toml has the rules with examples")
+    if fewer:
+        print("prose: fewer findings than allowed: run scripts/prose.py --lower, and commit scripts/prose.toml")
+
+
+main()
