@@ -18,36 +18,46 @@ ITEM = re.compile(r"(pub(\(\w+\))? )?(async )?(fn|const|static|type|trait|impl|s
 STRING = re.compile(r'(?<!\')"((?:[^"\\\n]|\\.|\\\n|\n)*)"')
 
 
+def sentences(lines):
+    """(line, sentence) of wrapped lines (number, text): what is in backticks is left out."""
+    start, text = lines[0][0], " ".join(line for _, line in lines)
+    text = re.sub(r"`[^`]*`", "`x`", text)
+    for sentence in re.split(r"(?<=[.;:!?])\s+", text):
+        yield start, sentence
+
+
 def markdown(path):
-    """Prose lines: no code, no tests' names."""
-    fenced = False
-    for number, line in enumerate(path.read_text().splitlines(), 1):
-        if line.lstrip().startswith("```"):
-            fenced = not fenced
-        elif not fenced:
-            yield number, re.sub(r"`[^`]*`", "`x`", line)
+    """Sentences, without code."""
+    fenced, lines = False, []
+    for number, line in enumerate([*path.read_text().splitlines(), ""], 1):
+        fence = line.lstrip().startswith("```")
+        if lines and (fence or re.match(r"\s*([-*] |\d+\. |\||#|<|$)", line)):
+            yield from sentences(lines)
+            lines = []
+        fenced ^= fence
+        if line.strip() and not fenced and not fence:
+            lines.append((number, line.strip()))
 
 
 def code(path):
-    """(area, line, text) of a source file: doc comments that clap shows, and texts in quotation marks. Not of its tests."""
+    """(area, line, sentence) of a source file: doc comments that clap shows, and texts in quotation marks. Not of its tests."""
     text = path.read_text().split("#[cfg(test)]")[0]
     kept, doc = [], []
     for number, line in enumerate(text.splitlines(), 1):
         stripped = line.lstrip()
         if stripped.startswith("///") and "clap::" in text:
-            doc.append((number, re.sub(r"`[^`]*`", "`x`", stripped[3:].strip())))
+            doc.append((number, stripped[3:].strip()))
         elif doc and re.match(r"\w", stripped) and not stripped.endswith('"'):
             if not ITEM.match(stripped):
-                yield from (("help", *one) for one in doc)
+                yield from (("help", *one) for one in sentences(doc))
             doc = []
         kept.append("" if stripped.startswith("//") else line)
     for found in STRING.finditer("\n".join(kept)):
         literal = re.sub(r"\\\n\s*", "", found[1]).replace("\\n", "\n")
-        literal = re.sub(r"`[^`]*`", "`x`", literal)
         if len(literal.split()) >= WORDS_MIN:
             line = "\n".join(kept)[: found.start()].count("\n") + 1
             for part in literal.splitlines():
-                yield "messages", line, part
+                yield from (("messages", *one) for one in sentences([(line, part)]))
 
 
 def texts():
@@ -84,8 +94,8 @@ def main():
     found = {name: {} for name in finders}
     for area, path, number, text in texts():
         for name, find in finders.items():
-            if find.search(text):
-                found[name].setdefault(area, []).append(f"{path.relative_to(ROOT)}:{number}: {text.strip()}")
+            shown = f"{path.relative_to(ROOT)}:{number}: {text.strip()}"
+            found[name].setdefault(area, []).extend(shown for _ in find.finditer(text))
     counts = {name: {a: len(all_) for a, all_ in areas.items()} for name, areas in found.items()}
     wish = sys.argv[1] if len(sys.argv) > 1 else None
     if wish == "--lower":
