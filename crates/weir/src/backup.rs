@@ -261,7 +261,7 @@ fn report(args: &Make, made: &Made, progress: &Progress, url: &str) -> Outcome<(
         let mut text = format!(
             "backup {} complete: {} ({linked} unchanged), {} copied",
             made.tree.text(),
-            if files == 1 { "1 file".to_owned() } else { format!("{files} files") },
+            table::count(files, ["file", "files"]),
             table::bytes(bytes)
         );
         if made.went_on {

@@ -336,8 +336,7 @@ fn state(info: &RelationInfo) -> String {
         RelationState::Synced {} => "synced".into(),
         RelationState::Copying {} => "copying".into(),
         RelationState::Paused { why } => format!("paused {why}"),
-        RelationState::Diverged { items: 1 } => "1 conflict".into(),
-        RelationState::Diverged { items } => format!("{items} conflicts"),
+        RelationState::Diverged { items } => table::count(*items, ["conflict", "conflicts"]),
     }
 }
 

@@ -20,6 +20,11 @@ pub fn render(header: &[&str], rows: &[Vec<String>]) -> String {
     out
 }
 
+/// `1 file`, `5 files`.
+pub fn count(n: u64, [one, several]: [&str; 2]) -> String {
+    format!("{n} {}", if n == 1 { one } else { several })
+}
+
 /// Bytes with a binary unit and three digits: `5.96 MiB`.
 pub fn bytes(n: u64) -> String {
     let units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];

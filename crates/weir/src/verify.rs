@@ -135,7 +135,12 @@ fn show(relation: &RelationInfo, verified: &Verified, set_aside: u64, as_json: b
         return;
     }
     println!("{}: {} at {}", relation.id, relation.volume_name, relation.url);
-    println!("  matching        {files} files, {directories} directories, {others} others");
+    println!(
+        "  matching        {}, {}, {}",
+        table::count(*files, ["file", "files"]),
+        table::count(*directories, ["directory", "directories"]),
+        table::count(*others, ["other", "others"])
+    );
     println!("  bytes read      {}", table::bytes(*bytes));
     if *unproved_bytes > 0 {
         println!(
@@ -157,6 +162,9 @@ fn show(relation: &RelationInfo, verified: &Verified, set_aside: u64, as_json: b
         println!("  wrong           {more} more (--json names {})", wrong.len());
     }
     if set_aside > 0 {
-        println!("  conflicts       {set_aside} files: they are not evicted before they are resolved");
+        println!(
+            "  conflicts       {}: not evicted before they are resolved",
+            table::count(set_aside, ["file", "files"])
+        );
     }
 }
