@@ -23,7 +23,7 @@ pub struct Cli {
 const AFTER_HELP: &str = "\
 A cluster on this machine in one command: weir up --dir DIR --mount PATH
 
-The variable WEIR_DIR stands for --dir where that names a cluster's directory.
+The variable WEIR_DIR replaces --dir in commands that take a cluster's directory.
 
 Exit status:
    0  done

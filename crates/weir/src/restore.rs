@@ -47,7 +47,7 @@ pub struct Restore {
     /// Restore it from this snapshot
     #[arg(long, value_name = "NAME")]
     pub from: Option<String>,
-    /// Restore it from the last snapshot or backup before this date, like 2026-11-22 or "2026-11-22 03:00" (UTC)
+    /// Restore it from the last snapshot or backup up to this date, like 2026-11-22 or "2026-11-22 03:00" (UTC)
     #[arg(long, value_name = "DATE", value_parser = read_date)]
     pub at: Option<Date>,
     /// Restore it from the volume's trash, as it was removed last: it is moved, not copied. An existing directory gets its missing files
