@@ -3,11 +3,12 @@
 //! Lock order: the ends of opens, the list of inodes, an inode's state, the cache, the list of dirty inodes, the list of
 //! accesses. No lock is held across a wait.
 use crate::accesses::Accesses;
-use crate::api::{ClientConfig, Handle, KernelCache, Loss, OpenMode, Stat};
+use crate::api::{ClientConfig, Forget, Handle, KernelCache, Loss, OpenMode, Stat};
 use crate::budget::Budget;
 use crate::cache::Cache;
 use crate::closes::Closes;
 use crate::data::{Data, StripeRef};
+use crate::lent::Lent;
 use crate::locks::Locks;
 use crate::node::{Node, State};
 use crate::recall::Recalls;
@@ -59,6 +60,8 @@ pub struct Inner {
     pub accesses: Accesses,
     /// Room in volumes with a limit of bytes.
     pub rooms: Rooms,
+    /// Names that the kernel keeps.
+    pub lent: Lent,
     pub stripes_in_flight: Semaphore,
     /// Older objects that nobody else writes any more, and under which token epoch that was made so.
     pub fenced: std::sync::Mutex<std::collections::BTreeMap<InodeId, u32>>,
@@ -130,6 +133,7 @@ impl Inner {
             closes: Closes::default(),
             accesses: Accesses::default(),
             rooms: Rooms::default(),
+            lent: Lent::default(),
             stripes_in_flight: Semaphore::new(STRIPES_IN_FLIGHT_MAX * STRIPE_PARTS as usize),
             fenced: std::sync::Mutex::default(),
             relieving: AtomicBool::new(false),
@@ -227,6 +231,7 @@ impl Inner {
         let mut st = node.lock();
         self.apply_to(&mut st, entry, stamp);
         let leased = st.lease != LeaseKind::None;
+        st.attr_lent |= leased;
         if leased { st.shown(true) } else { None }
             .unwrap_or_else(|| Stat { attr: entry.attr.clone(), leased })
     }
@@ -234,6 +239,28 @@ impl Inner {
     pub fn apply_to(&self, st: &mut State, entry: &Entry, stamp: u64) {
         self.data.need_map(entry.lease.map_version);
         st.apply(entry, stamp);
+    }
+    /// The same of what the kernel did not ask for: where it keeps attributes that are others now, it asks again, soon.
+    pub fn apply_unasked(&self, st: &mut State, entry: &Entry, stamp: u64) {
+        let before = if st.attr_lent { st.shown(true) } else { None };
+        self.apply_to(st, entry, stamp);
+        let differs = |a: &Stat, b: &Stat| {
+            // Access times are the kernel's business: it asks for them when it has read.
+            let told = |s: &Stat| {
+                let a = &s.attr;
+                (a.mode, a.uid, a.gid, a.nlink, a.size, a.allocated, a.evicted, a.mtime, a.ctime)
+            };
+            told(a) != told(b)
+        };
+        if let (Some(before), Some(now)) = (before, st.shown(true))
+            && differs(&before, &now)
+        {
+            st.attr_lent = false;
+            let (me, ino) = (self.arc(), entry.attr.ino);
+            self.env.tasks.spawn("attributes are others now", async move {
+                me.invalidate(ino, Forget::Attributes).await;
+            });
+        }
     }
     /// Attributes without a lease of their own: they count where one is held already.
     pub fn apply_attr(&self, attr: &Attr, stamp: u64) {
@@ -411,7 +438,7 @@ impl Inner {
         st.dirty_since = None;
         st.accessed = None;
         st.untold_end = None; // the leader has the file recovered
-        st.lower_lease(LeaseKind::None);
+        self.lower_lease(&mut st, LeaseKind::None);
         self.settle_room(&mut st);
         self.cache().remove_inode(node.ino);
         self.forget_dirty(node.ino);
@@ -424,7 +451,7 @@ impl Inner {
         self.env.tasks.spawn("invalidate kernel caches", async move {
             let kernel = me.kernel.clone();
             let work =
-                move || nodes.iter().for_each(|n| kernel.invalidate_inode(n.ino, crate::api::Forget::All));
+                move || nodes.iter().for_each(|n| kernel.invalidate_inode(n.ino, Forget::All));
             me.env.tasks.blocking(work).await;
         });
     }

@@ -247,7 +247,7 @@ impl Inner {
         }
         st.closing_lease = false;
         st.dropping = None;
-        st.lower_lease(keep);
+        self.lower_lease(st, keep);
         self.settle_room(st);
         if keep == LeaseKind::None {
             self.cache().remove_inode(node.ino);
@@ -362,12 +362,13 @@ impl Inner {
         self.env.tasks.blocking(move || kernel.invalidate_inode(ino, what)).await;
     }
 
-    /// Gives a lease back by this client's own choice.
-    pub async fn release_lease(&self, node: &Arc<Node>) -> Result<()> {
+    /// Gives a lease back that nobody needs.
+    async fn release_lease(&self, node: &Arc<Node>) -> Result<()> {
         self.flush(node, Occasion::Closing, false).await?;
         {
             let mut st = node.lock();
-            if st.is_dirty() || st.lease == LeaseKind::None {
+            // The kernel may have been told of it again meanwhile.
+            if st.is_dirty() || st.lease == LeaseKind::None || !st.forgotten {
                 return Ok(());
             }
             st.stamp_recall(self.next_stamp(), LeaseKind::None);

@@ -1,5 +1,6 @@
 //! What clients and their kernels keep is what others see: data, sizes, names and times.
 use super::*;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use weir_client::{Client, Forget, Handle, KernelCache, OpenMode};
@@ -12,7 +13,6 @@ impl KernelCache for Kernel {
     fn invalidate_inode(&self, ino: InodeId, what: Forget) {
         self.0.lock().unwrap().push((ino, what));
     }
-    fn invalidate_entry(&self, _: InodeId, _: &[u8]) {}
 }
 
 /// A kernel that keeps one page, and drops one that is being read when the read has ended.
@@ -25,7 +25,6 @@ impl KernelCache for Page {
             *page = (None, page.1 + 1);
         }
     }
-    fn invalidate_entry(&self, _: InodeId, _: &[u8]) {}
 }
 impl Page {
     async fn read(&self, c: &Client, h: Handle) -> u64 {
@@ -312,4 +311,116 @@ fn who_does_not_know_that_a_target_is_out_reads_nothing_old_there() {
             same(&tokio::join!(looks, heals).0, &data);
         });
     }
+}
+
+/// A kernel that keeps names, and counts how often it was told to ask for all of them again.
+#[derive(Default)]
+struct Names(AtomicU64);
+impl KernelCache for Names {
+    fn invalidate_inode(&self, _: InodeId, _: Forget) {}
+    fn keeps_names(&self) -> bool {
+        true
+    }
+    fn forget_names(&self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+impl Names {
+    fn told(&self) -> u64 {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+/// Looks a name up, and tells whether a kernel may keep the answer.
+async fn lends(c: &Client, dir: InodeId, name: &str) -> bool {
+    let found = c.lookup(&root(), dir, name.as_bytes()).await.unwrap();
+    c.lend_name(dir, name.as_bytes(), found.map(|f| f.attr.ino))
+}
+
+#[test]
+fn names_that_a_kernel_keeps_are_taken_back_before_a_change_by_another_is_done() {
+    Lab::new(931).run(6, |lab| async move {
+        let kernel = Arc::new(Names::default());
+        let a = lab.client("a").await;
+        let b = lab.client_with("b", 64 << 20, kernel.clone()).await;
+        let dir = a.mkdir(&root(), ROOT, b"dir", 0o755.into()).await.unwrap().attr.ino;
+        let other = a.mkdir(&root(), ROOT, b"other", 0o755.into()).await.unwrap().attr.ino;
+        a.mkdir(&root(), dir, b"there", 0o755.into()).await.unwrap();
+        assert!(lends(&b, dir, "there").await && lends(&b, dir, "absent").await);
+        let said = b.lookup(&root(), dir, b"there").await.unwrap().unwrap().attr.ino;
+        assert!(!b.lend_name(dir, b"there", None) && !b.lend_name(dir, b"absent", Some(said)), "it is not so");
+        assert!(!b.lend_name(dir, b"never asked for", None));
+        a.mkdir(&root(), other, b"x", 0o755.into()).await.unwrap();
+        assert_eq!(kernel.told(), 0, "nothing of that directory is in the kernel");
+        a.mkdir(&root(), dir, b"absent", 0o755.into()).await.unwrap();
+        assert_eq!(kernel.told(), 1);
+        assert!(!b.lend_name(dir, b"there", Some(said)), "the lease is gone");
+        // What others change again and again is asked for each time.
+        assert!(!lends(&b, dir, "absent").await);
+        a.rmdir(&root(), dir, b"absent").await.unwrap();
+        assert_eq!(kernel.told(), 1);
+        lab.world().sleep(Duration::from_secs(6)).await;
+        assert!(lends(&b, dir, "absent").await && lends(&b, dir, "there").await);
+        a.rmdir(&root(), dir, b"there").await.unwrap();
+        assert_eq!(kernel.told(), 2);
+        assert!(b.lookup(&root(), dir, b"there").await.unwrap().is_none());
+    });
+}
+
+#[test]
+fn a_kernel_keeps_no_names_when_the_leader_was_not_heard_for_a_term() {
+    Lab::new(932).run(6, |lab| async move {
+        let kernel = Arc::new(Names::default());
+        let (a, world) = (lab.client("a").await, lab.world());
+        let b = lab.client_with("b", 64 << 20, kernel.clone()).await;
+        let dir = a.mkdir(&root(), ROOT, b"dir", 0o755.into()).await.unwrap().attr.ino;
+        assert!(lends(&b, dir, "absent").await);
+        world.partition("b", "meta");
+        // b is not asked, and not waited for for longer than its term.
+        let made = a.mkdir(&root(), dir, b"absent", 0o755.into());
+        made.await.unwrap();
+        assert!(kernel.told() >= 1, "the leader gave the name to another while the kernel kept that it is absent");
+        assert!(!b.lend_name(dir, b"absent", None));
+        world.heal("b", "meta");
+        world.sleep(Duration::from_secs(7)).await;
+        assert!(b.lookup(&root(), dir, b"absent").await.unwrap().is_some());
+        assert!(lends(&b, dir, "absent").await);
+        let told = kernel.told();
+        lose_session(&lab, 0).await;
+        assert_eq!(kernel.told(), told, "a, not b, lost it");
+    });
+}
+
+#[test]
+fn a_file_that_was_read_is_opened_again_without_a_message_as_long_as_nobody_changes_it() {
+    Lab::new(933).run(6, |lab| async move {
+        let (a, b) = (lab.client("a").await, lab.client("b").await);
+        let h = create(&a, "f").await;
+        write(&a, h, 0, b"bytes").await;
+        close(&a, h).await;
+        let ino = a.lookup(&root(), ROOT, b"f").await.unwrap().unwrap().attr.ino;
+        assert!(b.try_open(ino, OpenMode::READ).is_none(), "it was never open here");
+        let h = open(&b, "f", OpenMode::READ).await;
+        close(&b, h).await;
+        for _ in 0..5 {
+            let asked = b.status().asked;
+            let first = b.try_open(ino, OpenMode::READ).expect("kept from before").handle;
+            assert!(b.try_open(ino, OpenMode::BOTH).is_none());
+            assert!(b.try_open(ino, OpenMode::READ).is_none(), "one was kept");
+            same(&read(&b, first, 0, 5).await, b"bytes");
+            close(&b, first).await;
+            assert_eq!(b.status().asked, asked);
+        }
+        // Who changes it hears of no open, and has the file for itself.
+        let h = open(&a, "f", OpenMode::BOTH).await;
+        write(&a, h, 0, b"BYTES").await;
+        assert!(b.try_open(ino, OpenMode::READ).is_none());
+        close(&a, h).await;
+        same(&content(&b, "f").await, b"BYTES");
+        b.unlink(&root(), ROOT, b"f").await.unwrap();
+        assert!(b.try_open(ino, OpenMode::READ).is_none(), "it has no name");
+        lab.world().sleep(Duration::from_secs(2)).await;
+        let gone = b.open(&root(), ino, OpenMode::READ).await.unwrap_err();
+        assert_eq!(gone.kind, weir_proto::ErrorKind::Stale, "it went with its last open: {gone}");
+    });
 }

@@ -1,19 +1,110 @@
-//! Lease recalls on their way down: what the client must forget, the kernel must forget before.
+//! What the kernel keeps of one mount, and how it is told to forget: before a lease goes back, what the client forgets the kernel
+//! must have forgotten.
+//!
+//! Invariant: no notice overtakes an answer. An inode of which an answer is on its way is not known to the kernel yet, so a notice
+//! of it would be lost; such a notice is sent again until the kernel has taken the answer up. Names are all asked for again at once
+//! (`FUSE_NOTIFY_INC_EPOCH`): the kernel reads the epoch before it asks, so an answer of before does not count after. (Not so for
+//! `READDIRPLUS`, where it reads it when it takes the answer up: names in listings are never kept.) To tell it of one name
+//! (`FUSE_NOTIFY_INVAL_ENTRY`) would wait for the directory's lock, which an operation may hold that waits for this very recall.
 use super::translate::to_kernel_ino;
-use fuser::Notifier;
-use std::sync::OnceLock;
+use fuser::{INodeNo, Notifier, Version};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 use weir_client::{Forget, KernelCache};
 use weir_proto::InodeId;
 
+/// The protocol that has `FUSE_NOTIFY_INC_EPOCH`: Linux 6.16.
+const EPOCHS_SINCE: Version = Version(7, 44);
+/// Parts of the table of inodes, so that requests seldom meet.
+const PARTS: usize = 16;
+/// A thread in the kernel takes an answer up within microseconds of being woken. One that has not in so long never will: the request
+/// had been given up when it was answered.
+const TAKEN_UP_LOOKS: u32 = 500;
+const TAKEN_UP_PAUSE: Duration = Duration::from_micros(100);
+
 /// The kernel's caches of one mount. Empty until the mount is there, so nothing has to be forgotten before.
-#[derive(Default)]
 pub struct Notices {
     notifier: OnceLock<Notifier>,
+    /// Whether names may be kept where the kernel can be told of them.
+    names_wanted: bool,
+    keeps_names: AtomicBool,
+    /// How many answers told the kernel of each inode, and were not taken back by it (`FORGET`).
+    told: [Mutex<HashMap<INodeNo, u64>>; PARTS],
+}
+
+impl Default for Notices {
+    fn default() -> Notices {
+        Notices::new(true)
+    }
 }
 
 impl Notices {
+    pub fn new(names_wanted: bool) -> Notices {
+        Notices {
+            notifier: OnceLock::new(),
+            names_wanted,
+            keeps_names: AtomicBool::new(false),
+            told: Default::default(),
+        }
+    }
+
     pub(super) fn mounted(&self, notifier: Notifier) {
         let _ = self.notifier.set(notifier); // one mount per client
+    }
+
+    /// The kernel's first words.
+    pub(super) fn speaks(&self, version: Version) {
+        let can = version >= EPOCHS_SINCE;
+        match (can, self.names_wanted) {
+            (true, true) => tracing::debug!("the kernel speaks FUSE {version}: it keeps names under leases"),
+            (true, false) => tracing::debug!("the kernel keeps no names: `kernel_names` is false"),
+            (false, _) => tracing::debug!(
+                "the kernel speaks FUSE {version}, before {EPOCHS_SINCE}: it keeps no names, and asks for each each time"
+            ),
+        }
+        self.keeps_names.store(can && self.names_wanted, Ordering::Release);
+    }
+
+    fn part(&self, ino: INodeNo) -> MutexGuard<'_, HashMap<INodeNo, u64>> {
+        // Numbers of inodes made together are neighbours.
+        let part = &self.told[ino.0 as usize % PARTS];
+        part.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    /// An answer that tells the kernel of an inode is about to be sent.
+    pub fn tell(&self, ino: INodeNo) {
+        *self.part(ino).entry(ino).or_default() += 1;
+    }
+    /// The kernel took so many answers back. True: it knows nothing of the inode any more.
+    pub fn forgotten(&self, ino: INodeNo, answers: u64) -> bool {
+        let mut part = self.part(ino);
+        let Some(count) = part.get_mut(&ino) else { return true };
+        *count = count.saturating_sub(answers);
+        let none = *count == 0;
+        if none {
+            part.remove(&ino);
+        }
+        none
+    }
+    fn is_told(&self, ino: INodeNo) -> bool {
+        self.part(ino).contains_key(&ino)
+    }
+
+    /// False: the kernel should know the inode, and does not.
+    fn invalidate(&self, notifier: &Notifier, ino: INodeNo, offset: i64, len: i64) -> bool {
+        for _ in 0..TAKEN_UP_LOOKS {
+            match notifier.inval_known_inode(ino, offset, len) {
+                Ok(false) if self.is_told(ino) => std::thread::sleep(TAKEN_UP_PAUSE),
+                Ok(_) => return true,
+                Err(e) => {
+                    // The mount went away: there is no cache left.
+                    tracing::debug!("forget {ino} in the kernel: {e}");
+                    return true;
+                }
+            }
+        }
+        false
     }
 }
 
@@ -26,12 +117,48 @@ impl KernelCache for Notices {
             Forget::All => (0, 0),
             Forget::Part(offset, len) => (offset as i64, len as i64), // no file is longer
         };
-        if let Err(e) = notifier.inval_inode(to_kernel_ino(ino), offset, len) {
-            // The mount went away: there is no cache left.
-            tracing::debug!("forget {ino} in the kernel: {e}");
+        let ino = to_kernel_ino(ino);
+        if !self.invalidate(notifier, ino, offset, len) {
+            self.part(ino).remove(&ino);
+            // If it is taken up after all, nobody finds it by its name.
+            self.forget_names();
         }
     }
-    // Names are given to the kernel with a time-out of zero: it asks for each, so it has none to forget. Telling it
-    // would wait for the directory's lock, which an operation may hold that waits for this very recall.
-    fn invalidate_entry(&self, _: InodeId, _: &[u8]) {}
+
+    fn keeps_names(&self) -> bool {
+        self.keeps_names.load(Ordering::Acquire)
+    }
+
+    fn forget_names(&self) {
+        let Some(notifier) = self.notifier.get().filter(|_| self.keeps_names()) else { return };
+        if let Err(e) = notifier.inc_epoch() {
+            tracing::debug!("forget names in the kernel: {e}"); // the mount went away
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_inode_is_told_until_all_answers_are_taken_back() {
+        let (notices, ino) = (Notices::default(), INodeNo(77));
+        notices.tell(ino);
+        notices.tell(ino);
+        assert!(notices.is_told(ino) && !notices.is_told(INodeNo(78)));
+        assert!(!notices.forgotten(ino, 1));
+        assert!(notices.forgotten(ino, 1) && !notices.is_told(ino));
+        assert!(notices.forgotten(ino, 1), "an answer that was given up");
+    }
+
+    #[test]
+    fn names_are_kept_where_the_kernel_can_be_told_of_them_and_it_is_wanted() {
+        for (minor, wanted, keeps) in [(44, true, true), (45, true, true), (43, true, false), (44, false, false)] {
+            let notices = Notices::new(wanted);
+            assert!(!notices.keeps_names(), "before the kernel has spoken");
+            notices.speaks(Version(7, minor));
+            assert_eq!(notices.keeps_names(), keeps, "7.{minor}, {wanted}");
+        }
+    }
 }

@@ -1,4 +1,5 @@
 //! Results of the client as answers to the kernel. Errors become numbers here, and are told in the log once.
+use super::kernel::Notices;
 use super::translate as tr;
 use bytes::Bytes;
 use fuser::{
@@ -6,11 +7,15 @@ use fuser::{
     ReplyLock, ReplyStatx, ReplyWrite, ReplyXattr,
 };
 use std::cell::RefCell;
+use std::sync::Arc;
 use std::time::Duration;
 use weir_client::{Client, InTheWay, OpenMode, Opened, Stat};
-use weir_proto::{Error, Result};
+use weir_proto::{Error, InodeId, Result};
 
-/// The kernel asks for each name again: the answer comes from the client's lease.
+/// How long the kernel keeps a name that was lent to it. It is told when that ends earlier; this is for the case that nobody can tell
+/// it, for this process was stopped, and its leases end after their term.
+const LENT_TTL: Duration = Duration::from_secs(60);
+/// The kernel asks for the name again each time.
 pub const NAME_TTL: Duration = Duration::ZERO;
 pub const GENERATION: Generation = Generation(0); // inode numbers are never used again
 
@@ -23,7 +28,10 @@ pub fn open_flags(client: &Client, opened: &Opened, how: How) -> FopenFlags {
     if flags.contains(FopenFlags::FOPEN_DIRECT_IO) {
         client.keeps_no_pages(opened.handle);
     }
-    flags
+    match client.closes_quietly(opened.handle) {
+        true => flags | FopenFlags::FOPEN_NOFLUSH,
+        false => flags,
+    }
 }
 
 /// How a file is opened, and whether this kernel can map what is read directly.
@@ -36,16 +44,40 @@ pub struct How {
     pub maps_direct: bool,
 }
 
-pub fn reply_entry(reply: ReplyEntry, result: Result<Stat>) {
+/// A name of which something is said to the kernel.
+pub struct Named {
+    pub client: Client,
+    pub kernel: Arc<Notices>,
+    pub dir: InodeId,
+    pub name: Vec<u8>,
+}
+
+impl Named {
+    fn ttl(&self, leads_to: Option<InodeId>) -> Duration {
+        // What a volume shows in its topmost directory comes and goes with the volume.
+        let lent = self.name != super::past::DIRECTORY && self.client.lend_name(self.dir, &self.name, leads_to);
+        if lent { LENT_TTL } else { NAME_TTL }
+    }
+}
+
+pub fn reply_entry(named: &Named, reply: ReplyEntry, result: Result<Stat>) {
     match result {
-        Ok(stat) => reply.entry_with_ttls(&tr::attr_ttl(&stat), &NAME_TTL, &tr::attr(&stat.attr), GENERATION),
+        Ok(stat) => {
+            let attr = tr::attr(&stat.attr);
+            named.kernel.tell(attr.ino);
+            let ttl = named.ttl(Some(stat.attr.ino));
+            reply.entry_with_ttls(&tr::attr_ttl(&stat), &ttl, &attr, GENERATION)
+        }
         Err(e) => reply.error(refused(&e)),
     }
 }
-pub fn reply_looked(reply: ReplyEntry, result: Result<Option<Stat>>) {
+pub fn reply_looked(named: &Named, reply: ReplyEntry, result: Result<Option<Stat>>) {
     match result {
-        Ok(Some(stat)) => reply_entry(reply, Ok(stat)),
-        Ok(None) => reply.error(Errno::ENOENT),
+        Ok(Some(stat)) => reply_entry(named, reply, Ok(stat)),
+        Ok(None) => match named.ttl(None) {
+            Duration::ZERO => reply.error(Errno::ENOENT),
+            ttl => reply.absent(&ttl),
+        },
         Err(e) => reply.error(refused(&e)),
     }
 }
@@ -67,16 +99,27 @@ pub fn reply_empty(reply: ReplyEmpty, result: Result<()>) {
         Err(e) => reply.error(refused(&e)),
     }
 }
-pub fn reply_created(client: &Client, reply: ReplyCreate, created: Result<Opened>, how: How) {
+/// `named`: but for a file without a name.
+pub fn reply_created(
+    (client, kernel): (&Client, &Notices),
+    named: Option<&Named>,
+    reply: ReplyCreate,
+    created: Result<Opened>,
+    how: How,
+) {
     match created {
-        Ok(opened) => reply.created(
-            // One time-out for name and attributes here: the name's rules.
-            &NAME_TTL,
-            &tr::attr(&opened.stat.attr),
-            GENERATION,
-            FileHandle(opened.handle.0),
-            open_flags(client, &opened, how),
-        ),
+        Ok(opened) => {
+            let attr = tr::attr(&opened.stat.attr);
+            kernel.tell(attr.ino);
+            reply.created_with_ttls(
+                &tr::attr_ttl(&opened.stat),
+                &named.map_or(NAME_TTL, |named| named.ttl(Some(opened.stat.attr.ino))),
+                &attr,
+                GENERATION,
+                FileHandle(opened.handle.0),
+                open_flags(client, &opened, how),
+            )
+        }
         Err(e) => reply.error(refused(&e)),
     }
 }

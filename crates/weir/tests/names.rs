@@ -1,0 +1,321 @@
+//! Claim: a mount asks nothing twice, and shows nothing that is not so any more. Names and attributes stay in the kernel while this
+//! mount holds the directory's lease; what another mount changes is seen at once all the same.
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "tests are users of the operating system"
+)]
+mod common;
+
+use common::{Cluster, can_mount, shell, text, wait_until, weir};
+use rustix::fs::{CWD, RenameFlags};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+type Counts = BTreeMap<String, u64>;
+
+/// What the mount says of itself, with one request (GETXATTR).
+fn client(mount: &Path) -> Value {
+    let mut room = vec![0; 64 << 10];
+    let len = rustix::fs::getxattr(mount, "weir.client", &mut room).unwrap();
+    serde_json::from_slice(&room[..len]).unwrap()
+}
+fn counts(mount: &Path) -> Counts {
+    serde_json::from_value(client(mount)["requests"].clone()).unwrap()
+}
+
+/// Requests that `work` makes the kernel send, and messages to the metadata leader. Ends of files are sent behind the program's back:
+/// they are waited for until no more come.
+fn requests(mount: &Path, work: impl FnOnce()) -> (Counts, u64) {
+    let settled = || {
+        let mut last = counts(mount);
+        wait_until("requests end", PATIENCE, || {
+            let now = counts(mount);
+            let same = now.iter().all(|(kind, n)| kind == "GETXATTR" || last.get(kind) == Some(n));
+            last = now;
+            same
+        });
+        last
+    };
+    let (before, asked) = (settled(), client(mount)["asked"].as_u64().unwrap());
+    let reads = || counts(mount)["GETXATTR"];
+    let own_before = reads();
+    work();
+    let own = reads() - own_before - 1;
+    let after = settled();
+    let asked = client(mount)["asked"].as_u64().unwrap() - asked;
+    let grown = |(kind, n): (String, u64)| {
+        let by = n - before.get(&kind).copied().unwrap_or(0);
+        (kind != "GETXATTR" && by > 0).then_some((kind, by))
+    };
+    let mut made: Counts = after.into_iter().filter_map(grown).collect();
+    if own > 0 {
+        made.insert("GETXATTR".into(), own);
+    }
+    (made, asked)
+}
+fn sum(counts: &Counts) -> u64 {
+    counts.values().sum()
+}
+
+/// A directory that many others are above.
+fn deep(mount: &Path, name: &str) -> PathBuf {
+    let dir = mount.join(name).join("a/b/c/d");
+    fs::create_dir_all(&dir).unwrap();
+    dir
+}
+
+#[test]
+fn a_known_path_costs_no_request_and_each_call_only_its_own() {
+    if !can_mount() {
+        return;
+    }
+    let cluster = Cluster::start(1);
+    let mount = cluster.mount().to_owned();
+    let dir = deep(&mount, "deep");
+    const N: u64 = 100;
+    let file = |n: u64| dir.join(format!("f{n}"));
+    File::create(file(N)).unwrap();
+
+    let (made, asked) = requests(&mount, || (0..N).for_each(|n| drop(File::create(file(n)).unwrap())));
+    eprintln!("create + close: {made:?}, {asked} messages");
+    // LOOKUP, CREATE, FLUSH and RELEASE; the kernel asks for the directory's attributes after each change of it.
+    for kind in ["LOOKUP", "CREATE", "FLUSH", "RELEASE", "GETATTR"] {
+        assert!(made[kind] <= N + 5, "{kind}: {made:?}");
+    }
+    assert!(sum(&made) <= 5 * N + 10, "{made:?}");
+    assert!(asked <= N + N / 10 + 5, "{asked}");
+
+    let stat = || (0..N).for_each(|n| drop(fs::metadata(file(n)).unwrap()));
+    stat();
+    let (made, asked) = requests(&mount, stat);
+    assert_eq!((sum(&made), asked), (0, 0), "stat five deep, known: {made:?}");
+    let absent = || (0..N).for_each(|n| assert!(!dir.join(format!("no{n}")).exists()));
+    absent();
+    let (made, asked) = requests(&mount, absent);
+    assert_eq!((sum(&made), asked), (0, 0), "absent names, known: {made:?}");
+
+    let open = || (0..N).for_each(|n| drop(File::open(file(n)).unwrap()));
+    open();
+    let (made, asked) = requests(&mount, open);
+    eprintln!("open + close, known: {made:?}, {asked} messages");
+    assert!(sum(&made) <= 2 * N && asked <= 5, "{made:?}, {asked}");
+
+    let small = vec![7; 3901];
+    (0..N).for_each(|n| fs::write(file(n), &small).unwrap());
+    let read = || (0..N).for_each(|n| assert_eq!(fs::read(file(n)).unwrap(), small));
+    read();
+    let (made, asked) = requests(&mount, read);
+    eprintln!("open + read + close, known: {made:?}, {asked} messages");
+    assert!(sum(&made) <= 4 * N && asked <= 5, "{made:?}, {asked}");
+
+    let (made, asked) = requests(&mount, || (0..N).for_each(|n| fs::remove_file(file(n)).unwrap()));
+    eprintln!("unlink, known: {made:?}, {asked} messages");
+    assert!(made["UNLINK"] == N && sum(&made) <= 2 * N + 5 && asked <= N + 10, "{made:?}, {asked}");
+}
+
+#[test]
+fn a_listing_with_attributes_asks_for_each_entry_once() {
+    if !can_mount() {
+        return;
+    }
+    let cluster = Cluster::start(2);
+    const N: u64 = 2000;
+    // Four hardly known components above the entries.
+    let dirs: Vec<PathBuf> = cluster.mounts.iter().map(|m| m.join("top/many")).collect();
+    fs::create_dir_all(&dirs[0]).unwrap();
+    (0..N).for_each(|n| drop(File::create(dirs[0].join(format!("f{n}"))).unwrap()));
+    let (mount, dir) = (&cluster.mounts[1], &dirs[1]);
+    let list = || {
+        let listed = shell(&format!("ls -l {} | wc -l", dir.display()));
+        assert_eq!(listed.trim(), (N + 1).to_string());
+    };
+    let (made, asked) = requests(mount, list);
+    eprintln!("ls -l of {N}, cold: {made:?}, {asked} messages");
+    assert!(sum(&made) as f64 <= 1.01 * N as f64 + 10.0, "{made:?}");
+    assert!(asked <= N / 50, "{asked}");
+    let (made, asked) = requests(mount, list);
+    eprintln!("ls -l of {N}, again: {made:?}, {asked} messages");
+    assert!(sum(&made) as f64 <= 0.02 * N as f64 + 10.0, "{made:?}");
+    assert!(asked <= N / 50, "{asked}");
+    let (made, _) = requests(mount, || drop(shell(&format!("find {} -size +1M", dir.display()))));
+    eprintln!("find of {N}, known: {made:?}");
+    assert!(sum(&made) as f64 <= 0.02 * N as f64 + 10.0, "{made:?}");
+}
+
+/// Reads the names of one directory on a mount again and again, so that its kernel knows them.
+fn watch<'a>(
+    scope: &'a std::thread::Scope<'a, '_>,
+    dirs: impl Fn() -> Vec<PathBuf> + Send + 'a,
+    names: u64,
+    done: &'a AtomicBool,
+) {
+    scope.spawn(move || {
+        while !done.load(Ordering::Relaxed) {
+            for dir in dirs() {
+                (0..names).for_each(|n| drop(fs::symlink_metadata(dir.join(format!("n{n}")))));
+            }
+        }
+    });
+}
+
+#[test]
+fn names_that_one_mount_changes_are_seen_at_once_on_the_other() {
+    if !can_mount() {
+        return;
+    }
+    let cluster = Cluster::start(2);
+    const ROUNDS: u64 = 12;
+    const NAMES: u64 = 40;
+    let (round, done) = (AtomicU64::new(0), AtomicBool::new(false));
+    let dir_of = |mount: usize, round: u64| cluster.mounts[mount].join(format!("round{round}"));
+    (0..ROUNDS).for_each(|r| fs::create_dir(dir_of(0, r)).unwrap());
+    std::thread::scope(|scope| {
+        let _stop = common::OnPanic(|| done.store(true, Ordering::Relaxed));
+        for mount in [0, 1] {
+            let (dir_of, round) = (&dir_of, &round);
+            watch(scope, move || vec![dir_of(mount, round.load(Ordering::Relaxed))], NAMES, &done);
+        }
+        // A directory of its own for each round: one that was just changed by another mount is asked for each time.
+        for r in 0..ROUNDS {
+            round.store(r, Ordering::Relaxed);
+            let (one, other) = (dir_of(r as usize % 2, r), dir_of(1 - r as usize % 2, r));
+            let absent = |n: u64| {
+                let why = format!("round {r}, name {n}");
+                assert_eq!(fs::symlink_metadata(other.join(format!("n{n}"))).unwrap_err().kind(), std::io::ErrorKind::NotFound, "{why}");
+            };
+            let ino = |dir: &Path, n: u64| {
+                fs::symlink_metadata(dir.join(format!("n{n}"))).unwrap_or_else(|e| panic!("round {r}, name {n}: {e}")).ino()
+            };
+            let known = || (0..NAMES).for_each(|n| drop(fs::symlink_metadata(other.join(format!("n{n}")))));
+            known();
+            for n in 0..NAMES {
+                absent(n);
+                let path = one.join(format!("n{n}"));
+                match n % 4 {
+                    0 => drop(File::create(&path).unwrap()),
+                    1 => fs::create_dir(&path).unwrap(),
+                    2 => std::os::unix::fs::symlink("n0", &path).unwrap(),
+                    _ => fs::hard_link(one.join(format!("n{}", n - 3)), &path).unwrap(),
+                }
+                assert_eq!(ino(&other, n), ino(&one, n), "made: round {r}, name {n}");
+            }
+            known();
+            // Replaced, exchanged, moved away and removed.
+            for n in (0..NAMES).step_by(4) {
+                let fresh = one.join("fresh");
+                fs::write(&fresh, b"fresh").unwrap();
+                let (name, next) = (one.join(format!("n{n}")), one.join(format!("n{}", n + 2)));
+                fs::rename(&fresh, &name).unwrap();
+                assert_eq!(fs::read(other.join(format!("n{n}"))).unwrap(), b"fresh", "replaced: round {r}, name {n}");
+                rustix::fs::renameat_with(CWD, &name, CWD, &next, RenameFlags::EXCHANGE).unwrap();
+                assert_eq!(ino(&other, n + 2), ino(&one, n + 2), "exchanged: round {r}, name {n}");
+                assert!(fs::symlink_metadata(other.join(format!("n{n}"))).unwrap().file_type().is_symlink());
+                fs::rename(&name, one.join("away")).unwrap();
+                absent(n);
+                fs::rename(one.join("away"), &name).unwrap();
+                fs::remove_dir(one.join(format!("n{}", n + 1))).unwrap();
+                absent(n + 1);
+                fs::remove_file(&name).unwrap();
+                absent(n);
+            }
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+}
+
+/// A name that is moved takes what the kernel knows of it along: to a directory of which nothing is known yet.
+#[test]
+fn a_name_moved_to_another_directory_is_not_kept_there_without_its_lease() {
+    if !can_mount() {
+        return;
+    }
+    let cluster = Cluster::start(2);
+    let [a, b] = [0, 1].map(|n| cluster.mounts[n].clone());
+    for round in 0..20 {
+        let (from, to) = (format!("from{round}"), format!("to{round}"));
+        fs::create_dir(a.join(&from)).unwrap();
+        fs::create_dir(a.join(&to)).unwrap();
+        fs::write(a.join(&from).join("f"), b"1").unwrap();
+        fs::metadata(a.join(&from).join("f")).unwrap();
+        // The other mount makes the directory's lease go away, and comes back to it after the move.
+        fs::write(b.join(&to).join("other"), b"2").unwrap();
+        fs::rename(a.join(&from).join("f"), a.join(&to).join("f")).unwrap();
+        assert_eq!(fs::metadata(a.join(&to).join("f")).unwrap().len(), 1);
+        fs::rename(b.join(&to).join("f"), b.join(&to).join("g")).unwrap();
+        assert!(fs::metadata(a.join(&to).join("f")).is_err(), "round {round}");
+        assert_eq!(fs::metadata(a.join(&to).join("g")).unwrap().len(), 1);
+    }
+}
+
+#[test]
+fn attributes_that_another_mount_changes_are_seen_at_once_by_known_names() {
+    if !can_mount() {
+        return;
+    }
+    let cluster = Cluster::start(2);
+    let [a, b] = [0, 1].map(|n| cluster.mounts[n].join("f"));
+    fs::write(&a, b"").unwrap();
+    for n in 1..=200u64 {
+        let mode = if n % 2 == 0 { 0o600 } else { 0o640 };
+        let (one, other) = if n % 3 == 0 { (&b, &a) } else { (&a, &b) };
+        fs::metadata(other).unwrap();
+        fs::set_permissions(one, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
+        assert_eq!(fs::metadata(other).unwrap().mode() & 0o777, mode, "{n}");
+        OpenOptions::new().write(true).open(one).unwrap().set_len(n).unwrap();
+        assert_eq!(fs::metadata(other).unwrap().len(), n);
+        assert_eq!(fs::metadata(one).unwrap().len(), n);
+    }
+}
+
+/// A mount of its own, ended with this value.
+struct Mount(Child, PathBuf);
+impl Mount {
+    fn new(cluster: &Cluster, path: PathBuf, words: &[&str]) -> Mount {
+        fs::create_dir_all(&path).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
+        command.arg("mount").arg(&path).arg("--dir").arg(cluster.dir()).args(words);
+        let child = command.spawn().unwrap();
+        let mount = Mount(child, path);
+        let mounts = || fs::read_to_string("/proc/self/mountinfo").unwrap();
+        wait_until("it is mounted", PATIENCE, || mounts().contains(mount.1.to_str().unwrap()));
+        mount
+    }
+}
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let off = weir(&["unmount", "--lazy", self.1.to_str().unwrap()]);
+        if !off.status.success() {
+            eprintln!("{}", text(&off.stderr));
+        }
+        common::ends("the mount", &mut self.0, PATIENCE);
+    }
+}
+
+#[test]
+fn without_kernel_names_each_is_asked_for_each_time_and_nothing_else_changes() {
+    if !can_mount() {
+        return;
+    }
+    let cluster = Cluster::start(1);
+    let plain = Mount::new(&cluster, cluster.dir().join("plain"), &["--no-kernel-names"]);
+    let (mount, other) = (&plain.1, cluster.mount());
+    let dir = deep(mount, "deep");
+    fs::write(dir.join("f"), b"1").unwrap();
+    fs::metadata(dir.join("f")).unwrap();
+    let (made, _) = requests(mount, || {
+        (0..10).for_each(|_| drop(fs::metadata(dir.join("f")).unwrap()));
+    });
+    assert_eq!(made["LOOKUP"], 60, "{made:?}");
+    fs::remove_file(other.join("deep/a/b/c/d/f")).unwrap();
+    assert!(!dir.join("f").exists());
+    File::create(other.join("deep/a/b/c/d/f")).unwrap();
+    assert!(dir.join("f").exists());
+}
