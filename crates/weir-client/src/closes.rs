@@ -53,7 +53,8 @@ impl Closes {
     }
     pub fn has(&self, ino: InodeId) -> bool {
         let noted = self.lock();
-        [&noted.kept, &noted.older].iter().any(|kept| kept.contains_key(&ino)) || noted.files.contains_key(&ino)
+        [&noted.kept, &noted.older].iter().any(|kept| kept.contains_key(&ino))
+            || noted.files.contains_key(&ino)
     }
 }
 
@@ -150,15 +151,7 @@ impl Inner {
             let pressing = pressing || noted.files.len() >= NOTED_MAX;
             (pressing, !std::mem::replace(&mut noted.alarmed, true))
         };
-        if pressing || alarm {
-            let me = self.arc();
-            self.env.tasks.spawn("tell closes", async move {
-                if !pressing {
-                    me.env.clock.sleep(PUT_OFF).await;
-                }
-                me.tell_closes().await;
-            });
-        }
+        self.tell_closes_soon(pressing, alarm);
     }
 
     /// An open for reading of a file that the leader counts as open still, and of which a lease is held: it needs no message, and is
@@ -177,7 +170,32 @@ impl Inner {
         Some(stat)
     }
 
-    /// Before a lease on the file is given back, or when it may have lost its last name.
+    /// It may have lost its last name, and goes with its last open: what is kept of it is told soon.
+    pub fn keep_no_closes(&self, ino: InodeId) {
+        let (pressing, alarm) = {
+            let mut noted = self.closes.lock();
+            noted.let_go(ino);
+            if !noted.files.contains_key(&ino) {
+                return;
+            }
+            (noted.files.len() >= NOTED_MAX, !std::mem::replace(&mut noted.alarmed, true))
+        };
+        self.tell_closes_soon(pressing, alarm);
+    }
+
+    fn tell_closes_soon(&self, pressing: bool, alarm: bool) {
+        if pressing || alarm {
+            let me = self.arc();
+            self.env.tasks.spawn("tell closes", async move {
+                if !pressing {
+                    me.env.clock.sleep(PUT_OFF).await;
+                }
+                me.tell_closes().await;
+            });
+        }
+    }
+
+    /// Before a lease on the file is given back.
     pub async fn tell_close_of(&self, ino: InodeId) {
         if self.closes.has(ino) {
             self.closes.lock().let_go(ino);

@@ -450,8 +450,10 @@ impl Inner {
         let (me, nodes) = (self.arc(), self.all_nodes());
         self.env.tasks.spawn("invalidate kernel caches", async move {
             let kernel = me.kernel.clone();
-            let work =
-                move || nodes.iter().for_each(|n| kernel.invalidate_inode(n.ino, Forget::All));
+            for node in &nodes {
+                me.take_listing_back(node.ino).await;
+            }
+            let work = move || nodes.iter().for_each(|n| kernel.invalidate_inode(n.ino, Forget::All));
             me.env.tasks.blocking(work).await;
         });
     }

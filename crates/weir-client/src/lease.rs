@@ -153,6 +153,7 @@ impl Inner {
         let recall = node.lock().recalls();
         self.wait_for_sends(node, recall).await;
         if node.lock().lease <= keep {
+            self.take_listing_back(node.ino).await; // another end of the lease may be at it
             return;
         }
         let mut old_pages = if keep == LeaseKind::None { vec![Forget::All] } else { Vec::new() };
@@ -202,6 +203,7 @@ impl Inner {
             keep = LeaseKind::None;
             old_pages.push(Forget::All);
         }
+        self.take_listing_back(node.ino).await;
         self.tell_access_of(node).await;
         self.tell_close_of(node.ino).await;
         node.changed.notify_waiters();
@@ -374,6 +376,7 @@ impl Inner {
             st.stamp_recall(self.next_stamp(), LeaseKind::None);
             self.drop_under_lease(node, &mut st, LeaseKind::None);
         }
+        self.take_listing_back(node.ino).await;
         self.tell_access_of(node).await;
         self.tell_close_of(node.ino).await;
         let ino = node.ino;

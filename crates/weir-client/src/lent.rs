@@ -54,7 +54,7 @@ impl Inner {
         if let Some(node) = leads_to.and_then(|ino| self.known_node(ino)) {
             node.lock().forgotten = false;
         }
-        if !self.kernel.keeps_names() || !self.leases_hold() {
+        if !self.kernel.takes_names() || !self.leases_hold() {
             return false;
         }
         let Some(node) = self.known_node(dir) else { return false };
@@ -91,6 +91,14 @@ impl Inner {
         }
     }
 
+    /// After [`Inner::lower_lease`], before anybody else may change names there: a listing that the kernel was sent is forgotten, too.
+    pub async fn take_listing_back(&self, dir: InodeId) {
+        if self.kernel.is_listing(dir) {
+            let kernel = self.kernel.clone();
+            self.env.tasks.blocking(move || kernel.forget_listing(dir)).await;
+        }
+    }
+
     /// The kernel asks for every name again: it may believe something that this client does not.
     pub fn take_all_back(&self) {
         if self.kernel.keeps_names() {
@@ -110,7 +118,9 @@ impl Inner {
 
 /// Names count while the leader is heard: after that the kernel asks, and waits for the answer.
 pub async fn end_with_the_term(inner: Weak<Inner>) {
-    while let Some((clock, until)) = inner.upgrade().map(|i| (i.env.clock.clone(), i.session.leases_hold_until())) {
+    while let Some((clock, until)) =
+        inner.upgrade().map(|i| (i.env.clock.clone(), i.session.leases_hold_until()))
+    {
         if clock.now() < until {
             clock.sleep(until.since(clock.now())).await;
             continue;

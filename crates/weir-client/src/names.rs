@@ -225,7 +225,8 @@ impl Inner {
             mode: mode.bits,
             umask: mode.umask,
         };
-        let (made, tries) = change.told(self.doubt_names(self.session.change_counted(self.deadline(), make).await))?;
+        let (made, tries) =
+            change.told(self.doubt_names(self.session.change_counted(self.deadline(), make).await))?;
         let stat = self.made(change, made, stamp);
         // A reply that was sent again may be older than what is in the directory.
         if stat.leased && tries == 1 {
@@ -307,11 +308,7 @@ impl Inner {
     fn links_changed(&self, ino: InodeId) {
         if let Some(node) = self.known_node(ino) {
             node.lock().attr_old = true;
-            if self.closes.has(ino) {
-                // A file without a name goes with its last open.
-                let me = self.arc();
-                self.env.tasks.spawn("tell closes of what was removed", async move { me.tell_close_of(ino).await });
-            }
+            self.keep_no_closes(ino);
         }
     }
 

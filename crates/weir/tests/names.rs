@@ -139,6 +139,7 @@ fn a_listing_with_attributes_asks_for_each_entry_once() {
     };
     let (made, asked) = requests(mount, list);
     eprintln!("ls -l of {N}, cold: {made:?}, {asked} messages");
+    // The kernel asks for each access control list once, and remembers that there is none.
     assert!(sum(&made) as f64 <= 1.01 * N as f64 + 10.0, "{made:?}");
     assert!(asked <= N / 50, "{asked}");
     let (made, asked) = requests(mount, list);
@@ -189,10 +190,16 @@ fn names_that_one_mount_changes_are_seen_at_once_on_the_other() {
             let (one, other) = (dir_of(r as usize % 2, r), dir_of(1 - r as usize % 2, r));
             let absent = |n: u64| {
                 let why = format!("round {r}, name {n}");
-                assert_eq!(fs::symlink_metadata(other.join(format!("n{n}"))).unwrap_err().kind(), std::io::ErrorKind::NotFound, "{why}");
+                assert_eq!(
+                    fs::symlink_metadata(other.join(format!("n{n}"))).unwrap_err().kind(),
+                    std::io::ErrorKind::NotFound,
+                    "{why}"
+                );
             };
             let ino = |dir: &Path, n: u64| {
-                fs::symlink_metadata(dir.join(format!("n{n}"))).unwrap_or_else(|e| panic!("round {r}, name {n}: {e}")).ino()
+                fs::symlink_metadata(dir.join(format!("n{n}")))
+                    .unwrap_or_else(|e| panic!("round {r}, name {n}: {e}"))
+                    .ino()
             };
             let known = || (0..NAMES).for_each(|n| drop(fs::symlink_metadata(other.join(format!("n{n}")))));
             known();
@@ -214,7 +221,11 @@ fn names_that_one_mount_changes_are_seen_at_once_on_the_other() {
                 fs::write(&fresh, b"fresh").unwrap();
                 let (name, next) = (one.join(format!("n{n}")), one.join(format!("n{}", n + 2)));
                 fs::rename(&fresh, &name).unwrap();
-                assert_eq!(fs::read(other.join(format!("n{n}"))).unwrap(), b"fresh", "replaced: round {r}, name {n}");
+                assert_eq!(
+                    fs::read(other.join(format!("n{n}"))).unwrap(),
+                    b"fresh",
+                    "replaced: round {r}, name {n}"
+                );
                 rustix::fs::renameat_with(CWD, &name, CWD, &next, RenameFlags::EXCHANGE).unwrap();
                 assert_eq!(ino(&other, n + 2), ino(&one, n + 2), "exchanged: round {r}, name {n}");
                 assert!(fs::symlink_metadata(other.join(format!("n{n}"))).unwrap().file_type().is_symlink());

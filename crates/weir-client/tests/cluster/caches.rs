@@ -343,16 +343,19 @@ fn names_that_a_kernel_keeps_are_taken_back_before_a_change_by_another_is_done()
         let kernel = Arc::new(Names::default());
         let a = lab.client("a").await;
         let b = lab.client_with("b", 64 << 20, kernel.clone()).await;
-        let dir = a.mkdir(&root(), ROOT, b"dir", 0o755.into()).await.unwrap().attr.ino;
-        let other = a.mkdir(&root(), ROOT, b"other", 0o755.into()).await.unwrap().attr.ino;
-        a.mkdir(&root(), dir, b"there", 0o755.into()).await.unwrap();
+        let dir = a.mkdir(&root(), ROOT, b"dir", 0o755).await.unwrap().attr.ino;
+        let other = a.mkdir(&root(), ROOT, b"other", 0o755).await.unwrap().attr.ino;
+        a.mkdir(&root(), dir, b"there", 0o755).await.unwrap();
         assert!(lends(&b, dir, "there").await && lends(&b, dir, "absent").await);
         let said = b.lookup(&root(), dir, b"there").await.unwrap().unwrap().attr.ino;
-        assert!(!b.lend_name(dir, b"there", None) && !b.lend_name(dir, b"absent", Some(said)), "it is not so");
+        assert!(
+            !b.lend_name(dir, b"there", None) && !b.lend_name(dir, b"absent", Some(said)),
+            "it is not so"
+        );
         assert!(!b.lend_name(dir, b"never asked for", None));
-        a.mkdir(&root(), other, b"x", 0o755.into()).await.unwrap();
+        a.mkdir(&root(), other, b"x", 0o755).await.unwrap();
         assert_eq!(kernel.told(), 0, "nothing of that directory is in the kernel");
-        a.mkdir(&root(), dir, b"absent", 0o755.into()).await.unwrap();
+        a.mkdir(&root(), dir, b"absent", 0o755).await.unwrap();
         assert_eq!(kernel.told(), 1);
         assert!(!b.lend_name(dir, b"there", Some(said)), "the lease is gone");
         // What others change again and again is asked for each time.
@@ -373,13 +376,16 @@ fn a_kernel_keeps_no_names_when_the_leader_was_not_heard_for_a_term() {
         let kernel = Arc::new(Names::default());
         let (a, world) = (lab.client("a").await, lab.world());
         let b = lab.client_with("b", 64 << 20, kernel.clone()).await;
-        let dir = a.mkdir(&root(), ROOT, b"dir", 0o755.into()).await.unwrap().attr.ino;
+        let dir = a.mkdir(&root(), ROOT, b"dir", 0o755).await.unwrap().attr.ino;
         assert!(lends(&b, dir, "absent").await);
         world.partition("b", "meta");
         // b is not asked, and not waited for for longer than its term.
-        let made = a.mkdir(&root(), dir, b"absent", 0o755.into());
+        let made = a.mkdir(&root(), dir, b"absent", 0o755);
         made.await.unwrap();
-        assert!(kernel.told() >= 1, "the leader gave the name to another while the kernel kept that it is absent");
+        assert!(
+            kernel.told() >= 1,
+            "the leader gave the name to another while the kernel kept that it is absent"
+        );
         assert!(!b.lend_name(dir, b"absent", None));
         world.heal("b", "meta");
         world.sleep(Duration::from_secs(7)).await;

@@ -1,6 +1,6 @@
 //! One method per request of the kernel. Each is polled once on the kernel's thread: what leases and buffers answer is
 //! answered there without waking anybody; what has to wait goes on as a task.
-use super::attach::keeps_access_times;
+use super::attach::{is_covered, keeps_access_times};
 use super::callers::{self, Callers, Fails};
 use super::credentials;
 use super::from_home::FromHome;
@@ -190,6 +190,7 @@ impl Mounted {
         if seen.is_none_or(|at| now.duration_since(at) >= OPTIONS_TTL) {
             *seen = Some(now);
             self.client.keep_access_times(keeps_access_times(&self.path));
+            self.kernel.covered(is_covered(&self.path));
         }
     }
 
@@ -776,6 +777,7 @@ impl Filesystem for Mounted {
         if is_past(ino) {
             return self.past_readdir(request, ino, offset, reply);
         }
+        self.kernel.listed(fh);
         for (at, name) in [(1, "."), (2, "..")] {
             if offset < at && reply.add(ino, at, fuser::FileType::Directory, name) {
                 return reply.ok();
@@ -815,6 +817,7 @@ impl Filesystem for Mounted {
         if is_past(ino) {
             return self.past_readdirplus(request, ino, offset, reply);
         }
+        self.kernel.listed(fh);
         for (at, name) in [(1, "."), (2, "..")] {
             if offset < at && reply.add_name(ino, at, name, fuser::FileType::Directory) {
                 return reply.ok();
@@ -822,16 +825,20 @@ impl Filesystem for Mounted {
         }
         let (client, dir) = (self.client.clone(), tr::from_kernel_ino(ino));
         let streams = self.streams.clone();
-        // Attributes stay in the client, under its leases: they answer the look-ups that follow.
+        let mut named = self.named(dir, b"");
         let work = async move { list(&client, (&streams, fh), dir, offset, true).await };
-        self.wait(request, reply, work, |mut reply: ReplyDirectoryPlus, listing| {
+        self.wait(request, reply, work, move |mut reply: ReplyDirectoryPlus, listing| {
             let listing = match listing {
                 Ok(listing) => listing,
                 Err(e) => return reply.error(refused(&e)),
             };
+            // Before anything is lent: a recall that comes then waits for what is sent.
+            if !listing.entries.is_empty() {
+                named.kernel.lists(fh, ino);
+            }
             for entry in listing.entries {
-                let (name, kind) = (OsStr::from_bytes(&entry.name), tr::file_type(entry.kind));
-                if reply.add_name(tr::to_kernel_ino(entry.ino), entry.cookie + DOTS, name, kind) {
+                named.name = entry.name.to_vec();
+                if add_entry(&named, &mut reply, entry.cookie + DOTS, &entry) {
                     break;
                 }
             }
@@ -840,6 +847,7 @@ impl Filesystem for Mounted {
     }
 
     fn releasedir(&self, _: &Request, _ino: INodeNo, fh: FileHandle, _flags: OpenFlags, reply: ReplyEmpty) {
+        self.kernel.listed(fh);
         self.streams.close(fh);
         reply.ok();
     }
@@ -914,9 +922,13 @@ impl Filesystem for Mounted {
             let work = async move { text.await.map(Bytes::from) };
             return self.wait(request, reply, work, move |reply, value| reply_xattr(reply, size, value));
         }
+        let absent = absent_attribute(name);
         let name = name.to_owned();
         let work = async move { client.get_xattr(ino, name.as_bytes()).await };
-        self.wait(request, reply, work, move |reply, value| reply_xattr(reply, size, value));
+        self.wait(request, reply, work, move |reply: ReplyXattr, value| match value {
+            Err(e) if tr::errno(&e) == Errno::NO_XATTR => reply.error(absent),
+            value => reply_xattr(reply, size, value),
+        });
     }
 
     fn listxattr(&self, request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
@@ -1088,6 +1100,12 @@ impl Filesystem for Mounted {
 /// capabilities.
 fn is_foreign(name: &OsStr) -> bool {
     name == "security.capability"
+}
+
+/// What it says that a file has no attribute of this name. `ls -l` asks each file for its label, but no other one of a file system that
+/// says that it has none; and labels have no effect here.
+fn absent_attribute(name: &OsStr) -> Errno {
+    if name == "security.selinux" { Errno::EOPNOTSUPP } else { Errno::NO_XATTR }
 }
 
 /// The next entries of a stream, without those made after it was begun.

@@ -3,12 +3,14 @@
 //!
 //! Invariant: no notice overtakes an answer. An inode of which an answer is on its way is not known to the kernel yet, so a notice
 //! of it would be lost; such a notice is sent again until the kernel has taken the answer up. Names are all asked for again at once
-//! (`FUSE_NOTIFY_INC_EPOCH`): the kernel reads the epoch before it asks, so an answer of before does not count after. (Not so for
-//! `READDIRPLUS`, where it reads it when it takes the answer up: names in listings are never kept.) To tell it of one name
-//! (`FUSE_NOTIFY_INVAL_ENTRY`) would wait for the directory's lock, which an operation may hold that waits for this very recall.
+//! (`FUSE_NOTIFY_INC_EPOCH`): the kernel reads the epoch before it asks, so an answer of before does not count after. Not so for
+//! `READDIRPLUS`, where it reads it when it takes the answer up, under the directory's lock: such an answer is waited for with a notice
+//! that takes that lock, and the names are asked for again once more. It is not waited for long: an operation may hold the lock that
+//! waits for this very recall, which is why names are not told one by one (`FUSE_NOTIFY_INVAL_ENTRY`).
 use super::translate::to_kernel_ino;
-use fuser::{INodeNo, Notifier, Version};
+use fuser::{FileHandle, INodeNo, Notifier, Version};
 use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -24,6 +26,12 @@ const PARTS: usize = 16;
 const TAKEN_UP_LOOKS: u32 = 500;
 const TAKEN_UP_PAUSE: Duration = Duration::from_micros(100);
 
+/// How long a recall waits for a listing that was answered to be taken up. If something else holds the directory's lock it goes on
+/// without, and the names are asked for again when the lock was had.
+const LISTING_PATIENCE: Duration = Duration::from_millis(20);
+/// No file has this name: a notice of it takes the directory's lock, and does nothing.
+const NO_NAME: &str = "\u{1}weir: taken up?";
+
 /// The kernel's caches of one mount. Empty until the mount is there, so nothing has to be forgotten before.
 pub struct Notices {
     notifier: OnceLock<Notifier>,
@@ -32,6 +40,10 @@ pub struct Notices {
     keeps_names: AtomicBool,
     /// How many answers told the kernel of each inode, and were not taken back by it (`FORGET`).
     told: [Mutex<HashMap<INodeNo, u64>>; PARTS],
+    /// Streams whose last answer had names to keep, and may not be taken up yet; of which directory.
+    listings: Mutex<HashMap<u64, INodeNo>>,
+    /// Something is mounted on a directory of this mount.
+    covered: AtomicBool,
 }
 
 impl Default for Notices {
@@ -47,6 +59,8 @@ impl Notices {
             names_wanted,
             keeps_names: AtomicBool::new(false),
             told: Default::default(),
+            listings: Mutex::default(),
+            covered: AtomicBool::new(false),
         }
     }
 
@@ -87,6 +101,28 @@ impl Notices {
         }
         none
     }
+    fn listings(&self) -> MutexGuard<'_, HashMap<u64, INodeNo>> {
+        self.listings.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    /// The next answer to a stream is about to have names that the kernel may keep.
+    pub fn lists(&self, fh: FileHandle, dir: INodeNo) {
+        self.listings().insert(fh.0, dir);
+    }
+    /// The kernel has taken all answers to a stream up: it asks on, or has closed it.
+    pub fn listed(&self, fh: FileHandle) {
+        self.listings().remove(&fh.0);
+    }
+
+    /// Whether other file systems are mounted on directories inside. The kernel would take them off when it asks for names again:
+    /// it keeps none from then on. Those of before end by themselves.
+    pub fn covered(&self, covered: bool) {
+        if covered && !self.covered.swap(true, Ordering::AcqRel) && self.keeps_names.load(Ordering::Acquire) {
+            tracing::warn!(
+                "another file system is mounted inside of this mount: the kernel keeps no names any more (see --no-kernel-names)"
+            );
+        }
+    }
+
     fn is_told(&self, ino: INodeNo) -> bool {
         self.part(ino).contains_key(&ino)
     }
@@ -129,6 +165,28 @@ impl KernelCache for Notices {
         self.keeps_names.load(Ordering::Acquire)
     }
 
+    fn takes_names(&self) -> bool {
+        self.keeps_names() && !self.covered.load(Ordering::Acquire)
+    }
+
+    fn is_listing(&self, dir: InodeId) -> bool {
+        let dir = to_kernel_ino(dir);
+        self.listings().values().any(|listed| *listed == dir)
+    }
+
+    fn forget_listing(&self, dir: InodeId) {
+        let Some(notifier) = self.notifier.get().cloned() else { return };
+        let (dir, (taken_up, waits)) = (to_kernel_ino(dir), std::sync::mpsc::sync_channel(1));
+        std::thread::spawn(move || {
+            let told = notifier.inval_entry(dir, OsStr::new(NO_NAME)).and_then(|()| notifier.inc_epoch());
+            if let Err(e) = told {
+                tracing::debug!("forget a listing in the kernel: {e}"); // the mount went away
+            }
+            let _ = taken_up.try_send(()); // nobody waits any more
+        });
+        let _ = waits.recv_timeout(LISTING_PATIENCE); // then it is told later
+    }
+
     fn forget_names(&self) {
         let Some(notifier) = self.notifier.get().filter(|_| self.keeps_names()) else { return };
         if let Err(e) = notifier.inc_epoch() {
@@ -154,7 +212,9 @@ mod tests {
 
     #[test]
     fn names_are_kept_where_the_kernel_can_be_told_of_them_and_it_is_wanted() {
-        for (minor, wanted, keeps) in [(44, true, true), (45, true, true), (43, true, false), (44, false, false)] {
+        for (minor, wanted, keeps) in
+            [(44, true, true), (45, true, true), (43, true, false), (44, false, false)]
+        {
             let notices = Notices::new(wanted);
             assert!(!notices.keeps_names(), "before the kernel has spoken");
             notices.speaks(Version(7, minor));

@@ -3,13 +3,15 @@ use super::kernel::Notices;
 use super::translate as tr;
 use bytes::Bytes;
 use fuser::{
-    Errno, FileHandle, FopenFlags, Generation, ReplyAttr, ReplyCreate, ReplyData, ReplyEmpty, ReplyEntry,
-    ReplyLock, ReplyStatx, ReplyWrite, ReplyXattr,
+    Errno, FileHandle, FopenFlags, Generation, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectoryPlus,
+    ReplyEmpty, ReplyEntry, ReplyLock, ReplyStatx, ReplyWrite, ReplyXattr,
 };
 use std::cell::RefCell;
+use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::time::Duration;
 use weir_client::{Client, InTheWay, OpenMode, Opened, Stat};
+use weir_proto::meta::ListEntry;
 use weir_proto::{Error, InodeId, Result};
 
 /// How long the kernel keeps a name that was lent to it. It is told when that ends earlier; this is for the case that nobody can tell
@@ -55,18 +57,47 @@ pub struct Named {
 impl Named {
     fn ttl(&self, leads_to: Option<InodeId>) -> Duration {
         // What a volume shows in its topmost directory comes and goes with the volume.
-        let lent = self.name != super::past::DIRECTORY && self.client.lend_name(self.dir, &self.name, leads_to);
+        let lent =
+            self.name != super::past::DIRECTORY && self.client.lend_name(self.dir, &self.name, leads_to);
         if lent { LENT_TTL } else { NAME_TTL }
     }
+}
+
+/// The kernel is about to be told of an inode. Attributes are looked at again after that is noted: a recall of before was not told to
+/// a kernel that did not know the inode.
+fn told(client: &Client, kernel: &Notices, stat: Stat) -> Stat {
+    kernel.tell(tr::to_kernel_ino(stat.attr.ino));
+    client.try_getattr(stat.attr.ino).unwrap_or(Stat { leased: false, ..stat })
+}
+
+/// Adds an entry of a listing with all that the kernel may keep of it. True: there was no room for it.
+pub fn add_entry(named: &Named, reply: &mut ReplyDirectoryPlus, cookie: u64, entry: &ListEntry) -> bool {
+    let (ino, kind) = (tr::to_kernel_ino(entry.ino), tr::file_type(entry.kind));
+    let name = std::ffi::OsStr::from_bytes(&entry.name);
+    named.kernel.tell(ino);
+    let lent = || {
+        let stat = named.client.try_getattr(entry.ino)?;
+        (named.ttl(Some(entry.ino)) == LENT_TTL).then(|| tr::attr(&stat.attr))
+    };
+    let (full, taken) = match lent() {
+        Some(attr) => {
+            let full = reply.add(ino, cookie, name, &LENT_TTL, &attr, GENERATION);
+            (full, !full)
+        }
+        None => (reply.add_name(ino, cookie, name, kind), false),
+    };
+    if !taken {
+        named.kernel.forgotten(ino, 1);
+    }
+    full
 }
 
 pub fn reply_entry(named: &Named, reply: ReplyEntry, result: Result<Stat>) {
     match result {
         Ok(stat) => {
-            let attr = tr::attr(&stat.attr);
-            named.kernel.tell(attr.ino);
+            let stat = told(&named.client, &named.kernel, stat);
             let ttl = named.ttl(Some(stat.attr.ino));
-            reply.entry_with_ttls(&tr::attr_ttl(&stat), &ttl, &attr, GENERATION)
+            reply.entry_with_ttls(&tr::attr_ttl(&stat), &ttl, &tr::attr(&stat.attr), GENERATION)
         }
         Err(e) => reply.error(refused(&e)),
     }
@@ -109,12 +140,11 @@ pub fn reply_created(
 ) {
     match created {
         Ok(opened) => {
-            let attr = tr::attr(&opened.stat.attr);
-            kernel.tell(attr.ino);
+            let stat = told(client, kernel, opened.stat.clone());
             reply.created_with_ttls(
-                &tr::attr_ttl(&opened.stat),
-                &named.map_or(NAME_TTL, |named| named.ttl(Some(opened.stat.attr.ino))),
-                &attr,
+                &tr::attr_ttl(&stat),
+                &named.map_or(NAME_TTL, |named| named.ttl(Some(stat.attr.ino))),
+                &tr::attr(&stat.attr),
                 GENERATION,
                 FileHandle(opened.handle.0),
                 open_flags(client, &opened, how),
