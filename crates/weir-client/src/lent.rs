@@ -66,6 +66,11 @@ impl Inner {
         true
     }
 
+    /// Whether names of this directory were lent since the kernel was last told.
+    pub fn lends_now(&self, dir: InodeId) -> bool {
+        self.known_node(dir).is_some_and(|node| node.lock().lent_at == Some(self.lent.now()))
+    }
+
     /// The kernel moves a name that it keeps to this directory, whatever is said of it: it must know the directory's lease, or nothing.
     pub fn lend_moved(&self, dir: InodeId) {
         if !self.kernel.keeps_names() {

@@ -284,6 +284,10 @@ impl Client {
     pub fn lend_name(&self, dir: InodeId, name: &[u8], leads_to: Option<InodeId>) -> bool {
         self.inner.lend_name(dir, name, leads_to)
     }
+    /// Whether names of this directory were lent since the kernel forgot all names last.
+    pub fn lends_now(&self, dir: InodeId) -> bool {
+        self.inner.lends_now(dir)
+    }
     /// The kernel is about to hear that a name which it may keep was moved to this directory.
     pub fn lend_moved(&self, dir: InodeId) {
         self.inner.lend_moved(dir)

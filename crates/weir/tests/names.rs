@@ -126,13 +126,15 @@ fn a_listing_with_attributes_asks_for_each_entry_once() {
     if !can_mount() {
         return;
     }
-    let cluster = Cluster::start(2);
+    let cluster = Cluster::start(1);
     const N: u64 = 2000;
-    // Four hardly known components above the entries.
-    let dirs: Vec<PathBuf> = cluster.mounts.iter().map(|m| m.join("top/many")).collect();
-    fs::create_dir_all(&dirs[0]).unwrap();
-    (0..N).for_each(|n| drop(File::create(dirs[0].join(format!("f{n}"))).unwrap()));
-    let (mount, dir) = (&cluster.mounts[1], &dirs[1]);
+    // By a mount that is gone, so that nobody holds leases on them.
+    let maker = Mount::new(&cluster, cluster.dir().join("maker"), &[]);
+    let many = maker.1.join("top/many");
+    fs::create_dir_all(&many).unwrap();
+    (0..N).for_each(|n| drop(File::create(many.join(format!("f{n}"))).unwrap()));
+    drop(maker);
+    let (mount, dir) = (cluster.mount(), cluster.mount().join("top/many"));
     let list = || {
         let listed = shell(&format!("ls -l {} | wc -l", dir.display()));
         assert_eq!(listed.trim(), (N + 1).to_string());

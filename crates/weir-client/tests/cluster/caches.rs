@@ -380,8 +380,7 @@ fn a_kernel_keeps_no_names_when_the_leader_was_not_heard_for_a_term() {
         assert!(lends(&b, dir, "absent").await);
         world.partition("b", "meta");
         // b is not asked, and not waited for for longer than its term.
-        let made = a.mkdir(&root(), dir, b"absent", 0o755);
-        made.await.unwrap();
+        a.mkdir(&root(), dir, b"absent", 0o755).await.unwrap();
         assert!(
             kernel.told() >= 1,
             "the leader gave the name to another while the kernel kept that it is absent"

@@ -13,7 +13,7 @@ use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use weir_client::{Forget, KernelCache};
 use weir_proto::InodeId;
 
@@ -32,6 +32,13 @@ const LISTING_PATIENCE: Duration = Duration::from_millis(20);
 /// No file has this name: a notice of it takes the directory's lock, and does nothing.
 const NO_NAME: &str = "\u{1}weir: taken up?";
 
+/// What the kernel was told of an inode.
+#[derive(Clone, Copy)]
+struct Told {
+    answers: u64,
+    last: Instant,
+}
+
 /// The kernel's caches of one mount. Empty until the mount is there, so nothing has to be forgotten before.
 pub struct Notices {
     notifier: OnceLock<Notifier>,
@@ -39,7 +46,7 @@ pub struct Notices {
     names_wanted: bool,
     keeps_names: AtomicBool,
     /// How many answers told the kernel of each inode, and were not taken back by it (`FORGET`).
-    told: [Mutex<HashMap<INodeNo, u64>>; PARTS],
+    told: [Mutex<HashMap<INodeNo, Told>>; PARTS],
     /// Streams whose last answer had names to keep, and may not be taken up yet; of which directory.
     listings: Mutex<HashMap<u64, INodeNo>>,
     /// Something is mounted on a directory of this mount.
@@ -81,21 +88,24 @@ impl Notices {
         self.keeps_names.store(can && self.names_wanted, Ordering::Release);
     }
 
-    fn part(&self, ino: INodeNo) -> MutexGuard<'_, HashMap<INodeNo, u64>> {
+    fn part(&self, ino: INodeNo) -> MutexGuard<'_, HashMap<INodeNo, Told>> {
         // Numbers of inodes made together are neighbours.
         let part = &self.told[ino.0 as usize % PARTS];
         part.lock().unwrap_or_else(PoisonError::into_inner)
     }
     /// An answer that tells the kernel of an inode is about to be sent.
     pub fn tell(&self, ino: INodeNo) {
-        *self.part(ino).entry(ino).or_default() += 1;
+        let last = Instant::now();
+        let mut part = self.part(ino);
+        let told = part.entry(ino).or_insert(Told { answers: 0, last });
+        *told = Told { answers: told.answers + 1, last };
     }
     /// The kernel took so many answers back. True: it knows nothing of the inode any more.
     pub fn forgotten(&self, ino: INodeNo, answers: u64) -> bool {
         let mut part = self.part(ino);
-        let Some(count) = part.get_mut(&ino) else { return true };
-        *count = count.saturating_sub(answers);
-        let none = *count == 0;
+        let Some(told) = part.get_mut(&ino) else { return true };
+        told.answers = told.answers.saturating_sub(answers);
+        let none = told.answers == 0;
         if none {
             part.remove(&ino);
         }
@@ -123,6 +133,10 @@ impl Notices {
         }
     }
 
+    /// Whether the kernel was told of an inode less than `within` ago.
+    pub fn is_fresh(&self, ino: INodeNo, within: Duration) -> bool {
+        self.part(ino).get(&ino).is_some_and(|told| told.last.elapsed() < within)
+    }
     fn is_told(&self, ino: INodeNo) -> bool {
         self.part(ino).contains_key(&ino)
     }

@@ -74,6 +74,10 @@ fn told(client: &Client, kernel: &Notices, stat: Stat) -> Stat {
 pub fn add_entry(named: &Named, reply: &mut ReplyDirectoryPlus, cookie: u64, entry: &ListEntry) -> bool {
     let (ino, kind) = (tr::to_kernel_ino(entry.ino), tr::file_type(entry.kind));
     let name = std::ffi::OsStr::from_bytes(&entry.name);
+    // To tell the kernel again what it has is to make it ask for the access control list again.
+    if named.kernel.is_fresh(ino, LENT_TTL / 2) && named.client.lends_now(named.dir) {
+        return reply.add_name(ino, cookie, name, kind);
+    }
     named.kernel.tell(ino);
     let lent = || {
         let stat = named.client.try_getattr(entry.ino)?;
