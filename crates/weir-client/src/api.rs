@@ -66,23 +66,10 @@ pub enum Forget {
 pub trait KernelCache: Send + Sync + 'static {
     /// May block: it is called where that is allowed, before a recall is answered.
     fn invalidate_inode(&self, ino: InodeId, what: Forget);
-    /// Whether it may have names that were lent to it ([`crate::Client::lend_name`]).
+    /// Whether names may be lent to it ([`crate::Client::lend_name`]).
     fn keeps_names(&self) -> bool {
         false
     }
-    /// Whether more may be lent.
-    fn takes_names(&self) -> bool {
-        self.keeps_names()
-    }
-    /// It asks for every name again, also for those in answers that it was sent and has not taken up yet. Never blocks: it is called
-    /// with an inode's state locked.
-    fn forget_names(&self) {}
-    /// Whether it may be taking up names of this directory that it was sent, and that [`KernelCache::forget_names`] would miss.
-    fn is_listing(&self, _dir: InodeId) -> bool {
-        false
-    }
-    /// It has taken those up and asks for every name again. May block, for a moment.
-    fn forget_listing(&self, _dir: InodeId) {}
 }
 
 /// For libraries: nothing above caches.

@@ -8,7 +8,6 @@ use crate::budget::Budget;
 use crate::cache::Cache;
 use crate::closes::Closes;
 use crate::data::{Data, StripeRef};
-use crate::lent::Lent;
 use crate::locks::Locks;
 use crate::node::{Node, State};
 use crate::recall::Recalls;
@@ -60,8 +59,6 @@ pub struct Inner {
     pub accesses: Accesses,
     /// Room in volumes with a limit of bytes.
     pub rooms: Rooms,
-    /// Names that the kernel keeps.
-    pub lent: Lent,
     pub stripes_in_flight: Semaphore,
     /// Older objects that nobody else writes any more, and under which token epoch that was made so.
     pub fenced: std::sync::Mutex<std::collections::BTreeMap<InodeId, u32>>,
@@ -133,7 +130,6 @@ impl Inner {
             closes: Closes::default(),
             accesses: Accesses::default(),
             rooms: Rooms::default(),
-            lent: Lent::default(),
             stripes_in_flight: Semaphore::new(STRIPES_IN_FLIGHT_MAX * STRIPE_PARTS as usize),
             fenced: std::sync::Mutex::default(),
             relieving: AtomicBool::new(false),
@@ -438,7 +434,7 @@ impl Inner {
         st.dirty_since = None;
         st.accessed = None;
         st.untold_end = None; // the leader has the file recovered
-        self.lower_lease(&mut st, LeaseKind::None);
+        st.lower_lease(LeaseKind::None);
         self.settle_room(&mut st);
         self.cache().remove_inode(node.ino);
         self.forget_dirty(node.ino);
@@ -450,9 +446,6 @@ impl Inner {
         let (me, nodes) = (self.arc(), self.all_nodes());
         self.env.tasks.spawn("invalidate kernel caches", async move {
             let kernel = me.kernel.clone();
-            for node in &nodes {
-                me.take_listing_back(node.ino).await;
-            }
             let work = move || nodes.iter().for_each(|n| kernel.invalidate_inode(n.ino, Forget::All));
             me.env.tasks.blocking(work).await;
         });

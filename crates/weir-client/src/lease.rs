@@ -153,8 +153,10 @@ impl Inner {
         let recall = node.lock().recalls();
         self.wait_for_sends(node, recall).await;
         if node.lock().lease <= keep {
-            self.take_listing_back(node.ino).await; // another end of the lease may be at it
             return;
+        }
+        if keep == LeaseKind::None {
+            self.end_loans(node).await;
         }
         let mut old_pages = if keep == LeaseKind::None { vec![Forget::All] } else { Vec::new() };
         let mut doubt_told = false;
@@ -203,7 +205,6 @@ impl Inner {
             keep = LeaseKind::None;
             old_pages.push(Forget::All);
         }
-        self.take_listing_back(node.ino).await;
         self.tell_access_of(node).await;
         self.tell_close_of(node.ino).await;
         node.changed.notify_waiters();
@@ -249,7 +250,7 @@ impl Inner {
         }
         st.closing_lease = false;
         st.dropping = None;
-        self.lower_lease(st, keep);
+        st.lower_lease(keep);
         self.settle_room(st);
         if keep == LeaseKind::None {
             self.cache().remove_inode(node.ino);
@@ -370,13 +371,13 @@ impl Inner {
         {
             let mut st = node.lock();
             // The kernel may have been told of it again meanwhile.
-            if st.is_dirty() || st.lease == LeaseKind::None || !st.forgotten {
+            let in_use = !st.forgotten || st.loans.are_open(self.env.clock.now());
+            if st.is_dirty() || st.lease == LeaseKind::None || in_use {
                 return Ok(());
             }
             st.stamp_recall(self.next_stamp(), LeaseKind::None);
             self.drop_under_lease(node, &mut st, LeaseKind::None);
         }
-        self.take_listing_back(node.ino).await;
         self.tell_access_of(node).await;
         self.tell_close_of(node.ino).await;
         let ino = node.ino;

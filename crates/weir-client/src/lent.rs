@@ -1,174 +1,161 @@
-//! Names lent to the kernel above: which it may keep, and when it must ask for all of them again.
+//! Names lent to the kernel above: for a moment it may keep that a name leads there, or nowhere.
 //!
-//! Invariants: a name is lent only while its directory's lease lets this client itself answer it from memory; and a directory's lease
-//! ends here, under the lock of its state, only after the kernel was told since the last name of it was lent. The kernel is told of
-//! all names at once ([`KernelCache::forget_names`]), so one telling serves every lease that ends meanwhile; a directory that
-//! others change again and again lends none for a while, or each of their changes would make all other names be asked for again.
-use crate::api::KernelCache;
+//! Invariants: a name is lent only while its directory's lease lets this client itself answer it from memory, and not past the end of
+//! that lease's term; and a directory's lease is given back only after all loans of its names have run out, while no new ones are made.
+//! So the kernel is never told to forget a name: nothing here waits for its locks, and nothing that is mounted on a directory inside is
+//! taken off. What it costs is that a recall waits for the loans; so a directory whose recall had to wait lends none for a while.
 use crate::inner::Inner;
-use crate::node::State;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, Weak};
+use crate::node::Node;
 use std::time::Duration;
-use weir_proto::meta::LeaseKind;
+use weir_env::Instant;
+use weir_proto::meta::{LeaseKind, RenameMode};
 use weir_proto::{InodeId, Result};
 
-/// A directory whose lent names were taken back for others lends none for this long. Long beside what it costs to ask for the
-/// names in use again (some 20 µs each, from memory), short beside the time for which people watch two programs meet in a directory.
+/// How long the kernel may keep a name that was lent to it. Long beside one look-up (some 20 µs), so that names in use cost next to
+/// nothing and a listing's names last until each was looked at; short beside what a person notices when a change waits for it.
+pub const LOAN: Duration = Duration::from_millis(200);
+/// From the sending of an answer until the thread that waits for it in the kernel has begun to count the loan, and the coarseness of the
+/// kernel's clock (10 ms). A thread is woken within microseconds; on a busy machine it may have to wait for a processor.
+const TAKING_UP: Duration = Duration::from_millis(100);
+/// After a recall had to wait for loans the directory lends none for so long; twice as long each time, up to [`REST_MAX`]. So two
+/// clients that change one directory in turn wait a few times, not again and again.
 const REST: Duration = Duration::from_secs(5);
-/// Between looks whether the leader is heard again.
-const LOOK: Duration = Duration::from_millis(200);
+const REST_MAX: Duration = Duration::from_secs(300);
 
-/// When the kernel was told.
+/// Of a directory.
 #[derive(Default)]
-pub struct Lent {
-    /// Tellings that were begun.
-    begun: AtomicU64,
-    /// The last that has ended. Locked while the kernel is told: who comes meanwhile may be served by the next one.
-    told: Mutex<u64>,
+pub struct Loans {
+    /// The kernel may keep names of it until then.
+    until: Option<Instant>,
+    /// A recall waits for their end.
+    is_ending: bool,
+    /// None is lent before.
+    from: Option<Instant>,
+    /// How often recalls had to wait.
+    waits: u32,
 }
 
-/// When a name was lent: after so many tellings had begun.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct LentAt(u64);
-
-impl Lent {
-    fn now(&self) -> LentAt {
-        LentAt(self.begun.load(Ordering::SeqCst))
+impl Loans {
+    pub fn are_open(&self, now: Instant) -> bool {
+        self.until.is_some_and(|until| now < until)
     }
-    /// Returns when the kernel was told since `at`. It takes no lock of a directory, so this is done with an inode's state locked.
-    fn take_back(&self, at: LentAt, kernel: &dyn KernelCache) {
-        let mut told = self.told.lock().expect("no holder panics");
-        if *told > at.0 {
-            return;
+    fn may_lend(&self, now: Instant) -> bool {
+        !self.is_ending && self.from.is_none_or(|from| from <= now)
+    }
+    fn extend(&mut self, until: Instant) {
+        self.until = self.until.max(Some(until));
+    }
+    /// Somebody has to wait for the loans: how long. None are made for a while.
+    fn rest(&mut self, now: Instant) -> Duration {
+        let left = self.until.map_or(Duration::ZERO, |until| until.since(now));
+        if !left.is_zero() {
+            let rest = REST.saturating_mul(1 << self.waits.min(16)).min(REST_MAX);
+            self.waits += 1;
+            self.from = Some(now + rest);
         }
-        let this = self.begun.fetch_add(1, Ordering::SeqCst) + 1;
-        kernel.forget_names();
-        *told = this;
+        left
+    }
+    /// The lease is gone.
+    pub fn end(&mut self) {
+        self.is_ending = false;
+        self.until = None;
     }
 }
 
 impl Inner {
-    /// Whether the kernel may keep that `name` leads there, or nowhere, until it is told otherwise.
+    /// Whether the kernel may keep for [`LOAN`] that `name` leads there, or nowhere.
     pub fn lend_name(&self, dir: InodeId, name: &[u8], leads_to: Option<InodeId>) -> bool {
         if let Some(node) = leads_to.and_then(|ino| self.known_node(ino)) {
             node.lock().forgotten = false;
         }
-        if !self.kernel.takes_names() || !self.leases_hold() {
+        let now = self.env.clock.now();
+        let until = now + LOAN + TAKING_UP;
+        if !self.kernel.keeps_names() || self.session.leases_hold_until() < until {
             return false;
         }
         let Some(node) = self.known_node(dir) else { return false };
         let mut st = node.lock();
-        if st.name(name) != Some(leads_to) || st.lends_from.is_some_and(|at| self.env.clock.now() < at) {
+        if st.name(name) != Some(leads_to) || !st.loans.may_lend(now) {
             return false;
         }
-        st.lent_at = Some(self.lent.now());
+        st.loans.extend(until);
         true
     }
 
-    /// Whether names of this directory were lent since the kernel was last told.
-    pub fn lends_now(&self, dir: InodeId) -> bool {
-        self.known_node(dir).is_some_and(|node| node.lock().lent_at == Some(self.lent.now()))
-    }
-
-    /// The kernel moves a name that it keeps to this directory, whatever is said of it: it must know the directory's lease, or nothing.
-    pub fn lend_moved(&self, dir: InodeId) {
-        if !self.kernel.keeps_names() {
-            return;
-        }
-        let node = self.node(dir);
-        let mut st = node.lock();
-        if st.lease == LeaseKind::None || !self.leases_hold() {
-            drop(st);
-            return self.take_all_back();
-        }
-        st.lent_at = Some(self.lent.now());
-    }
-
-    /// Gives a lease up, down to `keep`; if nothing is left, its names are asked for again first.
-    pub fn lower_lease(&self, st: &mut State, keep: LeaseKind) {
-        st.lower_lease(keep);
-        if st.lease == LeaseKind::None
-            && let Some(at) = st.lent_at.take()
-        {
-            self.lent.take_back(at, &*self.kernel);
-            st.lends_from = Some(self.env.clock.now() + REST);
+    /// Returns when the kernel keeps no name of this directory any more. None is lent until its lease is gone.
+    pub async fn end_loans(&self, node: &Node) {
+        let now = self.env.clock.now();
+        let left = {
+            let mut st = node.lock();
+            st.loans.is_ending = true;
+            st.loans.rest(now)
+        };
+        if !left.is_zero() {
+            self.env.clock.sleep(left).await;
         }
     }
 
-    /// After [`Inner::lower_lease`], before anybody else may change names there: a listing that the kernel was sent is forgotten, too.
-    pub async fn take_listing_back(&self, dir: InodeId) {
-        if self.kernel.is_listing(dir) {
-            let kernel = self.kernel.clone();
-            self.env.tasks.blocking(move || kernel.forget_listing(dir)).await;
+    /// The kernel moves a name to another directory, with what is left of its loan, whatever is answered. Returns when that loan is
+    /// one of the other directory, or has run out.
+    pub async fn move_loans(&self, from: InodeId, to: InodeId, mode: RenameMode) {
+        self.move_loan(from, to).await;
+        if mode == RenameMode::Exchange {
+            self.move_loan(to, from).await;
         }
     }
 
-    /// The kernel asks for every name again: it may believe something that this client does not.
-    pub fn take_all_back(&self) {
-        if self.kernel.keeps_names() {
-            self.lent.take_back(self.lent.now(), &*self.kernel);
+    async fn move_loan(&self, from: InodeId, to: InodeId) {
+        let now = self.env.clock.now();
+        let Some(source) = self.known_node(from).filter(|_| from != to) else { return };
+        let until = source.lock().loans.until;
+        let Some(until) = until.filter(|until| now < *until) else { return };
+        if let Some(node) = self.known_node(to) {
+            let mut st = node.lock();
+            let holds = st.lease != LeaseKind::None && until <= self.session.leases_hold_until();
+            if holds && !st.loans.is_ending {
+                return st.loans.extend(until);
+            }
         }
+        let left = source.lock().loans.rest(now);
+        self.env.clock.sleep(left).await;
     }
 
-    /// What an own change came to is not known, and the kernel may have kept what was before it.
-    pub fn doubt_names<T>(&self, done: Result<T>) -> Result<T> {
+    /// What an own change came to is not known, and the kernel may keep what was before it: returns when it does not.
+    pub async fn doubt_names<T>(&self, dirs: &[InodeId], done: Result<T>) -> Result<T> {
         use weir_proto::ErrorKind::{Damaged, Deadline, Io, Stale, Unavailable};
         if done.as_ref().is_err_and(|e| matches!(e.kind, Damaged | Deadline | Io | Stale | Unavailable)) {
-            self.take_all_back();
+            for node in dirs.iter().filter_map(|dir| self.known_node(*dir)) {
+                let left = node.lock().loans.rest(self.env.clock.now());
+                self.env.clock.sleep(left).await;
+            }
         }
         done
-    }
-}
-
-/// Names count while the leader is heard: after that the kernel asks, and waits for the answer.
-pub async fn end_with_the_term(inner: Weak<Inner>) {
-    while let Some((clock, until)) =
-        inner.upgrade().map(|i| (i.env.clock.clone(), i.session.leases_hold_until()))
-    {
-        if clock.now() < until {
-            clock.sleep(until.since(clock.now())).await;
-            continue;
-        }
-        match inner.upgrade() {
-            Some(inner) => inner.take_all_back(),
-            None => return,
-        }
-        while inner.upgrade().is_some_and(|i| !i.leases_hold()) {
-            clock.sleep(LOOK).await;
-        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::Forget;
-
-    #[derive(Default)]
-    struct Kernel(AtomicU64);
-    impl KernelCache for Kernel {
-        fn invalidate_inode(&self, _: InodeId, _: Forget) {}
-        fn keeps_names(&self) -> bool {
-            true
-        }
-        fn forget_names(&self) {
-            self.0.fetch_add(1, Ordering::SeqCst);
-        }
-    }
 
     #[test]
-    fn one_telling_serves_all_that_was_lent_before_it_began_and_nothing_later() {
-        let (lent, kernel) = (Lent::default(), Kernel::default());
-        let told = || kernel.0.load(Ordering::SeqCst);
-        let (a, b) = (lent.now(), lent.now());
-        lent.take_back(a, &kernel);
-        lent.take_back(b, &kernel);
-        assert_eq!(told(), 1);
-        let c = lent.now();
-        lent.take_back(c, &kernel);
-        assert_eq!(told(), 2, "lent after the first telling");
-        lent.take_back(b, &kernel);
-        assert_eq!(told(), 2);
+    fn a_directory_whose_recalls_wait_lends_less_and_less_and_one_whose_recalls_do_not_goes_on() {
+        let mut loans = Loans::default();
+        let mut now = Instant(0) + Duration::from_secs(1000);
+        assert!(loans.may_lend(now) && loans.rest(now).is_zero() && loans.may_lend(now));
+        for rest in [5, 10, 20, 40, 80, 160, 300, 300] {
+            loans.extend(now + LOAN);
+            assert_eq!(loans.rest(now), LOAN);
+            loans.end();
+            assert!(!loans.are_open(now) && !loans.may_lend(now + Duration::from_secs(rest - 1)));
+            now = now + Duration::from_secs(rest);
+            assert!(loans.may_lend(now), "after {rest} s");
+        }
+        loans.extend(now + LOAN);
+        now = now + LOAN;
+        assert!(loans.rest(now).is_zero() && loans.may_lend(now));
+        loans.is_ending = true;
+        assert!(!loans.may_lend(now));
+        loans.end();
+        assert!(loans.may_lend(now));
     }
 }

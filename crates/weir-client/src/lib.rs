@@ -53,6 +53,7 @@ pub use api::{
     Opened, SetAttrs, SetTime, Space, Stat,
 };
 pub use backups::BackupEdit;
+pub use lent::LOAN as NAME_LOAN;
 pub use locks::{InTheWay, LockWish, Locked};
 pub use past::PastFile;
 pub use recall::Recall;
@@ -154,7 +155,6 @@ impl Client {
             env.tasks.spawn("learn of the space", learn_space(inner.data.cluster.clone())),
             env.tasks.spawn("keep the session", keep_session(inner.weak())),
             env.tasks.spawn("write back", write_back(inner.weak())),
-            env.tasks.spawn("take names back at the end of the term", lent::end_with_the_term(inner.weak())),
             env.tasks.spawn("watch what calls wait for", watch_waits(inner.weak(), title)),
         ];
         Ok(Client { inner, _tasks: Arc::new(Background(tasks)) })
@@ -279,22 +279,10 @@ impl Client {
     pub async fn usage(&self, dir: InodeId) -> Result<Usage> {
         self.inner.usage(dir).await
     }
-    /// Whether the kernel may keep that a name leads there, or nowhere, until [`KernelCache::forget_names`]: asked when the answer that
-    /// says so is about to be sent. False: it must ask each time.
+    /// Whether the kernel may keep for [`NAME_LOAN`] that a name leads there, or nowhere: asked when the answer that says so is about
+    /// to be sent. False: it must ask each time.
     pub fn lend_name(&self, dir: InodeId, name: &[u8], leads_to: Option<InodeId>) -> bool {
         self.inner.lend_name(dir, name, leads_to)
-    }
-    /// Whether names of this directory were lent since the kernel forgot all names last.
-    pub fn lends_now(&self, dir: InodeId) -> bool {
-        self.inner.lends_now(dir)
-    }
-    /// The kernel is about to hear that a name which it may keep was moved to this directory.
-    pub fn lend_moved(&self, dir: InodeId) {
-        self.inner.lend_moved(dir)
-    }
-    /// The kernel asks for every name again: what it keeps may be of before a change that it did not hear the end of.
-    pub fn take_names_back(&self) {
-        self.inner.take_all_back()
     }
     /// The kernel dropped the inode from its caches: what is kept here for it may go, too.
     pub fn forget(&self, ino: InodeId) {

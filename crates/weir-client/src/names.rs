@@ -226,7 +226,7 @@ impl Inner {
             umask: mode.umask,
         };
         let (made, tries) =
-            change.told(self.doubt_names(self.session.change_counted(self.deadline(), make).await))?;
+            change.told(self.doubt_names(&[parent], self.session.change_counted(self.deadline(), make).await).await)?;
         let stat = self.made(change, made, stamp);
         // A reply that was sent again may be older than what is in the directory.
         if stat.leased && tries == 1 {
@@ -257,7 +257,7 @@ impl Inner {
             kind,
             rdev,
         };
-        let made = change.told(self.doubt_names(self.session.change(self.deadline(), make).await))?;
+        let made = change.told(self.doubt_names(&[parent], self.session.change(self.deadline(), make).await).await)?;
         Ok(self.made(change, made, stamp))
     }
 
@@ -266,7 +266,7 @@ impl Inner {
         let (mut change, stamp) = (self.begin_name_change(parent, name), self.stamp());
         let (n, target) = (Bytes::copy_from_slice(name), Bytes::copy_from_slice(target));
         let make = |op| Symlink { op, cred: cred.clone(), parent, name: n.clone(), target: target.clone() };
-        let made = change.told(self.doubt_names(self.session.change(self.deadline(), make).await))?;
+        let made = change.told(self.doubt_names(&[parent], self.session.change(self.deadline(), make).await).await)?;
         Ok(self.made(change, made, stamp))
     }
 
@@ -275,7 +275,7 @@ impl Inner {
         let (mut change, stamp) = (self.begin_name_change(parent, name), self.stamp());
         let n = Bytes::copy_from_slice(name);
         let make = |op| Link { op, cred: cred.clone(), ino, parent, name: n.clone() };
-        let made = change.told(self.doubt_names(self.session.change(self.deadline(), make).await))?;
+        let made = change.told(self.doubt_names(&[parent], self.session.change(self.deadline(), make).await).await)?;
         Ok(self.made(change, made, stamp))
     }
 
@@ -284,7 +284,7 @@ impl Inner {
         let (mut change, stamp) = (self.begin_name_change(parent, name), self.stamp());
         let n = Bytes::copy_from_slice(name);
         let make = |op| Unlink { op, cred: cred.clone(), parent, name: n.clone() };
-        let removed = change.told(self.doubt_names(self.session.change(self.deadline(), make).await))?;
+        let removed = change.told(self.doubt_names(&[parent], self.session.change(self.deadline(), make).await).await)?;
         self.removed(change, removed, stamp);
         Ok(())
     }
@@ -294,7 +294,7 @@ impl Inner {
         let (mut change, stamp) = (self.begin_name_change(parent, name), self.stamp());
         let n = Bytes::copy_from_slice(name);
         let make = |op| Rmdir { op, cred: cred.clone(), parent, name: n.clone() };
-        let removed = change.told(self.doubt_names(self.session.change(self.deadline(), make).await))?;
+        let removed = change.told(self.doubt_names(&[parent], self.session.change(self.deadline(), make).await).await)?;
         self.removed(change, removed, stamp);
         Ok(())
     }
@@ -323,6 +323,7 @@ impl Inner {
     ) -> Result<()> {
         check_name(name)?;
         check_name(new_name)?;
+        self.move_loans(parent, new_parent, mode).await;
         let mut from = self.begin_name_change(parent, name);
         // Onto itself it is one change.
         let onto = (parent, name) != (new_parent, new_name);
@@ -338,7 +339,9 @@ impl Inner {
             new_name: m.clone(),
             mode,
         };
-        let mut renamed = self.doubt_names(self.session.change(self.deadline(), make).await);
+        let renamed = self.session.change(self.deadline(), make).await;
+        let mut renamed = self.doubt_names(&[parent, new_parent], renamed).await;
+        self.move_loans(parent, new_parent, mode).await; // the lease may have gone meanwhile
         for change in std::iter::once(&mut from).chain(&mut to) {
             renamed = change.told(renamed);
         }

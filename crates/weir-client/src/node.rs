@@ -7,7 +7,7 @@ use crate::api::Stat;
 use crate::changed::Changed;
 use crate::dirty::StripeBuf;
 use crate::known_names::Names;
-use crate::lent::LentAt;
+use crate::lent::Loans;
 use crate::prefetch::Pattern;
 use crate::recall::Ranges;
 use bytes::Bytes;
@@ -124,10 +124,8 @@ pub struct State {
     /// A recall is at its last step: no new dirty data.
     pub closing_lease: bool,
     pub names: Names,
-    /// Names of this directory may be in the kernel, lent last at that time (see `lent.rs`).
-    pub lent_at: Option<LentAt>,
-    /// None is lent before.
-    pub lends_from: Option<Instant>,
+    /// Names of this directory that the kernel may keep.
+    pub loans: Loans,
     pub inline: Inline,
     pub local: Option<Local>,
     /// When it was read here, if that is the access time and the leader was not told.
@@ -280,8 +278,7 @@ impl State {
             named_stamp: 0,
             closing_lease: false,
             names: Names::default(),
-            lent_at: None,
-            lends_from: None,
+            loans: Loans::default(),
             inline: Inline::Unknown,
             local: None,
             accessed: None,
@@ -482,6 +479,7 @@ impl State {
         if self.lease == LeaseKind::None {
             self.attr_old = true;
             self.attr_lent = false;
+            self.loans.end();
             self.names.forget_all();
             self.evicted = None;
             self.layers = None;

@@ -410,7 +410,7 @@ pub struct MountRole {
     /// Nothing can be changed through this mount
     #[arg(long)]
     pub read_only: bool,
-    /// The kernel asks for each name each time: for mounts with other file systems mounted on directories inside
+    /// The kernel asks for each name each time: no change by another mount waits until this one's kernel has forgotten a name
     #[arg(long)]
     pub no_kernel_names: bool,
     /// Options as mount(8) has them: ro, noexec, noatime, allow_other

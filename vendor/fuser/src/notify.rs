@@ -96,14 +96,6 @@ impl Notifier {
         }
     }
 
-    /// All names that the kernel keeps are asked for again, also those in answers that it has not taken up yet, but for
-    /// `READDIRPLUS`. Takes no lock. From protocol 7.44 on (Linux 6.16).
-    /// # Errors
-    /// Returns an error if the kernel rejects the notification.
-    pub fn inc_epoch(&self) -> io::Result<()> {
-        self.send(notify_code::FUSE_NOTIFY_INC_EPOCH, &Notification::new_bare())
-    }
-
     /// Update the kernel's cached copy of a given inode's data
     /// # Errors
     /// Returns an error if the notification data is too large.

@@ -1,9 +1,8 @@
 //! What clients and their kernels keep is what others see: data, sizes, names and times.
 use super::*;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use weir_client::{Client, Forget, Handle, KernelCache, OpenMode};
+use weir_client::{Client, Forget, Handle, KernelCache, NAME_LOAN, OpenMode};
 use weir_proto::meta::RenameMode;
 use weir_proto::{InodeId, VolumeId};
 
@@ -313,21 +312,12 @@ fn who_does_not_know_that_a_target_is_out_reads_nothing_old_there() {
     }
 }
 
-/// A kernel that keeps names, and counts how often it was told to ask for all of them again.
-#[derive(Default)]
-struct Names(AtomicU64);
+/// A kernel that keeps names that are lent to it.
+struct Names;
 impl KernelCache for Names {
     fn invalidate_inode(&self, _: InodeId, _: Forget) {}
     fn keeps_names(&self) -> bool {
         true
-    }
-    fn forget_names(&self) {
-        self.0.fetch_add(1, Ordering::SeqCst);
-    }
-}
-impl Names {
-    fn told(&self) -> u64 {
-        self.0.load(Ordering::SeqCst)
     }
 }
 
@@ -337,15 +327,18 @@ async fn lends(c: &Client, dir: InodeId, name: &str) -> bool {
     c.lend_name(dir, name.as_bytes(), found.map(|f| f.attr.ino))
 }
 
+async fn mkdir(c: &Client, dir: InodeId, name: &str) -> InodeId {
+    c.mkdir(&root(), dir, name.as_bytes(), 0o755).await.unwrap().attr.ino
+}
+
 #[test]
-fn names_that_a_kernel_keeps_are_taken_back_before_a_change_by_another_is_done() {
+fn no_change_by_another_is_done_while_a_kernel_keeps_what_was_before_it() {
     Lab::new(931).run(6, |lab| async move {
-        let kernel = Arc::new(Names::default());
         let a = lab.client("a").await;
-        let b = lab.client_with("b", 64 << 20, kernel.clone()).await;
-        let dir = a.mkdir(&root(), ROOT, b"dir", 0o755).await.unwrap().attr.ino;
-        let other = a.mkdir(&root(), ROOT, b"other", 0o755).await.unwrap().attr.ino;
-        a.mkdir(&root(), dir, b"there", 0o755).await.unwrap();
+        let b = lab.client_with("b", 64 << 20, Arc::new(Names)).await;
+        let (clock, world) = (lab.world().clock(), lab.world());
+        let (dir, other) = (mkdir(&a, ROOT, "dir").await, mkdir(&a, ROOT, "other").await);
+        mkdir(&a, dir, "there").await;
         assert!(lends(&b, dir, "there").await && lends(&b, dir, "absent").await);
         let said = b.lookup(&root(), dir, b"there").await.unwrap().unwrap().attr.ino;
         assert!(
@@ -353,46 +346,89 @@ fn names_that_a_kernel_keeps_are_taken_back_before_a_change_by_another_is_done()
             "it is not so"
         );
         assert!(!b.lend_name(dir, b"never asked for", None));
-        a.mkdir(&root(), other, b"x", 0o755).await.unwrap();
-        assert_eq!(kernel.told(), 0, "nothing of that directory is in the kernel");
-        a.mkdir(&root(), dir, b"absent", 0o755).await.unwrap();
-        assert_eq!(kernel.told(), 1);
+        let kept_until = clock.now() + NAME_LOAN;
+        mkdir(&a, other, "x").await;
+        assert!(clock.now() < kept_until, "nothing of that directory is in the kernel");
+        mkdir(&a, dir, "absent").await;
+        assert!(clock.now() >= kept_until, "the kernel said that it is absent");
         assert!(!b.lend_name(dir, b"there", Some(said)), "the lease is gone");
-        // What others change again and again is asked for each time.
+        // What others change again and again is asked for each time, and nobody waits.
+        let begun = clock.now();
         assert!(!lends(&b, dir, "absent").await);
         a.rmdir(&root(), dir, b"absent").await.unwrap();
-        assert_eq!(kernel.told(), 1);
-        lab.world().sleep(Duration::from_secs(6)).await;
+        assert!(clock.now() < begun + NAME_LOAN);
+        world.sleep(Duration::from_secs(6)).await;
         assert!(lends(&b, dir, "absent").await && lends(&b, dir, "there").await);
+        let kept_until = clock.now() + NAME_LOAN;
         a.rmdir(&root(), dir, b"there").await.unwrap();
-        assert_eq!(kernel.told(), 2);
+        assert!(clock.now() >= kept_until);
         assert!(b.lookup(&root(), dir, b"there").await.unwrap().is_none());
+        // A loan that ran out by itself costs nobody anything.
+        world.sleep(Duration::from_secs(20)).await;
+        assert!(lends(&b, dir, "there").await);
+        world.sleep(Duration::from_secs(1)).await;
+        let begun = clock.now();
+        mkdir(&a, dir, "there").await;
+        assert!(clock.now() < begun + NAME_LOAN);
+        assert!(lends(&b, dir, "there").await, "and the next one is made at once");
     });
 }
 
 #[test]
-fn a_kernel_keeps_no_names_when_the_leader_was_not_heard_for_a_term() {
+fn a_name_that_is_moved_takes_its_loan_to_a_directory_under_lease_or_waits_for_its_end() {
+    Lab::new(934).run(6, |lab| async move {
+        let a = lab.client("a").await;
+        let b = lab.client_with("b", 64 << 20, Arc::new(Names)).await;
+        let (clock, world) = (lab.world().clock(), lab.world());
+        let (from, to) = (mkdir(&b, ROOT, "from").await, mkdir(&b, ROOT, "to").await);
+        let moves = async |name: &str| {
+            mkdir(&b, from, name).await;
+            assert!(lends(&b, from, name).await, "{name}");
+            let kept_until = clock.now() + NAME_LOAN;
+            let name = name.as_bytes();
+            b.rename(&root(), from, name, to, name, RenameMode::Replace).await.unwrap();
+            kept_until
+        };
+        // No lease on the other directory: another may change it, and b is not asked.
+        mkdir(&a, to, "x").await;
+        let kept_until = moves("unleased").await;
+        assert!(clock.now() >= kept_until);
+        world.sleep(Duration::from_secs(30)).await;
+        b.lookup(&root(), to, b"y").await.unwrap();
+        let kept_until = moves("leased").await;
+        assert!(clock.now() < kept_until, "the loan is one of the other directory now");
+        a.rmdir(&root(), to, b"leased").await.unwrap();
+        assert!(clock.now() >= kept_until, "whose lease waits for its end");
+    });
+}
+
+#[test]
+fn a_kernel_keeps_no_name_past_the_term_of_its_lease() {
     Lab::new(932).run(6, |lab| async move {
-        let kernel = Arc::new(Names::default());
         let (a, world) = (lab.client("a").await, lab.world());
-        let b = lab.client_with("b", 64 << 20, kernel.clone()).await;
-        let dir = a.mkdir(&root(), ROOT, b"dir", 0o755).await.unwrap().attr.ino;
+        let b = lab.client_with("b", 64 << 20, Arc::new(Names)).await;
+        let dir = mkdir(&a, ROOT, "dir").await;
         assert!(lends(&b, dir, "absent").await);
         world.partition("b", "meta");
         // b is not asked, and not waited for for longer than its term.
-        a.mkdir(&root(), dir, b"absent", 0o755).await.unwrap();
-        assert!(
-            kernel.told() >= 1,
-            "the leader gave the name to another while the kernel kept that it is absent"
-        );
-        assert!(!b.lend_name(dir, b"absent", None));
+        let kept = async {
+            let mut until = world.now();
+            while b.lend_name(dir, b"absent", None) {
+                until = world.now() + NAME_LOAN;
+                world.sleep(Duration::from_millis(10)).await;
+            }
+            until
+        };
+        let made = async {
+            mkdir(&a, dir, "absent").await;
+            world.now()
+        };
+        let (kept_until, made) = tokio::join!(kept, made);
+        assert!(made >= kept_until, "the leader gave the name to another while the kernel kept that it is absent");
         world.heal("b", "meta");
         world.sleep(Duration::from_secs(7)).await;
         assert!(b.lookup(&root(), dir, b"absent").await.unwrap().is_some());
         assert!(lends(&b, dir, "absent").await);
-        let told = kernel.told();
-        lose_session(&lab, 0).await;
-        assert_eq!(kernel.told(), told, "a, not b, lost it");
     });
 }
 

@@ -242,11 +242,6 @@ pub fn keeps_access_times(path: &Path) -> bool {
     found.is_none_or(|m| !m.options.split(',').any(|o| matches!(o, "noatime" | "ro")))
 }
 
-/// Whether something is mounted on a directory of the mount there, for all that this process can see.
-pub fn is_covered(path: &Path) -> bool {
-    mounts().iter().any(|m| m.path != path && m.path.starts_with(path))
-}
-
 fn unescape(field: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(field.len());
     let mut rest = field;

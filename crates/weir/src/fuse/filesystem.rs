@@ -1,6 +1,6 @@
 //! One method per request of the kernel. Each is polled once on the kernel's thread: what leases and buffers answer is
 //! answered there without waking anybody; what has to wait goes on as a task.
-use super::attach::{is_covered, keeps_access_times};
+use super::attach::keeps_access_times;
 use super::callers::{self, Callers, Fails};
 use super::credentials;
 use super::from_home::FromHome;
@@ -28,7 +28,7 @@ use std::time::{Duration, Instant, SystemTime};
 use tokio::runtime::Handle as Runtime;
 use weir_client::{Allocate, COPY_BYTES_MAX, Client, Handle, LockWish, Locked, Opened, SetAttrs, Stat};
 use weir_env::BufferPool;
-use weir_proto::meta::{Cred, FileKind, Listing, NAME_MAX, RenameMode};
+use weir_proto::meta::{Cred, FileKind, Listing, NAME_MAX};
 use weir_proto::{ErrorKind, InodeId, Result};
 
 /// Requests that the kernel may have under way in the background (read-ahead, direct I/O pieces).
@@ -99,7 +99,7 @@ impl Mounted {
         then: impl FnOnce(R, T) + Send + 'static,
         undo: impl FnOnce(T) -> U + Send + 'static,
     ) {
-        let (callers, runtime, client) = (self.callers.clone(), self.runtime.clone(), self.client.clone());
+        let (callers, runtime) = (self.callers.clone(), self.runtime.clone());
         let (unique, pid) = (request.unique().0, request.pid());
         self.answer(async move {
             let mut work = Box::pin(work);
@@ -113,11 +113,7 @@ impl Mounted {
                 brought = &mut work => then(reply, brought),
                 errno = waiting.ended() => {
                     reply.fail(errno);
-                    runtime.spawn(async move {
-                        undo(work.await).await;
-                        // The kernel hears of no end of it.
-                        client.take_names_back();
-                    });
+                    runtime.spawn(async move { undo(work.await).await });
                 }
             }
         });
@@ -190,7 +186,6 @@ impl Mounted {
         if seen.is_none_or(|at| now.duration_since(at) >= OPTIONS_TTL) {
             *seen = Some(now);
             self.client.keep_access_times(keeps_access_times(&self.path));
-            self.kernel.covered(is_covered(&self.path));
         }
     }
 
@@ -230,7 +225,6 @@ impl Filesystem for Mounted {
         for wanted in tr::WANTED {
             let _ = config.add_capabilities(wanted);
         }
-        self.kernel.speaks(config.kernel_abi());
         self.maps_direct = config.capabilities().contains(InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP);
         let _ = config.set_max_write(REQUEST_BYTES_MAX);
         let _ = config.set_max_background(BACKGROUND_MAX);
@@ -445,12 +439,6 @@ impl Filesystem for Mounted {
         let work = async move {
             let (name, newname) = (name.as_bytes(), newname.as_bytes());
             let renamed = client.rename(&cred, parent, name, newparent, newname, mode).await;
-            if renamed.is_ok() {
-                client.lend_moved(newparent);
-                if mode == RenameMode::Exchange {
-                    client.lend_moved(parent);
-                }
-            }
             Self::changed(&client, parent, name, renamed).await
         };
         self.wait(request, reply, work, reply_empty);
@@ -777,7 +765,6 @@ impl Filesystem for Mounted {
         if is_past(ino) {
             return self.past_readdir(request, ino, offset, reply);
         }
-        self.kernel.listed(fh);
         for (at, name) in [(1, "."), (2, "..")] {
             if offset < at && reply.add(ino, at, fuser::FileType::Directory, name) {
                 return reply.ok();
@@ -817,7 +804,6 @@ impl Filesystem for Mounted {
         if is_past(ino) {
             return self.past_readdirplus(request, ino, offset, reply);
         }
-        self.kernel.listed(fh);
         for (at, name) in [(1, "."), (2, "..")] {
             if offset < at && reply.add_name(ino, at, name, fuser::FileType::Directory) {
                 return reply.ok();
@@ -832,10 +818,6 @@ impl Filesystem for Mounted {
                 Ok(listing) => listing,
                 Err(e) => return reply.error(refused(&e)),
             };
-            // Before anything is lent: a recall that comes then waits for what is sent.
-            if !listing.entries.is_empty() {
-                named.kernel.lists(fh, ino);
-            }
             for entry in listing.entries {
                 named.name = entry.name.to_vec();
                 if add_entry(&named, &mut reply, entry.cookie + DOTS, &entry) {
@@ -847,7 +829,6 @@ impl Filesystem for Mounted {
     }
 
     fn releasedir(&self, _: &Request, _ino: INodeNo, fh: FileHandle, _flags: OpenFlags, reply: ReplyEmpty) {
-        self.kernel.listed(fh);
         self.streams.close(fh);
         reply.ok();
     }

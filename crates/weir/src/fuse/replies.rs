@@ -10,13 +10,10 @@ use std::cell::RefCell;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::time::Duration;
-use weir_client::{Client, InTheWay, OpenMode, Opened, Stat};
+use weir_client::{Client, InTheWay, NAME_LOAN, OpenMode, Opened, Stat};
 use weir_proto::meta::ListEntry;
 use weir_proto::{Error, InodeId, Result};
 
-/// How long the kernel keeps a name that was lent to it. It is told when that ends earlier; this is for the case that nobody can tell
-/// it, for this process was stopped, and its leases end after their term.
-const LENT_TTL: Duration = Duration::from_secs(60);
 /// The kernel asks for the name again each time.
 pub const NAME_TTL: Duration = Duration::ZERO;
 pub const GENERATION: Generation = Generation(0); // inode numbers are never used again
@@ -59,7 +56,7 @@ impl Named {
         // What a volume shows in its topmost directory comes and goes with the volume.
         let lent =
             self.name != super::past::DIRECTORY && self.client.lend_name(self.dir, &self.name, leads_to);
-        if lent { LENT_TTL } else { NAME_TTL }
+        if lent { NAME_LOAN } else { NAME_TTL }
     }
 }
 
@@ -75,17 +72,18 @@ pub fn add_entry(named: &Named, reply: &mut ReplyDirectoryPlus, cookie: u64, ent
     let (ino, kind) = (tr::to_kernel_ino(entry.ino), tr::file_type(entry.kind));
     let name = std::ffi::OsStr::from_bytes(&entry.name);
     // To tell the kernel again what it has is to make it ask for the access control list again.
-    if named.kernel.is_fresh(ino, LENT_TTL / 2) && named.client.lends_now(named.dir) {
+    if named.kernel.is_fresh(ino, NAME_LOAN / 2) {
         return reply.add_name(ino, cookie, name, kind);
     }
     named.kernel.tell(ino);
     let lent = || {
         let stat = named.client.try_getattr(entry.ino)?;
-        (named.ttl(Some(entry.ino)) == LENT_TTL).then(|| tr::attr(&stat.attr))
+        (named.ttl(Some(entry.ino)) == NAME_LOAN).then_some(stat)
     };
     let (full, taken) = match lent() {
-        Some(attr) => {
-            let full = reply.add(ino, cookie, name, &LENT_TTL, &attr, GENERATION);
+        Some(stat) => {
+            let (attr_ttl, attr) = (tr::attr_ttl(&stat), tr::attr(&stat.attr));
+            let full = reply.add_with_ttls(ino, cookie, name, &attr_ttl, &NAME_LOAN, &attr, GENERATION);
             (full, !full)
         }
         None => (reply.add_name(ino, cookie, name, kind), false),

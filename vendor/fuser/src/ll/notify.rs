@@ -114,11 +114,6 @@ impl<'a> Notification<'a> {
         Ok(Self::from_struct_with_name(&r, name.as_bytes()))
     }
 
-    /// A notification that is its code alone.
-    pub(crate) fn new_bare() -> Self {
-        Self::Bare(NotificationBuf::new())
-    }
-
     pub(crate) fn new_poll(kh: PollHandle) -> Self {
         let r = abi::fuse_notify_poll_wakeup_out { kh: kh.0 };
         Self::from_struct(&r)
