@@ -1,5 +1,5 @@
-//! Claim: a mount asks nothing twice, and shows nothing that is not so any more. Names and attributes stay in the kernel while this
-//! mount holds the directory's lease; what another mount changes is seen at once all the same.
+//! Claim: a mount asks next to nothing twice, and shows nothing that is not so any more. Attributes stay in the kernel while this
+//! mount holds a lease, names for a moment; what another mount changes is seen at once all the same.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -16,7 +16,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 type Counts = BTreeMap<String, u64>;
@@ -73,7 +73,7 @@ fn deep(mount: &Path, name: &str) -> PathBuf {
 }
 
 #[test]
-fn a_known_path_costs_no_request_and_each_call_only_its_own() {
+fn a_path_in_use_costs_next_to_no_request_and_each_call_only_its_own() {
     if !can_mount() {
         return;
     }
@@ -93,32 +93,38 @@ fn a_known_path_costs_no_request_and_each_call_only_its_own() {
     assert!(sum(&made) <= 5 * N + 10, "{made:?}");
     assert!(asked <= N + N / 10 + 5, "{asked}");
 
-    let stat = || (0..N).for_each(|n| drop(fs::metadata(file(n)).unwrap()));
-    stat();
-    let (made, asked) = requests(&mount, stat);
-    assert_eq!((sum(&made), asked), (0, 0), "stat five deep, known: {made:?}");
-    let absent = || (0..N).for_each(|n| assert!(!dir.join(format!("no{n}")).exists()));
-    absent();
-    let (made, asked) = requests(&mount, absent);
-    assert_eq!((sum(&made), asked), (0, 0), "absent names, known: {made:?}");
+    // Names count for a moment: each name in use, and each directory above, is looked up once in that time, however often it is used.
+    const ROUNDS: u64 = 50;
+    let in_use = |what: &str, one: &dyn Fn(u64)| {
+        let begun = Instant::now();
+        let (made, asked) = requests(&mount, || (0..ROUNDS).for_each(|_| (0..N).for_each(one)));
+        let loans = begun.elapsed().as_millis() as u64 / 200 + 2;
+        eprintln!("{what}, {ROUNDS} times: {made:?}, {asked} messages, {loans} loans");
+        assert!(sum(&made) <= loans.min(ROUNDS) * (N + 5) && asked <= 10, "{what}: {made:?}, {asked}");
+    };
+    in_use("stat five deep", &|n| drop(fs::metadata(file(n)).unwrap()));
+    in_use("stat of absent names", &|n| assert!(!dir.join(format!("no{n}")).exists()));
 
+    // Look-ups are of names that were not used for a moment.
+    let looked_up = |made: &mut Counts| made.remove("LOOKUP").unwrap_or(0) <= N + 5;
     let open = || (0..N).for_each(|n| drop(File::open(file(n)).unwrap()));
     open();
-    let (made, asked) = requests(&mount, open);
+    let (mut made, asked) = requests(&mount, open);
     eprintln!("open + close, known: {made:?}, {asked} messages");
-    assert!(sum(&made) <= 2 * N && asked <= 5, "{made:?}, {asked}");
+    assert!(looked_up(&mut made) && sum(&made) <= 2 * N && asked <= 5, "{made:?}, {asked}");
 
     let small = vec![7; 3901];
     (0..N).for_each(|n| fs::write(file(n), &small).unwrap());
     let read = || (0..N).for_each(|n| assert_eq!(fs::read(file(n)).unwrap(), small));
     read();
-    let (made, asked) = requests(&mount, read);
+    let (mut made, asked) = requests(&mount, read);
     eprintln!("open + read + close, known: {made:?}, {asked} messages");
-    assert!(sum(&made) <= 4 * N && asked <= 5, "{made:?}, {asked}");
+    assert!(looked_up(&mut made) && sum(&made) <= 4 * N && asked <= 5, "{made:?}, {asked}");
 
-    let (made, asked) = requests(&mount, || (0..N).for_each(|n| fs::remove_file(file(n)).unwrap()));
+    let (mut made, asked) = requests(&mount, || (0..N).for_each(|n| fs::remove_file(file(n)).unwrap()));
     eprintln!("unlink, known: {made:?}, {asked} messages");
-    assert!(made["UNLINK"] == N && sum(&made) <= 2 * N + 5 && asked <= N + 10, "{made:?}, {asked}");
+    assert!(looked_up(&mut made) && made["UNLINK"] == N, "{made:?}");
+    assert!(sum(&made) <= 2 * N + 5 && asked <= N + 10, "{made:?}, {asked}");
 }
 
 #[test]
@@ -144,13 +150,50 @@ fn a_listing_with_attributes_asks_for_each_entry_once() {
     // The kernel asks for each access control list once, and remembers that there is none.
     assert!(sum(&made) as f64 <= 1.01 * N as f64 + 10.0, "{made:?}");
     assert!(asked <= N / 50, "{asked}");
+    // Later, too: a listing that brings names again makes the kernel forget that there are no lists.
     let (made, asked) = requests(mount, list);
     eprintln!("ls -l of {N}, again: {made:?}, {asked} messages");
-    assert!(sum(&made) as f64 <= 0.02 * N as f64 + 10.0, "{made:?}");
+    assert!(sum(&made) as f64 <= 1.02 * N as f64 + 10.0, "{made:?}");
     assert!(asked <= N / 50, "{asked}");
     let (made, _) = requests(mount, || drop(shell(&format!("find {} -size +1M", dir.display()))));
     eprintln!("find of {N}, known: {made:?}");
-    assert!(sum(&made) as f64 <= 0.02 * N as f64 + 10.0, "{made:?}");
+    assert!(sum(&made) as f64 <= 0.1 * N as f64 + 10.0, "{made:?}");
+}
+
+/// A file system on a directory inside of a mount, taken off with this value.
+struct MountedInside(PathBuf);
+impl Drop for MountedInside {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("--lazy").arg(&self.0).status(); // it may be off already
+    }
+}
+
+/// The kernel takes off what is mounted on a directory whose name it throws away.
+#[test]
+fn what_is_mounted_on_a_directory_inside_stays_when_another_mount_changes_the_directories_above() {
+    if !can_mount() {
+        return;
+    }
+    let cluster = Cluster::start(2);
+    let [here, there] = [0, 1].map(|n| cluster.mounts[n].clone());
+    let inside = here.join("above/inside");
+    fs::create_dir_all(&inside).unwrap();
+    shell(&format!("mount -t tmpfs inside {}", inside.display()));
+    let _off = MountedInside(inside.clone());
+    fs::write(inside.join("f"), b"in the other file system").unwrap();
+    let is_there = || {
+        fs::metadata(&inside).unwrap();
+        assert_eq!(fs::read(inside.join("f")).unwrap(), b"in the other file system");
+    };
+    for round in 0..30 {
+        is_there();
+        fs::write(there.join(format!("above/{round}")), b"").unwrap();
+        is_there();
+        fs::write(there.join(format!("{round}")), b"").unwrap();
+        assert!(here.join(format!("above/{round}")).exists() && here.join(format!("{round}")).exists());
+        fs::rename(there.join(format!("{round}")), there.join(format!("above/moved{round}"))).unwrap();
+        is_there();
+    }
 }
 
 /// Reads the names of one directory on a mount again and again, so that its kernel knows them.
