@@ -44,7 +44,8 @@ impl Inner {
             exclusive,
             open: bits,
         };
-        let created = change.told(self.doubt_names(&[parent], self.session.change(self.deadline(), make).await).await)?;
+        let created = change
+            .told(self.doubt_names(&[parent], self.session.change(self.deadline(), make).await).await)?;
         let stat = self.apply(&created.entry, stamp);
         let ino = stat.attr.ino;
         self.end_name_change(change, Some(ino), &created.parent_attr, &created.parent_lease, stamp);

@@ -152,11 +152,17 @@ impl Inner {
         self.counters.recalls.fetch_add(1, Relaxed);
         let recall = node.lock().recalls();
         self.wait_for_sends(node, recall).await;
-        if node.lock().lease <= keep {
-            return;
-        }
         if keep == LeaseKind::None {
             self.end_loans(node).await;
+        }
+        {
+            let mut st = node.lock();
+            if st.lease <= keep {
+                if keep == LeaseKind::None {
+                    st.loans.end();
+                }
+                return;
+            }
         }
         let mut old_pages = if keep == LeaseKind::None { vec![Forget::All] } else { Vec::new() };
         let mut doubt_told = false;

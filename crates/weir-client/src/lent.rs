@@ -3,7 +3,8 @@
 //! Invariants: a name is lent only while its directory's lease lets this client itself answer it from memory, and not past the end of
 //! that lease's term; and a directory's lease is given back only after all loans of its names have run out, while no new ones are made.
 //! So the kernel is never told to forget a name: nothing here waits for its locks, and nothing that is mounted on a directory inside is
-//! taken off. What it costs is that a recall waits for the loans; so a directory whose recall had to wait lends none for a while.
+//! taken off. What it costs is that a recall waits for the loans; so a directory lends none before its lease was held for a moment, nor
+//! for a while after a recall that had to wait.
 use crate::inner::Inner;
 use crate::node::Node;
 use std::time::Duration;
@@ -17,6 +18,9 @@ pub const LOAN: Duration = Duration::from_millis(200);
 /// From the sending of an answer until the thread that waits for it in the kernel has begun to count the loan, and the coarseness of the
 /// kernel's clock (10 ms). A thread is woken within microseconds; on a busy machine it may have to wait for a processor.
 const TAKING_UP: Duration = Duration::from_millis(100);
+/// A lease was held for so long before names are lent under it: twice the time after which the leader grants leases again in a directory
+/// that several clients change (`weir-meta`), so that there nothing is lent, however many they are.
+const HELD: Duration = Duration::from_millis(100);
 /// After a recall had to wait for loans the directory lends none for so long; twice as long each time, up to [`REST_MAX`]. So two
 /// clients that change one directory in turn wait a few times, not again and again.
 const REST: Duration = Duration::from_secs(5);
@@ -29,6 +33,8 @@ pub struct Loans {
     until: Option<Instant>,
     /// A recall waits for their end.
     is_ending: bool,
+    /// When one was first wished for under this lease.
+    wished: Option<Instant>,
     /// None is lent before.
     from: Option<Instant>,
     /// How often recalls had to wait.
@@ -39,8 +45,9 @@ impl Loans {
     pub fn are_open(&self, now: Instant) -> bool {
         self.until.is_some_and(|until| now < until)
     }
-    fn may_lend(&self, now: Instant) -> bool {
-        !self.is_ending && self.from.is_none_or(|from| from <= now)
+    fn may_lend(&mut self, now: Instant) -> bool {
+        let wished = *self.wished.get_or_insert(now);
+        !self.is_ending && now.since(wished) >= HELD && self.from.is_none_or(|from| from <= now)
     }
     fn extend(&mut self, until: Instant) {
         self.until = self.until.max(Some(until));
@@ -55,10 +62,10 @@ impl Loans {
         }
         left
     }
-    /// The lease is gone.
+    /// The lease is gone. What is left of loans that it did not wait for, for it was lost, ends within its term.
     pub fn end(&mut self) {
         self.is_ending = false;
-        self.until = None;
+        self.wished = None;
     }
 }
 
@@ -82,7 +89,7 @@ impl Inner {
         true
     }
 
-    /// Returns when the kernel keeps no name of this directory any more. None is lent until its lease is gone.
+    /// Returns when the kernel keeps no name of this directory any more. None is lent until its lease is gone ([`Loans::end`]).
     pub async fn end_loans(&self, node: &Node) {
         let now = self.env.clock.now();
         let left = {
@@ -141,14 +148,17 @@ mod tests {
     fn a_directory_whose_recalls_wait_lends_less_and_less_and_one_whose_recalls_do_not_goes_on() {
         let mut loans = Loans::default();
         let mut now = Instant(0) + Duration::from_secs(1000);
-        assert!(loans.may_lend(now) && loans.rest(now).is_zero() && loans.may_lend(now));
+        assert!(!loans.may_lend(now) && loans.rest(now).is_zero());
+        now = now + HELD;
+        assert!(loans.may_lend(now), "the lease was held for a moment");
         for rest in [5, 10, 20, 40, 80, 160, 300, 300] {
             loans.extend(now + LOAN);
             assert_eq!(loans.rest(now), LOAN);
             loans.end();
-            assert!(!loans.are_open(now) && !loans.may_lend(now + Duration::from_secs(rest - 1)));
+            assert!(!loans.may_lend(now));
+            assert!(!loans.may_lend(now + Duration::from_secs(rest - 1)), "{rest} s");
             now = now + Duration::from_secs(rest);
-            assert!(loans.may_lend(now), "after {rest} s");
+            assert!(loans.may_lend(now) && !loans.are_open(now), "after {rest} s");
         }
         loans.extend(now + LOAN);
         now = now + LOAN;
@@ -156,6 +166,6 @@ mod tests {
         loans.is_ending = true;
         assert!(!loans.may_lend(now));
         loans.end();
-        assert!(loans.may_lend(now));
+        assert!(!loans.may_lend(now) && loans.may_lend(now + HELD), "under a new lease");
     }
 }

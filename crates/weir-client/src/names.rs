@@ -225,8 +225,9 @@ impl Inner {
             mode: mode.bits,
             umask: mode.umask,
         };
-        let (made, tries) =
-            change.told(self.doubt_names(&[parent], self.session.change_counted(self.deadline(), make).await).await)?;
+        let (made, tries) = change.told(
+            self.doubt_names(&[parent], self.session.change_counted(self.deadline(), make).await).await,
+        )?;
         let stat = self.made(change, made, stamp);
         // A reply that was sent again may be older than what is in the directory.
         if stat.leased && tries == 1 {
@@ -257,7 +258,8 @@ impl Inner {
             kind,
             rdev,
         };
-        let made = change.told(self.doubt_names(&[parent], self.session.change(self.deadline(), make).await).await)?;
+        let made = change
+            .told(self.doubt_names(&[parent], self.session.change(self.deadline(), make).await).await)?;
         Ok(self.made(change, made, stamp))
     }
 
@@ -266,7 +268,8 @@ impl Inner {
         let (mut change, stamp) = (self.begin_name_change(parent, name), self.stamp());
         let (n, target) = (Bytes::copy_from_slice(name), Bytes::copy_from_slice(target));
         let make = |op| Symlink { op, cred: cred.clone(), parent, name: n.clone(), target: target.clone() };
-        let made = change.told(self.doubt_names(&[parent], self.session.change(self.deadline(), make).await).await)?;
+        let made = change
+            .told(self.doubt_names(&[parent], self.session.change(self.deadline(), make).await).await)?;
         Ok(self.made(change, made, stamp))
     }
 
@@ -275,7 +278,8 @@ impl Inner {
         let (mut change, stamp) = (self.begin_name_change(parent, name), self.stamp());
         let n = Bytes::copy_from_slice(name);
         let make = |op| Link { op, cred: cred.clone(), ino, parent, name: n.clone() };
-        let made = change.told(self.doubt_names(&[parent], self.session.change(self.deadline(), make).await).await)?;
+        let made = change
+            .told(self.doubt_names(&[parent], self.session.change(self.deadline(), make).await).await)?;
         Ok(self.made(change, made, stamp))
     }
 
@@ -284,7 +288,8 @@ impl Inner {
         let (mut change, stamp) = (self.begin_name_change(parent, name), self.stamp());
         let n = Bytes::copy_from_slice(name);
         let make = |op| Unlink { op, cred: cred.clone(), parent, name: n.clone() };
-        let removed = change.told(self.doubt_names(&[parent], self.session.change(self.deadline(), make).await).await)?;
+        let removed = change
+            .told(self.doubt_names(&[parent], self.session.change(self.deadline(), make).await).await)?;
         self.removed(change, removed, stamp);
         Ok(())
     }
@@ -294,7 +299,8 @@ impl Inner {
         let (mut change, stamp) = (self.begin_name_change(parent, name), self.stamp());
         let n = Bytes::copy_from_slice(name);
         let make = |op| Rmdir { op, cred: cred.clone(), parent, name: n.clone() };
-        let removed = change.told(self.doubt_names(&[parent], self.session.change(self.deadline(), make).await).await)?;
+        let removed = change
+            .told(self.doubt_names(&[parent], self.session.change(self.deadline(), make).await).await)?;
         self.removed(change, removed, stamp);
         Ok(())
     }

@@ -95,9 +95,8 @@ fn on_a_new_cluster(options: &Options) -> Outcome<Vec<Cost>> {
     let bar = spinner("starting the cluster");
     let brought = up::bring_up(&wish);
     bar.finish_and_clear();
-    let costs = brought.and_then(|_| {
-        count(&stage.mount, Some(&other), Some(pids_of(&stage.cluster_dir())?), options.ops)
-    });
+    let costs = brought
+        .and_then(|_| count(&stage.mount, Some(&other), Some(pids_of(&stage.cluster_dir())?), options.ops));
     let ended = stage.end();
     let costs = costs?;
     ended?;
@@ -234,12 +233,7 @@ fn count(path: &Path, other: Option<&Path>, pids: Option<Vec<i32>>, ops: u32) ->
     costs
 }
 
-fn all(
-    scratch: &Scratch,
-    counter: &Counter,
-    n: u64,
-    told: &dyn Fn(&'static str),
-) -> Outcome<Vec<Cost>> {
+fn all(scratch: &Scratch, counter: &Counter, n: u64, told: &dyn Fn(&'static str)) -> Outcome<Vec<Cost>> {
     let here = scratch.here.as_path();
     let deep = here.join("a/b/c/d");
     fs::create_dir_all(&deep).doing("make directories")?;
