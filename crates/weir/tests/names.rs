@@ -65,6 +65,17 @@ fn sum(counts: &Counts) -> u64 {
     counts.values().sum()
 }
 
+/// Returns when the kernel keeps the names of this path: their directories' leases have been held for a moment.
+fn names_are_kept(mount: &Path, path: &Path) {
+    let looked_up = || counts(mount)["LOOKUP"];
+    wait_until("the kernel keeps names", PATIENCE, || {
+        fs::metadata(path).unwrap();
+        let before = looked_up();
+        fs::metadata(path).unwrap();
+        looked_up() == before
+    });
+}
+
 /// A directory that many others are above.
 fn deep(mount: &Path, name: &str) -> PathBuf {
     let dir = mount.join(name).join("a/b/c/d");
@@ -83,6 +94,7 @@ fn a_path_in_use_costs_next_to_no_request_and_each_call_only_its_own() {
     const N: u64 = 100;
     let file = |n: u64| dir.join(format!("f{n}"));
     File::create(file(N)).unwrap();
+    names_are_kept(&mount, &file(N));
 
     let (made, asked) = requests(&mount, || (0..N).for_each(|n| drop(File::create(file(n)).unwrap())));
     eprintln!("create + close: {made:?}, {asked} messages");
@@ -141,6 +153,7 @@ fn a_listing_with_attributes_asks_for_each_entry_once() {
     (0..N).for_each(|n| drop(File::create(many.join(format!("f{n}"))).unwrap()));
     drop(maker);
     let (mount, dir) = (cluster.mount(), cluster.mount().join("top/many"));
+    names_are_kept(mount, &dir.join("f0"));
     let list = || {
         let listed = shell(&format!("ls -l {} | wc -l", dir.display()));
         assert_eq!(listed.trim(), (N + 1).to_string());
