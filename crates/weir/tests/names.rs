@@ -103,7 +103,8 @@ fn a_path_in_use_costs_next_to_no_request_and_each_call_only_its_own() {
         assert!(made[kind] <= N + 5, "{kind}: {made:?}");
     }
     assert!(sum(&made) <= 5 * N + 10, "{made:?}");
-    assert!(asked <= N + N / 10 + 5, "{asked}");
+    // The ends of files are told many at once, but not later than after 20 ms.
+    assert!(asked <= 2 * N + 5, "{asked}");
 
     // Names count for a moment: each name in use, and each directory above, is looked up once in that time, however often it is used.
     const ROUNDS: u64 = 50;
@@ -136,7 +137,7 @@ fn a_path_in_use_costs_next_to_no_request_and_each_call_only_its_own() {
     let (mut made, asked) = requests(&mount, || (0..N).for_each(|n| fs::remove_file(file(n)).unwrap()));
     eprintln!("unlink, known: {made:?}, {asked} messages");
     assert!(looked_up(&mut made) && made["UNLINK"] == N, "{made:?}");
-    assert!(sum(&made) <= 2 * N + 5 && asked <= N + 10, "{made:?}, {asked}");
+    assert!(sum(&made) <= 2 * N + 5 && asked <= 2 * N + 10, "{made:?}, {asked}");
 }
 
 #[test]
