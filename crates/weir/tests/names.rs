@@ -301,6 +301,34 @@ fn names_that_one_mount_changes_are_seen_at_once_on_the_other() {
     });
 }
 
+/// The first change of a directory whose names the kernel of the other mount keeps.
+#[test]
+fn the_first_change_of_names_that_a_kernel_keeps_is_seen_at_once() {
+    if !can_mount() {
+        return;
+    }
+    let cluster = Cluster::start(2);
+    for round in 0..12 {
+        let (dir, mounts) = (format!("round{round}"), [round % 2, 1 - round % 2]);
+        let [one, other] = mounts.map(|n| cluster.mounts[n].join(&dir));
+        fs::create_dir(&one).unwrap();
+        fs::write(one.join("old"), b"old").unwrap();
+        names_are_kept(&cluster.mounts[mounts[1]], &other.join("old"));
+        let is_there = |name: &str| fs::symlink_metadata(other.join(name)).is_ok();
+        assert!(is_there("old") && !is_there("new"));
+        match round % 6 {
+            0 => drop(File::create(one.join("new")).unwrap()),
+            1 => fs::create_dir(one.join("new")).unwrap(),
+            2 => fs::hard_link(one.join("old"), one.join("new")).unwrap(),
+            3 => std::os::unix::fs::symlink("old", one.join("new")).unwrap(),
+            4 => fs::rename(one.join("old"), one.join("new")).unwrap(),
+            _ => fs::remove_file(one.join("old")).unwrap(),
+        }
+        let now = (is_there("old"), is_there("new"));
+        assert_eq!(now, (round % 6 < 4, round % 6 < 5), "round {round}");
+    }
+}
+
 /// A name that is moved takes what the kernel knows of it along: to a directory of which nothing is known yet.
 #[test]
 fn a_name_moved_to_another_directory_is_not_kept_there_without_its_lease() {
