@@ -62,11 +62,14 @@ pub enum Forget {
     Part(u64, u64),
 }
 
-/// A cache above this client that is valid only under its leases. Calls may block: they are made where that is
-/// allowed, before a recall is answered.
+/// A cache above this client that is valid only under its leases.
 pub trait KernelCache: Send + Sync + 'static {
+    /// May block: it is called where that is allowed, before a recall is answered.
     fn invalidate_inode(&self, ino: InodeId, what: Forget);
-    fn invalidate_entry(&self, parent: InodeId, name: &[u8]);
+    /// Whether names may be lent to it ([`crate::Client::lend_name`]).
+    fn keeps_names(&self) -> bool {
+        false
+    }
 }
 
 /// For libraries: nothing above caches.
@@ -74,7 +77,6 @@ pub trait KernelCache: Send + Sync + 'static {
 pub struct NoKernel;
 impl KernelCache for NoKernel {
     fn invalidate_inode(&self, _: InodeId, _: Forget) {}
-    fn invalidate_entry(&self, _: InodeId, _: &[u8]) {}
 }
 
 /// How a file is opened.
@@ -202,6 +204,8 @@ pub struct ClientStatus {
     /// Of the budget: dirty data, cached data, in bytes.
     pub memory_used_bytes: u64,
     pub memory_peak_bytes: u64,
+    /// Messages to the metadata leader.
+    pub asked: u64,
     pub recalls: u64,
     /// Times that a part of a file went home which this client was writing.
     pub own_evictions: u64,

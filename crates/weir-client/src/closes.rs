@@ -1,15 +1,19 @@
-//! Ends of opens, told to the leader many at once.
+//! Ends of opens, told to the leader many at once, or not at all.
 //!
 //! The leader counts opens to know whom a use by others concerns. As long as a lease is held here it asks anyway, so
-//! what is told before the answer is told in time, and a file's close costs no message of its own.
+//! what is told before the answer is told in time, and a file's close costs no message of its own. An end of a read that was not
+//! told yet is the next open for reading: that costs no message either.
 //!
 //! Invariants: an end is told once, on the connection on which its open is counted: a resume, or a new session,
 //! on another one says what is open at that moment, and what was noted before it is dropped. Without a lease nothing is put off.
 //! A file of which something is in doubt, or not saved yet, stays open for the leader, so that it is recovered if this client dies.
+use crate::api::{OpenMode, Stat};
 use crate::inner::{Inner, OpenFile};
+use crate::node::Node;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
+use weir_env::Instant;
 use weir_proto::meta::{CLOSED_MAX, Close, Closed, HeldLease, LeaseKind};
 use weir_proto::{ErrorKind, InodeId};
 
@@ -17,6 +21,11 @@ use weir_proto::{ErrorKind, InodeId};
 const PUT_OFF: Duration = Duration::from_millis(20);
 /// With so many noted they are told without waiting.
 const NOTED_MAX: usize = 64;
+/// Reads that ended are kept for the next open for one to two of these, so that the leader does not count for ever as open what a
+/// program went through once.
+const KEPT: Duration = Duration::from_secs(30);
+/// So many files are kept at most: some 40 bytes each here, and no more at the leader than the leases on them.
+const KEPT_MAX: usize = 16 * 1024;
 /// Connections that may come and go while one message is being sent.
 const TRIES_MAX: u32 = 8;
 
@@ -29,6 +38,11 @@ struct Noted {
     connection: u64,
     /// Reads and writes of each.
     files: BTreeMap<InodeId, (u32, u32)>,
+    /// Reads that are kept for the next opens, and those of the time before.
+    kept: BTreeMap<InodeId, u32>,
+    older: BTreeMap<InodeId, u32>,
+    /// When `kept` was begun.
+    kept_since: Option<Instant>,
     /// Somebody will tell soon.
     alarmed: bool,
 }
@@ -37,12 +51,41 @@ impl Closes {
     fn lock(&self) -> MutexGuard<'_, Noted> {
         self.0.lock().expect("no holder panics")
     }
-    fn has(&self, ino: InodeId) -> bool {
-        self.lock().files.contains_key(&ino)
+    pub fn has(&self, ino: InodeId) -> bool {
+        let noted = self.lock();
+        [&noted.kept, &noted.older].iter().any(|kept| kept.contains_key(&ino))
+            || noted.files.contains_key(&ino)
     }
 }
 
 impl Noted {
+    /// What is kept of a file is to be told.
+    fn let_go(&mut self, ino: InodeId) {
+        let reads = self.kept.remove(&ino).unwrap_or(0) + self.older.remove(&ino).unwrap_or(0);
+        if reads > 0 {
+            self.files.entry(ino).or_default().0 += reads;
+        }
+    }
+    fn let_older_go(&mut self) {
+        for (ino, reads) in std::mem::take(&mut self.older) {
+            self.files.entry(ino).or_default().0 += reads;
+        }
+        self.older = std::mem::take(&mut self.kept);
+    }
+    /// One read of those that are not told yet.
+    fn take_read(&mut self, ino: InodeId) -> bool {
+        for kept in [&mut self.kept, &mut self.older] {
+            if let Some(reads) = kept.get_mut(&ino) {
+                *reads -= 1;
+                if *reads == 0 {
+                    kept.remove(&ino);
+                }
+                return true;
+            }
+        }
+        false
+    }
+
     fn take(&mut self, is_kept: impl Fn(InodeId) -> bool) -> Vec<Closed> {
         let noted = self.files.iter().filter(|(ino, _)| !is_kept(**ino)).take(CLOSED_MAX);
         let taken: Vec<Closed> = noted
@@ -89,11 +132,58 @@ impl Inner {
             let nameless = st.attr.as_ref().is_some_and(|a| a.nlink == 0);
             let pressing = st.lease == LeaseKind::None || nameless;
             drop(st);
-            let of_file = noted.files.entry(file.node.ino).or_default();
-            *of_file = (of_file.0 + reads, of_file.1 + writes);
+            if !pressing && file.mode == OpenMode::READ {
+                *noted.kept.entry(file.node.ino).or_default() += 1;
+                let now = self.env.clock.now();
+                let since = *noted.kept_since.get_or_insert(now);
+                if noted.kept.len() < KEPT_MAX / 2 && now.since(since) < KEPT {
+                    return;
+                }
+                noted.kept_since = Some(now);
+                noted.let_older_go();
+            } else {
+                let of_file = noted.files.entry(file.node.ino).or_default();
+                *of_file = (of_file.0 + reads, of_file.1 + writes);
+            }
+            if noted.files.is_empty() {
+                return;
+            }
             let pressing = pressing || noted.files.len() >= NOTED_MAX;
             (pressing, !std::mem::replace(&mut noted.alarmed, true))
         };
+        self.tell_closes_soon(pressing, alarm);
+    }
+
+    /// An open for reading of a file that the leader counts as open still, and of which a lease is held: it needs no message, and is
+    /// counted here.
+    pub fn reopen(&self, node: &Node) -> Option<Stat> {
+        if !self.leases_hold() {
+            return None;
+        }
+        let mut noted = self.closes.lock();
+        let mut st = node.lock();
+        let stat = st.stat().filter(|stat| stat.attr.nlink > 0 && !st.recover)?;
+        if !noted.take_read(node.ino) {
+            return None;
+        }
+        st.open_read += 1;
+        Some(stat)
+    }
+
+    /// It may have lost its last name, and goes with its last open: what is kept of it is told soon.
+    pub fn keep_no_closes(&self, ino: InodeId) {
+        let (pressing, alarm) = {
+            let mut noted = self.closes.lock();
+            noted.let_go(ino);
+            if !noted.files.contains_key(&ino) {
+                return;
+            }
+            (noted.files.len() >= NOTED_MAX, !std::mem::replace(&mut noted.alarmed, true))
+        };
+        self.tell_closes_soon(pressing, alarm);
+    }
+
+    fn tell_closes_soon(&self, pressing: bool, alarm: bool) {
         if pressing || alarm {
             let me = self.arc();
             self.env.tasks.spawn("tell closes", async move {
@@ -108,8 +198,34 @@ impl Inner {
     /// Before a lease on the file is given back.
     pub async fn tell_close_of(&self, ino: InodeId) {
         if self.closes.has(ino) {
+            self.closes.lock().let_go(ino);
             self.tell_closes().await;
         }
+    }
+
+    /// Tells what was kept for long.
+    pub async fn tell_old_closes(&self) {
+        let due = {
+            let mut noted = self.closes.lock();
+            let now = self.env.clock.now();
+            let due = noted.kept_since.is_some_and(|since| now.since(since) >= KEPT);
+            if due {
+                noted.let_older_go();
+                noted.kept_since = (!noted.older.is_empty()).then_some(now);
+            }
+            due && !noted.files.is_empty()
+        };
+        if due {
+            self.tell_closes().await;
+        }
+    }
+
+    /// Tells also what is kept: nobody opens anything any more.
+    pub async fn tell_all_closes(&self) {
+        for _ in 0..2 {
+            self.closes.lock().let_older_go();
+        }
+        self.tell_closes().await;
     }
 
     /// Tells all that is noted. What cannot be told is told by the next resume.

@@ -109,7 +109,7 @@ impl Inner {
         match &asked {
             Ok(evicted) => {
                 self.counters.own_evictions.fetch_add(1, Relaxed);
-                self.apply(&evicted.entry, stamp);
+                self.apply_unasked(&mut node.lock(), &evicted.entry, stamp);
             }
             Err(e) => self.make_sure_it_stays(node, e).await,
         }

@@ -44,7 +44,8 @@ impl Inner {
             exclusive,
             open: bits,
         };
-        let created = change.told(self.session.change(self.deadline(), make).await)?;
+        let created = change
+            .told(self.doubt_names(&[parent], self.session.change(self.deadline(), make).await).await)?;
         let stat = self.apply(&created.entry, stamp);
         let ino = stat.attr.ino;
         self.end_name_change(change, Some(ino), &created.parent_attr, &created.parent_lease, stamp);
@@ -148,6 +149,14 @@ impl Inner {
         self.opened(node.clone(), open, stat)
     }
 
+    /// Opens a file for reading whose lease is held, and that the leader counts as open still, without a message. The caller knows
+    /// that it may be read.
+    pub fn try_reopen(&self, ino: InodeId, open: OpenMode) -> Option<Opened> {
+        let node = self.known_node(ino).filter(|_| open == OpenMode::READ)?;
+        let stat = self.reopen(&node)?;
+        Some(self.begun(node, open, stat))
+    }
+
     /// Inline bytes as a reply told them, unless newer ones are here.
     fn learn_inline(&self, node: &Node, entry: &Entry, inline: Option<Bytes>) {
         let mut st = node.lock();
@@ -158,16 +167,24 @@ impl Inner {
     }
 
     fn opened(&self, node: Arc<Node>, open: OpenMode, stat: Stat) -> Result<Opened> {
-        let (errors, kernel_cache, old_pages) = {
+        {
             let mut st = node.lock();
             st.open_read += u32::from(open.read);
             st.open_write += u32::from(open.write);
+        }
+        Ok(self.begun(node, open, stat))
+    }
+
+    /// A handle of an open that is counted.
+    fn begun(&self, node: Arc<Node>, open: OpenMode, stat: Stat) -> Opened {
+        let (errors, kernel_cache, old_pages) = {
+            let st = node.lock();
             // A read from pages is not seen: where one would change the access time they go, too.
             let unseen = open.read && self.awaits_access(&st);
             (st.error_count, st.lease != LeaseKind::None, st.pages_since != st.leases_lost || unseen)
         };
         let handle = self.open_handle(node, open, kernel_cache, errors);
-        Ok(Opened { handle, stat, kernel_cache, old_pages })
+        Opened { handle, stat, kernel_cache, old_pages }
     }
 
     pub async fn fsync(&self, handle: Handle) -> Result<()> {
@@ -256,7 +273,7 @@ impl Inner {
             }
         }
         // A file whose close the leader does not know looks like one whose writer died.
-        let _ = self.env.clock.timeout(CLOSES_PATIENCE, self.tell_closes()).await; // or is looked at as such
+        let _ = self.env.clock.timeout(CLOSES_PATIENCE, self.tell_all_closes()).await; // or is looked at as such
         let _ = self.env.clock.timeout(CLOSES_PATIENCE, self.tell_accesses()).await; // or they are lost
         // Everything is saved, or its error is told: a session that nobody closes ends by itself.
         if let Err(e) = self.session.close(self.env.clock.now() + CLOSES_PATIENCE).await {

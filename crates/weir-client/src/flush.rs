@@ -665,7 +665,7 @@ impl Inner {
         // What was sent to targets since is newer than what the inode holds now.
         st.drop_inline = st.send_count != sends;
         st.inline = if st.drop_inline { Inline::No } else { Inline::Yes(content) };
-        self.apply_to(&mut st, &entry, stamp);
+        self.apply_unasked(&mut st, &entry, stamp);
         self.settle_room(&mut st);
         self.forget_if_saved(node.ino, &st);
         Ok(true)
@@ -771,7 +771,7 @@ impl Inner {
             st.drop_inline = false;
             st.leaving = Bytes::new();
         }
-        self.apply_to(&mut st, &entry, stamp);
+        self.apply_unasked(&mut st, &entry, stamp);
         self.settle_room(&mut st);
         if let Ok(layout) = layout_of(&st, node.ino) {
             let first = layout.stripe_of(st.committed_size());

@@ -3,7 +3,7 @@
 //! Lock order: the ends of opens, the list of inodes, an inode's state, the cache, the list of dirty inodes, the list of
 //! accesses. No lock is held across a wait.
 use crate::accesses::Accesses;
-use crate::api::{ClientConfig, Handle, KernelCache, Loss, OpenMode, Stat};
+use crate::api::{ClientConfig, Forget, Handle, KernelCache, Loss, OpenMode, Stat};
 use crate::budget::Budget;
 use crate::cache::Cache;
 use crate::closes::Closes;
@@ -227,6 +227,7 @@ impl Inner {
         let mut st = node.lock();
         self.apply_to(&mut st, entry, stamp);
         let leased = st.lease != LeaseKind::None;
+        st.attr_lent |= leased;
         if leased { st.shown(true) } else { None }
             .unwrap_or_else(|| Stat { attr: entry.attr.clone(), leased })
     }
@@ -234,6 +235,28 @@ impl Inner {
     pub fn apply_to(&self, st: &mut State, entry: &Entry, stamp: u64) {
         self.data.need_map(entry.lease.map_version);
         st.apply(entry, stamp);
+    }
+    /// The same of what the kernel did not ask for: where it keeps attributes that are others now, it asks again, soon.
+    pub fn apply_unasked(&self, st: &mut State, entry: &Entry, stamp: u64) {
+        let before = if st.attr_lent { st.shown(true) } else { None };
+        self.apply_to(st, entry, stamp);
+        let differs = |a: &Stat, b: &Stat| {
+            // Access times are the kernel's business: it asks for them when it has read.
+            let told = |s: &Stat| {
+                let a = &s.attr;
+                (a.mode, a.uid, a.gid, a.nlink, a.size, a.allocated, a.evicted, a.mtime, a.ctime)
+            };
+            told(a) != told(b)
+        };
+        if let (Some(before), Some(now)) = (before, st.shown(true))
+            && differs(&before, &now)
+        {
+            st.attr_lent = false;
+            let (me, ino) = (self.arc(), entry.attr.ino);
+            self.env.tasks.spawn("attributes are others now", async move {
+                me.invalidate(ino, Forget::Attributes).await;
+            });
+        }
     }
     /// Attributes without a lease of their own: they count where one is held already.
     pub fn apply_attr(&self, attr: &Attr, stamp: u64) {
@@ -423,8 +446,7 @@ impl Inner {
         let (me, nodes) = (self.arc(), self.all_nodes());
         self.env.tasks.spawn("invalidate kernel caches", async move {
             let kernel = me.kernel.clone();
-            let work =
-                move || nodes.iter().for_each(|n| kernel.invalidate_inode(n.ino, crate::api::Forget::All));
+            let work = move || nodes.iter().for_each(|n| kernel.invalidate_inode(n.ino, Forget::All));
             me.env.tasks.blocking(work).await;
         });
     }

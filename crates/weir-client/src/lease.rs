@@ -152,8 +152,17 @@ impl Inner {
         self.counters.recalls.fetch_add(1, Relaxed);
         let recall = node.lock().recalls();
         self.wait_for_sends(node, recall).await;
-        if node.lock().lease <= keep {
-            return;
+        if keep == LeaseKind::None {
+            self.end_loans(node).await;
+        }
+        {
+            let mut st = node.lock();
+            if st.lease <= keep {
+                if keep == LeaseKind::None {
+                    st.loans.end();
+                }
+                return;
+            }
         }
         let mut old_pages = if keep == LeaseKind::None { vec![Forget::All] } else { Vec::new() };
         let mut doubt_told = false;
@@ -362,12 +371,14 @@ impl Inner {
         self.env.tasks.blocking(move || kernel.invalidate_inode(ino, what)).await;
     }
 
-    /// Gives a lease back by this client's own choice.
-    pub async fn release_lease(&self, node: &Arc<Node>) -> Result<()> {
+    /// Gives a lease back that nobody needs.
+    async fn release_lease(&self, node: &Arc<Node>) -> Result<()> {
         self.flush(node, Occasion::Closing, false).await?;
         {
             let mut st = node.lock();
-            if st.is_dirty() || st.lease == LeaseKind::None {
+            // The kernel may have been told of it again meanwhile.
+            let in_use = !st.forgotten || st.loans.are_open(self.env.clock.now());
+            if st.is_dirty() || st.lease == LeaseKind::None || in_use {
                 return Ok(());
             }
             st.stamp_recall(self.next_stamp(), LeaseKind::None);

@@ -26,6 +26,7 @@ mod known_names;
 mod late;
 mod layers;
 mod lease;
+mod lent;
 mod locks;
 mod maps;
 mod member;
@@ -52,6 +53,7 @@ pub use api::{
     Opened, SetAttrs, SetTime, Space, Stat,
 };
 pub use backups::BackupEdit;
+pub use lent::LOAN as NAME_LOAN;
 pub use locks::{InTheWay, LockWish, Locked};
 pub use past::PastFile;
 pub use recall::Recall;
@@ -277,6 +279,11 @@ impl Client {
     pub async fn usage(&self, dir: InodeId) -> Result<Usage> {
         self.inner.usage(dir).await
     }
+    /// Whether the kernel may keep for [`NAME_LOAN`] that a name leads there, or nowhere: asked when the answer that says so is about
+    /// to be sent. False: it must ask each time.
+    pub fn lend_name(&self, dir: InodeId, name: &[u8], leads_to: Option<InodeId>) -> bool {
+        self.inner.lend_name(dir, name, leads_to)
+    }
     /// The kernel dropped the inode from its caches: what is kept here for it may go, too.
     pub fn forget(&self, ino: InodeId) {
         self.inner.forget(ino)
@@ -306,8 +313,17 @@ impl Client {
     ) -> Result<Opened> {
         self.inner.create_nameless(cred, parent, mode.into(), open).await
     }
+    /// Opens a file for reading without a message; `None`: use [`Client::open`]. That the caller may read it is for the caller to know.
+    pub fn try_open(&self, ino: InodeId, open: OpenMode) -> Option<Opened> {
+        self.inner.try_reopen(ino, open)
+    }
     pub async fn open(&self, cred: &Cred, ino: InodeId, open: OpenMode) -> Result<Opened> {
         self.inner.open(cred, ino, open).await
+    }
+    /// Whether a close of this file has nothing to do but to end: nothing to save, no locks of the process to release. Asked when it is
+    /// opened.
+    pub fn closes_quietly(&self, handle: Handle) -> bool {
+        self.inner.open_file(handle).is_some_and(|file| !file.mode.write && !file.node.lock().closes_unlock)
     }
     /// Takes the bytes at once where lease and memory allow; `None`: use [`Client::write`].
     pub fn try_write(&self, handle: Handle, offset: u64, data: &[u8]) -> Option<Result<usize>> {
@@ -560,6 +576,7 @@ async fn write_back(inner: Weak<Inner>) {
         let Some(inner) = inner.upgrade() else { return };
         inner.write_back_aged().await;
         inner.tell_accesses().await;
+        inner.tell_old_closes().await;
         inner.give_back_room().await;
         inner.give_back_forgotten().await;
     }

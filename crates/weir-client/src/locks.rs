@@ -15,7 +15,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use weir_proto::lock::{
     CancelLock, HeldLock, ListLocks, LockAnswer, LockEntry, LockKind, LockOutcome, LockOwner, LockRange,
-    OwnerRanges, SetLock, TestLock,
+    LockSpace, OwnerRanges, SetLock, TestLock,
 };
 use weir_proto::meta::LeaseKind;
 use weir_proto::{Error, InodeId, Result, SessionId};
@@ -190,14 +190,23 @@ impl Drop for Waiting<'_> {
 impl Inner {
     /// Locks or unlocks without waiting for other holders.
     pub async fn try_lock(&self, handle: Handle, wish: LockWish) -> Result<Locked> {
+        self.note_closes_unlock(handle, wish)?;
         let locked = self.lock_now(handle, wish).await?;
         self.see_what_others_wrote(handle, wish, locked).await
     }
 
     /// Waits until the lock is there, or `interrupt` is notified.
     pub async fn wait_lock(&self, handle: Handle, wish: LockWish, interrupt: &Notify) -> Result<Locked> {
+        self.note_closes_unlock(handle, wish)?;
         let locked = self.lock_later(handle, wish, interrupt).await?;
         self.see_what_others_wrote(handle, wish, locked).await
+    }
+
+    fn note_closes_unlock(&self, handle: Handle, wish: LockWish) -> Result<()> {
+        if wish.kind.is_some() && wish.owner.space == LockSpace::Fcntl {
+            self.handle(handle)?.node.lock().closes_unlock = true;
+        }
+        Ok(())
     }
 
     /// A kernel may keep pages of a shared file for a moment that no lease protects: not over the taking of a lock.

@@ -27,7 +27,12 @@ impl Inner {
         let known = self.known_node(parent)?.lock().name(name)?;
         match known {
             None => Some(None),
-            Some(ino) => self.try_getattr(ino).map(Some),
+            Some(ino) => {
+                let node = self.known_node(ino)?;
+                let mut st = node.lock();
+                st.forgotten = false;
+                st.lend_stat().map(Some)
+            }
         }
     }
 
@@ -35,7 +40,7 @@ impl Inner {
         if !self.leases_hold() {
             return None;
         }
-        self.known_node(ino)?.lock().stat()
+        self.known_node(ino)?.lock().lend_stat()
     }
 
     pub async fn lookup(&self, cred: &Cred, parent: InodeId, name: &[u8]) -> Result<Option<Stat>> {
@@ -160,7 +165,12 @@ impl Inner {
         self.apply_dir_lease(&node, &listing.dir_lease, stamp);
         for listed in &mut listing.entries {
             if let Some(entry) = &mut listed.entry {
+                let is_new = self.known_node(listed.ino).is_none();
                 let stat = self.apply(entry, stamp);
+                // The kernel hears of the name alone, and forgets no inode that it was not told of.
+                if is_new && let Some(node) = self.known_node(listed.ino) {
+                    node.lock().forgotten = true;
+                }
                 entry.attr = stat.attr;
                 entry.lease.kind = if stat.leased { LeaseKind::Read } else { LeaseKind::None };
             }
@@ -215,7 +225,9 @@ impl Inner {
             mode: mode.bits,
             umask: mode.umask,
         };
-        let (made, tries) = change.told(self.session.change_counted(self.deadline(), make).await)?;
+        let (made, tries) = change.told(
+            self.doubt_names(&[parent], self.session.change_counted(self.deadline(), make).await).await,
+        )?;
         let stat = self.made(change, made, stamp);
         // A reply that was sent again may be older than what is in the directory.
         if stat.leased && tries == 1 {
@@ -246,7 +258,8 @@ impl Inner {
             kind,
             rdev,
         };
-        let made = change.told(self.session.change(self.deadline(), make).await)?;
+        let made = change
+            .told(self.doubt_names(&[parent], self.session.change(self.deadline(), make).await).await)?;
         Ok(self.made(change, made, stamp))
     }
 
@@ -255,7 +268,8 @@ impl Inner {
         let (mut change, stamp) = (self.begin_name_change(parent, name), self.stamp());
         let (n, target) = (Bytes::copy_from_slice(name), Bytes::copy_from_slice(target));
         let make = |op| Symlink { op, cred: cred.clone(), parent, name: n.clone(), target: target.clone() };
-        let made = change.told(self.session.change(self.deadline(), make).await)?;
+        let made = change
+            .told(self.doubt_names(&[parent], self.session.change(self.deadline(), make).await).await)?;
         Ok(self.made(change, made, stamp))
     }
 
@@ -264,7 +278,8 @@ impl Inner {
         let (mut change, stamp) = (self.begin_name_change(parent, name), self.stamp());
         let n = Bytes::copy_from_slice(name);
         let make = |op| Link { op, cred: cred.clone(), ino, parent, name: n.clone() };
-        let made = change.told(self.session.change(self.deadline(), make).await)?;
+        let made = change
+            .told(self.doubt_names(&[parent], self.session.change(self.deadline(), make).await).await)?;
         Ok(self.made(change, made, stamp))
     }
 
@@ -273,7 +288,8 @@ impl Inner {
         let (mut change, stamp) = (self.begin_name_change(parent, name), self.stamp());
         let n = Bytes::copy_from_slice(name);
         let make = |op| Unlink { op, cred: cred.clone(), parent, name: n.clone() };
-        let removed = change.told(self.session.change(self.deadline(), make).await)?;
+        let removed = change
+            .told(self.doubt_names(&[parent], self.session.change(self.deadline(), make).await).await)?;
         self.removed(change, removed, stamp);
         Ok(())
     }
@@ -283,7 +299,8 @@ impl Inner {
         let (mut change, stamp) = (self.begin_name_change(parent, name), self.stamp());
         let n = Bytes::copy_from_slice(name);
         let make = |op| Rmdir { op, cred: cred.clone(), parent, name: n.clone() };
-        let removed = change.told(self.session.change(self.deadline(), make).await)?;
+        let removed = change
+            .told(self.doubt_names(&[parent], self.session.change(self.deadline(), make).await).await)?;
         self.removed(change, removed, stamp);
         Ok(())
     }
@@ -297,6 +314,7 @@ impl Inner {
     fn links_changed(&self, ino: InodeId) {
         if let Some(node) = self.known_node(ino) {
             node.lock().attr_old = true;
+            self.keep_no_closes(ino);
         }
     }
 
@@ -311,6 +329,7 @@ impl Inner {
     ) -> Result<()> {
         check_name(name)?;
         check_name(new_name)?;
+        self.move_loans(parent, new_parent, mode).await;
         let mut from = self.begin_name_change(parent, name);
         // Onto itself it is one change.
         let onto = (parent, name) != (new_parent, new_name);
@@ -326,7 +345,9 @@ impl Inner {
             new_name: m.clone(),
             mode,
         };
-        let mut renamed = self.session.change(self.deadline(), make).await;
+        let renamed = self.session.change(self.deadline(), make).await;
+        let mut renamed = self.doubt_names(&[parent, new_parent], renamed).await;
+        self.move_loans(parent, new_parent, mode).await; // the lease may have gone meanwhile
         for change in std::iter::once(&mut from).chain(&mut to) {
             renamed = change.told(renamed);
         }

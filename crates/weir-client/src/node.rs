@@ -7,6 +7,7 @@ use crate::api::Stat;
 use crate::changed::Changed;
 use crate::dirty::StripeBuf;
 use crate::known_names::Names;
+use crate::lent::Loans;
 use crate::prefetch::Pattern;
 use crate::recall::Ranges;
 use bytes::Bytes;
@@ -114,6 +115,8 @@ pub struct State {
     pub attr: Option<Attr>,
     /// An own change made the attributes old (the lease stays).
     pub attr_old: bool,
+    /// The kernel may keep them as they are shown.
+    pub attr_lent: bool,
     recall_stamp: u64,
     recall_keep: LeaseKind,
     /// The leader was told of all leases that are held here, and takes others back: replies to requests sent before grant none.
@@ -121,6 +124,8 @@ pub struct State {
     /// A recall is at its last step: no new dirty data.
     pub closing_lease: bool,
     pub names: Names,
+    /// Names of this directory that the kernel may keep.
+    pub loans: Loans,
     pub inline: Inline,
     pub local: Option<Local>,
     /// When it was read here, if that is the access time and the leader was not told.
@@ -171,6 +176,8 @@ pub struct State {
     pub error_count: u64,
     pub open_read: u32,
     pub open_write: u32,
+    /// A process has locked something here, in a way that any close of its own ends (`fcntl`).
+    pub closes_unlock: bool,
     /// Grows when cached data becomes old.
     pub data_change: u64,
     /// Leases that ended: how many, and before which of their ends the kernel may hold pages.
@@ -265,11 +272,13 @@ impl State {
             data_end: 0,
             attr: None,
             attr_old: false,
+            attr_lent: false,
             recall_stamp: 0,
             recall_keep: LeaseKind::None,
             named_stamp: 0,
             closing_lease: false,
             names: Names::default(),
+            loans: Loans::default(),
             inline: Inline::Unknown,
             local: None,
             accessed: None,
@@ -301,6 +310,7 @@ impl State {
             error_count: 0,
             open_read: 0,
             open_write: 0,
+            closes_unlock: false,
             data_change: 0,
             leases_lost: 0,
             pages_since: 0,
@@ -468,6 +478,8 @@ impl State {
         self.lease = self.lease.min(keep);
         if self.lease == LeaseKind::None {
             self.attr_old = true;
+            self.attr_lent = false;
+            self.loans.end();
             self.names.forget_all();
             self.evicted = None;
             self.layers = None;
@@ -561,6 +573,12 @@ impl State {
         }
         self.shown(true)
     }
+    /// The same for the kernel, which may keep them.
+    pub fn lend_stat(&mut self) -> Option<Stat> {
+        let stat = self.stat();
+        self.attr_lent |= stat.is_some();
+        stat
+    }
     /// The newest attributes known, with own changes.
     pub fn shown(&self, leased: bool) -> Option<Stat> {
         let mut attr = self.attr.clone()?;
@@ -627,6 +645,7 @@ impl State {
     pub fn note_write(&mut self, end: u64, now: Time, at: Instant) {
         self.change += 1;
         self.data_change += 1;
+        self.attr_lent = false; // the kernel that has written asks for size and time again
         let size = self.size().max(end);
         self.local = Some(Local { size, mtime: now, change: self.change });
         self.dirty_since.get_or_insert(at);

@@ -274,7 +274,7 @@ impl Inner {
         let stamp = self.stamp();
         let ask = |op| Evict { op, cred: cred.clone(), ino, from, to, under: 0 };
         let evicted = self.session.change(self.deadline(), ask).await?;
-        self.apply(&evicted.entry, stamp);
+        self.apply_unasked(&mut self.node(ino).lock(), &evicted.entry, stamp);
         Ok(evicted)
     }
 
@@ -305,7 +305,7 @@ impl Inner {
         let stamp = self.stamp();
         let ask = |op| SetPinned { op, cred: cred.clone(), ino, pinned };
         let entry = self.session.change(self.deadline(), ask).await?;
-        self.apply(&entry, stamp);
+        self.apply_unasked(&mut self.node(ino).lock(), &entry, stamp);
         Ok(())
     }
 

@@ -175,7 +175,7 @@ impl Session {
     pub fn leases_hold(&self) -> bool {
         self.env.clock.now() < self.leases_hold_until()
     }
-    fn leases_hold_until(&self) -> Instant {
+    pub fn leases_hold_until(&self) -> Instant {
         let term_ms = self.lease_ms.load(Ordering::Relaxed);
         Instant(self.heard.load(Ordering::Relaxed))
             + Duration::from_millis(term_ms - term_ms / u64::from(TERM_MARGIN))
@@ -394,6 +394,7 @@ impl Session {
         deadline: Instant,
     ) -> Result<R::Reply> {
         let begun = self.env.clock.now();
+        self.counters.asked.fetch_add(1, Ordering::Relaxed);
         let (reply, _) = connection.call(request, vec![], self.left(deadline)).await?;
         self.heard.fetch_max(begun.0, Ordering::Relaxed);
         Ok(reply)

@@ -13,6 +13,7 @@ pub struct Counters {
     pub hedged_reads: AtomicU64,
     pub degraded_writes: AtomicU64,
     pub crc_failures: AtomicU64,
+    pub asked: AtomicU64,
     pub recalls: AtomicU64,
     pub own_evictions: AtomicU64,
 }
@@ -30,6 +31,7 @@ impl Counters {
             crc_failures: self.crc_failures.load(Relaxed),
             memory_used_bytes: budget.used_bytes(),
             memory_peak_bytes: budget.peak_bytes(),
+            asked: self.asked.load(Relaxed),
             recalls: self.recalls.load(Relaxed),
             own_evictions: self.own_evictions.load(Relaxed),
         }

@@ -3,7 +3,7 @@ use crate::failure::{Doing, Outcome};
 use crate::place::{Place, RoleName};
 use crate::process::PidFile;
 use crate::roles::Environment;
-use crate::{bench_home, bench_meta};
+use crate::{bench_home, bench_meta, bench_requests};
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
@@ -61,6 +61,8 @@ pub enum Bench {
     Fsync(Printed<fsync::Options>),
     /// The metadata role alone, over RPC: creates and stats, many in flight
     Meta(bench_meta::Options),
+    /// What one operation costs: requests of the kernel, messages, changes of thread
+    Requests(bench_requests::Options),
     /// A volume with a home: lag, rates, eviction, a mover that is killed
     Home(bench_home::Options),
     /// Runs a part of a workload for another process
@@ -81,6 +83,7 @@ pub fn run(bench: Bench, environment: &Environment) -> Outcome<ExitCode> {
         Bench::Smallfile(args) => one(args, |o| &mut o.common, smallfile::run),
         Bench::Fsync(args) => one(args, |o| &mut o.common, fsync::run),
         Bench::Meta(options) => bench_meta::run(&options),
+        Bench::Requests(options) => bench_requests::run(&options),
         Bench::Home(options) => bench_home::run(&options),
         Bench::Worker => Ok(weir_load::worker_main().map(|()| ExitCode::SUCCESS)?),
     }
@@ -164,7 +167,7 @@ fn stop_on_signal() -> Arc<compare::Stop> {
 }
 
 /// The processes of a cluster that run on this machine.
-fn processes_of(dir: &Path) -> Outcome<Vec<Watched>> {
+pub fn processes_of(dir: &Path) -> Outcome<Vec<Watched>> {
     let place = Place::open(dir)?;
     let watched = |p: &crate::place::Process| {
         let running = PidFile::read(&place.pid_file(p)).filter(PidFile::alive)?;

@@ -410,6 +410,9 @@ pub struct MountRole {
     /// Mount read-only
     #[arg(long)]
     pub read_only: bool,
+    /// The kernel asks for each name each time: no change by another mount waits until this one's kernel has forgotten a name
+    #[arg(long)]
+    pub no_kernel_names: bool,
     /// Options as mount(8) has them: ro, noexec, noatime, allow_other
     #[arg(
         short = 'o',

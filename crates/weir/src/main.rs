@@ -11,6 +11,7 @@ mod backup;
 mod bench;
 mod bench_home;
 mod bench_meta;
+mod bench_requests;
 mod cli;
 mod clone;
 mod config;

@@ -478,6 +478,7 @@ pub fn mount(args: &MountRole, environment: &Environment) -> Outcome<()> {
     if words.allow_other {
         config.mount.allow_other = Some(true);
     }
+    config.mount.kernel_names &= !args.no_kernel_names;
     let (recover, source) = (args.recover, args.source.clone());
     run(&args.role, config, environment, buffers, move |node| run_mount(node, recover, source, words))
 }
@@ -504,7 +505,7 @@ async fn run_mount(node: Node, recover: bool, source: String, words: MountWords)
         recall_patience: ClientConfig::RECALL_PATIENCE,
     };
     let cluster = node.observe(Role::Mount).await?;
-    let notices = Arc::new(fuse::Notices::default());
+    let notices = Arc::new(fuse::Notices::new(mount.kernel_names));
     let client = Client::connect(node.env.clone(), config, notices.clone()).await?;
     let options = fuse::Options {
         path: path.clone(),
@@ -671,5 +672,6 @@ fn client_json(client: &Client, cluster: &Cluster) -> Value {
         "wire_sent_bytes": s.wire_sent_bytes, "wire_received_bytes": s.wire_received_bytes,
         "degraded_reads": s.degraded_reads, "degraded_writes": s.degraded_writes, "crc_failures": s.crc_failures,
         "memory_used_bytes": s.memory_used_bytes, "memory_peak_bytes": s.memory_peak_bytes, "recalls": s.recalls,
+        "requests": fuse::request_counts(), "asked": s.asked,
     })
 }

@@ -47,6 +47,7 @@ pub use crate::ll::fuse_abi::consts;
 pub use crate::ll::request::FileHandle;
 pub use crate::ll::request::INodeNo;
 pub use crate::ll::request::LockOwner;
+pub use crate::counts::request_counts;
 pub use crate::ll::request::Version;
 pub use crate::mnt::mount_options::Config;
 pub use crate::mnt::mount_options::MountOption;
@@ -85,6 +86,7 @@ pub use crate::session::SessionUnmounter;
 mod access_flags;
 mod bsd_file_flags;
 mod channel;
+mod counts;
 mod dev_fuse;
 /// Experimental APIs
 #[cfg(feature = "experimental")]

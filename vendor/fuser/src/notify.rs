@@ -83,6 +83,19 @@ impl Notifier {
         self.send_inval(notify_code::FUSE_NOTIFY_INVAL_INODE, &notif)
     }
 
+    /// The same as [`Notifier::inval_inode`], but tells whether the kernel knows the inode: `false` may also mean that it has not
+    /// taken up yet what it was just told of it.
+    /// # Errors
+    /// Returns an error if the kernel rejects the notification.
+    pub fn inval_known_inode(&self, ino: INodeNo, offset: i64, len: i64) -> io::Result<bool> {
+        let notif = Notification::new_inval_inode(ino, offset, len);
+        match self.send(notify_code::FUSE_NOTIFY_INVAL_INODE, &notif) {
+            Ok(()) => Ok(true),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(e) => Err(e),
+        }
+    }
+
     /// Update the kernel's cached copy of a given inode's data
     /// # Errors
     /// Returns an error if the notification data is too large.

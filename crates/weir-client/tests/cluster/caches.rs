@@ -2,7 +2,7 @@
 use super::*;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use weir_client::{Client, Forget, Handle, KernelCache, OpenMode};
+use weir_client::{Client, Forget, Handle, KernelCache, NAME_LOAN, OpenMode};
 use weir_proto::meta::RenameMode;
 use weir_proto::{InodeId, VolumeId};
 
@@ -12,7 +12,6 @@ impl KernelCache for Kernel {
     fn invalidate_inode(&self, ino: InodeId, what: Forget) {
         self.0.lock().unwrap().push((ino, what));
     }
-    fn invalidate_entry(&self, _: InodeId, _: &[u8]) {}
 }
 
 /// A kernel that keeps one page, and drops one that is being read when the read has ended.
@@ -25,7 +24,6 @@ impl KernelCache for Page {
             *page = (None, page.1 + 1);
         }
     }
-    fn invalidate_entry(&self, _: InodeId, _: &[u8]) {}
 }
 impl Page {
     async fn read(&self, c: &Client, h: Handle) -> u64 {
@@ -312,4 +310,167 @@ fn who_does_not_know_that_a_target_is_out_reads_nothing_old_there() {
             same(&tokio::join!(looks, heals).0, &data);
         });
     }
+}
+
+/// A kernel that keeps names that are lent to it.
+struct Names;
+impl KernelCache for Names {
+    fn invalidate_inode(&self, _: InodeId, _: Forget) {}
+    fn keeps_names(&self) -> bool {
+        true
+    }
+}
+
+/// Looks a name up, and tells whether a kernel may keep the answer, now or when the directory was left alone for a moment.
+async fn lends(lab: &Lab, c: &Client, dir: InodeId, name: &str) -> bool {
+    for _ in 0..3 {
+        let found = c.lookup(&root(), dir, name.as_bytes()).await.unwrap().map(|found| found.attr.ino);
+        if c.lend_name(dir, name.as_bytes(), found) {
+            return true;
+        }
+        lab.world().sleep(Duration::from_millis(150)).await;
+    }
+    false
+}
+
+async fn mkdir(c: &Client, dir: InodeId, name: &str) -> InodeId {
+    c.mkdir(&root(), dir, name.as_bytes(), 0o755).await.unwrap().attr.ino
+}
+
+#[test]
+fn no_change_by_another_is_done_while_a_kernel_keeps_what_was_before_it() {
+    Lab::new(931).run(6, |lab| async move {
+        let a = lab.client("a").await;
+        let b = lab.client_with("b", 64 << 20, Arc::new(Names)).await;
+        let (clock, world) = (lab.world().clock(), lab.world());
+        let (dir, other) = (mkdir(&a, ROOT, "dir").await, mkdir(&a, ROOT, "other").await);
+        mkdir(&a, dir, "there").await;
+        assert!(lends(&lab, &b, dir, "there").await && lends(&lab, &b, dir, "absent").await);
+        let said = b.lookup(&root(), dir, b"there").await.unwrap().unwrap().attr.ino;
+        assert!(
+            !b.lend_name(dir, b"there", None) && !b.lend_name(dir, b"absent", Some(said)),
+            "it is not so"
+        );
+        assert!(!b.lend_name(dir, b"never asked for", None));
+        let kept_until = clock.now() + NAME_LOAN;
+        mkdir(&a, other, "x").await;
+        assert!(clock.now() < kept_until, "nothing of that directory is in the kernel");
+        mkdir(&a, dir, "absent").await;
+        assert!(clock.now() >= kept_until, "the kernel said that it is absent");
+        assert!(!b.lend_name(dir, b"there", Some(said)), "the lease is gone");
+        // What others change again and again is asked for each time, and nobody waits.
+        assert!(!lends(&lab, &b, dir, "absent").await);
+        let begun = clock.now();
+        a.rmdir(&root(), dir, b"absent").await.unwrap();
+        assert!(clock.now() < begun + NAME_LOAN);
+        world.sleep(Duration::from_secs(6)).await;
+        assert!(lends(&lab, &b, dir, "absent").await && lends(&lab, &b, dir, "there").await);
+        let kept_until = clock.now() + NAME_LOAN;
+        a.rmdir(&root(), dir, b"there").await.unwrap();
+        assert!(clock.now() >= kept_until);
+        assert!(b.lookup(&root(), dir, b"there").await.unwrap().is_none());
+        // A loan that ran out by itself costs nobody anything.
+        world.sleep(Duration::from_secs(20)).await;
+        assert!(lends(&lab, &b, dir, "there").await);
+        world.sleep(Duration::from_secs(1)).await;
+        let begun = clock.now();
+        mkdir(&a, dir, "there").await;
+        assert!(clock.now() < begun + NAME_LOAN);
+        assert!(lends(&lab, &b, dir, "there").await, "and others are made");
+    });
+}
+
+#[test]
+fn a_name_that_is_moved_takes_its_loan_to_a_directory_under_lease_or_waits_for_its_end() {
+    Lab::new(934).run(6, |lab| async move {
+        let a = lab.client("a").await;
+        let b = lab.client_with("b", 64 << 20, Arc::new(Names)).await;
+        let (clock, world) = (lab.world().clock(), lab.world());
+        let (from, to) = (mkdir(&b, ROOT, "from").await, mkdir(&b, ROOT, "to").await);
+        let moves = async |name: &str| {
+            mkdir(&b, from, name).await;
+            assert!(lends(&lab, &b, from, name).await, "{name}");
+            let kept_until = clock.now() + NAME_LOAN;
+            let name = name.as_bytes();
+            b.rename(&root(), from, name, to, name, RenameMode::Replace).await.unwrap();
+            kept_until
+        };
+        // No lease on the other directory: another may change it, and b is not asked.
+        mkdir(&a, to, "x").await;
+        let kept_until = moves("unleased").await;
+        assert!(clock.now() >= kept_until);
+        world.sleep(Duration::from_secs(30)).await;
+        b.lookup(&root(), to, b"y").await.unwrap();
+        let kept_until = moves("leased").await;
+        assert!(clock.now() < kept_until, "the loan is one of the other directory now");
+        a.rmdir(&root(), to, b"leased").await.unwrap();
+        assert!(clock.now() >= kept_until, "whose lease waits for its end");
+    });
+}
+
+#[test]
+fn a_kernel_keeps_no_name_past_the_term_of_its_lease() {
+    Lab::new(932).run(6, |lab| async move {
+        let (a, world) = (lab.client("a").await, lab.world());
+        let b = lab.client_with("b", 64 << 20, Arc::new(Names)).await;
+        let dir = mkdir(&a, ROOT, "dir").await;
+        assert!(lends(&lab, &b, dir, "absent").await);
+        world.partition("b", "meta");
+        // b is not asked, and not waited for for longer than its term.
+        let kept = async {
+            let mut until = world.now();
+            while b.lend_name(dir, b"absent", None) {
+                until = world.now() + NAME_LOAN;
+                world.sleep(Duration::from_millis(10)).await;
+            }
+            until
+        };
+        let made = async {
+            mkdir(&a, dir, "absent").await;
+            world.now()
+        };
+        let (kept_until, made) = tokio::join!(kept, made);
+        assert!(
+            made >= kept_until,
+            "the leader gave the name to another while the kernel kept that it is absent"
+        );
+        world.heal("b", "meta");
+        world.sleep(Duration::from_secs(7)).await;
+        assert!(b.lookup(&root(), dir, b"absent").await.unwrap().is_some());
+        assert!(lends(&lab, &b, dir, "absent").await);
+    });
+}
+
+#[test]
+fn a_file_that_was_read_is_opened_again_without_a_message_as_long_as_nobody_changes_it() {
+    Lab::new(933).run(6, |lab| async move {
+        let (a, b) = (lab.client("a").await, lab.client("b").await);
+        let h = create(&a, "f").await;
+        write(&a, h, 0, b"bytes").await;
+        close(&a, h).await;
+        let ino = a.lookup(&root(), ROOT, b"f").await.unwrap().unwrap().attr.ino;
+        assert!(b.try_open(ino, OpenMode::READ).is_none(), "it was never open here");
+        let h = open(&b, "f", OpenMode::READ).await;
+        close(&b, h).await;
+        for _ in 0..5 {
+            let asked = b.status().asked;
+            let first = b.try_open(ino, OpenMode::READ).expect("kept from before").handle;
+            assert!(b.try_open(ino, OpenMode::BOTH).is_none());
+            assert!(b.try_open(ino, OpenMode::READ).is_none(), "one was kept");
+            same(&read(&b, first, 0, 5).await, b"bytes");
+            close(&b, first).await;
+            assert_eq!(b.status().asked, asked);
+        }
+        // Who changes it hears of no open, and has the file for itself.
+        let h = open(&a, "f", OpenMode::BOTH).await;
+        write(&a, h, 0, b"BYTES").await;
+        assert!(b.try_open(ino, OpenMode::READ).is_none());
+        close(&a, h).await;
+        same(&content(&b, "f").await, b"BYTES");
+        b.unlink(&root(), ROOT, b"f").await.unwrap();
+        assert!(b.try_open(ino, OpenMode::READ).is_none(), "it has no name");
+        lab.world().sleep(Duration::from_secs(2)).await;
+        let gone = b.open(&root(), ino, OpenMode::READ).await.unwrap_err();
+        assert_eq!(gone.kind, weir_proto::ErrorKind::Stale, "it went with its last open: {gone}");
+    });
 }

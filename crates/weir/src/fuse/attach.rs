@@ -123,7 +123,7 @@ pub fn preflight(path: &Path) -> Outcome<()> {
 }
 
 /// Mounts, and returns when the kernel has accepted. Must be called in a runtime.
-pub fn attach(client: &Client, notices: &Notices, options: Options) -> Outcome<Attached> {
+pub fn attach(client: &Client, notices: &Arc<Notices>, options: Options) -> Outcome<Attached> {
     let path = fs::canonicalize(&options.path).doing(format_args!("find {}", options.path.display()))?;
     let calls = Calls { callers: Arc::default(), waits: Arc::default() };
     let mounted = Mounted {
@@ -133,6 +133,7 @@ pub fn attach(client: &Client, notices: &Notices, options: Options) -> Outcome<A
         own_attributes: options.own_attributes,
         lock_waits: calls.waits.clone(),
         callers: calls.callers.clone(),
+        kernel: notices.clone(),
         path: path.clone(),
         options_seen: Mutex::default(),
         past: Arc::default(),

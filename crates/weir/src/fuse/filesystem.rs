@@ -4,6 +4,7 @@ use super::attach::keeps_access_times;
 use super::callers::{self, Callers, Fails};
 use super::credentials;
 use super::from_home::FromHome;
+use super::kernel::Notices;
 use super::locks;
 use super::parked::Parked;
 use super::past::{self, is_past, is_past_handle};
@@ -58,6 +59,8 @@ pub struct Mounted {
     pub own_attributes: OwnAttributes,
     pub lock_waits: Arc<locks::Waits>,
     pub callers: Arc<Callers>,
+    /// What the kernel keeps.
+    pub kernel: Arc<Notices>,
     /// Where it is mounted, and when the options were looked at.
     pub path: PathBuf,
     pub options_seen: Mutex<Option<Instant>>,
@@ -119,6 +122,7 @@ impl Mounted {
     /// `.snapshots` is in the topmost directory of each volume; elsewhere it is a name as any other.
     fn lookup_snapshots(&self, request: &Request, parent: InodeId, reply: ReplyEntry) {
         let (client, table, cred) = (self.client.clone(), self.past.clone(), self.cred(request));
+        let named = self.named(parent, past::DIRECTORY);
         let work = async move {
             match Self::snapshots_of(&client, parent).await {
                 Some(volume) => Err(volume),
@@ -127,8 +131,12 @@ impl Mounted {
         };
         self.wait(request, reply, work, move |reply, found| match found {
             Err(volume) => Self::reply_snapshots(&table, reply, volume),
-            Ok(looked) => reply_looked(reply, looked),
+            Ok(looked) => reply_looked(&named, reply, looked),
         });
+    }
+
+    fn named(&self, dir: InodeId, name: &[u8]) -> Named {
+        Named { client: self.client.clone(), kernel: self.kernel.clone(), dir, name: name.to_vec() }
     }
 
     /// What it takes to change a name; none in a snapshot, where nobody changes anything.
@@ -234,15 +242,16 @@ impl Filesystem for Mounted {
         if name.as_bytes() == past::DIRECTORY {
             return self.lookup_snapshots(request, parent, reply);
         }
+        let named = self.named(parent, name.as_bytes());
         if let Some(known) = self.client.try_lookup(parent, name.as_bytes()) {
-            return reply_looked(reply, Ok(known));
+            return reply_looked(&named, reply, Ok(known));
         }
         let (client, cred, name) = (self.client.clone(), self.cred(request), name.to_owned());
         self.wait(
             request,
             reply,
             async move { client.lookup(&cred, parent, name.as_bytes()).await },
-            reply_looked,
+            move |reply, looked| reply_looked(&named, reply, looked),
         );
     }
 
@@ -250,7 +259,9 @@ impl Filesystem for Mounted {
         if is_past(ino) {
             return self.past.forget(ino, nlookup);
         }
-        self.client.forget(tr::from_kernel_ino(ino));
+        if self.kernel.forgotten(ino, nlookup) {
+            self.client.forget(tr::from_kernel_ino(ino));
+        }
     }
 
     fn statx(&self, request: &Request, ino: INodeNo, _: Option<FileHandle>, _mask: u32, reply: ReplyStatx) {
@@ -348,12 +359,12 @@ impl Filesystem for Mounted {
             return reply.error(Errno::EROFS);
         };
         let Some(kind) = tr::node_kind(mode) else { return reply.error(Errno::EINVAL) };
-        let mode = tr::new_mode(mode, umask);
+        let (mode, named) = (tr::new_mode(mode, umask), self.named(parent, &name));
         self.wait(
             request,
             reply,
             async move { client.mknod(&cred, parent, &name, mode, kind, rdev).await },
-            reply_entry,
+            move |reply, made| reply_entry(&named, reply, made),
         );
     }
 
@@ -369,8 +380,13 @@ impl Filesystem for Mounted {
         let Some((client, cred, parent, name)) = self.naming(request, parent, name) else {
             return reply.error(Errno::EROFS);
         };
-        let mode = tr::new_mode(mode, umask);
-        self.wait(request, reply, async move { client.mkdir(&cred, parent, &name, mode).await }, reply_entry);
+        let (mode, named) = (tr::new_mode(mode, umask), self.named(parent, &name));
+        self.wait(
+            request,
+            reply,
+            async move { client.mkdir(&cred, parent, &name, mode).await },
+            move |reply, made| reply_entry(&named, reply, made),
+        );
     }
 
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
@@ -395,12 +411,12 @@ impl Filesystem for Mounted {
         let Some((client, cred, parent, name)) = self.naming(request, parent, name) else {
             return reply.error(Errno::EROFS);
         };
-        let target = target.to_owned();
+        let (target, named) = (target.to_owned(), self.named(parent, &name));
         let work = async move {
             let target = target.as_os_str().as_bytes();
             client.symlink(&cred, parent, &name, target).await
         };
-        self.wait(request, reply, work, reply_entry);
+        self.wait(request, reply, work, move |reply, made| reply_entry(&named, reply, made));
     }
 
     fn rename(
@@ -434,11 +450,12 @@ impl Filesystem for Mounted {
         }
         let (client, cred, name) = (self.client.clone(), self.cred(request), newname.to_owned());
         let (ino, parent) = (tr::from_kernel_ino(ino), tr::from_kernel_ino(newparent));
+        let named = self.named(parent, newname.as_bytes());
         self.wait(
             request,
             reply,
             async move { client.link(&cred, ino, parent, name.as_bytes()).await },
-            reply_entry,
+            move |reply, made| reply_entry(&named, reply, made),
         );
     }
 
@@ -450,7 +467,15 @@ impl Filesystem for Mounted {
             return self.past_open(request, ino, mode, reply);
         }
         let leaves_access_time = flags.0 & libc::O_NOATIME != 0;
-        let (client, cred, ino) = (self.client.clone(), self.cred(request), tr::from_kernel_ino(ino));
+        let ino = tr::from_kernel_ino(ino);
+        // The kernel has checked the permissions, under the lease that lets this be answered here.
+        if let Some(opened) = self.client.try_open(ino, mode) {
+            if leaves_access_time {
+                self.client.leaves_access_time(opened.handle);
+            }
+            return reply.opened(FileHandle(opened.handle.0), open_flags(&self.client, &opened, how));
+        }
+        let (client, cred) = (self.client.clone(), self.cred(request));
         let (of, undo) = (client.clone(), closer(&client));
         let work = async move {
             let opened = client.open(&cred, ino, mode).await?;
@@ -487,8 +512,9 @@ impl Filesystem for Mounted {
         let (mode, exclusive) = (tr::new_mode(mode, umask), flags & libc::O_EXCL != 0);
         let how = self.how(request, flags);
         let (of, undo) = (client.clone(), closer(&client));
+        let (kernel, named) = (self.kernel.clone(), self.named(parent, &name));
         let work = async move { client.create(&cred, parent, &name, mode, exclusive, how.mode).await };
-        let then = move |reply, created| reply_created(&of, reply, created, how);
+        let then = move |reply, created| reply_created((&of, &kernel), Some(&named), reply, created, how);
         self.wait_or_undo(request, reply, work, then, undo);
     }
 
@@ -509,7 +535,8 @@ impl Filesystem for Mounted {
         let how = self.how(request, flags);
         let (of, undo) = (client.clone(), closer(&client));
         let work = async move { client.create_nameless(&cred, parent, mode, how.mode).await };
-        let then = move |reply, created| reply_created(&of, reply, created, how);
+        let kernel = self.kernel.clone();
+        let then = move |reply, created| reply_created((&of, &kernel), None, reply, created, how);
         self.wait_or_undo(request, reply, work, then, undo);
     }
 
@@ -772,21 +799,28 @@ impl Filesystem for Mounted {
         ino: INodeNo,
         fh: FileHandle,
         offset: u64,
-        reply: ReplyDirectoryPlus,
+        mut reply: ReplyDirectoryPlus,
     ) {
         if is_past(ino) {
             return self.past_readdirplus(request, ino, offset, reply);
         }
+        for (at, name) in [(1, "."), (2, "..")] {
+            if offset < at && reply.add_name(ino, at, name, fuser::FileType::Directory) {
+                return reply.ok();
+            }
+        }
         let (client, dir) = (self.client.clone(), tr::from_kernel_ino(ino));
         let streams = self.streams.clone();
-        let work = async move { list_with_attributes(&client, (&streams, fh), dir, offset).await };
-        self.wait(request, reply, work, |mut reply: ReplyDirectoryPlus, listed| {
-            let listed = match listed {
-                Ok(listed) => listed,
+        let mut named = self.named(dir, b"");
+        let work = async move { list(&client, (&streams, fh), dir, offset, true).await };
+        self.wait(request, reply, work, move |mut reply: ReplyDirectoryPlus, listing| {
+            let listing = match listing {
+                Ok(listing) => listing,
                 Err(e) => return reply.error(refused(&e)),
             };
-            for (cookie, name, attr) in listed {
-                if reply.add(attr.ino, cookie, OsStr::from_bytes(&name), &NAME_TTL, &attr, GENERATION) {
+            for entry in listing.entries {
+                named.name = entry.name.to_vec();
+                if add_entry(&named, &mut reply, entry.cookie + DOTS, &entry) {
                     break;
                 }
             }
@@ -869,9 +903,13 @@ impl Filesystem for Mounted {
             let work = async move { text.await.map(Bytes::from) };
             return self.wait(request, reply, work, move |reply, value| reply_xattr(reply, size, value));
         }
+        let absent = absent_attribute(name);
         let name = name.to_owned();
         let work = async move { client.get_xattr(ino, name.as_bytes()).await };
-        self.wait(request, reply, work, move |reply, value| reply_xattr(reply, size, value));
+        self.wait(request, reply, work, move |reply: ReplyXattr, value| match value {
+            Err(e) if tr::errno(&e) == Errno::NO_XATTR => reply.error(absent),
+            value => reply_xattr(reply, size, value),
+        });
     }
 
     fn listxattr(&self, request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
@@ -1045,6 +1083,12 @@ fn is_foreign(name: &OsStr) -> bool {
     name == "security.capability"
 }
 
+/// What it says that a file has no attribute of this name. `ls -l` asks each file for its label, but no other one of a file system that
+/// says that it has none; and labels have no effect here.
+fn absent_attribute(name: &OsStr) -> Errno {
+    if name == "security.selinux" { Errno::EOPNOTSUPP } else { Errno::NO_XATTR }
+}
+
 /// The next entries of a stream, without those made after it was begun.
 async fn list(
     client: &Client,
@@ -1059,35 +1103,7 @@ async fn list(
     Ok(listing)
 }
 
-/// What fills the kernel's buffer: cookie, name and attributes. The names' time-out is zero (one time-out for both in this reply); the
-/// attributes stay in the client under its leases, so the look-ups that follow are answered without a message.
-async fn list_with_attributes(
-    client: &Client,
-    stream: (&Streams, FileHandle),
-    dir: InodeId,
-    offset: u64,
-) -> Result<Vec<(u64, Bytes, fuser::FileAttr)>> {
-    let mut listed = Vec::new();
-    if offset < DOTS {
-        let own = tr::attr(&client.getattr(dir).await?.attr);
-        let dots = [(1, "."), (2, "..")].into_iter().filter(|(at, _)| offset < *at);
-        listed.extend(dots.map(|(at, name)| (at, Bytes::from(name), own)));
-    }
-    let listing = list(client, stream, dir, offset, true).await?;
-    for entry in listing.entries {
-        let attr = match &entry.entry {
-            Some(known) => tr::attr(&known.attr),
-            None => match client.getattr(entry.ino).await {
-                Ok(stat) => tr::attr(&stat.attr),
-                Err(_) => continue, // it went away since it was listed
-            },
-        };
-        listed.push((entry.cookie + DOTS, entry.name, attr));
-    }
-    Ok(listed)
-}
-
-/// Closes a file that was opened for a program that is gone.
+/// Closes what was opened for a program that is gone.
 fn closer(
     client: &Client,
 ) -> impl FnOnce(Result<Opened>) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + 'static {

@@ -1,19 +1,101 @@
-//! Lease recalls on their way down: what the client must forget, the kernel must forget before.
+//! What the kernel keeps of one mount, and how it is told to forget: before a lease goes back, what the client forgets the kernel
+//! must have forgotten.
+//!
+//! Invariant: no notice overtakes an answer. An inode of which an answer is on its way is not known to the kernel yet, so a notice
+//! of it would be lost; such a notice is sent again until the kernel has taken the answer up. Names are not told at all: the kernel keeps
+//! them for a moment, and a lease waits for its end (`weir-client/src/lent.rs`). A notice of a name takes its directory's lock, which an
+//! operation may hold that waits for this very recall; and to have all names asked for again takes off what is mounted on directories inside.
 use super::translate::to_kernel_ino;
-use fuser::Notifier;
-use std::sync::OnceLock;
+use fuser::{INodeNo, Notifier};
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 use weir_client::{Forget, KernelCache};
 use weir_proto::InodeId;
 
+/// Parts of the table of inodes, so that requests seldom meet.
+const PARTS: usize = 16;
+/// A thread in the kernel takes an answer up within microseconds of being woken. One that has not in so long never will: the request
+/// had been given up when it was answered.
+const TAKEN_UP_LOOKS: u32 = 500;
+const TAKEN_UP_PAUSE: Duration = Duration::from_micros(100);
+
+/// What the kernel was told of an inode.
+#[derive(Clone, Copy)]
+struct Told {
+    answers: u64,
+    last: Instant,
+}
+
 /// The kernel's caches of one mount. Empty until the mount is there, so nothing has to be forgotten before.
-#[derive(Default)]
 pub struct Notices {
     notifier: OnceLock<Notifier>,
+    /// Whether it may keep names.
+    keeps_names: bool,
+    /// How many answers told the kernel of each inode, and were not taken back by it (`FORGET`).
+    told: [Mutex<HashMap<INodeNo, Told>>; PARTS],
+}
+
+impl Default for Notices {
+    fn default() -> Notices {
+        Notices::new(true)
+    }
 }
 
 impl Notices {
+    pub fn new(keeps_names: bool) -> Notices {
+        Notices { notifier: OnceLock::new(), keeps_names, told: Default::default() }
+    }
+
     pub(super) fn mounted(&self, notifier: Notifier) {
         let _ = self.notifier.set(notifier); // one mount per client
+    }
+
+    fn part(&self, ino: INodeNo) -> MutexGuard<'_, HashMap<INodeNo, Told>> {
+        // Numbers of inodes made together are neighbours.
+        let part = &self.told[ino.0 as usize % PARTS];
+        part.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    /// An answer that tells the kernel of an inode is about to be sent.
+    pub fn tell(&self, ino: INodeNo) {
+        let last = Instant::now();
+        let mut part = self.part(ino);
+        let told = part.entry(ino).or_insert(Told { answers: 0, last });
+        *told = Told { answers: told.answers + 1, last };
+    }
+    /// The kernel took so many answers back. True: it knows nothing of the inode any more.
+    pub fn forgotten(&self, ino: INodeNo, answers: u64) -> bool {
+        let mut part = self.part(ino);
+        let Some(told) = part.get_mut(&ino) else { return true };
+        told.answers = told.answers.saturating_sub(answers);
+        let none = told.answers == 0;
+        if none {
+            part.remove(&ino);
+        }
+        none
+    }
+    /// Whether the kernel was told of an inode less than `within` ago.
+    pub fn is_fresh(&self, ino: INodeNo, within: Duration) -> bool {
+        self.part(ino).get(&ino).is_some_and(|told| told.last.elapsed() < within)
+    }
+    fn is_told(&self, ino: INodeNo) -> bool {
+        self.part(ino).contains_key(&ino)
+    }
+
+    /// False: the kernel should know the inode, and does not.
+    fn invalidate(&self, notifier: &Notifier, ino: INodeNo, offset: i64, len: i64) -> bool {
+        for _ in 0..TAKEN_UP_LOOKS {
+            match notifier.inval_known_inode(ino, offset, len) {
+                Ok(false) if self.is_told(ino) => std::thread::sleep(TAKEN_UP_PAUSE),
+                Ok(_) => return true,
+                Err(e) => {
+                    // The mount went away: there is no cache left.
+                    tracing::debug!("forget {ino} in the kernel: {e}");
+                    return true;
+                }
+            }
+        }
+        false
     }
 }
 
@@ -26,12 +108,29 @@ impl KernelCache for Notices {
             Forget::All => (0, 0),
             Forget::Part(offset, len) => (offset as i64, len as i64), // no file is longer
         };
-        if let Err(e) = notifier.inval_inode(to_kernel_ino(ino), offset, len) {
-            // The mount went away: there is no cache left.
-            tracing::debug!("forget {ino} in the kernel: {e}");
+        let ino = to_kernel_ino(ino);
+        if !self.invalidate(notifier, ino, offset, len) {
+            self.part(ino).remove(&ino);
         }
     }
-    // Names are given to the kernel with a time-out of zero: it asks for each, so it has none to forget. Telling it
-    // would wait for the directory's lock, which an operation may hold that waits for this very recall.
-    fn invalidate_entry(&self, _: InodeId, _: &[u8]) {}
+
+    fn keeps_names(&self) -> bool {
+        self.keeps_names
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_inode_is_told_until_all_answers_are_taken_back() {
+        let (notices, ino) = (Notices::default(), INodeNo(77));
+        notices.tell(ino);
+        notices.tell(ino);
+        assert!(notices.is_told(ino) && !notices.is_told(INodeNo(78)));
+        assert!(!notices.forgotten(ino, 1));
+        assert!(notices.forgotten(ino, 1) && !notices.is_told(ino));
+        assert!(notices.forgotten(ino, 1), "an answer that was given up");
+    }
 }

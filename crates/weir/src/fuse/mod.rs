@@ -4,6 +4,7 @@
 //! Knows nothing of stripes, targets or leases beyond "may be cached" and "forget this".
 mod attach;
 mod callers;
+mod counts;
 mod credentials;
 mod filesystem;
 mod from_home;
@@ -17,5 +18,6 @@ mod streams;
 mod translate;
 
 pub use attach::{Options, attach, clear_dead, is_mounted, mount_points, preflight, remount, unmount};
+pub use counts::request_counts;
 pub use filesystem::OwnAttributes;
 pub use kernel::Notices;

@@ -1,16 +1,20 @@
 //! Results of the client as answers to the kernel. Errors become numbers here, and are told in the log once.
+use super::kernel::Notices;
 use super::translate as tr;
 use bytes::Bytes;
 use fuser::{
-    Errno, FileHandle, FopenFlags, Generation, ReplyAttr, ReplyCreate, ReplyData, ReplyEmpty, ReplyEntry,
-    ReplyLock, ReplyStatx, ReplyWrite, ReplyXattr,
+    Errno, FileHandle, FopenFlags, Generation, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectoryPlus,
+    ReplyEmpty, ReplyEntry, ReplyLock, ReplyStatx, ReplyWrite, ReplyXattr,
 };
 use std::cell::RefCell;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
 use std::time::Duration;
-use weir_client::{Client, InTheWay, OpenMode, Opened, Stat};
-use weir_proto::{Error, Result};
+use weir_client::{Client, InTheWay, NAME_LOAN, OpenMode, Opened, Stat};
+use weir_proto::meta::ListEntry;
+use weir_proto::{Error, InodeId, Result};
 
-/// The kernel asks for each name again: the answer comes from the client's lease.
+/// The kernel asks for the name again each time.
 pub const NAME_TTL: Duration = Duration::ZERO;
 pub const GENERATION: Generation = Generation(0); // inode numbers are never used again
 
@@ -23,7 +27,10 @@ pub fn open_flags(client: &Client, opened: &Opened, how: How) -> FopenFlags {
     if flags.contains(FopenFlags::FOPEN_DIRECT_IO) {
         client.keeps_no_pages(opened.handle);
     }
-    flags
+    match client.closes_quietly(opened.handle) {
+        true => flags | FopenFlags::FOPEN_NOFLUSH,
+        false => flags,
+    }
 }
 
 /// How a file is opened, and whether this kernel can map what is read directly.
@@ -36,16 +43,74 @@ pub struct How {
     pub maps_direct: bool,
 }
 
-pub fn reply_entry(reply: ReplyEntry, result: Result<Stat>) {
+/// A name of which something is said to the kernel.
+pub struct Named {
+    pub client: Client,
+    pub kernel: Arc<Notices>,
+    pub dir: InodeId,
+    pub name: Vec<u8>,
+}
+
+impl Named {
+    fn ttl(&self, leads_to: Option<InodeId>) -> Duration {
+        // What a volume shows in its topmost directory comes and goes with the volume.
+        let lent =
+            self.name != super::past::DIRECTORY && self.client.lend_name(self.dir, &self.name, leads_to);
+        if lent { NAME_LOAN } else { NAME_TTL }
+    }
+}
+
+/// The kernel is about to be told of an inode. Attributes are looked at again after that is noted: a recall of before was not told to
+/// a kernel that did not know the inode.
+fn told(client: &Client, kernel: &Notices, stat: Stat) -> Stat {
+    kernel.tell(tr::to_kernel_ino(stat.attr.ino));
+    client.try_getattr(stat.attr.ino).unwrap_or(Stat { leased: false, ..stat })
+}
+
+/// Adds an entry of a listing with all that the kernel may keep of it. True: there was no room for it.
+pub fn add_entry(named: &Named, reply: &mut ReplyDirectoryPlus, cookie: u64, entry: &ListEntry) -> bool {
+    let (ino, kind) = (tr::to_kernel_ino(entry.ino), tr::file_type(entry.kind));
+    let name = std::ffi::OsStr::from_bytes(&entry.name);
+    // To tell the kernel again what it has is to make it ask for the access control list again.
+    if named.kernel.is_fresh(ino, NAME_LOAN / 2) {
+        return reply.add_name(ino, cookie, name, kind);
+    }
+    named.kernel.tell(ino);
+    let lent = || {
+        let stat = named.client.try_getattr(entry.ino)?;
+        (named.ttl(Some(entry.ino)) == NAME_LOAN).then_some(stat)
+    };
+    let (full, taken) = match lent() {
+        Some(stat) => {
+            let (attr_ttl, attr) = (tr::attr_ttl(&stat), tr::attr(&stat.attr));
+            let full = reply.add_with_ttls(ino, cookie, name, &attr_ttl, &NAME_LOAN, &attr, GENERATION);
+            (full, !full)
+        }
+        None => (reply.add_name(ino, cookie, name, kind), false),
+    };
+    if !taken {
+        named.kernel.forgotten(ino, 1);
+    }
+    full
+}
+
+pub fn reply_entry(named: &Named, reply: ReplyEntry, result: Result<Stat>) {
     match result {
-        Ok(stat) => reply.entry_with_ttls(&tr::attr_ttl(&stat), &NAME_TTL, &tr::attr(&stat.attr), GENERATION),
+        Ok(stat) => {
+            let stat = told(&named.client, &named.kernel, stat);
+            let ttl = named.ttl(Some(stat.attr.ino));
+            reply.entry_with_ttls(&tr::attr_ttl(&stat), &ttl, &tr::attr(&stat.attr), GENERATION)
+        }
         Err(e) => reply.error(refused(&e)),
     }
 }
-pub fn reply_looked(reply: ReplyEntry, result: Result<Option<Stat>>) {
+pub fn reply_looked(named: &Named, reply: ReplyEntry, result: Result<Option<Stat>>) {
     match result {
-        Ok(Some(stat)) => reply_entry(reply, Ok(stat)),
-        Ok(None) => reply.error(Errno::ENOENT),
+        Ok(Some(stat)) => reply_entry(named, reply, Ok(stat)),
+        Ok(None) => match named.ttl(None) {
+            Duration::ZERO => reply.error(Errno::ENOENT),
+            ttl => reply.absent(&ttl),
+        },
         Err(e) => reply.error(refused(&e)),
     }
 }
@@ -67,16 +132,26 @@ pub fn reply_empty(reply: ReplyEmpty, result: Result<()>) {
         Err(e) => reply.error(refused(&e)),
     }
 }
-pub fn reply_created(client: &Client, reply: ReplyCreate, created: Result<Opened>, how: How) {
+/// `named`: but for a file without a name.
+pub fn reply_created(
+    (client, kernel): (&Client, &Notices),
+    named: Option<&Named>,
+    reply: ReplyCreate,
+    created: Result<Opened>,
+    how: How,
+) {
     match created {
-        Ok(opened) => reply.created(
-            // One time-out for name and attributes here: the name's rules.
-            &NAME_TTL,
-            &tr::attr(&opened.stat.attr),
-            GENERATION,
-            FileHandle(opened.handle.0),
-            open_flags(client, &opened, how),
-        ),
+        Ok(opened) => {
+            let stat = told(client, kernel, opened.stat.clone());
+            reply.created_with_ttls(
+                &tr::attr_ttl(&stat),
+                &named.map_or(NAME_TTL, |named| named.ttl(Some(stat.attr.ino))),
+                &tr::attr(&stat.attr),
+                GENERATION,
+                FileHandle(opened.handle.0),
+                open_flags(client, &opened, how),
+            )
+        }
         Err(e) => reply.error(refused(&e)),
     }
 }

@@ -109,6 +109,17 @@ impl ResponseStruct<abi::fuse_entry_out> {
     }
 }
 
+impl ResponseStruct<abi::fuse_entry_out> {
+    /// Inode 0: an absent name, which is kept as others are.
+    pub(crate) fn new_absent(entry_ttl: Duration) -> Self {
+        ResponseStruct(abi::fuse_entry_out {
+            entry_valid: entry_ttl.as_secs(),
+            entry_valid_nsec: entry_ttl.subsec_nanos(),
+            ..zerocopy::FromZeros::new_zeroed()
+        })
+    }
+}
+
 impl ResponseStruct<abi::fuse_attr_out> {
     pub(crate) fn new_attr(ttl: &Duration, attr: &Attr) -> Self {
         ResponseStruct(abi::fuse_attr_out {
@@ -249,7 +260,8 @@ impl ResponseStruct<abi::fuse_statfs_out> {
 
 impl ResponseStruct<abi::fuse_create_out> {
     pub(crate) fn new_create(
-        ttl: &Duration,
+        entry_ttl: &Duration,
+        attr_ttl: &Duration,
         attr: &Attr,
         generation: Generation,
         fh: FileHandle,
@@ -260,10 +272,10 @@ impl ResponseStruct<abi::fuse_create_out> {
             abi::fuse_entry_out {
                 nodeid: attr.attr.ino,
                 generation: generation.into(),
-                entry_valid: ttl.as_secs(),
-                attr_valid: ttl.as_secs(),
-                entry_valid_nsec: ttl.subsec_nanos(),
-                attr_valid_nsec: ttl.subsec_nanos(),
+                entry_valid: entry_ttl.as_secs(),
+                attr_valid: attr_ttl.as_secs(),
+                entry_valid_nsec: entry_ttl.subsec_nanos(),
+                attr_valid_nsec: attr_ttl.subsec_nanos(),
                 attr: attr.attr,
             },
             abi::fuse_open_out {
@@ -581,6 +593,27 @@ impl DirEntPlusList {
         };
         self.0.push([header.as_bytes(), name])
     }
+
+    /// Adds a name without an inode: the kernel passes it on, and takes up nothing.
+    #[must_use]
+    pub(crate) fn push_name(
+        &mut self,
+        ino: INodeNo,
+        offset: DirEntOffset,
+        name: &[u8],
+        kind: FileType,
+    ) -> bool {
+        let header = abi::fuse_direntplus {
+            entry_out: zerocopy::FromZeros::new_zeroed(),
+            dirent: abi::fuse_dirent {
+                ino: ino.0,
+                off: offset.0,
+                namelen: name.len().try_into().expect("Name too long"),
+                typ: mode_from_kind_and_perm(kind, 0) >> 12,
+            },
+        };
+        self.0.push([header.as_bytes(), name])
+    }
 }
 
 #[cfg(test)]
@@ -865,6 +898,7 @@ mod test {
             blksize: 0xdd,
         };
         let r = ResponseStruct::new_create(
+            &ttl,
             &ttl,
             &attr.into(),
             Generation(0xaa),

@@ -1,0 +1,444 @@
+//! `weir bench requests`: what single operations cost, counted and not timed, so that the load of the machine does not matter:
+//! requests of the kernel to the mount, messages of the mount to the metadata leader, and changes of thread in Weir's processes.
+//!
+//! Nothing is asked of the servers: the mount counts requests and messages, the kernel changes of thread. What ends behind a program's
+//! back (the release of a file) is waited for, and counted with the operation.
+use crate::bench::{processes_of, spinner};
+use crate::demo::{self, Stage};
+use crate::failure::{Doing, Failure, Outcome};
+use crate::process::wait_until;
+use crate::{cli, file, place, table, up};
+use clap::{Args, ValueHint};
+use rustix::fs::{Advice, CWD, Mode, OFlags};
+use serde_json::{Value, json};
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+use weir_proto::Error;
+
+/// A small file that is not kept in the inode's record alone: that of mdtest-hard.
+const SMALL_BYTES: usize = 3901;
+const PAGE: usize = 4096;
+const MIB: usize = 1 << 20;
+/// Between looks whether requests still end.
+const POLL: Duration = Duration::from_millis(30);
+const SETTLE_PATIENCE: Duration = Duration::from_secs(10);
+/// How long the processes are watched doing nothing: what they do then is taken off.
+const IDLE: Duration = Duration::from_secs(1);
+
+#[derive(Args)]
+pub struct Options {
+    /// A mount of Weir, or a directory in one [default: a new cluster with two mounts, removed at the end]
+    #[arg(value_hint = ValueHint::DirPath)]
+    pub path: Option<PathBuf>,
+    /// The same directory through another mount: what is cold for the first one is made there
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath, requires = "path")]
+    pub other: Option<PathBuf>,
+    /// Directory of the cluster (`weir up --dir`): also count changes of thread in its processes on this machine
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath, requires = "path")]
+    pub cluster: Option<PathBuf>,
+    /// The new cluster keeps everything in memory
+    #[arg(long, conflicts_with = "path")]
+    pub memory: bool,
+    /// How often each operation is done
+    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(10..=100_000))]
+    pub ops: u32,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What one operation cost, on average.
+struct Cost {
+    what: &'static str,
+    /// Operations, or entries, or MiB.
+    of: f64,
+    requests: BTreeMap<String, u64>,
+    asked: u64,
+    switches: Option<f64>,
+}
+
+pub fn run(options: &Options) -> Outcome<ExitCode> {
+    let costs = match &options.path {
+        Some(path) => {
+            let pids = options.cluster.as_deref().map(pids_of).transpose()?;
+            count(path, options.other.as_deref(), pids, options.ops)?
+        }
+        None => on_a_new_cluster(options)?,
+    };
+    match options.json {
+        true => table::json(&as_json(&costs, options.ops)),
+        false => print!("{}", as_table(&costs)),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn on_a_new_cluster(options: &Options) -> Outcome<Vec<Cost>> {
+    let stage = demo::end_on_signal(Stage::prepare(None, "weir-requests")?);
+    let other = stage.beside().1;
+    let wish = cli::Up {
+        tcp: false,
+        allow_home: Vec::new(),
+        dir: stage.cluster_dir(),
+        targets: Some(6),
+        scheme: Some(place::SCHEME_DEFAULT),
+        mount: vec![stage.mount.clone(), other.clone()],
+        patience: None,
+        movers: Some(0),
+        memory: options.memory,
+        json: false,
+    };
+    let bar = spinner("starting the cluster");
+    let brought = up::bring_up(&wish);
+    bar.finish_and_clear();
+    let costs = brought
+        .and_then(|_| count(&stage.mount, Some(&other), Some(pids_of(&stage.cluster_dir())?), options.ops));
+    let ended = stage.end();
+    let costs = costs?;
+    ended?;
+    Ok(costs)
+}
+
+fn pids_of(cluster: &Path) -> Outcome<Vec<i32>> {
+    Ok(processes_of(cluster)?.iter().map(|watched| watched.pid).collect())
+}
+
+/// Directories of one name on both mounts, removed at the end.
+struct Scratch {
+    here: PathBuf,
+    other: Option<PathBuf>,
+}
+
+impl Scratch {
+    fn new(path: &Path, other: Option<&Path>) -> Outcome<Scratch> {
+        let name = format!("weir-requests-{}", std::process::id());
+        let here = place::absolute(path)?.join(&name);
+        fs::create_dir(&here).doing(format_args!("make {}", here.display()))?;
+        let scratch = Scratch { here, other: other.map(|dir| dir.join(&name)) };
+        if let Some(other) = scratch.other.as_ref().filter(|dir| !dir.is_dir()) {
+            let error = Error::invalid(format!("{} is missing on the other mount", other.display()));
+            return Err(Failure::new(error, "name the same directory of the same file system twice"));
+        }
+        Ok(scratch)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        if let Err(e) = fs::remove_dir_all(&self.here) {
+            eprintln!("{} is left: {e}", self.here.display());
+        }
+    }
+}
+
+/// Counters of one mount and of processes.
+struct Counter {
+    mount: PathBuf,
+    pids: Option<Vec<i32>>,
+    /// Changes of thread in a second in which nothing is asked.
+    idle_per_s: f64,
+    /// Requests that this program made to read the counters.
+    looks: Cell<u64>,
+}
+
+#[derive(PartialEq)]
+struct Seen {
+    requests: BTreeMap<String, u64>,
+    asked: u64,
+}
+
+impl Counter {
+    fn new(mount: PathBuf, pids: Option<Vec<i32>>) -> Counter {
+        let mut counter = Counter { mount, pids, idle_per_s: 0.0, looks: Cell::new(0) };
+        let begun = Instant::now();
+        let before = counter.switches();
+        std::thread::sleep(IDLE);
+        counter.idle_per_s = (counter.switches() - before) as f64 / begun.elapsed().as_secs_f64();
+        counter
+    }
+
+    fn look(&self) -> Outcome<Seen> {
+        let said = file::ask(&self.mount, file::CLIENT)?;
+        self.looks.set(self.looks.get() + 1);
+        let requests = serde_json::from_value(said["requests"].clone());
+        let mut requests: BTreeMap<String, u64> =
+            requests.map_err(|e| Error::damaged(format!("the mount's count of requests: {e}")))?;
+        let own = requests.entry("GETXATTR".into()).or_default();
+        *own = own.saturating_sub(self.looks.get());
+        Ok(Seen { requests, asked: said["asked"].as_u64().unwrap_or(0) })
+    }
+
+    /// When nothing is under way any more.
+    fn settled(&self) -> Outcome<Seen> {
+        let mut last = self.look()?;
+        let until = Instant::now() + SETTLE_PATIENCE;
+        loop {
+            std::thread::sleep(POLL);
+            let now = self.look()?;
+            // Messages go on by themselves (the session is kept); requests do not.
+            if now.requests == last.requests || Instant::now() > until {
+                return Ok(now);
+            }
+            last = now;
+        }
+    }
+
+    fn switches(&self) -> u64 {
+        self.pids.iter().flatten().map(|pid| switches_of(*pid)).sum()
+    }
+
+    fn cost(&self, what: &'static str, of: f64, work: impl FnOnce() -> Outcome<()>) -> Outcome<Cost> {
+        let before = self.settled()?;
+        let (begun, switches) = (Instant::now(), self.switches());
+        work().map_err(|e| e.doing(format_args!("count {what}")))?;
+        let after = self.settled()?;
+        let idle = self.idle_per_s * begun.elapsed().as_secs_f64();
+        let switches = self.switches().saturating_sub(switches) as f64 - idle;
+        let grown = |(kind, n): (String, u64)| {
+            let by = n.saturating_sub(before.requests.get(&kind).copied().unwrap_or(0));
+            (by > 0).then_some((kind, by))
+        };
+        Ok(Cost {
+            what,
+            of,
+            requests: after.requests.into_iter().filter_map(grown).collect(),
+            asked: after.asked.saturating_sub(before.asked),
+            switches: self.pids.is_some().then_some(switches.max(0.0)),
+        })
+    }
+}
+
+/// Of all its threads that live.
+fn switches_of(pid: i32) -> u64 {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let of_task = |task: fs::DirEntry| {
+        let status = fs::read_to_string(task.path().join("status")).unwrap_or_default();
+        let counts = status.lines().filter(|line| line.contains("voluntary_ctxt_switches"));
+        counts.filter_map(|line| line.rsplit('\t').next()?.trim().parse::<u64>().ok()).sum::<u64>()
+    };
+    tasks.map(of_task).sum()
+}
+
+fn count(path: &Path, other: Option<&Path>, pids: Option<Vec<i32>>, ops: u32) -> Outcome<Vec<Cost>> {
+    file::ask(path, file::CLIENT)?; // a mount of Weir at all
+    let scratch = Scratch::new(path, other)?;
+    let counter = Counter::new(scratch.here.clone(), pids);
+    let bar = spinner("counting");
+    let costs = all(&scratch, &counter, u64::from(ops), &|what| bar.set_message(what));
+    bar.finish_and_clear();
+    costs
+}
+
+fn all(scratch: &Scratch, counter: &Counter, n: u64, told: &dyn Fn(&'static str)) -> Outcome<Vec<Cost>> {
+    let mut costs = Costs { counter, told, all: Vec::new() };
+    small_files(&mut costs, &scratch.here, n)?;
+    one_file(&mut costs, &scratch.here, n)?;
+    if let Some(other) = &scratch.other {
+        cold_files(&mut costs, &scratch.here, other, n)?;
+        cold_streams(&mut costs, &scratch.here, other, n)?;
+    }
+    Ok(costs.all)
+}
+
+/// What is counted so far.
+struct Costs<'a> {
+    counter: &'a Counter,
+    told: &'a dyn Fn(&'static str),
+    all: Vec<Cost>,
+}
+
+impl Costs<'_> {
+    /// Counts what `of` operations cost that `work` does.
+    fn add(&mut self, what: &'static str, of: u64, work: &dyn Fn() -> Outcome<()>) -> Outcome<()> {
+        (self.told)(what);
+        self.all.push(self.counter.cost(what, of as f64, work)?);
+        Ok(())
+    }
+}
+
+fn each(n: u64, one: &dyn Fn(u64) -> Outcome<()>) -> Outcome<()> {
+    (0..n).try_for_each(one)
+}
+
+fn write_mibs(file: &mut File, mibs: u64) -> Outcome<()> {
+    let mib = vec![5; MIB];
+    (0..mibs).try_for_each(|_| std::io::Write::write_all(file, &mib)).doing("write a file")
+}
+
+/// So many MiB have the files that streams and random pages are counted with.
+fn mibs(n: u64) -> u64 {
+    (n / 4).max(8)
+}
+
+/// The place of the i-th page of a random order.
+fn page_at(i: u64, n: u64) -> u64 {
+    (i * 97 % (mibs(n) * (MIB / PAGE) as u64)) * PAGE as u64
+}
+
+fn small_files(costs: &mut Costs<'_>, here: &Path, n: u64) -> Outcome<()> {
+    let deep = here.join("a/b/c/d");
+    fs::create_dir_all(&deep).doing("make directories")?;
+    let dir = rustix::fs::openat(CWD, here, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+        .doing("open the directory")?;
+    let create = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
+    let mode = Mode::from_raw_mode(0o644);
+    let small = vec![7; SMALL_BYTES];
+    costs.add("create + close, relative path", n, &|| {
+        each(n, &|i| rustix::fs::openat(&dir, format!("f{i}"), create, mode).map(drop).doing("create a file"))
+    })?;
+    costs.add("create + close, five deep", n, &|| {
+        each(n, &|i| File::create_new(deep.join(format!("f{i}"))).map(drop).doing("create a file"))
+    })?;
+    costs.add("create + write 3,901 B + close", n, &|| {
+        each(n, &|i| fs::write(here.join(format!("s{i}")), &small).doing("write a file"))
+    })?;
+    costs.add("stat, known, relative path", n, &|| {
+        each(n, &|i| {
+            let flags = rustix::fs::AtFlags::empty();
+            rustix::fs::statat(&dir, format!("f{i}"), flags).map(drop).doing("stat a file")
+        })
+    })?;
+    costs.add("stat, known, five deep", n, &|| {
+        each(n, &|i| fs::metadata(deep.join(format!("f{i}"))).map(drop).doing("stat a file"))
+    })?;
+    costs.add("one path again and again, five deep", n, &|| {
+        each(n, &|_| fs::metadata(deep.join("f0")).map(drop).doing("stat a file"))
+    })?;
+    costs.add("an absent name again and again", n, &|| {
+        each(n, &|_| match fs::metadata(deep.join("none")) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
+            other => other.map(drop).doing("stat a file"),
+        })
+    })?;
+    let open = || each(n, &|i| File::open(here.join(format!("s{i}"))).map(drop).doing("open a file"));
+    open()?;
+    costs.add("open + close, read before", n, &open)?;
+    let read = || each(n, &|i| fs::read(here.join(format!("s{i}"))).map(drop).doing("read a file"));
+    read()?;
+    costs.add("open + read 3,901 B + close, read before", n, &read)?;
+    costs.add("rename", n, &|| {
+        each(n, &|i| {
+            let (from, to) = (here.join(format!("f{i}")), here.join(format!("g{i}")));
+            fs::rename(from, to).doing("rename a file")
+        })
+    })?;
+    costs.add("unlink, known", n, &|| {
+        each(n, &|i| fs::remove_file(here.join(format!("g{i}"))).doing("remove a file"))
+    })?;
+    costs.add("mkdir", n, &|| {
+        each(n, &|i| fs::create_dir(here.join(format!("d{i}"))).doing("make a directory"))
+    })?;
+    costs.add("rmdir", n, &|| {
+        each(n, &|i| fs::remove_dir(here.join(format!("d{i}"))).doing("remove a directory"))
+    })?;
+    Ok(())
+}
+
+fn one_file(costs: &mut Costs<'_>, here: &Path, n: u64) -> Outcome<()> {
+    let big = here.join("big");
+    costs.add("stream write, per MiB", mibs(n), &|| {
+        write_mibs(&mut File::create(&big).doing("create a file")?, mibs(n))
+    })?;
+    let page = vec![9; PAGE];
+    let file = OpenOptions::new().write(true).open(&big).doing("open a file")?;
+    costs.add("pwrite 4 KiB", n, &|| {
+        each(n, &|i| file.write_all_at(&page, page_at(i, n)).doing("write a file"))
+    })?;
+    costs.add("pwrite 4 KiB + fdatasync", n, &|| {
+        each(n, &|i| {
+            file.write_all_at(&page, page_at(i, n)).doing("write a file")?;
+            file.sync_data().doing("sync a file")
+        })
+    })?;
+    Ok(())
+}
+
+/// Files that another mount has made.
+fn cold_files(costs: &mut Costs<'_>, here: &Path, other: &Path, n: u64) -> Outcome<()> {
+    let (cold, small) = (other.join("cold"), vec![7; SMALL_BYTES]);
+    fs::create_dir(&cold).doing("make a directory")?;
+    (0..n).try_for_each(|i| fs::write(cold.join(format!("c{i}")), &small)).doing("write files")?;
+    let cold = here.join("cold");
+    let list = || {
+        let done = Command::new("ls").arg("-l").arg(&cold).stdout(Stdio::null()).status().doing("run ls")?;
+        match done.success() {
+            true => Ok(()),
+            false => Err(Error::io(format!("`ls -l {}` ended with {done}", cold.display())).into()),
+        }
+    };
+    let half = n / 2;
+    let some = |range: std::ops::Range<u64>, one: &dyn Fn(&Path) -> std::io::Result<()>| {
+        range.map(|i| cold.join(format!("c{i}"))).try_for_each(|path| one(&path)).doing("use a file")
+    };
+    costs.add("stat, cold", half, &|| some(0..half, &|path| fs::metadata(path).map(drop)))?;
+    costs.add("open + read 3,901 B + close, cold", half, &|| {
+        some(half..2 * half, &|path| fs::read(path).map(drop))
+    })?;
+    costs.add("`ls -l`, first, per entry", n, &list)?;
+    costs.add("`ls -l`, at once again, per entry", n, &list)?;
+    // What the kernel keeps for a moment is gone.
+    wait_until(weir_client::NAME_LOAN * 2, || false);
+    costs.add("`ls -l`, later, per entry", n, &list)?;
+    let gone = other.join("gone");
+    fs::create_dir(&gone).doing("make a directory")?;
+    (0..n).try_for_each(|i| File::create(gone.join(format!("c{i}"))).map(drop)).doing("create files")?;
+    costs.add("unlink, cold", n, &|| {
+        each(n, &|i| fs::remove_file(here.join(format!("gone/c{i}"))).doing("remove a file"))
+    })
+}
+
+/// Long files that another mount has written.
+fn cold_streams(costs: &mut Costs<'_>, here: &Path, other: &Path, n: u64) -> Outcome<()> {
+    for name in ["big", "next"] {
+        let mut file = File::create(other.join("cold").join(name)).doing("create a file")?;
+        write_mibs(&mut file, mibs(n))?;
+        file.sync_all().doing("sync a file")?;
+    }
+    let cold = here.join("cold");
+    let file = File::open(cold.join("big")).doing("open a file")?;
+    costs.add("pread 4 KiB at random, cold", n, &|| {
+        let mut room = vec![0; PAGE];
+        rustix::fs::fadvise(&file, 0, None, Advice::Random).doing("read a file")?;
+        (0..n).try_for_each(|i| file.read_exact_at(&mut room, page_at(i, n))).doing("read a file")
+    })?;
+    drop(file);
+    costs.add("stream read, cold, per MiB", mibs(n), &|| {
+        let (mut file, mut room) = (File::open(cold.join("next")).doing("open a file")?, vec![0; MIB]);
+        (0..mibs(n)).try_for_each(|_| std::io::Read::read_exact(&mut file, &mut room)).doing("read a file")
+    })
+}
+
+fn as_table(costs: &[Cost]) -> String {
+    let each = |n: f64| if n >= 99.5 { format!("{n:.0}") } else { format!("{n:.2}") };
+    let row = |cost: &Cost| {
+        let total: u64 = cost.requests.values().sum();
+        let kinds = cost.requests.iter().filter(|(_, n)| **n as f64 >= 0.05 * cost.of);
+        let kinds: Vec<String> =
+            kinds.map(|(kind, n)| format!("{:.1} {kind}", *n as f64 / cost.of)).collect();
+        vec![
+            cost.what.to_string(),
+            each(total as f64 / cost.of),
+            each(cost.asked as f64 / cost.of),
+            cost.switches.map_or("-".into(), |n| each(n / cost.of)),
+            kinds.join(", "),
+        ]
+    };
+    let rows: Vec<Vec<String>> = costs.iter().map(row).collect();
+    table::render(&["OPERATION", "REQUESTS", "MESSAGES", "SWITCHES", "OF THE REQUESTS"], &rows)
+}
+
+fn as_json(costs: &[Cost], ops: u32) -> Value {
+    let row = |cost: &Cost| {
+        let each = |n: u64| n as f64 / cost.of;
+        let kinds: BTreeMap<&str, f64> = cost.requests.iter().map(|(k, n)| (&k[..], each(*n))).collect();
+        json!({
+            "operation": cost.what, "requests": each(cost.requests.values().sum()), "by_kind": kinds,
+            "messages": each(cost.asked), "switches": cost.switches.map(|n| n / cost.of),
+        })
+    };
+    json!({ "ops": ops, "rows": costs.iter().map(row).collect::<Vec<_>>() })
+}
