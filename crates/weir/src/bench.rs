@@ -61,7 +61,7 @@ pub enum Bench {
     Fsync(Printed<fsync::Options>),
     /// The metadata role alone, over RPC: creates and stats, many in flight
     Meta(bench_meta::Options),
-    /// What one operation costs: requests of the kernel, messages, changes of thread
+    /// Cost of single operations: kernel requests, messages, thread changes
     Requests(bench_requests::Options),
     /// A volume with a home: lag, rates, eviction, a mover that is killed
     Home(bench_home::Options),
