@@ -104,7 +104,7 @@ impl FaultKind {
     ];
 
     /// Those that may come with any others. Damage that lasts does not pass every seed beside others yet: see
-    /// `docs/test-results.md`. Deaths at points are deaths like others, at places that are chosen. Where too many die for long
+    /// `docs/verification.md`. Deaths at points are deaths like others, at places that are chosen. Where too many die for long
     /// programs are told errors, which hides others' faults. A disk that hangs takes much of the patience that others' faults need.
     pub fn mixable() -> Vec<FaultKind> {
         let apart = |k: &FaultKind| {

@@ -77,7 +77,7 @@ fn survives_any_mix_of_faults() {
     assert!(missing * 10 < pairs, "{missing} of {pairs} never met\n{}", table(&met, &kinds));
 }
 
-/// Seeds that broke a promise once: see `docs/test-results.md`.
+/// Seeds that broke a promise once: see `docs/verification.md`.
 #[test]
 fn what_was_mended_stays_mended() {
     let seeds = [33050, 33065, 33077, 33091, 34012, 35164, 35188, 35197, 36014, 36158];

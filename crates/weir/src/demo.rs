@@ -10,7 +10,7 @@ use crate::failure::{Doing, Failure, Outcome};
 use crate::place::{Place, RoleName};
 use crate::process::PidFile;
 use crate::roles::Environment;
-use crate::{cli, file, fuse, observe, table, up};
+use crate::{cli, file, observe, table, up};
 use indicatif::{ProgressBar, ProgressStyle};
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -59,7 +59,7 @@ impl Stage {
                 "name another --dir, or stop that cluster with `weir down` and remove it",
             ));
         }
-        fuse::preflight(&stage.mount)?;
+        weir_fuse::preflight(&stage.mount)?;
         Ok(stage)
     }
 

@@ -4,7 +4,6 @@
 //! is missing to `/sbin/mount.fuse`, which calls `weir SOURCE DIRECTORY -o OPTIONS`. Either way the words are those of fstab, not of
 //! this command line. The call returns when the file system is there; its process goes on in the background.
 use crate::failure::{Doing, Failure, Outcome};
-use crate::fuse;
 use crate::process::Launch;
 use rustix::mount::MountFlags;
 use std::ffi::{OsStr, OsString};
@@ -14,8 +13,6 @@ use std::time::Duration;
 use weir_env::Addr;
 use weir_proto::Error;
 
-/// The type of our mounts in `/proc/mounts` and fstab.
-pub const MOUNT_TYPE: &str = "fuse.weir";
 /// Names of the link by which mount(8) finds this program.
 const HELPERS: [&str; 2] = ["mount.fuse.weir", "mount.weir"];
 /// Sources that name no coordinator: the option `config` does.
@@ -194,13 +191,13 @@ impl Call {
     pub fn run(&self) -> Outcome<()> {
         let words = MountWords::parse(&self.options)?;
         if words.remount {
-            return fuse::remount(&self.directory, words.flags);
+            return Ok(weir_fuse::remount(&self.directory, words.flags)?);
         }
         let launch = self.launch(&words)?;
         for dir in [RUN_DIR, LOG_DIR] {
             fs::create_dir_all(dir).doing(format_args!("make {dir} for the mount's process"))?;
         }
-        fuse::preflight(&self.directory)?;
+        weir_fuse::preflight(&self.directory)?;
         let log_before = fs::metadata(&launch.log).map_or(0, |m| m.len());
         let mut child = launch.start()?;
         let ready = launch.wait_ready(&mut child, log_before, READY_PATIENCE);

@@ -19,7 +19,6 @@ mod demo;
 mod eviction;
 mod failure;
 mod file;
-mod fuse;
 mod helper;
 mod homes;
 mod homeward;
@@ -46,7 +45,7 @@ mod verify;
 mod volume;
 
 use clap::Parser;
-use failure::Outcome;
+use failure::{Failure, Outcome};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -135,7 +134,7 @@ fn run(command: cli::Command, environment: &roles::Environment) -> Outcome<ExitC
         Command::Bench(bench) => return bench::run(bench, environment),
         Command::Demo(args) => return demo::demo(&args, environment),
         Command::Mount(args) => roles::mount(&args, environment),
-        Command::Unmount(args) => fuse::unmount(&args.path, args.lazy),
+        Command::Unmount(args) => weir_fuse::unmount(&args.path, args.lazy).map_err(Failure::from),
         Command::Coord(args) => roles::coord(&args, environment),
         Command::Meta(args) => roles::meta(&args, environment),
         Command::Storage(args) => roles::storage(&args, environment),

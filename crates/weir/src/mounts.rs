@@ -2,7 +2,6 @@
 //!
 //! Invariant: looking never hangs. A mount whose process is stopped holds the thread that asks it; that thread is left behind.
 use crate::file;
-use crate::fuse;
 use crate::place::{Place, Process, RoleName};
 use rustix::io::Errno;
 use serde::Serialize;
@@ -43,8 +42,9 @@ pub struct MountState {
 
 /// Those that `weir up` made.
 pub fn of(place: &Place) -> Vec<MountState> {
-    let begin =
-        |p: &Process| (p.name.clone(), p.path.clone(), fuse::is_mounted(&p.path).then(|| ask(&p.path, look)));
+    let begin = |p: &Process| {
+        (p.name.clone(), p.path.clone(), weir_fuse::is_mounted(&p.path).then(|| ask(&p.path, look)))
+    };
     let asked: Vec<_> = place.of_role(RoleName::Mount).map(begin).collect();
     let state = |(name, path, asked): (String, PathBuf, Option<Asked<(Reach, Value)>>)| {
         let silent = || (Reach::Silent, Value::Null);
@@ -58,7 +58,7 @@ pub fn of(place: &Place) -> Vec<MountState> {
 
 /// All others of this machine that are dead. Which cluster they were of is not known any more.
 pub fn dead_beside(known: &[MountState]) -> Vec<PathBuf> {
-    let others = fuse::mount_points().into_iter().filter(|path| !known.iter().any(|m| m.path == *path));
+    let others = weir_fuse::mount_points().into_iter().filter(|path| !known.iter().any(|m| m.path == *path));
     let asked: Vec<_> = others.map(|path| (ask(&path, is_dead), path)).collect();
     asked.into_iter().filter_map(|(dead, path)| dead.answer().unwrap_or(false).then_some(path)).collect()
 }

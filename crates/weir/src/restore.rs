@@ -392,7 +392,7 @@ mod tests {
         // An incomplete backup says nothing about what it lacks.
         assert_eq!(found("gap", 30), "b");
         let gone = find("old", 25).unwrap_err();
-        assert!(gone.error.context.contains("not there in b") && gone.hint.unwrap().contains("in a"));
+        assert!(gone.error.context.contains("did not exist in b") && gone.hint.unwrap().contains("in a"));
         assert!(find("all", 9).unwrap_err().error.context.contains("no snapshot or backup"));
         assert!(find("never", 45).unwrap_err().error.context.contains("nor is it"));
     }

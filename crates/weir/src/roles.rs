@@ -6,7 +6,7 @@ use crate::helper::MountWords;
 use crate::observe::host_id;
 use crate::place::{self, Place};
 use crate::process::{PidFile, is_gone, mounts_elsewhere, own_process};
-use crate::{file, fuse, residence, restore};
+use crate::{file, residence, restore};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::{Value, json};
 use std::io::IsTerminal;
@@ -488,9 +488,9 @@ async fn run_mount(node: Node, recover: bool, source: String, words: MountWords)
     let path =
         node.required(&mount.path, "the mount point", "`weir mount PATH`, or mount.path in weir.toml")?;
     if recover {
-        fuse::clear_dead(&path)?;
+        weir_fuse::clear_dead(&path)?;
     }
-    fuse::preflight(&path)?;
+    weir_fuse::preflight(&path)?;
     for pid in mounts_elsewhere(&path) {
         tracing::warn!("process {pid} serves a mount at {} in another mount namespace", path.display());
     }
@@ -505,9 +505,9 @@ async fn run_mount(node: Node, recover: bool, source: String, words: MountWords)
         recall_patience: ClientConfig::RECALL_PATIENCE,
     };
     let cluster = node.observe(Role::Mount).await?;
-    let notices = Arc::new(fuse::Notices::new(mount.kernel_names));
+    let notices = Arc::new(weir_fuse::Notices::new(mount.kernel_names));
     let client = Client::connect(node.env.clone(), config, notices.clone()).await?;
-    let options = fuse::Options {
+    let options = weir_fuse::Options {
         path: path.clone(),
         kernel_threads: mount.kernel_threads,
         allow_other: mount.allow_other,
@@ -517,8 +517,9 @@ async fn run_mount(node: Node, recover: bool, source: String, words: MountWords)
         no_atime: words.no_atime,
         buffers: node.env.buffers.clone(),
         own_attributes: own_attributes(cluster),
+        own_acts: own_acts(),
     };
-    let attached = fuse::attach(&client, &notices, options)?;
+    let attached = weir_fuse::attach(&client, &notices, options)?;
     let calls = attached.calls();
     node.ready(&format!("mount at {}", path.display()))?;
     let mut session = tokio::task::spawn_blocking(move || attached.wait());
@@ -538,7 +539,7 @@ async fn run_mount(node: Node, recover: bool, source: String, words: MountWords)
         }
     };
     // A session that ended by itself for another reason than an unmount leaves the mount behind.
-    if fuse::is_mounted(&path) {
+    if weir_fuse::is_mounted(&path) {
         take_off(&path).await;
     }
     match ended {
@@ -554,14 +555,14 @@ async fn run_mount(node: Node, recover: bool, source: String, words: MountWords)
 async fn take_off(path: &Path) {
     let path = path.to_path_buf();
     let shown = path.display().to_string();
-    match tokio::task::spawn_blocking(move || fuse::unmount(&path, true)).await {
-        Ok(Err(e)) if e.kind() != ErrorKind::NotFound => tracing::warn!("unmount {shown}: {e}"),
+    match tokio::task::spawn_blocking(move || weir_fuse::unmount(&path, true)).await {
+        Ok(Err(e)) if e.kind != ErrorKind::NotFound => tracing::warn!("unmount {shown}: {e}"),
         _ => {}
     }
 }
 
 /// Answers `weir.…` attributes: JSON about a file, from the client's attributes and the cluster map.
-fn own_attributes(cluster: Cluster) -> fuse::OwnAttributes {
+fn own_attributes(cluster: Cluster) -> weir_fuse::OwnAttributes {
     Arc::new(move |client: &Client, ino: InodeId, name: &str| {
         let (client, cluster, name) = (client.clone(), cluster.clone(), name.to_string());
         Box::pin(async move {
@@ -581,6 +582,14 @@ fn own_attributes(cluster: Cluster) -> fuse::OwnAttributes {
             };
             Ok(value.to_string())
         })
+    })
+}
+
+/// Evicts, recalls or pins a file when a program sets the attribute for it.
+fn own_acts() -> weir_fuse::OwnActs {
+    Arc::new(|client, cred, ino, name, value| {
+        let client = client.clone();
+        Box::pin(async move { residence::act(&client, &cred, ino, &name, &value).await })
     })
 }
 
@@ -672,6 +681,6 @@ fn client_json(client: &Client, cluster: &Cluster) -> Value {
         "wire_sent_bytes": s.wire_sent_bytes, "wire_received_bytes": s.wire_received_bytes,
         "degraded_reads": s.degraded_reads, "degraded_writes": s.degraded_writes, "crc_failures": s.crc_failures,
         "memory_used_bytes": s.memory_used_bytes, "memory_peak_bytes": s.memory_peak_bytes, "recalls": s.recalls,
-        "requests": fuse::request_counts(), "asked": s.asked,
+        "requests": weir_fuse::request_counts(), "asked": s.asked,
     })
 }

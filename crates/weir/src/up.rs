@@ -7,7 +7,7 @@ use crate::failure::{Doing, Failure, Outcome};
 use crate::homes::Allowed;
 use crate::place::{self, Kept, Manifest, Place, Process, RoleName};
 use crate::process::{Launch, PidFile, mounts_elsewhere, wait_until};
-use crate::{fuse, observe, owned, table};
+use crate::{observe, owned, table};
 use rustix::mount::{MountFlags, UnmountFlags};
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -69,11 +69,11 @@ pub fn bring_up(args: &cli::Up) -> Outcome<(Place, Vec<Started>)> {
     refuse_changes(&place, args)?;
     // Now, not earlier: a mount point may lie in the cluster's own, new and empty directory.
     // What is mounted is not looked at: its process may wait for one that is to be started here.
-    for path in args.mount.iter().filter(|path| !fuse::is_mounted(path)) {
+    for path in args.mount.iter().filter(|path| !weir_fuse::is_mounted(path)) {
         fs::create_dir_all(path).doing(format_args!("make the mount point {}", path.display()))?;
     }
     add_mounts(&mut place, &args.mount, args.patience)?;
-    for mount in place.of_role(RoleName::Mount).filter(|mount| !fuse::is_mounted(&mount.path)) {
+    for mount in place.of_role(RoleName::Mount).filter(|mount| !weir_fuse::is_mounted(&mount.path)) {
         owned::check_dir(&mount.path)?;
     }
     place.manifest.tcp |= args.tcp;
@@ -381,7 +381,7 @@ fn launch(place: &Place, process: &Process) -> Outcome<Launched> {
     refuse_elsewhere(place, process)?;
     if process.role == RoleName::Mount {
         clear_dead_mount(&process.path)?;
-        fuse::preflight(&process.path)?;
+        weir_fuse::preflight(&process.path)?;
     }
     let file = place.config_file(process);
     fs::write(&file, config::write(&place.config(process))?)
@@ -425,7 +425,9 @@ fn wait_or_move(place: &mut Place, n: usize, mut launched: Launched) -> Outcome<
 /// A mount that is not seen here is of no use here, and a second process would write its pid file.
 fn refuse_elsewhere(place: &Place, process: &Process) -> Outcome<()> {
     let found = match process.role {
-        RoleName::Mount if !fuse::is_mounted(&process.path) => mounts_elsewhere(&place.config_file(process)),
+        RoleName::Mount if !weir_fuse::is_mounted(&process.path) => {
+            mounts_elsewhere(&place.config_file(process))
+        }
         _ => Vec::new(),
     };
     let Some(pid) = found.first() else { return Ok(()) };
@@ -459,8 +461,8 @@ fn wait(place: &Place, process: &Process, launched: &mut Launched) -> Outcome<St
 
 /// A mount process that died leaves its mount behind.
 fn clear_dead_mount(path: &Path) -> Outcome<()> {
-    if fuse::is_mounted(path) {
-        fuse::unmount(path, true)?;
+    if weir_fuse::is_mounted(path) {
+        weir_fuse::unmount(path, true)?;
     }
     Ok(())
 }

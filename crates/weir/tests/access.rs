@@ -360,7 +360,7 @@ fn a_file_that_runs_as_its_owner_never_becomes_roots_at_home() {
     fs::set_permissions(&program, fs::Permissions::from_mode(0o6755)).unwrap();
     let url = bench.url();
     let to_root = bench.try_tell(&["relation", "add", "data", &url, "--map-uid", "1000=0"]);
-    assert!(!to_root.status.success() && text(&to_root.stderr).contains("the superuser at home"));
+    assert!(!to_root.status.success() && text(&to_root.stderr).contains("maps a user to root at home"));
     denied(&users.add_unchecked(&url, &["--map-gid", "1000=2000"]), "only the superuser");
     // Whose home's own directory is was decided there.
     fs::set_permissions(&bench.home, fs::Permissions::from_mode(0o711)).unwrap();
@@ -469,7 +469,7 @@ fn a_cluster_mounts_without_a_target_that_does_not_start() {
     away(1);
     let output = cluster.try_up();
     assert!(output.status.success(), "{}", text(&output.stderr));
-    assert!(text(&output.stderr).contains("goes on without storage-1"), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("continues without storage-1"), "{}", text(&output.stderr));
     assert!(text(&output.stdout).contains("5 of 6 targets up"), "{}", text(&output.stdout));
     assert!(fs::read(&file).unwrap() == pattern(1, 5 << 20));
     fs::write(cluster.mount().join("more"), pattern(2, 1 << 20)).unwrap();

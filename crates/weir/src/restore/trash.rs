@@ -106,7 +106,7 @@ mod tests {
         assert_eq!((read("d/f"), read("d/sub/g")), ("removed".into(), "removed too".into()));
         assert!(restore(&top.join("only"), &top.join("only")).unwrap().ends_with("2026-11-21"));
         let failure = restore(&top.join("d"), &top.join("d")).unwrap_err();
-        assert!(failure.error.context.contains("d/f: there already"), "{}", failure.error);
+        assert!(failure.error.context.contains("d/f: exists already"), "{}", failure.error);
         assert_eq!((read("d/f"), read(".trash/2026-11-21/d/f")), ("removed".into(), "older".into()));
         restore(&top.join("d/f"), &top.join("before")).unwrap();
         assert_eq!(read("before"), "older");

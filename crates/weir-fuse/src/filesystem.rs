@@ -1,16 +1,16 @@
 //! One method per request of the kernel. Each is polled once on the kernel's thread: what leases and buffers answer is
 //! answered there without waking anybody; what has to wait goes on as a task.
-use super::attach::keeps_access_times;
-use super::callers::{self, Callers, Fails};
-use super::credentials;
-use super::from_home::FromHome;
-use super::kernel::Notices;
-use super::locks;
-use super::parked::Parked;
-use super::past::{self, is_past, is_past_handle};
-use super::replies::*;
-use super::streams::Streams;
-use super::translate as tr;
+use crate::attach::keeps_access_times;
+use crate::callers::{self, Callers, Fails};
+use crate::credentials;
+use crate::from_home::FromHome;
+use crate::kernel::Notices;
+use crate::locks;
+use crate::parked::Parked;
+use crate::past::{self, is_past, is_past_handle};
+use crate::replies::*;
+use crate::streams::Streams;
+use crate::translate as tr;
 use bytes::Bytes;
 use fuser::{
     Errno, FileHandle, Filesystem, FopenFlags, INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner,
@@ -49,6 +49,9 @@ const STATFS_FILES_FREE: u64 = 1 << 40;
 /// Answers for attributes of ours (`weir.layout`, …): inode, name → text.
 pub type OwnAttributes = Arc<dyn Fn(&Client, InodeId, &str) -> OwnAnswer + Send + Sync>;
 pub type OwnAnswer = Pin<Box<dyn Future<Output = Result<String>> + Send>>;
+/// What is done when a program sets an attribute of ours: by whom, inode, name, value.
+pub type OwnActs = Arc<dyn Fn(&Client, Cred, InodeId, String, Vec<u8>) -> OwnAct + Send + Sync>;
+pub type OwnAct = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
 /// Prefix of attribute names that the mount answers itself.
 const OWN_PREFIX: &[u8] = b"weir.";
 
@@ -57,6 +60,7 @@ pub struct Mounted {
     pub buffers: BufferPool,
     pub runtime: Runtime,
     pub own_attributes: OwnAttributes,
+    pub own_acts: OwnActs,
     pub lock_waits: Arc<locks::Waits>,
     pub callers: Arc<Callers>,
     /// What the kernel keeps.
@@ -156,10 +160,10 @@ impl Mounted {
 
     /// What is done by setting an attribute of ours; it may take long, and a signal ends the wait.
     fn act(&self, request: &Request, ino: INodeNo, name: &str, value: &[u8], reply: ReplyEmpty) {
-        let (client, cred, ino) = (self.client.clone(), self.cred(request), tr::from_kernel_ino(ino));
-        let (name, value, from_home) = (name.to_owned(), value.to_vec(), self.waits_for_home(request));
+        let (cred, ino, from_home) =
+            (self.cred(request), tr::from_kernel_ino(ino), self.waits_for_home(request));
+        let acted = (self.own_acts)(&self.client, cred, ino, name.to_owned(), value.to_vec());
         self.answer(async move {
-            let acted = crate::residence::act(&client, &cred, ino, &name, &value);
             match from_home.unless_interrupted(acted).await {
                 Ok(()) => reply.ok(),
                 Err(e) => reply.error(e),

@@ -1,6 +1,6 @@
 //! Results of the client as answers to the kernel. Errors become numbers here, and are told in the log once.
-use super::kernel::Notices;
-use super::translate as tr;
+use crate::kernel::Notices;
+use crate::translate as tr;
 use bytes::Bytes;
 use fuser::{
     Errno, FileHandle, FopenFlags, Generation, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectoryPlus,
@@ -55,7 +55,7 @@ impl Named {
     fn ttl(&self, leads_to: Option<InodeId>) -> Duration {
         // What a volume shows in its topmost directory comes and goes with the volume.
         let lent =
-            self.name != super::past::DIRECTORY && self.client.lend_name(self.dir, &self.name, leads_to);
+            self.name != crate::past::DIRECTORY && self.client.lend_name(self.dir, &self.name, leads_to);
         if lent { NAME_LOAN } else { NAME_TTL }
     }
 }
@@ -169,7 +169,7 @@ pub fn reply_lock(reply: ReplyLock, free: (u64, u64, u32), found: Result<Option<
         Ok(Some(way)) => reply.locked(
             way.range.start,
             way.range.end,
-            super::locks::kernel_type(way.kind),
+            crate::locks::kernel_type(way.kind),
             way.pid.unwrap_or(0),
         ),
         Err(e) => reply.error(refused(&e)),

@@ -5,7 +5,7 @@
 //! of it would be lost; such a notice is sent again until the kernel has taken the answer up. Names are not told at all: the kernel keeps
 //! them for a moment, and a lease waits for its end (`weir-client/src/lent.rs`). A notice of a name takes its directory's lock, which an
 //! operation may hold that waits for this very recall; and to have all names asked for again takes off what is mounted on directories inside.
-use super::translate::to_kernel_ino;
+use crate::translate::to_kernel_ino;
 use fuser::{INodeNo, Notifier};
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};

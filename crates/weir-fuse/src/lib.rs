@@ -1,11 +1,17 @@
 //! The mount: what the kernel asks through FUSE becomes calls of [`weir_client::Client`], and nothing more.
 //!
-//! Invariant: no type of the FUSE crate leaves this directory, so that another transport can take its place.
+//! Invariant: no type of the FUSE crate leaves this one, so that another transport can take its place.
 //! Knows nothing of stripes, targets or leases beyond "may be cached" and "forget this".
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "a mount exists on a real machine only"
+)]
 mod attach;
 mod callers;
 mod counts;
 mod credentials;
+mod doing;
 mod filesystem;
 mod from_home;
 mod kernel;
@@ -19,5 +25,5 @@ mod translate;
 
 pub use attach::{Options, attach, clear_dead, is_mounted, mount_points, preflight, remount, unmount};
 pub use counts::request_counts;
-pub use filesystem::OwnAttributes;
+pub use filesystem::{OwnActs, OwnAttributes};
 pub use kernel::Notices;

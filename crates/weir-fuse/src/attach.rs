@@ -1,11 +1,10 @@
 //! Mounting, remounting and unmounting. An unmount always ends: what a hanging mount does not give back is taken off the tree and
 //! its connection cut.
-use super::callers::Callers;
-use super::filesystem::{Mounted, OwnAttributes};
-use super::kernel::Notices;
-use super::locks::Waits;
-use crate::failure::{Doing, Failure, Outcome};
-use crate::helper::MOUNT_TYPE;
+use crate::callers::Callers;
+use crate::doing::{Doing, hinted};
+use crate::filesystem::{Mounted, OwnActs, OwnAttributes};
+use crate::kernel::Notices;
+use crate::locks::Waits;
 use fuser::{BackgroundSession, Config, MountOption, Session, SessionACL};
 use rustix::mount::{MountFlags, UnmountFlags};
 use std::fs;
@@ -16,7 +15,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use weir_client::Client;
 use weir_env::BufferPool;
-use weir_proto::Error;
+use weir_proto::{Error, Result};
 
 /// What the kernel reads ahead, in KiB. Several requests of 1 MiB are then under way for one reader; the client's own
 /// prefetch goes further.
@@ -31,6 +30,9 @@ const BUSY_TRIES_MAX: u32 = 100;
 const BUSY_PAUSE: Duration = Duration::from_millis(30);
 /// How long an ordinary unmount may take before it is made an unconditional one.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The type of our mounts in `/proc/mounts` and fstab.
+pub const MOUNT_TYPE: &str = "fuse.weir";
 
 /// How to mount.
 pub struct Options {
@@ -47,6 +49,7 @@ pub struct Options {
     pub no_atime: bool,
     pub buffers: BufferPool,
     pub own_attributes: OwnAttributes,
+    pub own_acts: OwnActs,
 }
 
 /// A live mount.
@@ -76,34 +79,34 @@ impl Attached {
         self.calls.clone()
     }
     /// Blocks until the kernel ends the session: somebody unmounted.
-    pub fn wait(self) -> Outcome<()> {
+    pub fn wait(self) -> Result<()> {
         self.session.join().doing(format_args!("serve the mount {}", self.path.display()))
     }
 }
 
 /// What is missing to mount at all, told before anything is started.
-pub fn preflight(path: &Path) -> Outcome<()> {
+pub fn preflight(path: &Path) -> Result<()> {
     let device = Path::new("/dev/fuse");
     if !device.exists() {
-        return Err(Failure::new(
+        return Err(hinted(
             Error::unsupported("/dev/fuse is missing: the kernel has no FUSE here"),
             "run `modprobe fuse`; in a container pass the device in (docker: --device /dev/fuse --cap-add SYS_ADMIN)",
         ));
     }
     if let Err(e) = fs::OpenOptions::new().read(true).write(true).open(device) {
-        return Err(Failure::new(
+        return Err(hinted(
             Error::from_io("open /dev/fuse", &e),
             "run as root, or make /dev/fuse readable and writable for this user",
         ));
     }
     if !rustix::process::geteuid().is_root() && helper().is_none() {
-        return Err(Failure::new(
+        return Err(hinted(
             Error::unsupported("fusermount3 is missing, and only root can mount without it"),
             "install the package fuse3, or run as root",
         ));
     }
     if is_mounted(path) {
-        return Err(Failure::new(
+        return Err(hinted(
             Error::exists(format!("{} is a mount already", path.display())),
             format!("`weir unmount {0}` detaches it; --recover cleans up a stale mount", path.display()),
         ));
@@ -111,19 +114,19 @@ pub fn preflight(path: &Path) -> Outcome<()> {
     let meta = match fs::metadata(path) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
             let error = Error::not_found(format!("the mount point {} does not exist", path.display()));
-            return Err(Failure::new(error, format!("create it: mkdir -p {}", path.display())));
+            return Err(hinted(error, format!("create it: mkdir -p {}", path.display())));
         }
         looked => looked.doing(format_args!("look at the mount point {}", path.display()))?,
     };
     if !meta.is_dir() {
         let error = Error::invalid(format!("the mount point {} is not a directory", path.display()));
-        return Err(Failure::new(error, "name an empty directory"));
+        return Err(hinted(error, "name an empty directory"));
     }
     Ok(())
 }
 
 /// Mounts, and returns when the kernel has accepted. Must be called in a runtime.
-pub fn attach(client: &Client, notices: &Arc<Notices>, options: Options) -> Outcome<Attached> {
+pub fn attach(client: &Client, notices: &Arc<Notices>, options: Options) -> Result<Attached> {
     let path = fs::canonicalize(&options.path).doing(format_args!("find {}", options.path.display()))?;
     let calls = Calls { callers: Arc::default(), waits: Arc::default() };
     let mounted = Mounted {
@@ -131,6 +134,7 @@ pub fn attach(client: &Client, notices: &Arc<Notices>, options: Options) -> Outc
         buffers: options.buffers,
         runtime: tokio::runtime::Handle::current(),
         own_attributes: options.own_attributes,
+        own_acts: options.own_acts,
         lock_waits: calls.waits.clone(),
         callers: calls.callers.clone(),
         kernel: notices.clone(),
@@ -170,7 +174,7 @@ pub fn attach(client: &Client, notices: &Arc<Notices>, options: Options) -> Outc
             }
             _ => "is the package fuse3 installed, and the directory free?",
         };
-        Failure::new(error, hint)
+        hinted(error, hint)
     })?;
     notices.mounted(session.notifier());
     let session = session.spawn().doing("start the mount's threads")?;
@@ -181,7 +185,7 @@ pub fn attach(client: &Client, notices: &Arc<Notices>, options: Options) -> Outc
 }
 
 /// Changes the kernel's flags of a live mount.
-pub fn remount(path: &Path, flags: MountFlags) -> Outcome<()> {
+pub fn remount(path: &Path, flags: MountFlags) -> Result<()> {
     let mut tries = 0;
     loop {
         match rustix::mount::mount_remount(path, flags, c"") {
@@ -296,19 +300,19 @@ fn absolute(path: &Path) -> PathBuf {
 }
 
 /// Takes a mount of ours off the tree; also one whose process died. `lazy`: at once, even while files are open there.
-pub fn unmount(path: &Path, lazy: bool) -> Outcome<()> {
+pub fn unmount(path: &Path, lazy: bool) -> Result<()> {
     let path = absolute(path);
     if !is_mounted(&path) {
         let error = Error::not_found(format!("nothing is mounted at {}", path.display()));
-        return Err(Failure::new(error, "`weir status --dir DIR` lists the mounts of a cluster"));
+        return Err(hinted(error, "`weir status --dir DIR` lists the mounts of a cluster"));
     }
     if !is_ours(&path) {
         let error = Error::invalid(format!("the mount at {} is not one of Weir", path.display()));
-        return Err(Failure::new(error, "use umount(8) for it"));
+        return Err(hinted(error, "use umount(8) for it"));
     }
     match in_time(&path) {
         Some(Ok(())) => Ok(()),
-        Some(Err(rustix::io::Errno::BUSY)) if !lazy => Err(Failure::new(
+        Some(Err(rustix::io::Errno::BUSY)) if !lazy => Err(hinted(
             Error::name(
                 weir_proto::NameRule::Busy,
                 format!("unmount {}: a process still uses it", path.display()),
@@ -326,7 +330,7 @@ pub fn unmount(path: &Path, lazy: bool) -> Outcome<()> {
 }
 
 /// Takes a mount of ours off whose process died; one that lives stays, and is an error. Nothing mounted: nothing to do.
-pub fn clear_dead(path: &Path) -> Outcome<()> {
+pub fn clear_dead(path: &Path) -> Result<()> {
     let path = absolute(path);
     if !is_mounted(&path) {
         return Ok(());
@@ -342,7 +346,7 @@ pub fn clear_dead(path: &Path) -> Outcome<()> {
     if !dead {
         let error = Error::exists(format!("the mount at {} is alive, or does not answer", path.display()));
         let hint = format!("`weir unmount {}` detaches it; --lazy even while it is in use", path.display());
-        return Err(Failure::new(error, hint));
+        return Err(hinted(error, hint));
     }
     tracing::info!("the process of the mount at {} is dead: cleaning the mount up", path.display());
     unmount(&path, true)
@@ -358,7 +362,7 @@ fn in_time(path: &Path) -> Option<rustix::io::Result<()>> {
     rx.recv_timeout(PATIENCE).ok()
 }
 
-fn detach(path: &Path, flags: UnmountFlags) -> Outcome<()> {
+fn detach(path: &Path, flags: UnmountFlags) -> Result<()> {
     rustix::mount::unmount(path, flags | UnmountFlags::NOFOLLOW)
         .doing(format_args!("unmount {}", path.display()))
 }
@@ -372,8 +376,8 @@ fn helper() -> Option<&'static str> {
 }
 
 /// Without root only the set-uid helper may unmount.
-fn by_helper(path: &Path, lazy: bool) -> Outcome<()> {
-    let missing = || Failure::new(Error::unsupported("fusermount3 is missing"), "install the package fuse3");
+fn by_helper(path: &Path, lazy: bool) -> Result<()> {
+    let missing = || hinted(Error::unsupported("fusermount3 is missing"), "install the package fuse3");
     let mut command = Command::new(helper().ok_or_else(missing)?);
     command.arg("-u").args(lazy.then_some("-z")).arg("--").arg(path);
     let output = command.output().doing("run fusermount3")?;
@@ -381,7 +385,7 @@ fn by_helper(path: &Path, lazy: bool) -> Outcome<()> {
         return Ok(());
     }
     let said = String::from_utf8_lossy(&output.stderr).trim().to_string();
-    Err(Failure::new(
+    Err(hinted(
         Error::denied(format!("unmount {}: {said}", path.display())),
         "only its owner and root may unmount; --lazy unmounts while it is in use",
     ))

@@ -3,12 +3,12 @@
 //! Invariants: numbers here have the upper bit, which no inode of ours has, and are the same whenever something is looked up;
 //! nothing here is ever changed: who tries gets `EROFS`. Only names of snapshots are asked for again: what is below them
 //! never changes.
-use super::credentials;
-use super::filesystem::Mounted;
-use super::locks;
-use super::past_locks::PastLocks;
-use super::replies::{GENERATION, NAME_TTL, refused};
-use super::translate as tr;
+use crate::credentials;
+use crate::filesystem::Mounted;
+use crate::locks;
+use crate::past_locks::PastLocks;
+use crate::replies::{GENERATION, NAME_TTL, refused};
+use crate::translate as tr;
 use fuser::{
     Errno, FileAttr, FileHandle, FopenFlags, INodeNo, ReplyAttr, ReplyData, ReplyDirectory,
     ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatx, ReplyXattr, Request,

@@ -2,7 +2,7 @@
 //!
 //! Invariant: an interrupt that comes before its request finds it interrupted already. The kernel never uses a request's
 //! number twice, so an interrupt that came too late harms nobody.
-use super::translate as tr;
+use crate::translate as tr;
 use fuser::{Errno, LockOwner};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

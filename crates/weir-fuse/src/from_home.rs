@@ -1,8 +1,8 @@
 //! Requests that wait for bytes that are at home: a signal ends the wait.
 //!
 //! Invariant: only the wait ends early, never a write half done. What need not wait does not come here.
-use super::locks::Waits;
-use super::replies::refused;
+use crate::locks::Waits;
+use crate::replies::refused;
 use fuser::{Errno, Request};
 use std::sync::Arc;
 use weir_client::{Client, Handle};

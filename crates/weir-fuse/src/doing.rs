@@ -1,0 +1,30 @@
+//! Failures of the operating system as errors that say what was being done, and what to do about it.
+use std::fmt;
+use weir_proto::{Error, ErrorKind, Result};
+
+/// The error with what the user can do about it.
+pub fn hinted(error: Error, hint: impl fmt::Display) -> Error {
+    Error { context: format!("{}; hint: {hint}", error.context), ..error }
+}
+
+pub trait Doing<T> {
+    fn doing(self, what: impl fmt::Display) -> Result<T>;
+}
+
+impl<T> Doing<T> for std::io::Result<T> {
+    fn doing(self, what: impl fmt::Display) -> Result<T> {
+        self.map_err(|e| {
+            let error = Error::from_io(&what, &e);
+            match error.kind {
+                ErrorKind::Denied => hinted(error, "run it as a user who may do that"),
+                _ => error,
+            }
+        })
+    }
+}
+
+impl<T> Doing<T> for rustix::io::Result<T> {
+    fn doing(self, what: impl fmt::Display) -> Result<T> {
+        Doing::doing(self.map_err(std::io::Error::from), what)
+    }
+}
