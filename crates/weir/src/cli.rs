@@ -63,12 +63,12 @@ pub enum Command {
     Target(TargetCommand),
     /// Manage volumes: subtrees with their own owner, limits and policy
     #[command(subcommand)]
-    Volume(crate::volume::VolumeCommand),
+    Volume(crate::commands::volume::VolumeCommand),
     /// Report usage of a volume, a directory or everything: entries, sizes, largest files, fullest directories, users
-    Report(crate::report::Report),
+    Report(crate::commands::report::Report),
     /// Manage homes of volumes: state, lag, backlog, conflicts
     #[command(subcommand)]
-    Relation(crate::relation::RelationCommand),
+    Relation(crate::commands::relation::RelationCommand),
     /// Decode a target's directory offline
     Inspect(Inspect),
     /// Measure with workloads that verify what they read

@@ -4,7 +4,7 @@
 //! is missing to `/sbin/mount.fuse`, which calls `weir SOURCE DIRECTORY -o OPTIONS`. Either way the words are those of fstab, not of
 //! this command line. The call returns when the file system is there; its process goes on in the background.
 use crate::failure::{Doing, Failure, Outcome};
-use crate::process::Launch;
+use crate::local::process::Launch;
 use rustix::mount::MountFlags;
 use std::ffi::{OsStr, OsString};
 use std::fs;

@@ -173,7 +173,7 @@ impl Homes {
             namespace,
             name: format!("mover of cluster {}", self.cluster),
             host: crate::observe::host_id(),
-            process: crate::process::own_process(),
+            process: crate::local::process::own_process(),
             memory_bytes: HOME_MEMORY_BYTES,
             patience: HOME_PATIENCE,
             recall_patience: ClientConfig::RECALL_PATIENCE,
@@ -205,7 +205,7 @@ impl Homes {
 /// A home in the file system itself would be copied into itself, and a mover would wait for itself.
 fn check_outside(path: &Path, cluster: ClusterId) -> Outcome<()> {
     let Ok(real) = std::fs::canonicalize(path) else { return Ok(()) }; // opening it will say why
-    let Ok(client) = crate::file::ask(&real, crate::file::CLIENT) else { return Ok(()) }; // of no Weir
+    let Ok(client) = crate::commands::file::ask(&real, crate::commands::file::CLIENT) else { return Ok(()) }; // of no Weir
     match client["cluster"] == cluster.to_string() {
         true => Err(Fault::Denied(Error::denied(format!(
             "the home {} lies in the file system whose volume it is to be a home of: name a place outside of it",

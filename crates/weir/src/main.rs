@@ -7,42 +7,18 @@
     reason = "the outermost shell starts processes, reads pid files and mounts; nothing of it runs in the simulator"
 )]
 
-mod backup;
 mod bench;
-mod bench_home;
-mod bench_meta;
-mod bench_requests;
 mod cli;
-mod clone;
+mod commands;
 mod config;
-mod demo;
-mod eviction;
 mod failure;
-mod file;
 mod helper;
 mod homes;
-mod homeward;
-mod inspect;
+mod local;
 mod manual;
-mod mounts;
 mod observe;
-mod owned;
-mod place;
-mod prefetch;
-mod process;
-mod relation;
-mod report;
-mod residence;
-mod restore;
 mod roles;
-mod snapshots;
-mod status;
 mod table;
-mod target;
-mod troubles;
-mod up;
-mod verify;
-mod volume;
 
 use clap::Parser;
 use failure::{Failure, Outcome};
@@ -114,25 +90,25 @@ fn end_quietly_when_nobody_reads() {
 fn run(command: cli::Command, environment: &roles::Environment) -> Outcome<ExitCode> {
     use cli::{Command, ConfigCommand, FileCommand, TargetCommand};
     let done = match command {
-        Command::Up(args) => up::up(&args),
-        Command::Down(args) => up::down(&args),
-        Command::Status(args) => return status::status(&args),
-        Command::File(FileCommand::Stat(args)) => file::stat(&args),
-        Command::File(FileCommand::Layout(args)) => file::layout(&args),
-        Command::Target(TargetCommand::Clear(args)) => target::clear(&args),
-        Command::Target(TargetCommand::Replace(args)) => target::replace(&args),
-        Command::File(FileCommand::Locks(args)) => file::locks(&args),
-        Command::File(FileCommand::Evict(args)) => residence::evict(&args),
-        Command::File(FileCommand::Recall(args)) => residence::recall(&args),
-        Command::File(FileCommand::Pin(args)) => residence::pin(&args, true),
-        Command::File(FileCommand::Unpin(args)) => residence::pin(&args, false),
-        Command::File(FileCommand::State(args)) => residence::state(&args),
-        Command::Report(args) => report::report(&args),
-        Command::Volume(command) => volume::run(&command),
-        Command::Relation(command) => relation::run(&command, environment.s3_keys.clone()),
-        Command::Inspect(args) => return inspect::inspect(&args),
+        Command::Up(args) => local::up::up(&args),
+        Command::Down(args) => local::up::down(&args),
+        Command::Status(args) => return commands::status::status(&args),
+        Command::File(FileCommand::Stat(args)) => commands::file::stat(&args),
+        Command::File(FileCommand::Layout(args)) => commands::file::layout(&args),
+        Command::Target(TargetCommand::Clear(args)) => commands::target::clear(&args),
+        Command::Target(TargetCommand::Replace(args)) => commands::target::replace(&args),
+        Command::File(FileCommand::Locks(args)) => commands::file::locks(&args),
+        Command::File(FileCommand::Evict(args)) => commands::residence::evict(&args),
+        Command::File(FileCommand::Recall(args)) => commands::residence::recall(&args),
+        Command::File(FileCommand::Pin(args)) => commands::residence::pin(&args, true),
+        Command::File(FileCommand::Unpin(args)) => commands::residence::pin(&args, false),
+        Command::File(FileCommand::State(args)) => commands::residence::state(&args),
+        Command::Report(args) => commands::report::report(&args),
+        Command::Volume(command) => commands::volume::run(&command),
+        Command::Relation(command) => commands::relation::run(&command, environment.s3_keys.clone()),
+        Command::Inspect(args) => return commands::inspect::inspect(&args),
         Command::Bench(bench) => return bench::run(bench, environment),
-        Command::Demo(args) => return demo::demo(&args, environment),
+        Command::Demo(args) => return bench::demo::demo(&args, environment),
         Command::Mount(args) => roles::mount(&args, environment),
         Command::Unmount(args) => weir_fuse::unmount(&args.path, args.lazy).map_err(Failure::from),
         Command::Coord(args) => roles::coord(&args, environment),

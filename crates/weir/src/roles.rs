@@ -1,12 +1,14 @@
 //! Each role as a foreground process: configuration in, service up, readiness told, orderly end on a signal.
 use crate::cli::{CoordRole, MetaRole, MountRole, MoverRole, RoleArgs, StorageRole};
+use crate::commands::file;
+use crate::commands::residence;
+use crate::commands::restore;
 use crate::config::{self, Config, Text};
 use crate::failure::{Doing, Failure, Outcome};
 use crate::helper::MountWords;
+use crate::local::place::{self, Place};
+use crate::local::process::{PidFile, is_gone, mounts_elsewhere, own_process};
 use crate::observe::host_id;
-use crate::place::{self, Place};
-use crate::process::{PidFile, is_gone, mounts_elsewhere, own_process};
-use crate::{file, residence, restore};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::{Value, json};
 use std::io::IsTerminal;

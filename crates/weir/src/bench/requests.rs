@@ -3,11 +3,15 @@
 //!
 //! Nothing is asked of the servers: the mount counts requests and messages, the kernel changes of thread. What ends behind a program's
 //! back (the release of a file) is waited for, and counted with the operation.
+use crate::bench::demo::{self, Stage};
 use crate::bench::{processes_of, spinner};
-use crate::demo::{self, Stage};
+use crate::cli;
+use crate::commands::file;
 use crate::failure::{Doing, Failure, Outcome};
-use crate::process::wait_until;
-use crate::{cli, file, place, table, up};
+use crate::local::place;
+use crate::local::process::wait_until;
+use crate::local::up;
+use crate::table;
 use clap::{Args, ValueHint};
 use rustix::fs::{Advice, CWD, Mode, OFlags};
 use serde_json::{Value, json};

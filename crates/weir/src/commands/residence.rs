@@ -3,8 +3,9 @@
 //! Asked and told through attributes that the mount answers itself, as `weir file stat` does; the metadata leader decides
 //! who may. The mount's side is here, too, so that both agree on the words.
 use crate::cli::ManyPaths;
+use crate::commands::file;
 use crate::failure::{Doing, Failure, Outcome};
-use crate::{file, table};
+use crate::table;
 use rustix::fs::XattrFlags;
 use serde_json::{Value, json};
 use std::path::Path;

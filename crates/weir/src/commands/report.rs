@@ -3,11 +3,11 @@
 //! Invariant: entries are files, directories, symbolic links and special files, and each is online or offline: all sums are
 //! sums of the same entries. The leader is asked in batches, so it is not one moment that is shown.
 use crate::cli;
+use crate::commands::status::coordinators;
+use crate::commands::volume::{connect, named, own_cred, parse_size};
 use crate::failure::{Doing, Outcome};
 use crate::observe;
-use crate::status::coordinators;
 use crate::table;
-use crate::volume::{connect, named, own_cred, parse_size};
 use clap::{Args, ValueHint};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -247,7 +247,7 @@ async fn look(client: &Client, args: &Report) -> Outcome<Whole> {
     let file_system_bytes = client.statfs_at(top).await?.capacity_bytes;
     let online_only = args.online_only;
     let places = client.backups((volume != VolumeId(0)).then_some(volume)).await?;
-    let complaints = places.iter().filter_map(crate::backup::complaint).collect();
+    let complaints = places.iter().filter_map(crate::commands::backup::complaint).collect();
     Ok(Whole { of, tally, file_system_bytes, biggest_path, directories, online_only, complaints })
 }
 

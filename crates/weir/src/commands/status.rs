@@ -1,13 +1,13 @@
 //! `weir status`: how a cluster is, the worst first; then its nodes, targets and placement groups.
 use crate::cli;
+use crate::commands::mounts;
+use crate::commands::troubles::{Facts, Known, NamespaceFacts, ProcessState, Severity, Trouble, troubles};
+use crate::commands::volume::{all, connect};
 use crate::failure::Outcome;
-use crate::mounts;
+use crate::local::place::{Place, Process, RoleName};
+use crate::local::process::PidFile;
 use crate::observe::{self, Health, is_led};
-use crate::place::{Place, Process, RoleName};
-use crate::process::PidFile;
 use crate::table;
-use crate::troubles::{Facts, Known, NamespaceFacts, ProcessState, Severity, Trouble, troubles};
-use crate::volume::{all, connect};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::path::Path;

@@ -1,12 +1,13 @@
 //! `weir relation verify`: reads a home and compares it with what was shipped there.
 //!
 //! Files that are found wrong are set aside, so that nothing of them is evicted before somebody has decided.
+use crate::commands::relation::find;
+use crate::commands::status::coordinators;
+use crate::commands::volume::{Cluster, connect, named, own_cred};
 use crate::failure::{Failure, Outcome};
 use crate::homes::{Allowed, Homes};
-use crate::relation::find;
-use crate::status::coordinators;
-use crate::volume::{Cluster, connect, named, own_cred};
-use crate::{observe, table};
+use crate::observe;
+use crate::table;
 use clap::Args;
 use serde_json::json;
 use weir_client::Client;

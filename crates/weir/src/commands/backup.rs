@@ -2,14 +2,14 @@
 //!
 //! What a backup is and how it is made is in `weir_home::backup`; who makes one at the moment is known to the metadata leader,
 //! which this command asks like a mover.
+use crate::commands::snapshots;
+use crate::commands::status::coordinators;
+use crate::commands::volume::{Cluster, as_client, explain, named, own_cred, parse_every};
 use crate::failure::{Failure, Outcome};
 use crate::homes::{Allowed, Homes};
+use crate::local::process::own_process;
 use crate::observe;
-use crate::process::own_process;
-use crate::snapshots;
-use crate::status::coordinators;
 use crate::table;
-use crate::volume::{Cluster, as_client, explain, named, own_cred, parse_every};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};

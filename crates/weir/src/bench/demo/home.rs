@@ -1,11 +1,13 @@
 //! The demo's second act: a volume with a home and a limit. Frames and one growing file stream home while they are written;
 //! the mover is killed in the middle of the file and started again; the volume fills past its limit, so what is at home is
 //! evicted; everything is read back, from home where it is away, and compared, as is home itself.
+use crate::bench::homeward::{self, Live, PART, Plan, Seen, Site, evicted};
+use crate::cli;
+use crate::commands::volume::{connect, own_cred};
 use crate::failure::Outcome;
-use crate::homeward::{self, Live, PART, Plan, Seen, Site, evicted};
-use crate::place::Place;
-use crate::volume::{connect, own_cred};
-use crate::{cli, observe, table};
+use crate::local::place::Place;
+use crate::observe;
+use crate::table;
 use indicatif::ProgressBar;
 use serde_json::{Value, json};
 use std::path::Path;

@@ -6,11 +6,15 @@
 mod home;
 
 use crate::bench::spinner;
+use crate::cli;
+use crate::commands::file;
 use crate::failure::{Doing, Failure, Outcome};
-use crate::place::{Place, RoleName};
-use crate::process::PidFile;
+use crate::local::place::{Place, RoleName};
+use crate::local::process::PidFile;
+use crate::local::up;
+use crate::observe;
 use crate::roles::Environment;
-use crate::{cli, file, observe, table, up};
+use crate::table;
 use indicatif::{ProgressBar, ProgressStyle};
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -44,7 +48,7 @@ impl Stage {
     /// `dir`, or a new one called after `name`; with a mount point, and nothing else in the way.
     pub fn prepare(dir: Option<&Path>, name: &str) -> Outcome<Stage> {
         let root = match dir {
-            Some(dir) => crate::place::absolute(dir)?,
+            Some(dir) => crate::local::place::absolute(dir)?,
             None => std::env::temp_dir().join(format!("{name}-{}", std::process::id())),
         };
         let made_root = !root.exists();
@@ -171,7 +175,7 @@ fn play(args: &cli::Demo, environment: &Environment, stage: &Arc<Stage>) -> Outc
         allow_home: Vec::new(),
         dir: stage.cluster_dir(),
         targets: Some(6),
-        scheme: Some(crate::place::SCHEME_DEFAULT),
+        scheme: Some(crate::local::place::SCHEME_DEFAULT),
         mount: vec![stage.mount.clone()],
         patience: None,
         movers: Some(1),

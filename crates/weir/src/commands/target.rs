@@ -1,11 +1,11 @@
 //! `weir target`: what an administrator does about one target.
 use crate::cli;
+use crate::commands::status::coordinators;
 use crate::failure::{Failure, Outcome};
+use crate::local::place::{self, Place, RoleName};
+use crate::local::process::PidFile;
+use crate::local::up;
 use crate::observe;
-use crate::place::{self, Place, RoleName};
-use crate::process::PidFile;
-use crate::status::coordinators;
-use crate::up;
 use serde_json::json;
 use std::path::Path;
 use weir_coord::Cluster;

@@ -2,8 +2,8 @@
 //!
 //! An extended attribute needs no socket and no address: the path leads to the right mount.
 use crate::cli::OnePath;
+use crate::commands::snapshots::when;
 use crate::failure::{Doing, Failure, Outcome};
-use crate::snapshots::when;
 use crate::table;
 use serde_json::Value;
 use std::path::Path;

@@ -1,16 +1,16 @@
 //! `weir volume`: asks the metadata leader as a client does, without a mount.
-use crate::backup;
 use crate::cli::{self, CLUSTER_HEADING as HEADING};
-use crate::clone;
+use crate::commands::backup;
+use crate::commands::clone;
+use crate::commands::eviction;
+use crate::commands::restore;
+use crate::commands::snapshots;
+use crate::commands::status::coordinators;
 use crate::config::parse_seconds;
-use crate::eviction;
 use crate::failure::{Failure, Outcome};
 use crate::homes::refuse_own_cluster;
+use crate::local::process::own_process;
 use crate::observe;
-use crate::process::own_process;
-use crate::restore;
-use crate::snapshots;
-use crate::status::coordinators;
 use crate::table;
 use clap::{Args, Subcommand, ValueHint};
 use serde_json::{Value, json};
@@ -52,7 +52,7 @@ pub enum VolumeCommand {
     /// Set owner and administrators of a volume
     Admin(Admin),
     /// Show or set eviction thresholds
-    Eviction(crate::eviction::Eviction),
+    Eviction(crate::commands::eviction::Eviction),
     /// Take or delete a snapshot (visible under .snapshots/NAME)
     Snapshot(snapshots::Take),
     /// Show a volume's snapshots
@@ -66,7 +66,7 @@ pub enum VolumeCommand {
     /// Show a volume's backups
     Backups(backup::List),
     /// Print changes of the volume, one JSON object per line
-    Changes(crate::relation::Follow),
+    Changes(crate::commands::relation::Follow),
 }
 
 /// Where the cluster is.
@@ -164,7 +164,7 @@ pub struct Create {
     #[arg(long, requires = "from")]
     pub evict: bool,
     #[command(flatten)]
-    pub ids: crate::relation::Ids,
+    pub ids: crate::commands::relation::Ids,
     #[command(flatten)]
     pub at: Cluster,
 }
@@ -375,7 +375,7 @@ async fn carry_out(client: &Client, command: &VolumeCommand) -> Outcome<Told> {
         // These are dealt with already.
         VolumeCommand::Restore(_) | VolumeCommand::Backup(_) | VolumeCommand::Backups(_) => Told::Nothing,
         VolumeCommand::Changes(args) => {
-            crate::relation::follow(client, args).await?;
+            crate::commands::relation::follow(client, args).await?;
             Told::Nothing
         }
         VolumeCommand::Admin(args) => {

@@ -3,11 +3,12 @@
 //!
 //! Every block says what it is and where it belongs, so what is read back, here or at home, is right or it is not.
 //! Refuses to know: how Weir brings data home; it is asked for levels and states only.
+use crate::cli;
+use crate::commands::volume::own_cred;
 use crate::failure::{Doing, Failure, Outcome};
-use crate::place::{Place, RoleName};
-use crate::process::{PidFile, wait_until};
-use crate::volume::own_cred;
-use crate::{cli, up};
+use crate::local::place::{Place, RoleName};
+use crate::local::process::{PidFile, wait_until};
+use crate::local::up;
 use bytes::Bytes;
 use rustix::process::Signal;
 use std::collections::VecDeque;

@@ -1,8 +1,8 @@
 //! The metadata role measured alone: one session, as many requests in flight as it has slots.
 use crate::failure::{Doing, Outcome};
+use crate::local::place::Place;
+use crate::local::process::own_process;
 use crate::observe;
-use crate::place::Place;
-use crate::process::own_process;
 use bytes::Bytes;
 use clap::{Args, ValueHint};
 use serde_json::json;

@@ -1,7 +1,7 @@
 //! `weir volume snapshot` and `snapshots`: a volume kept as it is.
+use crate::commands::volume::{Cluster, explain, named, own_cred};
 use crate::failure::{Failure, Outcome};
 use crate::table;
-use crate::volume::{Cluster, explain, named, own_cred};
 use clap::Args;
 use serde_json::{Value, json};
 use weir_client::Client;

@@ -2,8 +2,8 @@
 //!
 //! Memory is a window of files, however many there are: so many are wanted ahead of the one that is waited for, and movers
 //! bring them side by side. One that cannot be had is named, and the others come all the same.
+use crate::commands::residence;
 use crate::failure::{Doing, Failure, Outcome};
-use crate::residence;
 use crate::table;
 use clap::{Args, ValueHint};
 use serde_json::json;

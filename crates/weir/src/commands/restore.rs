@@ -8,8 +8,8 @@
 //! the user's to remove. An interruption at any moment leaves both.
 mod trash;
 
+use crate::commands::file;
 use crate::failure::{Doing, Failure, Outcome};
-use crate::file;
 use crate::table;
 use clap::{ArgGroup, Args};
 use rustix::fs::{CWD, RenameFlags};

@@ -1,8 +1,8 @@
 //! `weir inspect`: a target's directory decoded offline, printed as text or JSON.
 use crate::cli;
 use crate::failure::{Failure, Outcome};
+use crate::local::place;
 use crate::observe::block_on;
-use crate::place;
 use crate::table;
 use serde_json::json;
 use std::process::ExitCode;

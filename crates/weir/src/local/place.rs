@@ -12,7 +12,7 @@
 //! ```
 use crate::config::{Config, Patience, Text};
 use crate::failure::{Doing, Failure, Outcome};
-use crate::owned;
+use crate::local::owned;
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};

@@ -1,9 +1,14 @@
 //! `weir bench`: the workloads of `weir-load` on any mounted file system, alone or side by side, and the metadata role alone over RPC.
+pub mod demo;
+pub mod home;
+pub mod homeward;
+pub mod meta;
+pub mod requests;
+
 use crate::failure::{Doing, Outcome};
-use crate::place::{Place, RoleName};
-use crate::process::PidFile;
+use crate::local::place::{Place, RoleName};
+use crate::local::process::PidFile;
 use crate::roles::Environment;
-use crate::{bench_home, bench_meta, bench_requests};
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
@@ -60,11 +65,11 @@ pub enum Bench {
     /// Latency of a small write with fsync
     Fsync(Printed<fsync::Options>),
     /// The metadata role alone, over RPC: creates and stats, many in flight
-    Meta(bench_meta::Options),
+    Meta(meta::Options),
     /// Cost of single operations: kernel requests, messages, thread changes
-    Requests(bench_requests::Options),
+    Requests(requests::Options),
     /// A volume with a home: lag, rates, eviction, a mover that is killed
-    Home(bench_home::Options),
+    Home(home::Options),
     /// Runs a part of a workload for another process
     #[command(hide = true)]
     Worker,
@@ -82,9 +87,9 @@ pub fn run(bench: Bench, environment: &Environment) -> Outcome<ExitCode> {
         Bench::Mdtest(args) => one(args, |o| &mut o.common, mdtest::run),
         Bench::Smallfile(args) => one(args, |o| &mut o.common, smallfile::run),
         Bench::Fsync(args) => one(args, |o| &mut o.common, fsync::run),
-        Bench::Meta(options) => bench_meta::run(&options),
-        Bench::Requests(options) => bench_requests::run(&options),
-        Bench::Home(options) => bench_home::run(&options),
+        Bench::Meta(options) => meta::run(&options),
+        Bench::Requests(options) => requests::run(&options),
+        Bench::Home(options) => home::run(&options),
         Bench::Worker => Ok(weir_load::worker_main().map(|()| ExitCode::SUCCESS)?),
     }
 }
@@ -169,7 +174,7 @@ fn stop_on_signal() -> Arc<compare::Stop> {
 /// The processes of a cluster that run on this machine.
 pub fn processes_of(dir: &Path) -> Outcome<Vec<Watched>> {
     let place = Place::open(dir)?;
-    let watched = |p: &crate::place::Process| {
+    let watched = |p: &crate::local::place::Process| {
         let running = PidFile::read(&place.pid_file(p)).filter(PidFile::alive)?;
         let role = match p.role {
             RoleName::Mount | RoleName::Mover => CpuRole::Client,

@@ -2,10 +2,10 @@
 //!
 //! A new trouble is one line in a function below (its fact in `Facts`, if that is new), and a row in the test's table. Its text is
 //! one sentence: what is wrong, where, and what to do. Troubles that another one explains are left out: the reader is in a hurry.
-use crate::backup;
-use crate::mounts::{MountState, Reach};
+use crate::commands::backup;
+use crate::commands::mounts::{MountState, Reach};
+use crate::local::place::RoleName;
 use crate::observe::{InUse, is_led};
-use crate::place::RoleName;
 use crate::table;
 use serde::Serialize;
 use std::cmp::Reverse;

@@ -1,11 +1,11 @@
 //! `weir relation` and `weir volume changes`: asks the metadata leader as a client does.
+use crate::commands::status::coordinators;
+use crate::commands::volume::{Cluster, connect, named, own_cred};
 use crate::failure::{Doing, Failure, Outcome};
 use crate::homes::{Allowed, refuse_own_cluster};
+use crate::local::place::RoleName;
 use crate::observe;
-use crate::place::RoleName;
-use crate::status::coordinators;
 use crate::table;
-use crate::volume::{Cluster, connect, named, own_cred};
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::{Value, json};
 use std::io::Write;
@@ -53,9 +53,9 @@ pub enum RelationCommand {
     /// Reads all of it: names, kinds, owners, modes, sizes and times of files, and each byte, which must have the checksum that
     /// it was shipped with; extended attributes are not compared. Run it on a node that reaches the home. Files that are
     /// being shipped are not compared. A file that differs is a conflict: it is not evicted until `weir relation resolve` has decided.
-    Verify(crate::verify::Options),
+    Verify(crate::commands::verify::Options),
     /// Recall evicted data of many files and directories
-    Prefetch(crate::prefetch::Prefetch),
+    Prefetch(crate::commands::prefetch::Prefetch),
 }
 
 #[derive(Args)]
@@ -169,8 +169,8 @@ pub struct Follow {
 
 pub fn run(command: &RelationCommand, keys: Option<Credentials>) -> Outcome<()> {
     let at = match command {
-        RelationCommand::Verify(options) => return crate::verify::run(options, keys),
-        RelationCommand::Prefetch(args) => return crate::prefetch::run(args),
+        RelationCommand::Verify(options) => return crate::commands::verify::run(options, keys),
+        RelationCommand::Prefetch(args) => return crate::commands::prefetch::run(args),
         RelationCommand::Add(args) => &args.at,
         RelationCommand::List(args) => &args.at,
         RelationCommand::Resolve(args) => &args.at,

@@ -6,13 +6,15 @@
 mod grid;
 mod wire;
 
-use crate::demo::Stage;
+use crate::bench::demo::Stage;
+use crate::bench::homeward::{self, Live, PART, Plan, Seen, Site};
+use crate::cli;
+use crate::commands::volume::{connect, parse_size};
 use crate::failure::{Doing, Outcome};
-use crate::homeward::{self, Live, PART, Plan, Seen, Site};
-use crate::place::{Place, RoleName};
-use crate::process::PidFile;
-use crate::volume::{connect, parse_size};
-use crate::{cli, observe, up};
+use crate::local::place::{Place, RoleName};
+use crate::local::process::PidFile;
+use crate::local::up;
+use crate::observe;
 use clap::{Args, ValueEnum};
 use rustix::process::Signal;
 use std::fs::{self, File};
@@ -120,7 +122,7 @@ pub fn run(options: &Options) -> Outcome<ExitCode> {
         return Err(crate::failure::Failure::new(error, "name it in a command of its own"));
     }
     let stage = Stage::prepare(options.dir.as_deref(), "weir-bench-home")?;
-    let stage = crate::demo::end_on_signal(stage);
+    let stage = crate::bench::demo::end_on_signal(stage);
     let measured = match options.what.contains(&What::Grid) {
         true => grid::measure(options, &stage),
         false => measure(options, &stage),
@@ -142,7 +144,7 @@ fn measure(options: &Options, stage: &Stage) -> Outcome<Report> {
         allow_home: Vec::new(),
         dir: stage.cluster_dir(),
         targets: Some(6),
-        scheme: Some(crate::place::SCHEME_DEFAULT),
+        scheme: Some(crate::local::place::SCHEME_DEFAULT),
         mount: vec![stage.mount.clone()],
         patience: None,
         movers: Some(1),
@@ -346,7 +348,7 @@ impl Bench<'_> {
                 Ok(client.shutdown().await?)
             })?;
             let all_there = || homeward::at_home(&site, &plan, &seen) == seen.bytes(&plan);
-            crate::process::wait_until(PATIENCE, all_there);
+            crate::local::process::wait_until(PATIENCE, all_there);
             Ok(begun.elapsed())
         })?;
         let (after, ()) = write_beside(&beside, "after", quiet)?;
@@ -396,7 +398,7 @@ impl Bench<'_> {
         let grown = resident_bytes(&self.mover()?);
         server.signal(Signal::CONT)?;
         let woken = Instant::now();
-        seen.complete = crate::process::wait_until(PATIENCE, || {
+        seen.complete = crate::local::process::wait_until(PATIENCE, || {
             homeward::at_home(&hung, &plan, &seen) == seen.bytes(&plan)
         });
         let caught_up = woken.elapsed().as_secs_f64();

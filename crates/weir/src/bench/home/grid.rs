@@ -5,12 +5,15 @@
 //! of them and the mover's own choice are measured then, in turns, so that neither is compared by its luckiest run. A fixed
 //! choice that takes much longer than the best so far is not waited for: its rate is less than the figure shown.
 use super::wire::Wire;
-use crate::demo::Stage;
+use crate::bench::demo::Stage;
+use crate::bench::homeward;
+use crate::cli;
+use crate::commands::volume::{as_client, own_cred};
 use crate::failure::{Doing, Failure, Outcome};
 use crate::homes::{Allowed, Homes};
-use crate::place::Place;
-use crate::volume::{as_client, own_cred};
-use crate::{cli, homeward, process, up};
+use crate::local::place::Place;
+use crate::local::process;
+use crate::local::up;
 use bytes::Bytes;
 use clap::ValueEnum;
 use std::sync::Arc;
@@ -136,7 +139,7 @@ pub fn measure(options: &super::Options, stage: &Stage) -> Outcome<Report> {
         allow_home: Vec::new(),
         dir,
         targets: Some(6),
-        scheme: Some(crate::place::SCHEME_DEFAULT),
+        scheme: Some(crate::local::place::SCHEME_DEFAULT),
         mount: Vec::new(),
         patience: None,
         movers: Some(0),

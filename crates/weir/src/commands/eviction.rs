@@ -1,7 +1,7 @@
 //! `weir volume eviction`: how full pools and volumes are, from where on room is made, and a volume's own marks.
+use crate::commands::volume::{Cluster, named, own_cred};
 use crate::failure::{Failure, Outcome};
 use crate::table;
-use crate::volume::{Cluster, named, own_cred};
 use clap::Args;
 use serde_json::{Value, json};
 use weir_client::Client;

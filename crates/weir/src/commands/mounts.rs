@@ -1,8 +1,8 @@
 //! What the mounts of this machine say of themselves: whether they answer, and what they lost.
 //!
 //! Invariant: looking never hangs. A mount whose process is stopped holds the thread that asks it; that thread is left behind.
-use crate::file;
-use crate::place::{Place, Process, RoleName};
+use crate::commands::file;
+use crate::local::place::{Place, Process, RoleName};
 use rustix::io::Errno;
 use serde::Serialize;
 use serde_json::Value;

@@ -1,6 +1,6 @@
 //! `weir volume clone`: a volume made from a snapshot, to be changed.
+use crate::commands::volume::{Cluster, Limits, explain, limits, named, own_cred};
 use crate::failure::{Failure, Outcome};
-use crate::volume::{Cluster, Limits, explain, limits, named, own_cred};
 use clap::{Args, ValueHint};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
