@@ -199,6 +199,7 @@ impl Error {
             std::io::ErrorKind::NotFound => ErrorKind::NotFound,
             std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => ErrorKind::NoSpace,
             std::io::ErrorKind::PermissionDenied => ErrorKind::Denied,
+            std::io::ErrorKind::AddrInUse => ErrorKind::Exists,
             std::io::ErrorKind::ConnectionRefused
             | std::io::ErrorKind::ConnectionReset
             | std::io::ErrorKind::ConnectionAborted

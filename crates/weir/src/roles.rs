@@ -171,7 +171,7 @@ impl Node {
 impl From<Failed> for Failure {
     fn from(Failed { step, error }: Failed) -> Failure {
         match (step, error.kind) {
-            (Step::Serve, _) if error.context.contains("in use") => Failure::new(
+            (Step::Serve, ErrorKind::Exists) => Failure::new(
                 error,
                 "another process listens there: stop it, or choose another address (--listen)",
             ),
