@@ -79,7 +79,7 @@ fn what_was_removed_by_mistake_is_put_back() {
     let restore = |path: &str| weir(&["volume", "restore", top.join(path).to_str().unwrap(), "--trash"]);
     let output = restore("d");
     assert!(
-        !output.status.success() && text(&output.stderr).contains("d/large: there already"),
+        !output.status.success() && text(&output.stderr).contains("d/large: exists already"),
         "{}",
         text(&output.stderr)
     );
