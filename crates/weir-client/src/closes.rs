@@ -1,12 +1,14 @@
-//! Ends of opens, told to the leader many at once, or not at all.
+//! Closes of files, reported to the leader together, or not at all.
 //!
-//! The leader counts opens to know whom a use by others concerns. As long as a lease is held here it asks anyway, so
-//! what is told before the answer is told in time, and a file's close costs no message of its own. An end of a read that was not
-//! told yet is the next open for reading: that costs no message either.
+//! The leader counts opens to know which clients a use by another one concerns. While this client holds a
+//! lease the leader asks it first, so a close that is reported before that answer is in time and costs no
+//! message of its own. A close after reading that was not reported yet serves as the next open for reading,
+//! which costs no message either.
 //!
-//! Invariants: an end is told once, on the connection on which its open is counted: a resume, or a new session,
-//! on another one says what is open at that moment, and what was noted before it is dropped. Without a lease nothing is put off.
-//! A file of which something is in doubt, or not saved yet, stays open for the leader, so that it is recovered if this client dies.
+//! Invariants: a close is reported once, on the connection on which its open is counted; a resume or a new
+//! session on another connection lists the files that are open then, and drops earlier closes. Without a lease
+//! no close is delayed. A file with unsaved or uncertain bytes stays open for the leader, so that it is
+//! recovered if this client dies.
 use crate::api::{OpenMode, Stat};
 use crate::inner::{Inner, OpenFile};
 use crate::node::Node;
@@ -17,14 +19,14 @@ use weir_env::Instant;
 use weir_proto::meta::{CLOSED_MAX, Close, Closed, HeldLease, LeaseKind};
 use weir_proto::{ErrorKind, InodeId};
 
-/// How long they are put off: long enough to gather what a busy program closes, too short for a person to notice.
+/// How long closes are delayed: enough to gather those of a busy program, too short for a person to notice.
 const PUT_OFF: Duration = Duration::from_millis(20);
-/// With so many noted they are told without waiting.
+/// From this number on they are reported without waiting.
 const NOTED_MAX: usize = 64;
-/// Reads that ended are kept for the next open for one to two of these, so that the leader does not count for ever as open what a
-/// program went through once.
+/// A close after reading is kept for the next open for one to two of these. So the leader does not count a
+/// file as open for ever that a program read once.
 const KEPT: Duration = Duration::from_secs(30);
-/// So many files are kept at most: some 40 bytes each here, and no more at the leader than the leases on them.
+/// Most closes that are kept: each takes some 40 bytes here, and at the leader no more than its file's lease.
 const KEPT_MAX: usize = 16 * 1024;
 /// Connections that may come and go while one message is being sent.
 const TRIES_MAX: u32 = 8;
@@ -170,7 +172,7 @@ impl Inner {
         Some(stat)
     }
 
-    /// It may have lost its last name, and goes with its last open: what is kept of it is told soon.
+    /// The file may have lost its last name, and is deleted with its last close: a kept close is reported soon.
     pub fn keep_no_closes(&self, ino: InodeId) {
         let (pressing, alarm) = {
             let mut noted = self.closes.lock();
@@ -220,7 +222,7 @@ impl Inner {
         }
     }
 
-    /// Tells also what is kept: nobody opens anything any more.
+    /// Also reports kept closes: this client opens no more files.
     pub async fn tell_all_closes(&self) {
         for _ in 0..2 {
             self.closes.lock().let_older_go();

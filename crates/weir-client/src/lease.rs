@@ -371,7 +371,7 @@ impl Inner {
         self.env.tasks.blocking(move || kernel.invalidate_inode(ino, what)).await;
     }
 
-    /// Gives a lease back that nobody needs.
+    /// Returns a lease that is not in use.
     async fn release_lease(&self, node: &Arc<Node>) -> Result<()> {
         self.flush(node, Occasion::Closing, false).await?;
         {

@@ -358,7 +358,7 @@ fn no_change_by_another_is_done_while_a_kernel_keeps_what_was_before_it() {
         mkdir(&a, dir, "absent").await;
         assert!(clock.now() >= kept_until, "the kernel said that it is absent");
         assert!(!b.lend_name(dir, b"there", Some(said)), "the lease is gone");
-        // What others change again and again is asked for each time, and nobody waits.
+        // Names of a directory that other clients keep changing are looked up each time, and no change waits.
         assert!(!lends(&lab, &b, dir, "absent").await);
         let begun = clock.now();
         a.rmdir(&root(), dir, b"absent").await.unwrap();
@@ -369,7 +369,7 @@ fn no_change_by_another_is_done_while_a_kernel_keeps_what_was_before_it() {
         a.rmdir(&root(), dir, b"there").await.unwrap();
         assert!(clock.now() >= kept_until);
         assert!(b.lookup(&root(), dir, b"there").await.unwrap().is_none());
-        // A loan that ran out by itself costs nobody anything.
+        // No client waits for a loan that has expired.
         world.sleep(Duration::from_secs(20)).await;
         assert!(lends(&lab, &b, dir, "there").await);
         world.sleep(Duration::from_secs(1)).await;
