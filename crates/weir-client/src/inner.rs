@@ -96,6 +96,8 @@ pub struct OpenFile {
     pub leaves_access_time: AtomicBool,
     /// The thread that opened it, by the kernel's number; 0: not known.
     pub opener: AtomicU32,
+    /// The kernel does not announce its close.
+    pub closes_quietly: AtomicBool,
     /// Why this handle does nothing any more.
     pub broken: OnceLock<Error>,
 }
@@ -285,6 +287,7 @@ impl Inner {
             kernel_cache: AtomicBool::new(kernel_cache),
             dropped_pages: OnceLock::new(),
             leaves_access_time: AtomicBool::new(false),
+            closes_quietly: AtomicBool::new(false),
             opener: AtomicU32::new(0),
             broken: OnceLock::new(),
         };

@@ -323,7 +323,11 @@ impl Client {
     /// Whether a close of this file has nothing to do but to end: nothing to save, no locks of the process to release. Asked when it is
     /// opened.
     pub fn closes_quietly(&self, handle: Handle) -> bool {
-        self.inner.open_file(handle).is_some_and(|file| !file.mode.write && !file.node.lock().closes_unlock)
+        self.inner.open_file(handle).is_some_and(|file| {
+            let quietly = !file.mode.write && !file.node.lock().closes_unlock;
+            file.closes_quietly.store(quietly, Ordering::Relaxed);
+            quietly
+        })
     }
     /// Takes the bytes at once where lease and memory allow; `None`: use [`Client::write`].
     pub fn try_write(&self, handle: Handle, offset: u64, data: &[u8]) -> Option<Result<usize>> {

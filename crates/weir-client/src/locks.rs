@@ -15,7 +15,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use weir_proto::lock::{
     CancelLock, HeldLock, ListLocks, LockAnswer, LockEntry, LockKind, LockOutcome, LockOwner, LockRange,
-    LockSpace, OwnerRanges, SetLock, TestLock,
+    OwnerRanges, SetLock, TestLock,
 };
 use weir_proto::meta::LeaseKind;
 use weir_proto::{Error, InodeId, Result, SessionId};
@@ -203,7 +203,7 @@ impl Inner {
     }
 
     fn note_closes_unlock(&self, handle: Handle, wish: LockWish) -> Result<()> {
-        if wish.kind.is_some() && wish.owner.space == LockSpace::Fcntl {
+        if wish.kind.is_some() {
             self.handle(handle)?.node.lock().closes_unlock = true;
         }
         Ok(())
@@ -321,6 +321,7 @@ impl Inner {
         ticket: u64,
     ) -> Result<LockAnswer> {
         let LockWish { owner, range, kind, pid } = wish;
+        let quietly = self.open_file(handle).is_some_and(|f| f.closes_quietly.load(Ordering::Relaxed));
         loop {
             let mut before = OwnerRanges::default();
             // What becomes weaker is not claimed from now on: a reconnect meanwhile must not make it stronger again.
@@ -331,7 +332,7 @@ impl Inner {
             let told = AtomicU64::new(0);
             let ask = |session| {
                 told.store(self.locks.told.load(Ordering::Acquire), Ordering::Relaxed);
-                SetLock { session, ino, owner, range, kind, pid, ticket, closing: false }
+                SetLock { session, ino, owner, range, kind, pid, ticket, closing: kind.is_some() && quietly }
             };
             let answer = self.session.ask(self.deadline(), ask).await?;
             let mut all = self.locks.mine();

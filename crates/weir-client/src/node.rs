@@ -176,7 +176,7 @@ pub struct State {
     pub error_count: u64,
     pub open_read: u32,
     pub open_write: u32,
-    /// A process has locked something here, in a way that any close of its own ends (`fcntl`).
+    /// A process has locked something here: later closes are announced before they end.
     pub closes_unlock: bool,
     /// Grows when cached data becomes old.
     pub data_change: u64,

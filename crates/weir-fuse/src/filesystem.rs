@@ -776,7 +776,7 @@ impl Filesystem for Mounted {
         }
         let (client, dir) = (self.client.clone(), tr::from_kernel_ino(ino));
         let streams = self.streams.clone();
-        let work = async move { list(&client, (&streams, fh), dir, offset, false).await };
+        let work = async move { list(&client, (&streams, fh), dir, offset, LISTING_LIMIT, false).await };
         self.wait(request, reply, work, |mut reply: ReplyDirectory, listing| {
             let listing = match listing {
                 Ok(listing) => listing,
@@ -816,7 +816,9 @@ impl Filesystem for Mounted {
         let (client, dir) = (self.client.clone(), tr::from_kernel_ino(ino));
         let streams = self.streams.clone();
         let mut named = self.named(dir, b"");
-        let work = async move { list(&client, (&streams, fh), dir, offset, true).await };
+        // More would be listed again for the next request.
+        let limit = LISTING_LIMIT.min(reply.entries_max() as u32 + 1);
+        let work = async move { list(&client, (&streams, fh), dir, offset, limit, true).await };
         self.wait(request, reply, work, move |mut reply: ReplyDirectoryPlus, listing| {
             let listing = match listing {
                 Ok(listing) => listing,
@@ -1099,9 +1101,10 @@ async fn list(
     (streams, fh): (&Streams, FileHandle),
     dir: InodeId,
     offset: u64,
+    limit: u32,
     with_attrs: bool,
 ) -> Result<Listing> {
-    let mut listing = client.readdir(dir, offset.saturating_sub(DOTS), LISTING_LIMIT, with_attrs).await?;
+    let mut listing = client.readdir(dir, offset.saturating_sub(DOTS), limit, with_attrs).await?;
     let end = streams.end(fh, offset, listing.newest);
     listing.entries.retain(|entry| entry.cookie <= end);
     Ok(listing)

@@ -19,6 +19,8 @@ pub const LOCKS_PER_SESSION_MAX: usize = 1 << 16;
 /// Whoever does not want to wait for a lock waits so long, in all, for an open file that is being closed: its client hears of the end
 /// some milliseconds after `close` has returned. Where a copy of the descriptor stays open, the lock stays, too.
 pub const CLOSING_MAX: Duration = Duration::from_millis(250);
+/// A close that is not announced is expected when somebody asks for the lock, and again after so long.
+const EXPECTED_AGAIN: Duration = Duration::from_secs(1);
 
 /// A holder: an owner's number means something within its session only.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -60,6 +62,8 @@ struct Held {
     since: Option<Instant>,
     /// A close of the open file began.
     closing: Option<Instant>,
+    /// Its close is not announced.
+    quiet: bool,
 }
 
 impl Held {
@@ -105,6 +109,18 @@ impl FileLocks {
         })
     }
 
+    /// Holders in the way of a wish may have been closed without a word.
+    fn expect_closes(&mut self, wish: &Wish, now: Instant) {
+        let quiet: Vec<Holder> =
+            self.in_the_way(wish).filter(|(_, held)| held.quiet).map(|(holder, _)| holder).collect();
+        for holder in quiet {
+            let Some(held) = self.holders.get_mut(&holder) else { continue };
+            if held.closing.is_none_or(|begun| now.since(begun) >= CLOSING_MAX + EXPECTED_AGAIN) {
+                held.closing = Some(now);
+            }
+        }
+    }
+
     fn uses(&self, session: SessionId) -> bool {
         self.holders.keys().any(|h| h.session == session)
             || self.waits.iter().any(|w| w.wish.holder.session == session)
@@ -129,6 +145,9 @@ impl LockTable {
             self.take_from_queue(wish.ino, place);
             self.give(&wish, now);
             return (LockOutcome::Granted, self.settle(wish.ino, now));
+        }
+        if ticket == 0 {
+            file.expect_closes(&wish, now);
         }
         let is_closing = || file.in_the_way(&wish).all(|(_, held)| held.is_closing(now));
         let outcome = match (ticket, place) {
@@ -165,6 +184,13 @@ impl LockTable {
     pub fn close(&mut self, ino: InodeId, holder: Holder, now: Instant) {
         if let Some(held) = self.files.get_mut(&ino).and_then(|f| f.holders.get_mut(&holder)) {
             held.closing = Some(now);
+        }
+    }
+
+    /// Whether the close of the open file through which an owner holds something will be announced.
+    pub fn note_quiet(&mut self, ino: InodeId, holder: Holder, quiet: bool) {
+        if let Some(held) = self.files.get_mut(&ino).and_then(|f| f.holders.get_mut(&holder)) {
+            held.quiet = quiet;
         }
     }
 

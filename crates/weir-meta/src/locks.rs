@@ -45,6 +45,9 @@ impl Meta {
         let wish = Wish { ino: r.ino, holder, range: r.range, kind, pid: r.pid };
         end_silent_holders(leader, &mut state, &wish, now)?;
         let (outcome, woken) = state.locks.lock(wish, r.ticket, now);
+        if outcome == LockOutcome::Granted {
+            state.locks.note_quiet(r.ino, wish.holder, r.closing);
+        }
         hint(leader, &state, woken);
         let holder = match outcome {
             LockOutcome::Held => state.locks.conflict(&wish).map(|s| entry(&state, &s, now)),

@@ -117,6 +117,7 @@ message!(
         /// Not 0: wait for it, under this number of the client's.
         ticket: u64,
         /// With `kind` absent: nothing is unlocked yet, but the open file is being closed, and will be in a moment.
+        /// With `kind`: the close of the open file will not be announced in that way.
         closing: bool,
     }
 );

@@ -809,6 +809,11 @@ impl ReplyDirectoryPlus {
         }
     }
 
+    /// How many entries fit at most, if their names are short.
+    pub fn entries_max(&self) -> usize {
+        self.buf.entries_max()
+    }
+
     /// Add an entry to the directory reply buffer. Returns true if the buffer is full.
     /// A transparent offset value can be provided for each entry. The kernel uses these
     /// value to request the next entries in further readdir calls

@@ -77,6 +77,27 @@ fn a_refusal_waits_for_an_open_file_that_is_being_closed() {
 }
 
 #[test]
+fn a_refusal_waits_for_a_close_that_is_not_announced() {
+    let mut t = LockTable::default();
+    let (theirs, wanted) = (wish(F, holder(1, 1), 0, 4, Shared), wish(F, holder(3, 1), 0, 9, Exclusive));
+    let asked = |t: &mut LockTable, at: Duration| t.lock(wanted, 0, NOW + at).0;
+    assert_eq!(outcome(&mut t, theirs, 0), LockOutcome::Granted);
+    t.note_quiet(F, theirs.holder, true);
+    let again = CLOSING_MAX + EXPECTED_AGAIN;
+    for (at, expected) in [
+        (Duration::ZERO, LockOutcome::Closing),
+        (CLOSING_MAX / 2, LockOutcome::Closing),
+        (CLOSING_MAX, LockOutcome::Held),
+        (again, LockOutcome::Closing),
+        (again + CLOSING_MAX, LockOutcome::Held),
+    ] {
+        assert_eq!(asked(&mut t, at), expected, "{at:?}");
+    }
+    assert_eq!(t.unlock(F, theirs.holder, LockRange::WHOLE, NOW), []);
+    assert_eq!(asked(&mut t, again * 3), LockOutcome::Granted);
+}
+
+#[test]
 fn who_waits_gets_it_in_order_of_arrival() {
     let mut t = LockTable::default();
     assert_eq!(outcome(&mut t, wish(F, holder(1, 1), 0, 9, Exclusive), 0), LockOutcome::Granted);

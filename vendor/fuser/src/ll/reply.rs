@@ -568,6 +568,10 @@ impl DirEntPlusList {
     pub(crate) fn new(max_size: usize) -> Self {
         Self(EntListBuf::new(max_size))
     }
+    pub(crate) fn entries_max(&self) -> usize {
+        let left = self.0.max_size - self.0.buf.len();
+        left / (size_of::<abi::fuse_direntplus>() + size_of::<u64>())
+    }
     /// Add an entry to the directory reply buffer. Returns true if the buffer is full.
     /// A transparent offset value can be provided for each entry. The kernel uses these
     /// value to request the next entries in further readdir calls
