@@ -206,7 +206,7 @@ pub struct ClientStatus {
     pub memory_peak_bytes: u64,
     /// Messages to the metadata leader.
     pub asked: u64,
-    pub recalls: u64,
+    pub revokes: u64,
     /// Times that a part of a file went home which this client was writing.
     pub own_evictions: u64,
 }

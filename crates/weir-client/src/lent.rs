@@ -6,7 +6,7 @@
 //! taken off. What it costs is that a recall waits for the loans; so a directory lends none before its lease was held for a moment, nor
 //! for a while after a recall that had to wait.
 use crate::inner::Inner;
-use crate::node::Node;
+use crate::inode::Inode;
 use std::time::Duration;
 use weir_env::Instant;
 use weir_proto::meta::{LeaseKind, RenameMode};
@@ -72,16 +72,16 @@ impl Loans {
 impl Inner {
     /// Whether the kernel may keep for [`LOAN`] that `name` leads there, or nowhere.
     pub fn lend_name(&self, dir: InodeId, name: &[u8], leads_to: Option<InodeId>) -> bool {
-        if let Some(node) = leads_to.and_then(|ino| self.known_node(ino)) {
-            node.lock().forgotten = false;
+        if let Some(inode) = leads_to.and_then(|ino| self.known_inode(ino)) {
+            inode.lock().forgotten = false;
         }
         let now = self.env.clock.now();
         let until = now + LOAN + TAKING_UP;
         if !self.kernel.keeps_names() || self.session.leases_hold_until() < until {
             return false;
         }
-        let Some(node) = self.known_node(dir) else { return false };
-        let mut st = node.lock();
+        let Some(inode) = self.known_inode(dir) else { return false };
+        let mut st = inode.lock();
         if st.name(name) != Some(leads_to) || !st.loans.may_lend(now) {
             return false;
         }
@@ -90,10 +90,10 @@ impl Inner {
     }
 
     /// Returns when the kernel keeps no name of this directory any more. None is lent until its lease is gone ([`Loans::end`]).
-    pub async fn end_loans(&self, node: &Node) {
+    pub async fn end_loans(&self, inode: &Inode) {
         let now = self.env.clock.now();
         let left = {
-            let mut st = node.lock();
+            let mut st = inode.lock();
             st.loans.is_ending = true;
             st.loans.rest(now)
         };
@@ -113,11 +113,11 @@ impl Inner {
 
     async fn move_loan(&self, from: InodeId, to: InodeId) {
         let now = self.env.clock.now();
-        let Some(source) = self.known_node(from).filter(|_| from != to) else { return };
+        let Some(source) = self.known_inode(from).filter(|_| from != to) else { return };
         let until = source.lock().loans.until;
         let Some(until) = until.filter(|until| now < *until) else { return };
-        if let Some(node) = self.known_node(to) {
-            let mut st = node.lock();
+        if let Some(inode) = self.known_inode(to) {
+            let mut st = inode.lock();
             let holds = st.lease != LeaseKind::None && until <= self.session.leases_hold_until();
             if holds && !st.loans.is_ending {
                 return st.loans.extend(until);
@@ -131,8 +131,8 @@ impl Inner {
     pub async fn doubt_names<T>(&self, dirs: &[InodeId], done: Result<T>) -> Result<T> {
         use weir_proto::ErrorKind::{Damaged, Deadline, Io, Stale, Unavailable};
         if done.as_ref().is_err_and(|e| matches!(e.kind, Damaged | Deadline | Io | Stale | Unavailable)) {
-            for node in dirs.iter().filter_map(|dir| self.known_node(*dir)) {
-                let left = node.lock().loans.rest(self.env.clock.now());
+            for inode in dirs.iter().filter_map(|dir| self.known_inode(*dir)) {
+                let left = inode.lock().loans.rest(self.env.clock.now());
                 self.env.clock.sleep(left).await;
             }
         }

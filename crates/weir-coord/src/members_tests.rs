@@ -50,10 +50,10 @@ fn report(n: u32) -> TargetReport {
         failed: false,
         capacity: 1,
         used: 0,
-        debt_cells: 0,
+        under_replicated_cells: 0,
         damaged_blocks: 0,
         repaired_blocks: 0,
-        hangs_ms: 0,
+        stalled_ms: 0,
         position: 0,
     }
 }
@@ -195,16 +195,16 @@ fn a_target_that_is_not_offered_again_is_down() {
 #[test]
 fn the_size_of_a_target_is_known_when_it_joins() {
     let mut world = World::with_six();
-    let told = |world: &World| {
+    let reported = |world: &World| {
         let reports = world.members.reports.values();
         reports.map(|r| (r.capacity, r.used)).collect::<Vec<_>>()
     };
-    assert_eq!(told(&world), [(100, 0); 6]);
+    assert_eq!(reported(&world), [(100, 0); 6]);
     let report = TargetReport { used: 7, ..world.members.reports[&TargetId(2)].clone() };
     world.members.heard(&mut world.map, NodeId(2), 2, vec![report], at(1)).unwrap();
     world.members.disconnected(2);
     world.join(&join("s2", 8, &[2]), 8, at(2)).unwrap();
-    assert_eq!(told(&world)[1], (100, 7), "what it told last is better than what it offers");
+    assert_eq!(reported(&world)[1], (100, 7), "what it told last is better than what it offers");
 }
 
 #[test]
@@ -240,18 +240,18 @@ fn a_failed_target_is_cleared_by_hand_once_its_process_is_a_new_one() {
 #[test]
 fn a_target_whose_disk_hangs_is_done_without_as_long_as_it_is_not_needed() {
     let mut world = World::with_six();
-    let quiet = |n: u32, hangs_ms: u32| TargetReport { hangs_ms, ..report(n) };
-    let mut after = |hangs_ms: u32| {
+    let quiet = |n: u32, stalled_ms: u32| TargetReport { stalled_ms, ..report(n) };
+    let mut after = |stalled_ms: u32| {
         for n in 1..=3 {
-            let (node, reports) = (NodeId(n), vec![quiet(n, hangs_ms)]);
+            let (node, reports) = (NodeId(n), vec![quiet(n, stalled_ms)]);
             world.members.heard(&mut world.map, node, n.into(), reports, at(1)).unwrap();
             world.reconcile(at(1));
         }
         (1..=3).filter(|n| world.target(*n) == TargetState::Down).count()
     };
     assert_eq!((after(9_999), after(10_000), after(14_999), after(15_000)), (0, 1, 1, 3));
-    assert!(world.members.judge_hang(&world.map, &quiet(1, 20_000)), "still");
-    assert!(!world.members.judge_hang(&world.map, &quiet(1, 0)), "it goes on");
+    assert!(world.members.judge_stall(&world.map, &quiet(1, 20_000)), "still");
+    assert!(!world.members.judge_stall(&world.map, &quiet(1, 0)), "it goes on");
 }
 
 #[test]

@@ -57,10 +57,10 @@ fn report(target: TargetId) -> TargetReport {
         failed: false,
         capacity: 100,
         used: 7,
-        debt_cells: 0,
+        under_replicated_cells: 0,
         damaged_blocks: 0,
         repaired_blocks: 0,
-        hangs_ms: 0,
+        stalled_ms: 0,
         position: 0,
     }
 }
@@ -249,12 +249,12 @@ fn a_report_is_checked_by_asking_the_target() {
         let nodes = lab.six().await;
         let map = client.wait_for(PATIENCE, all_current).await.unwrap();
         let group = &map.groups[0];
-        let told = client.report_target(TargetId(5), group.id, group.epoch, "a bad dream").await.unwrap();
-        assert!(target_is(5, TargetState::Up)(&told), "it answers: it stays");
+        let reported = client.report_target(TargetId(5), group.id, group.epoch, "a bad dream").await.unwrap();
+        assert!(target_is(5, TargetState::Up)(&reported), "it answers: it stays");
 
         nodes[4].service.hangs.store(true, Ordering::Relaxed);
-        let told = client.report_target(TargetId(5), group.id, group.epoch, "no answer").await.unwrap();
-        assert!(target_is(5, TargetState::Down)(&told), "it hangs though its heartbeats come");
+        let reported = client.report_target(TargetId(5), group.id, group.epoch, "no answer").await.unwrap();
+        assert!(target_is(5, TargetState::Down)(&reported), "it hangs though its heartbeats come");
         let late = client.report_target(TargetId(5), group.id, group.epoch, "no answer").await.unwrap();
         assert!(late.group(group.id).unwrap().epoch > group.epoch, "who is late gets the map");
 

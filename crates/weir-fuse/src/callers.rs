@@ -16,7 +16,7 @@ use tokio::sync::Notify;
 /// A call that has waited for less is not ended: an answer is about to come, and programs do not expect `EINTR` of a file.
 const LEFT_ALONE: Duration = Duration::from_secs(1);
 /// How often it is looked whether a program is being ended.
-const LOOK_EVERY: Duration = Duration::from_millis(200);
+const POLL_EVERY: Duration = Duration::from_millis(200);
 
 /// An answer that can be an error.
 pub trait Fails: Send + 'static {
@@ -147,7 +147,7 @@ impl Callers {
 
 async fn look_after(callers: Arc<Callers>) {
     loop {
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::time::sleep(POLL_EVERY).await;
         if !callers.look() {
             return;
         }

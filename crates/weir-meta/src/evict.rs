@@ -63,7 +63,7 @@ pub struct Watched {
     /// Used bytes, and evicted ones added: what was written.
     samples: VecDeque<(Instant, u64)>,
     evicted: u64,
-    pub making_room: bool,
+    pub evicting: bool,
 }
 
 impl Watched {
@@ -87,8 +87,8 @@ impl Watched {
     }
     /// Bytes to be evicted now.
     pub fn to_free(&mut self, level: Level, marks: Marks) -> u64 {
-        self.making_room = level.used > marks.high || (self.making_room && level.used > marks.low);
-        if self.making_room { level.used.saturating_sub(marks.low) } else { 0 }
+        self.evicting = level.used > marks.high || (self.evicting && level.used > marks.low);
+        if self.evicting { level.used.saturating_sub(marks.low) } else { 0 }
     }
 }
 

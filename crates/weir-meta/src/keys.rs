@@ -228,28 +228,28 @@ pub fn unseen(relation: RelationId, dir: InodeId) -> [u8; 13] {
 pub fn name_change(relation: RelationId, number: u64) -> [u8; 13] {
     key13(b'O', relation.0, number)
 }
-pub fn pending(relation: RelationId, ino: InodeId, offset: u64) -> [u8; 21] {
+pub fn dirty(relation: RelationId, ino: InodeId, offset: u64) -> [u8; 21] {
     key21(b'P', relation.0, ino.0, offset)
 }
-pub fn twin(relation: RelationId, ino: InodeId) -> [u8; 13] {
+pub fn remote(relation: RelationId, ino: InodeId) -> [u8; 13] {
     key13(b'Y', relation.0, ino.0)
 }
-pub fn twin_name(relation: RelationId, dir: InodeId, name: &[u8]) -> Vec<u8> {
+pub fn remote_name(relation: RelationId, dir: InodeId, name: &[u8]) -> Vec<u8> {
     [&key13(b'L', relation.0, dir.0)[..], name].concat()
 }
 pub fn receipt(relation: RelationId, ino: InodeId, offset: u64) -> [u8; 21] {
     key21(b'q', relation.0, ino.0, offset)
 }
-pub fn aside(relation: RelationId, ino: InodeId) -> [u8; 13] {
+pub fn conflict(relation: RelationId, ino: InodeId) -> [u8; 13] {
     key13(b'a', relation.0, ino.0)
 }
 pub fn old_attributes(relation: RelationId, dir: InodeId) -> [u8; 13] {
     key13(b'd', relation.0, dir.0)
 }
-pub fn unlisted(relation: RelationId, dir: InodeId) -> [u8; 13] {
+pub fn not_enumerated(relation: RelationId, dir: InodeId) -> [u8; 13] {
     key13(b'l', relation.0, dir.0)
 }
-pub fn followed(relation: RelationId, dir: InodeId) -> [u8; 13] {
+pub fn mirrored(relation: RelationId, dir: InodeId) -> [u8; 13] {
     key13(b'j', relation.0, dir.0)
 }
 pub fn doomed(number: u64) -> Key9 {
@@ -258,7 +258,7 @@ pub fn doomed(number: u64) -> Key9 {
 pub fn identity(relation: RelationId, id: &[u8]) -> Vec<u8> {
     [&key5(b'i', relation.0)[..], id].concat()
 }
-pub fn yields(relation: RelationId, ino: InodeId) -> [u8; 13] {
+pub fn relocations(relation: RelationId, ino: InodeId) -> [u8; 13] {
     key13(b'm', relation.0, ino.0)
 }
 pub fn unfinished(relation: RelationId, ino: InodeId) -> [u8; 13] {

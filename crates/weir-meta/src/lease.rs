@@ -20,11 +20,11 @@ const LEASES_PER_SESSION_MAX: usize = 1 << 20;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Need {
     /// Show it as it is: another session's writer commits first and keeps Read.
-    Look,
+    GetAttr,
     /// Change it, or the names in it: nobody else may cache it.
     Change,
     /// Append to it or cut it: in turn, and nobody else has changes of it that are not committed.
-    Turn,
+    AppendToken,
     /// Read it through the kernel's pages: nobody else writes it before these are gone.
     Pages,
 }
@@ -42,10 +42,10 @@ pub struct Conflict {
 
 impl Conflict {
     /// No lease at all: the names of a directory are still to come.
-    pub fn unlisted(dir: InodeId) -> Conflict {
+    pub fn not_enumerated(dir: InodeId) -> Conflict {
         Conflict { ino: dir, session: SessionId(0), keep: LeaseKind::None, ask: false }
     }
-    pub fn is_unlisted(&self) -> bool {
+    pub fn is_not_enumerated(&self) -> bool {
         self.session == SessionId(0)
     }
     /// No lease at all: there is no room before a volume's trash is emptied.
@@ -69,13 +69,13 @@ struct Holding {
     kind: LeaseKind,
     opens: Opens,
     /// The client has been asked to give the lease back.
-    recalling: bool,
+    revoking: bool,
     /// It is the session's turn to append or to cut. Of at most one session.
-    turn: bool,
+    append_token: bool,
     /// It was told to write through: it may be doing so, until it has answered a recall
-    through: bool,
+    direct: bool,
     /// that was begun after that.
-    through_since_recall: bool,
+    direct_since_revoke: bool,
 }
 
 #[derive(Default, Debug)]
@@ -123,22 +123,22 @@ impl Hasher for InodeHasher {
 const NOTHING: Holding = Holding {
     kind: LeaseKind::None,
     opens: Opens { read: 0, write: 0 },
-    recalling: false,
-    turn: false,
-    through: false,
-    through_since_recall: false,
+    revoking: false,
+    append_token: false,
+    direct: false,
+    direct_since_revoke: false,
 };
 
 impl Holding {
     fn is_nothing(&self) -> bool {
-        let Holding { kind, opens, recalling, turn, through, .. } = *self;
-        kind == LeaseKind::None && opens == Opens::default() && !recalling && !turn && !through
+        let Holding { kind, opens, revoking, append_token, direct, .. } = *self;
+        kind == LeaseKind::None && opens == Opens::default() && !revoking && !append_token && !direct
     }
     fn is_open(&self) -> bool {
         self.opens != Opens::default()
     }
     /// Has it open to write straight to the targets, or is about to be told so.
-    fn writes_through(&self) -> bool {
+    fn writes_direct(&self) -> bool {
         self.opens.write > 0 && self.kind == LeaseKind::None
     }
 }
@@ -155,7 +155,7 @@ impl State {
         self.parked > 0 || self.is_in_change()
     }
     fn is_in_change(&self) -> bool {
-        self.holders.iter().any(|(_, h)| h.recalling || h.turn)
+        self.holders.iter().any(|(_, h)| h.revoking || h.append_token)
     }
     fn is_nothing(&self) -> bool {
         self.holders.is_empty() && self.parked == 0
@@ -170,40 +170,44 @@ impl LeaseTable {
     pub fn conflicts(&self, session: SessionId, ino: InodeId, need: Need, out: &mut Vec<Conflict>) {
         let Some(state) = self.states.get(&ino) else { return };
         for (holder, holding) in state.others(session) {
-            let through = need == Need::Pages && holding.through;
+            let direct = need == Need::Pages && holding.direct;
             let keep = match need {
                 Need::Change => LeaseKind::None,
-                Need::Pages if through => LeaseKind::None,
-                Need::Look | Need::Turn | Need::Pages => LeaseKind::Read,
+                Need::Pages if direct => LeaseKind::None,
+                Need::GetAttr | Need::AppendToken | Need::Pages => LeaseKind::Read,
             };
-            let in_turn = need == Need::Turn && holding.turn;
-            let conflict = Conflict { ino, session: *holder, keep, ask: !in_turn };
-            if (holding.kind > keep || in_turn || through) && !out.contains(&conflict) {
+            let with_token = need == Need::AppendToken && holding.append_token;
+            let conflict = Conflict { ino, session: *holder, keep, ask: !with_token };
+            if (holding.kind > keep || with_token || direct) && !out.contains(&conflict) {
                 out.push(conflict);
             }
         }
     }
 
     /// Gives the turn, which nobody else has.
-    pub fn give_turn(&mut self, session: SessionId, ino: InodeId) {
-        self.change(session, ino, |h| h.turn = true);
+    pub fn grant_append_token(&mut self, session: SessionId, ino: InodeId) {
+        self.change(session, ino, |h| h.append_token = true);
     }
-    pub fn has_turn(&self, session: SessionId, ino: InodeId) -> bool {
-        self.states.get(&ino).and_then(|s| s.get(session)).is_some_and(|h| h.turn)
+    pub fn has_append_token(&self, session: SessionId, ino: InodeId) -> bool {
+        self.states.get(&ino).and_then(|s| s.get(session)).is_some_and(|h| h.append_token)
     }
     /// Ends a turn. True if an operation waits for that.
-    pub fn end_turn(&mut self, session: SessionId, ino: InodeId) -> bool {
-        let had = self.has_turn(session, ino);
+    pub fn release_append_token(&mut self, session: SessionId, ino: InodeId) -> bool {
+        let had = self.has_append_token(session, ino);
         if had {
-            self.change(session, ino, |h| h.turn = false);
+            self.change(session, ino, |h| h.append_token = false);
         }
         had && self.is_awaited(ino)
     }
 
     /// What an open for reading or for writing needs of a file: sharing it takes everybody's lease.
     pub fn need_to_open(&self, session: SessionId, ino: InodeId, write: bool) -> Need {
-        let Some(state) = self.states.get(&ino) else { return Need::Look };
-        if write || state.others(session).any(|(_, h)| h.opens.write > 0) { Need::Change } else { Need::Look }
+        let Some(state) = self.states.get(&ino) else { return Need::GetAttr };
+        if write || state.others(session).any(|(_, h)| h.opens.write > 0) {
+            Need::Change
+        } else {
+            Need::GetAttr
+        }
     }
 
     /// Whether a file is shared once `session` has opened it: two have it open, one of them for writing. Then the opener's
@@ -235,19 +239,19 @@ impl LeaseTable {
         let room = self.of_session.get(&session).is_none_or(|all| all.len() < LEASES_PER_SESSION_MAX);
         let state = self.states.entry(ino).or_default();
         let mine = state.get(session).copied().unwrap_or(NOTHING);
-        if mine.recalling {
+        if mine.revoking {
             // It is about to be given back: what the client does until then is right, what it begins is not.
             return LeaseKind::None;
         }
         if mine.kind >= LeaseKind::Read {
             return mine.kind;
         }
-        let writes = |h: &Holding| h.writes_through() || (mine.is_open() && h.opens.write > 0);
-        let in_the_way = |h: &Holding| h.kind == LeaseKind::Write || h.through || (!for_pages && writes(h));
+        let writes = |h: &Holding| h.writes_direct() || (mine.is_open() && h.opens.write > 0);
+        let in_the_way = |h: &Holding| h.kind == LeaseKind::Write || h.direct || (!for_pages && writes(h));
         let refused = !room
             || self.withheld.contains(&session)
             || if for_pages { state.is_in_change() } else { state.closed() }
-            || (mine.writes_through() && !for_pages)
+            || (mine.writes_direct() && !for_pages)
             || (mine.opens.write > 0 && state.others(session).any(|(_, h)| h.is_open()))
             || state.others(session).any(|(_, h)| in_the_way(h));
         if refused {
@@ -281,10 +285,10 @@ impl LeaseTable {
             let is_used = |h: &Holding| h.kind > LeaseKind::None || (h.is_open() && !recovers);
             let used = state.others(session).any(|(_, h)| is_used(h));
             if state.closed() || used {
-                return state.get(session).filter(|h| !h.recalling).map_or(LeaseKind::None, |h| h.kind);
+                return state.get(session).filter(|h| !h.revoking).map_or(LeaseKind::None, |h| h.kind);
             }
         }
-        self.change(session, ino, |h| (h.kind, h.through) = (LeaseKind::Write, false));
+        self.change(session, ino, |h| (h.kind, h.direct) = (LeaseKind::Write, false));
         LeaseKind::Write
     }
 
@@ -298,16 +302,16 @@ impl LeaseTable {
     }
 
     /// The session asked for Write, and was told that it has to write through.
-    pub fn note_through(&mut self, session: SessionId, ino: InodeId) {
+    pub fn note_direct(&mut self, session: SessionId, ino: InodeId) {
         if self.opens_of(session, ino).write > 0 {
-            self.change(session, ino, |h| (h.through, h.through_since_recall) = (true, true));
+            self.change(session, ino, |h| (h.direct, h.direct_since_revoke) = (true, true));
         }
     }
 
     /// What the session holds and is not asked to give back.
     pub fn kept(&self, session: SessionId, ino: InodeId) -> LeaseKind {
         let holding = self.states.get(&ino).and_then(|s| s.get(session));
-        holding.filter(|h| !h.recalling).map_or(LeaseKind::None, |h| h.kind)
+        holding.filter(|h| !h.revoking).map_or(LeaseKind::None, |h| h.kind)
     }
     /// What the session holds.
     pub fn held(&self, session: SessionId, ino: InodeId) -> LeaseKind {
@@ -334,7 +338,7 @@ impl LeaseTable {
             let shared =
                 |h: &Holding| h.is_open() && mine.is_open() && (h.opens.write > 0 || mine.opens.write > 0);
             writes |= mine.kind == LeaseKind::Write;
-            disturbed |= state.parked > 0 || mine.recalling || mine.turn || state.orphan;
+            disturbed |= state.parked > 0 || mine.revoking || mine.append_token || state.orphan;
             disturbed |= state.others(session).any(|(_, h)| shared(h));
         }
         writes && !disturbed
@@ -365,20 +369,20 @@ impl LeaseTable {
         self.is_awaited(ino)
     }
     /// Marks that the client is being asked; false if it already is.
-    pub fn begin_recall(&mut self, session: SessionId, ino: InodeId) -> bool {
-        let new = self.states.get(&ino).and_then(|s| s.get(session)).is_some_and(|h| !h.recalling);
+    pub fn begin_revoke(&mut self, session: SessionId, ino: InodeId) -> bool {
+        let new = self.states.get(&ino).and_then(|s| s.get(session)).is_some_and(|h| !h.revoking);
         if new {
-            self.change(session, ino, |h| (h.recalling, h.through_since_recall) = (true, false));
+            self.change(session, ino, |h| (h.revoking, h.direct_since_revoke) = (true, false));
         }
         new
     }
     /// The client has answered, or never will.
-    pub fn end_recall(&mut self, session: SessionId, ino: InodeId, keep: LeaseKind) {
+    pub fn end_revoke(&mut self, session: SessionId, ino: InodeId, keep: LeaseKind) {
         if self.states.get(&ino).is_some_and(|s| s.get(session).is_some()) {
             self.change(session, ino, |h| {
-                h.recalling = false;
+                h.revoking = false;
                 h.kind = h.kind.min(keep);
-                h.through &= keep > LeaseKind::None || h.through_since_recall;
+                h.direct &= keep > LeaseKind::None || h.direct_since_revoke;
             });
         }
     }
@@ -411,7 +415,7 @@ impl LeaseTable {
             self.change(session, ino, |h| {
                 h.opens.read = h.opens.read.saturating_sub(reads);
                 h.opens.write = h.opens.write.saturating_sub(writes);
-                h.through &= h.opens.write > 0;
+                h.direct &= h.opens.write > 0;
             });
         }
         was_open && !self.is_open_by(session, ino)
@@ -420,7 +424,7 @@ impl LeaseTable {
     pub fn set_opens(&mut self, session: SessionId, ino: InodeId, opens: Opens) {
         self.change(session, ino, |h| {
             h.opens = opens;
-            h.through = opens.write > 0 && h.kind < LeaseKind::Write;
+            h.direct = opens.write > 0 && h.kind < LeaseKind::Write;
         });
     }
     pub fn is_open_by(&self, session: SessionId, ino: InodeId) -> bool {
@@ -471,7 +475,7 @@ impl LeaseTable {
             self.states.get(&ino).map_or(Vec::new(), |s| s.holders.iter().map(|(s, _)| *s).collect())
         {
             self.change(session, ino, |h| {
-                *h = Holding { recalling: h.recalling, ..NOTHING };
+                *h = Holding { revoking: h.revoking, ..NOTHING };
             });
         }
     }

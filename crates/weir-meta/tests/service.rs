@@ -1,13 +1,13 @@
 //! What the service promises to several clients, across lost replies, deaf clients and restarts.
 mod common;
-#[path = "service/keeping.rs"]
-mod keeping;
 #[path = "service/recall.rs"]
 mod recall;
 #[path = "service/relation_ends.rs"]
 mod relation_ends;
 #[path = "service/relations.rs"]
 mod relations;
+#[path = "service/retention.rs"]
+mod retention;
 
 use common::*;
 use std::time::Duration;
@@ -22,7 +22,7 @@ fn a_change_is_seen_by_others_at_once_and_their_caches_are_recalled() {
         let absent = b.lookup(ROOT, "f").await.unwrap();
         assert_eq!((absent.entry, absent.parent_lease.kind), (None, LeaseKind::Read));
         let made = a.create(ROOT, "f").await.unwrap();
-        assert_eq!(b.recalled(), [(ROOT, LeaseKind::None)]);
+        assert_eq!(b.revoked(), [(ROOT, LeaseKind::None)]);
         assert_eq!(
             (made.created, made.entry.lease.kind, made.entry.lease.token_epoch),
             (true, LeaseKind::Write, 1)
@@ -31,10 +31,10 @@ fn a_change_is_seen_by_others_at_once_and_their_caches_are_recalled() {
         // The writer's attributes are the writer's: it is lowered to Read before anybody is told.
         let seen = b.lookup(ROOT, "f").await.unwrap().entry.unwrap();
         assert_eq!((seen.attr.ino, seen.lease.kind), (ino, LeaseKind::Read));
-        assert_eq!(a.recalled(), [(ino, LeaseKind::Read)]);
+        assert_eq!(a.revoked(), [(ino, LeaseKind::Read)]);
         // An own change keeps the own lease.
         a.create(ROOT, "g").await.unwrap();
-        assert_eq!(a.recalled().len(), 1);
+        assert_eq!(a.revoked().len(), 1);
         // A listing does not wait for writers; it leaves their attributes out.
         let list = ReadDir { session: b.session, dir: ROOT, after: 0, limit: 100, with_attrs: true };
         let listing = b.call(&list).await.unwrap();
@@ -67,7 +67,7 @@ fn a_shared_file_has_no_leases_until_one_is_left() {
         let ino = a.create(ROOT, "f").await.unwrap().entry.attr.ino;
         let opened = b.open(ino, true, true).await.unwrap().entry.lease;
         assert_eq!((opened.kind, opened.token_epoch), (LeaseKind::None, 2));
-        assert_eq!(a.recalled(), [(ino, LeaseKind::None)]);
+        assert_eq!(a.revoked(), [(ino, LeaseKind::None)]);
         assert_eq!(a.acquire(ino, LeaseKind::Write).await.unwrap().lease.kind, LeaseKind::None);
         // Both write through and commit, with whatever epoch they had last.
         a.commit(ino, 1, 10, false).await.unwrap();
@@ -96,12 +96,12 @@ fn who_opens_a_file_that_is_shared_then_has_no_lease_from_before() {
         // A look is under a lease; what is opened after it must not be read through pages.
         assert_eq!(b.lookup(ROOT, "f").await.unwrap().entry.unwrap().lease.kind, LeaseKind::Read);
         assert_eq!(b.open(ino, true, false).await.unwrap().entry.lease.kind, LeaseKind::None);
-        assert_eq!(b.recalled(), [(ino, LeaseKind::None)]);
+        assert_eq!(b.revoked(), [(ino, LeaseKind::None)]);
         assert_eq!(b.lookup(ROOT, "f").await.unwrap().entry.unwrap().lease.kind, LeaseKind::None);
         // Who reads through pages all the same asks for a lease, and has it until somebody writes.
         assert_eq!(b.acquire(ino, LeaseKind::Read).await.unwrap().lease.kind, LeaseKind::Read);
         assert_eq!(a.acquire(ino, LeaseKind::Write).await.unwrap().lease.kind, LeaseKind::None);
-        assert_eq!(b.recalled(), [(ino, LeaseKind::None); 2]);
+        assert_eq!(b.revoked(), [(ino, LeaseKind::None); 2]);
         b.close(ino, false).await.unwrap();
         a.close(ino, true).await.unwrap();
         // Opened by nobody else, or only read: it stays.
@@ -110,8 +110,8 @@ fn who_opens_a_file_that_is_shared_then_has_no_lease_from_before() {
         assert_eq!(b.open(ino, true, false).await.unwrap().entry.lease.kind, LeaseKind::Read);
         // Two readers, and one of them begins to write.
         assert_eq!(a.open(ino, false, true).await.unwrap().entry.lease.kind, LeaseKind::None);
-        assert_eq!(b.recalled().len(), 3);
-        assert_eq!(a.recalled().last(), Some(&(ino, LeaseKind::None)));
+        assert_eq!(b.revoked().len(), 3);
+        assert_eq!(a.revoked().last(), Some(&(ino, LeaseKind::None)));
     });
 }
 
@@ -284,7 +284,7 @@ fn after_a_restart_leases_are_taken_up_and_others_wait() {
         assert!(waited >= Duration::from_millis(1000) && waited < Duration::from_millis(1100), "{waited:?}");
         // Both still hold what they held: a look recalls.
         assert_eq!(b.getattr(file.attr.ino).await.unwrap().lease.kind, LeaseKind::Read);
-        assert_eq!(a.recalled().last(), Some(&(file.attr.ino, LeaseKind::Read)));
+        assert_eq!(a.revoked().last(), Some(&(file.attr.ino, LeaseKind::Read)));
         a.commit(file.attr.ino, 1, 5, true).await.unwrap();
     });
 }
@@ -312,7 +312,7 @@ fn who_has_recovered_a_file_that_others_have_open_keeps_it_over_a_restart() {
         a.reconnect("a").await;
         assert_eq!(a.resume(vec![held(&recovered, LeaseKind::Write, 1, 1)]).await.unwrap().lost, []);
         assert_eq!(b.acquire(ino, LeaseKind::Write).await.unwrap().lease.kind, LeaseKind::None);
-        assert_eq!(a.recalled().last(), Some(&(ino, LeaseKind::None)), "b asks before it writes past it");
+        assert_eq!(a.revoked().last(), Some(&(ino, LeaseKind::None)), "b asks before it writes past it");
     });
 }
 
@@ -358,7 +358,7 @@ fn what_somebody_wrote_beside_the_last_writer_is_recovered_after_its_death() {
                     token_epoch: 2,
                     open_read: 1,
                     open_write: 1,
-                    turn: false,
+                    append_token: false,
                 };
                 b.resume(vec![held(ino), held(own)]).await.unwrap();
             } else {
@@ -514,7 +514,7 @@ fn a_broken_connection_keeps_the_session_and_a_recall_finds_it_again() {
         };
         let (look, ()) = tokio::join!(look, back);
         assert_eq!(look.unwrap().lease.kind, LeaseKind::Read);
-        assert_eq!(a.recalled(), [(file.attr.ino, LeaseKind::Read)]);
+        assert_eq!(a.revoked(), [(file.attr.ino, LeaseKind::Read)]);
         a.commit(file.attr.ino, 1, 5, true).await.unwrap();
     });
 }
@@ -528,7 +528,7 @@ fn clients_that_change_a_directory_by_turns_are_not_recalled_each_time() {
             a.create(ROOT, &format!("a{i}")).await.unwrap();
             b.create(ROOT, &format!("b{i}")).await.unwrap();
         }
-        assert!(a.recalled().len() + b.recalled().len() <= 4, "{:?} {:?}", a.recalled(), b.recalled());
+        assert!(a.revoked().len() + b.revoked().len() <= 4, "{:?} {:?}", a.revoked(), b.revoked());
         // Alone again, the directory is leased again.
         world.sleep(Duration::from_millis(100)).await;
         assert_eq!(a.lookup(ROOT, "a0").await.unwrap().parent_lease.kind, LeaseKind::Read);
@@ -546,7 +546,7 @@ fn closing_a_session_gives_everything_back() {
         assert_eq!(a.getattr(ino).await.unwrap_err().kind, ErrorKind::Stale);
         let entry = b.open(ino, false, true).await.unwrap().entry;
         assert_eq!((entry.lease.kind, entry.lease.recover), (LeaseKind::Write, false));
-        assert!(a.recalled().is_empty());
+        assert!(a.revoked().is_empty());
         assert_eq!(node.meta.counts().0, 1);
     });
 }
@@ -615,11 +615,11 @@ fn the_turn_at_a_shared_file_is_one_clients_and_ends_with_it() {
         let (a, b) = (Client::start(&world, "a").await, Client::start(&world, "b").await);
         let ino = a.create(ROOT, "f").await.unwrap().entry.attr.ino;
         b.open(ino, true, true).await.unwrap();
-        let turn = |c: &Client| TakeTurn { session: c.session, ino };
-        assert_eq!(a.call(&turn(&a)).await.unwrap().entry.attr.size, 0);
-        assert_eq!(a.call(&turn(&a)).await.unwrap().entry.attr.size, 0, "a retry gets it again");
+        let append_token = |c: &Client| TakeAppendToken { session: c.session, ino };
+        assert_eq!(a.call(&append_token(&a)).await.unwrap().entry.attr.size, 0);
+        assert_eq!(a.call(&append_token(&a)).await.unwrap().entry.attr.size, 0, "a retry gets it again");
         // Nobody else appends or cuts, and b's wait ends with the commit that ends the turn.
-        let in_turn = |c: &Client, size| Commit {
+        let with_token = |c: &Client, size| Commit {
             op: c.op(),
             ino,
             token_epoch: 1,
@@ -631,26 +631,26 @@ fn the_turn_at_a_shared_file_is_one_clients_and_ends_with_it() {
             clean: false,
             close_writes: 0,
             data_end: size,
-            turn: true,
+            append_token: true,
             changed: Vec::new(),
         };
         let begun = world.now();
-        let ask = turn(&b);
+        let ask = append_token(&b);
         let (next, ()) = tokio::join!(b.call(&ask), async {
             world.sleep(Duration::from_millis(300)).await;
-            a.call(&in_turn(&a, 10)).await.unwrap();
+            a.call(&with_token(&a, 10)).await.unwrap();
         });
         assert_eq!(next.unwrap().entry.attr.size, 10);
         let waited = world.now().since(begun);
         assert!(waited >= Duration::from_millis(300) && waited < Duration::from_millis(400), "{waited:?}");
-        assert_eq!(a.call(&in_turn(&a, 20)).await.unwrap_err().kind, ErrorKind::Stale, "a has it no more");
+        assert_eq!(a.call(&with_token(&a, 20)).await.unwrap_err().kind, ErrorKind::Stale, "a has it no more");
         // b dies in its turn.
         world.kill("b");
         let begun = world.now();
-        assert_eq!(a.call(&turn(&a)).await.unwrap().entry.attr.size, 10);
+        assert_eq!(a.call(&append_token(&a)).await.unwrap().entry.attr.size, 10);
         assert!(world.now().since(begun) <= Duration::from_millis(u64::from(LEASE_MS) * 2));
-        a.call(&EndTurn { session: a.session, ino }).await.unwrap();
-        a.call(&EndTurn { session: a.session, ino }).await.unwrap();
+        a.call(&ReleaseAppendToken { session: a.session, ino }).await.unwrap();
+        a.call(&ReleaseAppendToken { session: a.session, ino }).await.unwrap();
     });
 }
 
@@ -664,10 +664,10 @@ fn a_turn_is_a_right_to_commit_whoever_takes_the_right_to_write_meanwhile() {
         let write =
             |c: &Client| AcquireLease { session: c.session, ino, kind: LeaseKind::Write, renew: false };
         let token_epoch = a.call(&write(&a)).await.unwrap().lease.token_epoch;
-        a.call(&TakeTurn { session: a.session, ino }).await.unwrap();
+        a.call(&TakeAppendToken { session: a.session, ino }).await.unwrap();
         let newer = b.call(&write(&b)).await.unwrap().lease.token_epoch;
         assert!(newer > token_epoch, "{newer}");
-        let commit = |turn| Commit {
+        let commit = |append_token| Commit {
             op: a.op(),
             ino,
             token_epoch,
@@ -679,7 +679,7 @@ fn a_turn_is_a_right_to_commit_whoever_takes_the_right_to_write_meanwhile() {
             clean: false,
             close_writes: 0,
             data_end: 0,
-            turn,
+            append_token,
             changed: Vec::new(),
         };
         assert_eq!(a.call(&commit(false)).await.unwrap_err().kind, ErrorKind::Stale);

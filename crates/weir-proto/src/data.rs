@@ -59,7 +59,7 @@ message!(
         mode: WriteMode,
         missing: MissingMask,
         /// For each data cell of the stripe, the overlay sequence that this version includes. Empty with `Fresh`.
-        cuts: Vec<Seq>,
+        folded_seqs: Vec<Seq>,
         /// CRC32C of each CHECKSUM_BLOCK of the payload, the last one short.
         block_crcs: Vec<u32>,
     }
@@ -162,7 +162,7 @@ message!(CellRead {
     seq: Seq,
     /// Length of the whole fragment, in bytes.
     fragment_bytes: u32,
-    cuts: Vec<Seq>,
+    folded_seqs: Vec<Seq>,
     missing: MissingMask,
     /// CRC32C of each CHECKSUM_BLOCK of the payload, the last one short.
     block_crcs: Vec<u32>,
@@ -189,7 +189,7 @@ message!(CellStat {
     prepared: Vec<Version>,
     /// Per data cell (parity target) or for this cell (data target): highest contiguous overlay sequence held.
     overlay_seqs: Vec<Seq>,
-    cuts: Vec<Seq>,
+    folded_seqs: Vec<Seq>,
     missing: MissingMask,
     fragment_bytes: u32,
 });
@@ -228,7 +228,7 @@ message!(
     /// and to return its bytes; the leader of a seal encodes parity from them. Payload of the reply: the new base.
     SealCell = 240 -> SealedCell { place: Place, cell: CellId, version: Version }
 );
-message!(SealedCell { cut: Seq, fragment_bytes: u32, block_crcs: Vec<u32> });
+message!(SealedCell { folded_seq: Seq, fragment_bytes: u32, block_crcs: Vec<u32> });
 message!(
     /// Cells of a group on this target in order of id, after `after`. For repair and inspection.
     ListCells = 241 -> CellList {
@@ -246,13 +246,13 @@ message!(CellList { cells: Vec<CellSummary>, more: bool });
 message!(
     /// Cuts that this target remembers, with numbers above `after`, in order. For members that were away. `epochs`: groups
     /// of both, as the sender's map has them; cuts under lower ones are refused from now on.
-    ListCuts = 243 -> CutList { target: TargetId, after: u64, epochs: Vec<GroupAt>, limit: u32 }
+    ListTruncations = 243 -> TruncationList { target: TargetId, after: u64, epochs: Vec<GroupAt>, limit: u32 }
 );
-message!(CutList { cuts: Vec<Cut>, more: bool });
+message!(TruncationList { truncations: Vec<Truncation>, more: bool });
 message!(
     /// Stripes from `from_stripe` to before `to_stripe` hold nothing that was written with a token epoch below
     /// `token_epoch`.
-    Cut { number: u64, file: FileId, from_stripe: u64, to_stripe: u64, token_epoch: u32 }
+    Truncation { number: u64, file: FileId, from_stripe: u64, to_stripe: u64, token_epoch: u32 }
 );
 message!(
     /// What a listing tells of a cell (at a parity target also of the data cells whose overlays it mirrors).

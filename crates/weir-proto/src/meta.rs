@@ -11,11 +11,11 @@ pub const INLINE_MAX: usize = 4096;
 
 /// Token epochs that share their upper bits were given without a cut of the file in between: those of several who write
 /// it by turns. Should they use up all of the lower bits, a writer is told to look again for nothing.
-pub const CUT_SHIFT: u32 = 8;
+pub const TRUNCATION_SHIFT: u32 = 8;
 
 /// Grows with each cut of a file, and when it gets another object.
-pub fn cuts(token_epoch: u32) -> u32 {
-    token_epoch >> CUT_SHIFT
+pub fn truncations(token_epoch: u32) -> u32 {
+    token_epoch >> TRUNCATION_SHIFT
 }
 /// Longest name of a directory entry, in bytes.
 pub const NAME_MAX: usize = 255;
@@ -108,7 +108,7 @@ message!(
         recover: bool,
         /// Upper bound of what may be on targets beyond `size`, in bytes: extend only after zeroing up to there.
         data_end: u64,
-        /// The volume whose limit of bytes stands over new data of the file (see `TakeRoom`); 0: none does. Told where Write
+        /// The volume whose limit of bytes stands over new data of the file (see `ReserveQuota`); 0: none does. Told where Write
         /// may be granted, elsewhere 0.
         limited: VolumeId,
         /// The cluster map under which what this shows is read, or a newer one: a target that is not in its group any more may not know it.
@@ -135,7 +135,7 @@ message!(HeldLease {
     open_read: u32,
     open_write: u32,
     /// It is this client's turn.
-    turn: bool,
+    append_token: bool,
 });
 message!(
     /// After a reconnect: takes up the session again and names what the client holds, at most `HELD_MAX` at a time.
@@ -156,8 +156,8 @@ message!(KeepAlive = 102 -> () {
 message!(SessionClose = 103 -> () { session: SessionId });
 
 // ---- reading
-message!(Lookup = 110 -> Looked { session: SessionId, cred: Cred, parent: InodeId, name: Bytes });
-message!(Looked {
+message!(Lookup = 110 -> LookedUp { session: SessionId, cred: Cred, parent: InodeId, name: Bytes });
+message!(LookedUp {
     /// Absent: the name does not exist.
     entry: Option<Entry>,
     /// The lease on the parent's names.
@@ -245,7 +245,7 @@ message!(
     /// The only writer gives the file up, and a write of its own that failed has left a stripe of it in doubt: at some targets
     /// one version, at others another. Whoever has the file next recovers it, as if this writer had died. Changes nothing if
     /// another one has written to the file since.
-    LeaveDoubt = 126 -> () { op: Op, ino: InodeId }
+    LeaveInDoubt = 126 -> () { op: Op, ino: InodeId }
 );
 message!(
     /// This client has written under that cluster map. Sent before anybody is told what was written; whoever reads after the answer waits
@@ -256,11 +256,11 @@ message!(
 message!(
     /// Waits for the turn at a file that several clients write, and takes it: until it ends nobody else appends to the
     /// file or cuts it, and nobody gets a lease on it. Answered with the file as it is now.
-    TakeTurn = 124 -> InlineData { session: SessionId, ino: InodeId }
+    TakeAppendToken = 124 -> InlineData { session: SessionId, ino: InodeId }
 );
 message!(
     /// Ends the turn without a commit.
-    EndTurn = 125 -> () { session: SessionId, ino: InodeId }
+    ReleaseAppendToken = 125 -> () { session: SessionId, ino: InodeId }
 );
 
 // ---- changing
@@ -322,7 +322,7 @@ message!(
         /// Upper bound of what is on targets, in bytes (never lowered below `size`).
         data_end: u64,
         /// Made in this client's turn, and ends it; refused if the turn was lost.
-        turn: bool,
+        append_token: bool,
         /// What was written since the last commit that the leader answered, at most `CHANGED_MAX` ranges; may be more.
         changed: Vec<Range>,
     }
@@ -357,7 +357,7 @@ message!(AccessTime { ino: InodeId, at: Time });
 // ---- metadata → client, on the client's own connection
 message!(
     /// Give a lease back (down to `keep`): flush, commit, drop caches, then answer. The answer is the release.
-    Recall = 300 -> () { ino: InodeId, keep: LeaseKind }
+    Revoke = 300 -> () { ino: InodeId, keep: LeaseKind }
 );
 message!(
     /// A writer of the file died, and somebody waits for what it left to be decided: do so, as who opens the file does, then answer.

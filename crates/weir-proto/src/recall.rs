@@ -118,9 +118,9 @@ message!(
 );
 message!(
     /// Where a file's bytes are.
-    GetResidence = 188 -> Residence { session: SessionId, ino: InodeId }
+    GetTierState = 188 -> TierState { session: SessionId, ino: InodeId }
 );
-message!(Residence {
+message!(TierState {
     size: u64,
     /// Of it, at home only, in how many ranges.
     evicted: u64,
@@ -163,7 +163,7 @@ message!(EvictionLevel {
     is_set: bool,
     /// How fast it fills.
     bytes_per_s: u64,
-    making_room: bool,
+    evicting: bool,
     /// Since the leader started.
     evicted: u64,
 });

@@ -253,8 +253,8 @@ impl Cluster {
                     Some(format!("{id} has not joined since it started"))
                 }
                 // What a lost target had is a debt for ever.
-                Some(report) if report.debt_cells > 0 && lost.is_empty() => {
-                    Some(format!("{id} counts {} cells that lack redundancy", report.debt_cells))
+                Some(report) if report.under_replicated_cells > 0 && lost.is_empty() => {
+                    Some(format!("{id} counts {} cells that lack redundancy", report.under_replicated_cells))
                 }
                 Some(_) => None,
             }

@@ -460,9 +460,9 @@ mod tests {
             let settled = file.clone().settle(who(1), &got, None);
             assert_eq!(settled.is_ok(), fits, "{settled:?}");
         }
-        let mut told = file.clone();
-        assert_eq!(told.settle(who(1), &with([1, 1], 50), None).unwrap(), [who(0)], "it must be told");
-        told.check(0, 200, &with([1, 1], 50)).unwrap();
+        let mut reported = file.clone();
+        assert_eq!(reported.settle(who(1), &with([1, 1], 50), None).unwrap(), [who(0)], "it must be told");
+        reported.check(0, 200, &with([1, 1], 50)).unwrap();
         file.seen_by(1, |_| 0);
         assert!(!file.is_doubtful(|_| 1), "what another has seen must stay");
     }
@@ -513,12 +513,12 @@ mod tests {
         change(&mut file, 0, 4, What::Zero { offset: 1990, len: 100 });
         assert_eq!(file.len(), 2000);
         file.check(900, 200, &[bytes_of(1, 900, 100), vec![0; 100]].concat()).unwrap();
-        let told = file.check(0, 1000, &old).unwrap_err();
+        let reported = file.check(0, 1000, &old).unwrap_err();
         assert!(
-            told.contains("within 100..=149")
-                && told.contains("of operation 2")
-                && told.contains("of operation 1"),
-            "{told}"
+            reported.contains("within 100..=149")
+                && reported.contains("of operation 2")
+                && reported.contains("of operation 1"),
+            "{reported}"
         );
         assert!(file.check(1999, 50, &[0, 0]).unwrap_err().contains("2 bytes instead of 1"));
     }

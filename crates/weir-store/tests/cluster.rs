@@ -206,7 +206,7 @@ async fn seal_killed_at_any_step(lost: &[u32], leader: usize) {
             let request = StatCell { place: world.place(position), cell: cell(0, position) };
             let stat = world.call(position, request, &[]).await.unwrap().0;
             assert_eq!(
-                (stat.prepared, stat.overlay_seqs == stat.cuts),
+                (stat.prepared, stat.overlay_seqs == stat.folded_seqs),
                 (vec![], true),
                 "position {position}"
             );
@@ -322,7 +322,7 @@ async fn stripes_of_many_groups_are_repaired_in_turns() {
             version: Version::new(1, 2),
             mode: WriteMode::Fresh,
             missing: 0,
-            cuts: vec![],
+            folded_seqs: vec![],
             block_crcs: block_crcs(&bytes, CHECKSUM_BLOCK as usize),
         };
         world.dispatch(request.place.target, request, vec![bytes.into()]).await.unwrap();
@@ -533,7 +533,7 @@ async fn fill(world: &Arc<World>, stripe: u64, victim: TargetId, home: &[Vec<u8>
             version: Version::new(token_epoch, FILL_COUNTER),
             mode: WriteMode::Fill,
             missing: weir_store::service::down_mask(&world.map().groups[0]),
-            cuts: vec![],
+            folded_seqs: vec![],
             block_crcs: block_crcs(bytes, CHECKSUM_BLOCK as usize),
         };
         world.call(position, request, bytes).await.unwrap();
@@ -588,10 +588,10 @@ async fn a_cut_under_an_old_map_is_refused() {
     Model::new().fresh(&world, 0, 1).await;
     world.lose(TargetId(3)).await;
     let old = world.map();
-    assert!(!old.told_of_cuts(|_| true).unwrap().contains_key(&TargetId(3)));
+    assert!(!old.members_to_truncate(|_| true).unwrap().contains_key(&TargetId(3)));
     world.bring_back(TargetId(3)).await;
     world.rounds(3..4).await;
-    for (target, epochs) in old.told_of_cuts(|_| true).unwrap() {
+    for (target, epochs) in old.members_to_truncate(|_| true).unwrap() {
         let request =
             DropFile { target, file: cell(0, 0).file, from_stripe: 0, to_stripe: u64::MAX, fence: 2, epochs };
         assert_eq!(world.dispatch(target, request, vec![]).await.unwrap_err().kind, ErrorKind::Stale);
@@ -599,7 +599,7 @@ async fn a_cut_under_an_old_map_is_refused() {
     for lost in [0, 1, 2] {
         world.lose(TargetId(lost)).await;
     }
-    assert_eq!(world.map().told_of_cuts(|_| true).unwrap_err().kind, ErrorKind::Unavailable);
+    assert_eq!(world.map().members_to_truncate(|_| true).unwrap_err().kind, ErrorKind::Unavailable);
 }
 
 #[tokio::test]

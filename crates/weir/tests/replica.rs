@@ -34,8 +34,8 @@ fn inodes(root: &Path) -> BTreeMap<PathBuf, (u64, u64, i64, i64)> {
 }
 
 fn follow(bench: &Bench, url: &str) {
-    bench.tell(&["volume", "create", "data"]);
-    let told = bench.tell(&["relation", "add", "data", url, "--direction", "pull"]);
+    bench.run_weir(&["volume", "create", "data"]);
+    let told = bench.run_weir(&["relation", "add", "data", url, "--direction", "pull"]);
     assert!(told.contains("data follows "), "{told}");
 }
 
@@ -67,7 +67,7 @@ fn a_volume_that_follows_a_directory_shows_what_changes_there_and_changes_nothin
     assert_eq!(errno(fs::set_permissions(data.join("gone"), fs::Permissions::from_mode(0o600))), libc::EROFS);
     assert_eq!(errno(fs::set_permissions(data.join("a"), fs::Permissions::from_mode(0o700))), libc::EROFS);
     assert_eq!(errno(File::options().write(true).open(data.join("a/frames"))), libc::EROFS);
-    let refused = bench.try_tell(&["volume", "snapshot", "data", "s"]);
+    let refused = bench.try_run_weir(&["volume", "snapshot", "data", "s"]);
     assert!(text(&refused.stderr).contains("follows a home"), "{}", text(&refused.stderr));
 
     // What was read may go, and comes again; and nothing of all this was seen at home.
@@ -155,7 +155,8 @@ fn a_home_that_is_empty_all_at_once_is_not_believed() {
         bench.relation()["limited_by"].as_str().unwrap().contains("home")
     });
     assert_eq!(Bench::tree(&bench.data), known);
-    let wrong = bench.try_tell(&["relation", "add", "data", "file:///x", "--direction", "pull", "--evict"]);
+    let wrong =
+        bench.try_run_weir(&["relation", "add", "data", "file:///x", "--direction", "pull", "--evict"]);
     assert!(text(&wrong.stderr).contains("--evict has no effect"), "{}", text(&wrong.stderr));
 }
 

@@ -27,7 +27,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// `weir volume …` that must fail: exit code and what was said.
 fn refused(cluster: &Cluster, args: &[&str]) -> (i32, String) {
-    let output = cluster.try_tell(&[&["volume"], args].concat());
+    let output = cluster.try_run_weir(&[&["volume"], args].concat());
     assert!(!output.status.success(), "{args:?}: {}", text(&output.stdout));
     (output.status.code().unwrap(), text(&output.stderr))
 }

@@ -304,8 +304,8 @@ fn who_does_not_know_that_a_target_is_out_reads_nothing_old_there() {
                 }
                 let ino = a.lookup(&root(), ROOT, b"f").await.unwrap().unwrap().attr.ino;
                 let snapshot = a.take_snapshot(&root(), VolumeId::ROOT, "s").await.unwrap().number;
-                let file = b.past_open(&root(), snapshot, ino).await.unwrap();
-                b.past_read(&file, 0, STRIPE).await.unwrap().concat()
+                let file = b.snapshot_open(&root(), snapshot, ino).await.unwrap();
+                b.snapshot_read(&file, 0, STRIPE).await.unwrap().concat()
             };
             same(&tokio::join!(looks, heals).0, &data);
         });

@@ -673,7 +673,7 @@ fn what_a_dead_writer_left_is_the_same_whichever_targets_are_read() {
             lab.kill_storage(1);
             world.sleep(Duration::from_secs(2)).await;
             world.slow_link("a", "s0", Duration::from_millis(300));
-            world.kill_at("s0", [points::FRAGMENT_LOGGED, points::COMMITTED][n as usize % 2], 1);
+            world.kill_at("s0", [crash_points::FRAGMENT_LOGGED, crash_points::COMMITTED][n as usize % 2], 1);
             write(&a, h, 0, new).await;
             let saves = a.clone();
             lab.env("a").tasks.spawn("save", async move { drop(saves.fsync(h).await) });

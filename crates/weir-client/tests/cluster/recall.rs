@@ -120,7 +120,7 @@ fn what_is_evicted_takes_no_space_and_is_read_as_it_was() {
         );
         same(&read(&a, handle, 0, 9 * STRIPE).await, &bytes, "all of it");
         same(&whole(&b, ino).await, &bytes, "at another client");
-        let left = a.residence(ino).await.unwrap();
+        let left = a.tier_state(ino).await.unwrap();
         assert_eq!((left.evicted, left.ranges, left.recalls.len()), (0, 0, 0));
         assert_eq!(a.usage(ROOT).await.unwrap().bytes, bytes.len() as u64);
         // Parity came back with it.
@@ -266,15 +266,15 @@ fn what_was_at_home_only_is_read_in_a_snapshot_as_long_as_it_is_as_it_was() {
         }
         let snapshot = a.take_snapshot(&root(), VolumeId::ROOT, "s").await.unwrap().number;
         let [unchanged, changed, is_open, cut, removed] = files[..] else { unreachable!() };
-        let early = b.past_open(&root(), snapshot, changed).await.unwrap();
+        let early = b.snapshot_open(&root(), snapshot, changed).await.unwrap();
         let then = async |ino| {
-            let file = b.past_open(&root(), snapshot, ino).await?;
-            b.past_read(&file, 0, 9 * STRIPE).await.map(|parts| parts.concat())
+            let file = b.snapshot_open(&root(), snapshot, ino).await?;
+            b.snapshot_read(&file, 0, 9 * STRIPE).await.map(|parts| parts.concat())
         };
         same(&then(unchanged).await.unwrap(), &bytes, "brought back");
         same(&then(changed).await.unwrap(), &bytes, "not changed yet");
         evict(&a, &env, changed).await;
-        same(&b.past_read(&early, 5, 100).await.unwrap().concat(), &bytes[5..105], "evicted once more");
+        same(&b.snapshot_read(&early, 5, 100).await.unwrap().concat(), &bytes[5..105], "evicted once more");
 
         let writer = open(&a, changed, OpenMode::WRITE).await;
         a.write(writer, 10, Bytes::from_static(b"new")).await.unwrap();
@@ -287,7 +287,7 @@ fn what_was_at_home_only_is_read_in_a_snapshot_as_long_as_it_is_as_it_was() {
             assert!(e.kind == ErrorKind::Io && e.context.contains("at home only"), "{ino}: {e}");
         }
         assert_eq!(
-            b.past_read(&early, 5, 100).await.unwrap_err().kind,
+            b.snapshot_read(&early, 5, 100).await.unwrap_err().kind,
             ErrorKind::Io,
             "also of what is open"
         );

@@ -15,9 +15,9 @@ async fn open(c: &Client, ino: InodeId) -> Handle {
     c.open(&root(), ino, OpenMode::BOTH).await.unwrap().handle
 }
 async fn then(c: &Client, snapshot: u32, name: &str) -> Vec<u8> {
-    let attr = c.past_lookup(&root(), snapshot, InodeId::ROOT, name.as_bytes()).await.unwrap().unwrap();
-    let file = c.past_open(&root(), snapshot, attr.ino).await.unwrap();
-    c.past_read(&file, 0, attr.size as usize + 1000).await.unwrap().concat()
+    let attr = c.snapshot_lookup(&root(), snapshot, InodeId::ROOT, name.as_bytes()).await.unwrap().unwrap();
+    let file = c.snapshot_open(&root(), snapshot, attr.ino).await.unwrap();
+    c.snapshot_read(&file, 0, attr.size as usize + 1000).await.unwrap().concat()
 }
 async fn snap(c: &Client, name: &str) -> u32 {
     c.take_snapshot(&root(), V, name).await.unwrap().number
@@ -93,7 +93,7 @@ fn each_of_several_snapshots_shows_its_own_time_and_goes_alone() {
             let (number, name, _) = taken.remove(gone);
             a.delete_snapshot(&root(), V, &name).await.unwrap();
             lab.env("a").clock.sleep(Duration::from_secs(3)).await; // of the world: it is removed and swept
-            assert!(a.past_attr(number, InodeId::ROOT).await.is_err());
+            assert!(a.snapshot_attr(number, InodeId::ROOT).await.is_err());
         }
         assert_eq!(differs(&read(&a, h, now.len() + 1).await, &now), None);
     });
@@ -129,10 +129,10 @@ fn what_a_snapshot_shows_of_a_removed_directory_stays_when_who_had_its_files_ope
             a.release(made.handle).await.unwrap();
             lab.env("a").clock.sleep(Duration::from_secs(5)).await; // of the world: the sweeper has its time
             let ino = made.stat.attr.ino;
-            let file = a.past_open(&root(), s, ino).await.unwrap();
-            let got = a.past_read(&file, 0, bytes.len() + 1).await.unwrap().concat();
+            let file = a.snapshot_open(&root(), s, ino).await.unwrap();
+            let got = a.snapshot_read(&file, 0, bytes.len() + 1).await.unwrap().concat();
             assert_eq!(differs(&got, &bytes), None, "inode {ino}");
-            assert_eq!(&a.past_get_xattr(s, ino, b"user.mark").await.unwrap()[..], b"kept");
+            assert_eq!(&a.snapshot_get_xattr(s, ino, b"user.mark").await.unwrap()[..], b"kept");
         }
     });
 }
@@ -361,8 +361,8 @@ fn a_volume_in_which_files_are_made_all_the_time_is_kept_all_the_same() {
         for snapshot in taken {
             let mut entries = Vec::new();
             loop {
-                let after = entries.last().map_or(0, |e: &weir_proto::snapshot::PastEntry| e.cookie);
-                let part = c.past_list(&root(), snapshot, InodeId::ROOT, after, 50).await.unwrap();
+                let after = entries.last().map_or(0, |e: &weir_proto::snapshot::SnapshotEntry| e.cookie);
+                let part = c.snapshot_list(&root(), snapshot, InodeId::ROOT, after, 50).await.unwrap();
                 entries.extend(part.entries);
                 if part.end {
                     break;

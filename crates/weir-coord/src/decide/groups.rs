@@ -72,7 +72,7 @@ pub fn target_back(map: &mut ClusterMap, target: TargetId) -> bool {
 }
 
 /// The groups of the target that can do without it go on so; it stays up. True if there are some.
-pub fn set_aside(map: &mut ClusterMap, target: TargetId) -> bool {
+pub fn demote_slow(map: &mut ClusterMap, target: TargetId) -> bool {
     let mut changed = false;
     for group in &mut map.groups {
         let is_current = |m: &Member| m.state == MemberState::Current;

@@ -335,14 +335,14 @@ proptest! {
 #[test]
 fn a_slow_target_is_set_aside_only_where_everybody_else_is_current() {
     let mut map = with_groups(6, "ec:4+2");
-    assert!(set_aside(&mut map, t(1)) && !set_aside(&mut map, t(1)));
+    assert!(demote_slow(&mut map, t(1)) && !demote_slow(&mut map, t(1)));
     for group in &map.groups {
         let Some(member) = member_of(group, t(1)) else { continue };
         let expected = if group.scheme.parity >= 2 { MemberState::Down } else { MemberState::Current };
         assert_eq!(member.state, expected, "{}", group.scheme);
     }
     assert_eq!(map.target(t(1)).unwrap().state, TargetState::Up);
-    set_aside(&mut map, t(2));
+    demote_slow(&mut map, t(2));
     assert_eq!(state(&map, 0, 2), MemberState::Current, "one at a time");
     assert!(is_spare(&map, t(2)), "one may still fall silent");
     assert!(target_down(&mut map, t(2)) && !is_spare(&map, t(3)), "a third may not");

@@ -8,10 +8,10 @@
 //!
 //! Knows nothing of who copies when: that is the business of clients that write.
 use super::keeper::{is_held, references};
-use super::open::next_cut;
+use super::open::next_truncation;
 use super::*;
 use crate::keys::Sequence;
-use crate::record::{LayerRecord, StripeCut};
+use crate::record::{LayerRecord, StripeTruncation};
 use weir_kv::Scan;
 use weir_proto::map::Layout;
 use weir_proto::meta::Layers;
@@ -53,7 +53,7 @@ impl Cx<'_> {
             return Ok(false);
         }
         let Some(layout) = inode.layout else { return Ok(false) };
-        let token_epoch = next_cut(inode.token_epoch);
+        let token_epoch = next_truncation(inode.token_epoch);
         if token_epoch <= inode.token_epoch {
             return Err(Error::unsupported(format!("inode {ino}: its token epochs are used up")));
         }
@@ -110,7 +110,7 @@ impl Cx<'_> {
     }
 
     /// The file is cut to `size`.
-    pub(super) fn cut_layers(&mut self, ino: InodeId, inode: &mut Inode, size: u64) -> Result<()> {
+    pub(super) fn truncate_layers(&mut self, ino: InodeId, inode: &mut Inode, size: u64) -> Result<()> {
         let Some(layers) = inode.layers.filter(|l| l.bytes > 0) else { return Ok(()) };
         let mut bytes = layers.bytes;
         for (from, layer) in ranges(self.read(), ino, size, usize::MAX)? {
@@ -183,7 +183,7 @@ impl Cx<'_> {
         if object.0 & OBJECT_BIT != 0 {
             self.txn.delete(&keys::owner(object));
         }
-        self.note_garbage(object, &layout, StripeCut::ALL)
+        self.note_garbage(object, &layout, StripeTruncation::ALL)
     }
 }
 

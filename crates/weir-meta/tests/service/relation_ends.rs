@@ -10,8 +10,8 @@ use weir_proto::{InodeId, VolumeId};
 /// Of the root volume; what is at home may be evicted.
 pub fn relation_to(op: Op, url: &str) -> RelationAdd {
     let (url, direction, ids) = (url.to_owned(), Direction::Push, HomeIds::default());
-    let (cred, volume, evict, adopt) = (root(), VolumeId::ROOT, true, false);
-    RelationAdd { op, cred, volume, url, direction, evict, adopt, ids }
+    let (cred, volume, evict, import) = (root(), VolumeId::ROOT, true, false);
+    RelationAdd { op, cred, volume, url, direction, evict, import, ids }
 }
 
 /// So many bytes from the beginning on, written at time 7.
@@ -28,7 +28,7 @@ pub fn written(op: Op, made: &Entry, size: u64) -> Commit {
         clean: true,
         close_writes: 0,
         data_end: size,
-        turn: false,
+        append_token: false,
         changed: vec![Range { offset: 0, len: size }],
     }
 }
@@ -91,7 +91,7 @@ fn a_file_that_is_sent_in_pieces_goes_on_when_what_was_sent_is_told() {
         let (user, mover) = (Client::start(&world, "user").await, Client::start(&world, "mover").await);
         let relation = user.call(&relation_to(user.op(), "s3://home")).await.unwrap().id;
         let made = user.create(ROOT, "f").await.unwrap().entry;
-        let piece = weir_proto::piece::FIRST_PIECE_BYTES;
+        let piece = weir_proto::part::FIRST_PART_BYTES;
         let grow = async |pieces: u64| {
             let changed = vec![Range { offset: (pieces - 1) * piece, len: piece }];
             let commit = Commit { changed, ..written(user.op(), &made, pieces * piece) };
@@ -117,7 +117,7 @@ fn a_file_that_is_sent_in_pieces_goes_on_when_what_was_sent_is_told() {
         tell(&mover, relation, &[], vec![wrote(&first[0], done())]).await;
         let second = given().await;
         assert_eq!((second[0].offset, second[0].len), (piece, piece));
-        assert_eq!(second[0].expect.stamp, b("s"), "what was told");
+        assert_eq!(second[0].expect.fingerprint, b("s"), "what was told");
     });
 }
 
@@ -548,14 +548,14 @@ fn what_comes_back_from_one_home_is_proved_at_the_others_again() {
 
 async fn take(mover: &Client, leader: &mut u64) -> Vec<RelationWork> {
     let (session, limited_by) = (mover.session, String::new());
-    let take = TakeWork { session, leader: *leader, bytes: 64, items: 8, wait_ms: 200, limited_by };
+    let take = LeaseWork { session, leader: *leader, bytes: 64, items: 8, wait_ms: 200, limited_by };
     let taken = mover.call(&take).await.unwrap();
     *leader = taken.leader;
     taken.relations
 }
 
 fn done() -> Outcome {
-    Outcome::Done { stamp: Bytes::from_static(b"s") }
+    Outcome::Done { fingerprint: Bytes::from_static(b"s") }
 }
 
 fn wrote(e: &ExtentWork, outcome: Outcome) -> ExtentDone {
@@ -570,5 +570,5 @@ async fn tell(mover: &Client, relation: RelationId, names: &[NameWork], extents:
         return;
     }
     let (session, orphans, listings) = (mover.session, vec![], vec![]);
-    mover.call(&WorkDone { session, relation, names, extents, orphans, listings }).await.unwrap();
+    mover.call(&CompleteWork { session, relation, names, extents, orphans, listings }).await.unwrap();
 }

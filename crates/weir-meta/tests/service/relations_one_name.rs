@@ -2,8 +2,8 @@
 use super::*;
 
 /// A home that has files `names`, and under the first name of each what follows after a `=` is known here, too.
-async fn at_home(world: &World, names: &[&str], in_pieces: bool) -> (Bench, Client) {
-    let (mut bench, mut mover) = Bench::start(world, in_pieces).await;
+async fn at_home(world: &World, names: &[&str], in_parts: bool) -> (Bench, Client) {
+    let (mut bench, mut mover) = Bench::start(world, in_parts).await;
     bench.add_relation().await;
     for name in names {
         let (name, other) = name.split_once('=').map_or((*name, None), |(name, other)| (name, Some(other)));
@@ -105,10 +105,10 @@ impl Bench {
 fn history(names: &[&str], then: impl AsyncFnOnce(Bench, Client, World)) {
     history_at(true, names, then);
 }
-fn history_at(in_pieces: bool, names: &[&str], then: impl AsyncFnOnce(Bench, Client, World)) {
+fn history_at(in_parts: bool, names: &[&str], then: impl AsyncFnOnce(Bench, Client, World)) {
     simulate(17, async |world| {
         let _meta = start(&world).await;
-        let (bench, mover) = at_home(&world, names, in_pieces).await;
+        let (bench, mover) = at_home(&world, names, in_parts).await;
         then(bench, mover, world.clone()).await;
     });
 }
@@ -257,8 +257,8 @@ fn a_file_that_changes_names_with_one_that_is_there_under_another_gets_its_own()
 /// Home hears of it when that directory is no more.
 #[test]
 fn what_was_in_a_directory_that_is_no_more_is_where_it_went() {
-    for in_pieces in [false, true] {
-        history_at(in_pieces, &["a", "b=c"], async |mut bench, mut mover, world| {
+    for in_parts in [false, true] {
+        history_at(in_parts, &["a", "b=c"], async |mut bench, mut mover, world| {
             bench.mkdir("d").await;
             bench.mkdir("e").await;
             bench.make("e/f").await;
@@ -279,8 +279,8 @@ fn what_was_in_a_directory_that_is_no_more_is_where_it_went() {
 /// If it was evicted, home has its only bytes.
 #[test]
 fn home_forgets_nothing_that_had_its_only_name_in_a_directory_that_is_no_more() {
-    for in_pieces in [false, true] {
-        history_at(in_pieces, &["a"], async |mut bench, mut mover, world| {
+    for in_parts in [false, true] {
+        history_at(in_parts, &["a"], async |mut bench, mut mover, world| {
             bench.mkdir("d").await;
             bench.link("a", "d/a").await;
             bench.unlink("a").await;
@@ -293,8 +293,8 @@ fn home_forgets_nothing_that_had_its_only_name_in_a_directory_that_is_no_more() 
 /// As programs do that replace a file by one that they make elsewhere.
 #[test]
 fn what_takes_the_place_of_another_from_a_directory_that_is_no_more_is_there() {
-    for (in_pieces, one, two) in [(false, "d/x", "a"), (false, "a", "d/x"), (true, "d/x", "a")] {
-        history_at(in_pieces, &["a"], async |mut bench, mut mover, world| {
+    for (in_parts, one, two) in [(false, "d/x", "a"), (false, "a", "d/x"), (true, "d/x", "a")] {
+        history_at(in_parts, &["a"], async |mut bench, mut mover, world| {
             bench.mkdir("d").await;
             bench.make("d/x").await;
             bench.rename_as(one, two, RenameMode::Exchange).await;
@@ -307,8 +307,8 @@ fn what_takes_the_place_of_another_from_a_directory_that_is_no_more_is_there() {
 /// A directory went into one that is no more, and is no more itself: what takes its name meanwhile is not in its way.
 #[test]
 fn what_takes_the_name_of_a_directory_that_went_where_none_is_any_more_is_there() {
-    for in_pieces in [false, true] {
-        history_at(in_pieces, &["a", "b"], async |mut bench, mut mover, world| {
+    for in_parts in [false, true] {
+        history_at(in_parts, &["a", "b"], async |mut bench, mut mover, world| {
             bench.mkdir("e").await;
             bench.make("e/f").await;
             bench.ship_all(&mut mover, &world).await;
@@ -330,8 +330,8 @@ fn what_takes_the_name_of_a_directory_that_went_where_none_is_any_more_is_there(
 /// It is made aside only because something went through it, and is replaced where it was here.
 #[test]
 fn a_directory_that_another_one_replaced_does_not_stay_aside() {
-    for in_pieces in [false, true] {
-        history_at(in_pieces, &["a"], async |mut bench, mut mover, world| {
+    for in_parts in [false, true] {
+        history_at(in_parts, &["a"], async |mut bench, mut mover, world| {
             bench.mkdir("e").await;
             bench.ship_all(&mut mover, &world).await;
             bench.mkdir("d").await;

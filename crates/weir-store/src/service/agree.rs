@@ -51,12 +51,15 @@ struct Difference {
 }
 
 /// Only what is above both cuts counts: the rest is in a base.
-fn compare((own, own_last, own_cut): &(Log, Seq, Seq), (theirs, _, cut): &(Log, Seq, Seq)) -> Difference {
+fn compare(
+    (own, own_last, own_folded): &(Log, Seq, Seq),
+    (theirs, _, folded_seq): &(Log, Seq, Seq),
+) -> Difference {
     let same =
         |a: &Overlay, b: &Overlay| (a.offset, a.len, a.kind, a.crc) == (b.offset, b.len, b.kind, b.crc);
     let mut found = Difference::default();
-    let cut = (*own_cut).max(*cut);
-    for (seq, t) in theirs.iter().filter(|(seq, _)| **seq > cut) {
+    let folded_seq = (*own_folded).max(*folded_seq);
+    for (seq, t) in theirs.iter().filter(|(seq, _)| **seq > folded_seq) {
         match own.get(seq) {
             None if *seq > *own_last => found.beyond = Some(*seq),
             Some(o) if !same(o, t) && t.kind == OverlayKind::Void => drop(found.void.insert(*seq)),
@@ -64,7 +67,7 @@ fn compare((own, own_last, own_cut): &(Log, Seq, Seq), (theirs, _, cut): &(Log, 
         }
     }
     let lacks = |(seq, o): &(&Seq, &Overlay)| !theirs.get(seq).is_some_and(|t| same(o, t));
-    let above = own.iter().filter(|(seq, _)| **seq > cut);
+    let above = own.iter().filter(|(seq, _)| **seq > folded_seq);
     found.send = above.filter(lacks).map(|(seq, _)| *seq).collect();
     found
 }
@@ -200,10 +203,10 @@ impl StorageNode {
         }
         let (stat, _) = self.ask(place.target, StatCell { place, cell }, Vec::new()).await?;
         let first = |seqs: &[Seq]| seqs.first().copied().unwrap_or_default();
-        let cut = first(&stat.cuts);
+        let folded_seq = first(&stat.folded_seqs);
         // A seal that is committed at one of them only has what the other one still logs.
-        log.retain(|seq, _| *seq > cut);
-        Ok((log, first(&stat.overlay_seqs), cut))
+        log.retain(|seq, _| *seq > folded_seq);
+        Ok((log, first(&stat.overlay_seqs), folded_seq))
     }
 
     /// Makes void here what others have void, or have and this target has not. Returns what is void now.
@@ -363,7 +366,7 @@ impl Store {
     fn void_below(&self, cell: CellId) -> Result<u32> {
         let mut below = 0;
         self.kv().read(&mut |r| {
-            below = crate::cuts::void_below(r, cell)?;
+            below = crate::truncations::void_below(r, cell)?;
             Ok(())
         })?;
         Ok(below)
@@ -374,9 +377,9 @@ impl Store {
         let mut found = (Log::new(), Seq(0), Seq(0));
         self.kv().read(&mut |r| {
             let header = cells::get::<crate::format::Header>(r, &crate::format::header_key(cell))?;
-            let (last, cut) = header.map_or((Seq(0), Seq(0)), |h| (h.last_seq, h.cut));
+            let (last, folded_seq) = header.map_or((Seq(0), Seq(0)), |h| (h.last_seq, h.folded_seq));
             let log = cells::overlays(r, cell, Seq(0), Seq(u64::MAX))?;
-            found = (log.into_iter().collect(), last, cut);
+            found = (log.into_iter().collect(), last, folded_seq);
             Ok(())
         })?;
         Ok(found)

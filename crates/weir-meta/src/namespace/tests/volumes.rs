@@ -29,7 +29,7 @@ impl World {
         id: VolumeId,
         edit: impl FnOnce(&mut VolumeChange),
     ) -> Result<Volume> {
-        let (name, owner, admins, quota, policy, keeping) = (None, None, None, None, None, None);
+        let (name, owner, admins, quota, policy, retention) = (None, None, None, None, None, None);
         let mut r = VolumeChange {
             op: op(),
             cred: cred.clone(),
@@ -39,7 +39,7 @@ impl World {
             admins,
             quota,
             policy,
-            keeping,
+            retention,
         };
         edit(&mut r);
         self.change(|cx| volume::change(cx, &r))
