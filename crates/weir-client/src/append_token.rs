@@ -32,7 +32,7 @@ impl Inner {
         let deadline = self.deadline();
         let mut last = None;
         for _ in 0..TRIES_MAX {
-            if self.prepare_write(inode, None, data.len()).await? == Way::DirectReservation {
+            if self.prepare_write(inode, None, data.len()).await? == Way::Direct {
                 match self.append_with_token(file, data).await {
                     // The turn was lost with a connection: nothing of this became part of the file.
                     Err(e) if e.kind == ErrorKind::Stale && !self.data.left(deadline).is_zero() => {

@@ -47,7 +47,7 @@ struct Fences {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Way {
     Buffer,
-    DirectReservation,
+    Direct,
 }
 
 /// Where overlays go.
@@ -228,7 +228,7 @@ impl Inner {
         let inode = &file.inode;
         let deadline = self.deadline();
         for _ in 0..TRIES_MAX {
-            if self.prepare_write(inode, Some(offset), data.len()).await? == Way::DirectReservation {
+            if self.prepare_write(inode, Some(offset), data.len()).await? == Way::Direct {
                 break;
             }
             let fits = self.fit(inode, Some(offset), data).await?;
@@ -302,7 +302,7 @@ impl Inner {
             if len > 0 {
                 self.copy_up(inode, from, from.saturating_add(len as u64)).await?;
             }
-            return Ok(Way::DirectReservation);
+            return Ok(Way::Direct);
         }
         let from = offset.unwrap_or_else(|| inode.lock().size());
         self.bring_back(inode, from, from.saturating_add(len as u64)).await?;
@@ -690,7 +690,7 @@ impl Inner {
             let way = self.prepare_write(inode, Some(size), 0).await?;
             through.map_or(Ok(()), OpenFile::works)?;
             let set = match way {
-                Way::DirectReservation => self.set_size_with_token(cred, inode, set, size).await,
+                Way::Direct => self.set_size_with_token(cred, inode, set, size).await,
                 Way::Buffer => self.set_size_now(cred, inode, set, size, true).await,
             };
             match set {
@@ -815,7 +815,7 @@ impl Inner {
         for _ in 0..TRIES_MAX {
             let way = self.prepare_write(inode, Some(end), 0).await?;
             file.works()?;
-            if way == Way::DirectReservation {
+            if way == Way::Direct {
                 match self.reserve_with_token(inode, offset, end, grows).await {
                     Err(e) if e.kind == ErrorKind::Stale && !self.data.left(deadline).is_zero() => continue,
                     done => return done,
@@ -851,7 +851,7 @@ impl Inner {
         let (mut fences, mut at) = (self.fences(), offset);
         loop {
             let way = self.prepare_write(inode, Some(at), (end - at) as usize).await?;
-            if way == Way::DirectReservation {
+            if way == Way::Direct {
                 self.refresh(inode).await?;
             }
             let (under, end) = {
@@ -895,7 +895,7 @@ impl Inner {
                 let st = inode.lock();
                 whole_stripes(&layout_of(&st, inode.ino)?, st.size(), offset, end)
             }
-            Way::DirectReservation => end..end,
+            Way::Direct => end..end,
         };
         let mut emptied = Ok(whole.start);
         if offset < whole.start {

@@ -81,7 +81,7 @@ pub struct Options {
     pub tree: bool,
     /// What is removed goes to a trash.
     pub trash: bool,
-    /// A volume follows a home that strangers change. Not with a home of the volume around it, which would have that, too.
+    /// A volume mirrors a home that strangers change. Not with a home of the volume around it, which would have that, too.
     pub replica: bool,
     /// Volumes with limits are made, written until they are full, and deleted.
     pub limits: bool,

@@ -1,4 +1,4 @@
-//! A volume that follows a home which strangers change all the while: clients read it, movers and servers die, and home fails.
+//! A volume that mirrors a home which strangers change all the while: clients read it, movers and servers die, and home fails.
 //!
 //! Oracle: who reads a file reads all of one state that it had at home, or is told an error if it is not so there any more. Nothing is
 //! changed at home but by strangers. In the end the volume shows what is at home.

@@ -682,7 +682,7 @@ fn client_json(client: &Client, cluster: &Cluster) -> Value {
         "written_bytes": s.written_bytes, "read_bytes": s.read_bytes,
         "wire_sent_bytes": s.wire_sent_bytes, "wire_received_bytes": s.wire_received_bytes,
         "degraded_reads": s.degraded_reads, "degraded_writes": s.degraded_writes, "crc_failures": s.crc_failures,
-        "memory_used_bytes": s.memory_used_bytes, "memory_peak_bytes": s.memory_peak_bytes, "recalls": s.revokes,
+        "memory_used_bytes": s.memory_used_bytes, "memory_peak_bytes": s.memory_peak_bytes, "revokes": s.revokes,
         "requests": weir_fuse::request_counts(), "asked": s.asked,
     })
 }

@@ -253,16 +253,16 @@ fn a_directory_of_root_is_not_pulled_for_a_user() {
     fs::write(users.bench.home.join("shadow"), b"secret").unwrap();
     fs::set_permissions(&users.bench.home, fs::Permissions::from_mode(0o700)).unwrap();
     let url = users.bench.url();
-    let pull = ["--direction", "pull"];
-    let more = ["--direction", "pull", "--map-uid", "1000=2000"];
+    let mirror = ["--direction", "mirror"];
+    let more = ["--direction", "mirror", "--map-uid", "1000=2000"];
     denied(&users.add_unchecked(&url, &more), "only the superuser");
-    denied(&users.add(&url, &pull), &format!("user 1000 may not have the home {url}"));
-    succeeds(&users.add_unchecked(&url, &pull));
+    denied(&users.add(&url, &mirror), &format!("user 1000 may not have the home {url}"));
+    succeeds(&users.add_unchecked(&url, &mirror));
     wait_until("the home to be refused", PATIENCE, || {
         let shown = users.bench.relation();
         shown["limited_by"].as_str().unwrap().contains("this mover allows users none there")
     });
-    assert_eq!(users.bench.relation()["state"], "first look", "nothing was seen of it");
+    assert_eq!(users.bench.relation()["state"], "first scan", "nothing was seen of it");
 }
 
 /// What a program says that fails; one that waits instead is an error of the test.
@@ -289,7 +289,7 @@ fn programs_do_not_wait_for_a_home_that_the_mover_may_not_use() {
     let (bench, data) = (&users.bench, users.bench.data.to_str().unwrap());
     let frame = users.bench.data.join("frame");
     fs::write(bench.home.join("frame"), pattern(1, 1 << 20)).unwrap();
-    succeeds(&users.add_unchecked(&bench.url(), &["--direction", "pull"]));
+    succeeds(&users.add_unchecked(&bench.url(), &["--direction", "mirror"]));
     for words in [&["ls", data][..], &["stat", frame.to_str().unwrap()]] {
         let said = fails(words);
         assert!(said.contains("Permission denied"), "{said}");

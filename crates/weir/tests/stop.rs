@@ -184,7 +184,7 @@ fn weir_down_ends_calls_that_wait_and_says_so() {
     let data = cluster.mount().join("data");
     cluster.run_weir(&["volume", "create", "data"]);
     let url = format!("file://{}", home.path().display());
-    cluster.run_weir(&["relation", "add", "data", &url, "--direction", "pull"]);
+    cluster.run_weir(&["relation", "add", "data", &url, "--direction", "mirror"]);
     // It opens the directory, and then waits for its names, which no mover brings.
     let mut list = program(&format!("exec ls {}", data.display()));
     wait_until("the directory is open", Duration::from_secs(60), || {

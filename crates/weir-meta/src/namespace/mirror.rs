@@ -1,4 +1,4 @@
-//! A volume that follows a home which is not its own: what is there is shown here, and nobody changes it here.
+//! A volume that mirrors a home which is not its own: what is there is shown here, and nobody changes it here.
 //!
 //! Invariants: a file that changed at home is another file here, whose bytes are all there; whoever has the old one open
 //! reads of it what it was, or an error, and never of both. What is told is the whole of a range of names, so what is here and
@@ -19,12 +19,12 @@ use weir_proto::relation::{HOME_ENTRIES_MAX, HomeEntry, RelationId, ReportRelist
 const GONE_MAX: usize = 512;
 
 impl Cx<'_> {
-    /// Refuses a change of a volume that follows a home, whoever makes it.
+    /// Refuses a change of a volume that mirrors a home, whoever makes it.
     pub(super) fn require_own(&self, volume: VolumeId) -> Result<()> {
         if !self.rules.mirrored.contains(&volume) {
             return Ok(());
         }
-        let why = "the volume follows a home and is read only here: change it there (`weir relation list`)";
+        let why = "the volume mirrors a home and is read only here: change it there (`weir relation list`)";
         Err(Error::name(NameRule::ReadOnly, why))
     }
     /// The same of something in it.

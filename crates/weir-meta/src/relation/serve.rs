@@ -56,21 +56,21 @@ pub fn add(cx: &mut Cx<'_>, r: &RelationAdd) -> Result<RelationInfo> {
     let is_related = all.iter().any(|(_, other)| other.volume == r.volume);
     if mirrors && r.evict {
         return Err(Error::invalid(
-            "what a volume that pulls has is at home: it may always be evicted, so leave that out",
+            "all data of a mirror is at home: it may always be evicted, so leave that out",
         ));
     }
     if mirrors && is_related {
         return Err(Error::invalid(format!(
-            "volume {:?} has a home already: it follows no other one",
+            "volume {:?} has a home already: it cannot mirror another one",
             of.name
         )));
     }
     if all.iter().any(|(_, other)| other.volume == r.volume && other.mirrors()) {
-        return Err(Error::invalid(format!("volume {:?} follows a home: it goes to no other one", of.name)));
+        return Err(Error::invalid(format!("volume {:?} mirrors a home: it cannot be copied to another one", of.name)));
     }
     if mirrors && crate::namespace::snapshot::has_any(&*cx.txn, r.volume, false)? {
         return Err(Error::invalid(format!(
-            "volume {:?} has snapshots: one that follows a home has none",
+            "volume {:?} has snapshots: a volume that mirrors a home has none",
             of.name
         )));
     }
@@ -173,7 +173,7 @@ pub fn change(cx: &mut Cx<'_>, r: &RelationDo) -> Result<()> {
         RelationVerb::Resume => record.paused = None,
         RelationVerb::AllowEviction => record.evict = true,
         RelationVerb::ForbidEviction if record.mirrors() => {
-            return Err(Error::invalid("what a volume that pulls has is at home: it may always be evicted"));
+            return Err(Error::invalid("all data of a mirror is at home: it may always be evicted"));
         }
         RelationVerb::ForbidEviction => record.evict = false,
         RelationVerb::Remove => {
@@ -233,7 +233,7 @@ pub fn resolve(cx: &mut Cx<'_>, r: &RelationResolve) -> Result<()> {
     volume::load_as_admin(&*cx.txn, &r.cred, record.volume)?;
     if record.mirrors() && r.how == Resolution::KeepVolume {
         return Err(Error::invalid(
-            "a relation that pulls changes nothing at home: only what is there counts",
+            "a mirror changes nothing at home: only what is there counts",
         ));
     }
     let key = keys::conflict(r.relation, r.ino);
@@ -436,7 +436,7 @@ impl Leader {
             looked = listing::oldest_scan(read, id)?.map_or(wall, |at| at.nanos);
             let (start, end) = keys::range_of_short(b'P', id.0);
             store::collect(read, &start, &end, COUNTED_MAX, |_, value| {
-                let dirty = DirtyRange::from_value(value, || format!("pending bytes of {id}"))?;
+                let dirty = DirtyRange::from_value(value, || format!("dirty bytes of {id}"))?;
                 bytes += dirty.len;
                 oldest = oldest.min(dirty.since.nanos);
                 Ok(())

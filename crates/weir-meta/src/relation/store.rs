@@ -70,7 +70,7 @@ fn offset_of(key: &[u8]) -> Result<u64> {
 pub fn dirty_of(read: &dyn Read, relation: RelationId, ino: InodeId) -> Result<Ranges> {
     let (start, end) = (keys::dirty(relation, ino, 0), keys::dirty(relation, ino, FINISH));
     collect(read, &start, &end, usize::MAX, |key, value| {
-        Ok((offset_of(key)?, DirtyRange::from_value(value, || format!("pending bytes of inode {ino}"))?))
+        Ok((offset_of(key)?, DirtyRange::from_value(value, || format!("dirty bytes of inode {ino}"))?))
     })
 }
 pub fn dirty_finish(read: &dyn Read, relation: RelationId, ino: InodeId) -> Result<Option<DirtyRange>> {

@@ -971,7 +971,7 @@ fn a_volume_that_pulls_is_as_home_is_told_and_nobody_changes_it() {
         assert!(user.call(&add(user.op(), true)).await.unwrap_err().context.contains("leave that out"));
         let relation = user.call(&add(user.op(), false)).await.unwrap().id;
         let other = user.call(&relation_to(user.op(), "file:///other")).await.unwrap_err();
-        assert!(other.context.contains("follows a home"), "{other}");
+        assert!(other.context.contains("mirrors a home"), "{other}");
         let entries = [
             entry("d", FileKind::Directory, 0, ""),
             entry("f", FileKind::Regular, 10, "same"),

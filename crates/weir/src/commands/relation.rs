@@ -19,7 +19,7 @@ use weir_proto::relation::{
 };
 use weir_proto::{Error, ErrorKind, InodeId, VolumeId};
 
-/// Between looks of `--follow`.
+/// Between polls of `--follow`.
 const FOLLOW_WAIT: Duration = Duration::from_secs(10);
 
 #[derive(Subcommand)]
@@ -33,7 +33,7 @@ pub enum RelationCommand {
     /// credentials file that it names (as Amazon's tools write it; profile=NAME if not default), or from AWS_ACCESS_KEY_ID and
     /// AWS_SECRET_ACCESS_KEY in their environment.
     ///
-    /// With --direction pull the empty volume shows the files at the home and follows their changes. The volume is read-only, and nothing
+    /// With --direction mirror the empty volume shows the files at the home and their changes. The volume is read-only, and nothing
     /// is changed at the home, not even a mark.
     Add(Add),
     /// Show all relations
@@ -198,7 +198,7 @@ async fn carry_out(client: &Client, command: &RelationCommand, json: bool) -> Ou
         RelationCommand::Add(args) => {
             let mirrors = args.direction == Way::Mirror;
             if mirrors && args.evict {
-                let error = Error::invalid("--evict has no effect with --direction pull");
+                let error = Error::invalid("--evict has no effect with --direction mirror");
                 return Err(Failure::new(
                     error,
                     "omit it: all data is at home, and unused data is always evicted",
@@ -214,7 +214,7 @@ async fn carry_out(client: &Client, command: &RelationCommand, json: bool) -> Ou
             if json {
                 table::json(&as_json(&made));
             } else {
-                let goes = if mirrors { "follows" } else { "is copied to" };
+                let goes = if mirrors { "mirrors" } else { "is copied to" };
                 println!("{}: {} {goes} {}", made.id, args.volume, made.url);
             }
         }
@@ -331,7 +331,7 @@ fn explain(e: Error) -> Failure {
 fn state(info: &RelationInfo) -> String {
     let mirrors = info.direction == Direction::Mirror;
     match &info.state {
-        RelationState::Synced {} if mirrors => "following".into(),
+        RelationState::Synced {} if mirrors => "mirroring".into(),
         RelationState::Copying {} if mirrors => "first scan".into(),
         RelationState::Synced {} => "synced".into(),
         RelationState::Copying {} => "copying".into(),
@@ -358,8 +358,8 @@ fn as_json(info: &RelationInfo) -> Value {
         .collect();
     let mirrors = info.direction == Direction::Mirror;
     let word = match &info.state {
-        RelationState::Synced {} if mirrors => "following",
-        RelationState::Copying {} if mirrors => "first look",
+        RelationState::Synced {} if mirrors => "mirroring",
+        RelationState::Copying {} if mirrors => "first scan",
         RelationState::Synced {} => "synced",
         RelationState::Copying {} => "copying",
         RelationState::Paused { .. } => "paused",
@@ -367,7 +367,7 @@ fn as_json(info: &RelationInfo) -> Value {
     };
     json!({
         "relation": info.id.to_string(), "volume": info.volume_name, "url": info.url, "evict": info.evict,
-        "direction": if info.direction == Direction::Mirror { "pull" } else { "push" }, "scan_age_ms": info.scan_age_ms,
+        "direction": if info.direction == Direction::Mirror { "mirror" } else { "push" }, "scan_age_ms": info.scan_age_ms,
         "state": word, "lag_ms": info.lag_ms, "backlog_bytes": info.backlog_bytes,
         "backlog_names": info.backlog_names, "unseen_directories": info.unseen_directories,
         "rate_bytes_per_s": info.rate, "eta_s": eta_s(info), "shipped_bytes": info.shipped_bytes,
@@ -434,7 +434,7 @@ fn show(info: &RelationInfo, json: bool) {
 }
 
 fn show_mirrored(info: &RelationInfo) {
-    println!("{}: {} follows {} (read-only)", info.id, info.volume_name, info.url);
+    println!("{}: {} mirrors {} (read-only)", info.id, info.volume_name, info.url);
     println!("  state       {}", state(info));
     let s = info.scan_age_ms as f64 / 1000.0;
     println!("  last scan   every known directory was read at home within the last {s:.0} s");
