@@ -64,7 +64,7 @@ pub enum Forget {
 
 /// A cache above this client that is valid only under its leases.
 pub trait KernelCache: Send + Sync + 'static {
-    /// May block: it is called where that is allowed, before a recall is answered.
+    /// May block: it is called where that is allowed, before a revoke is answered.
     fn invalidate_inode(&self, ino: InodeId, what: Forget);
     /// Whether names may be lent to it ([`crate::Client::lend_name`]).
     fn keeps_names(&self) -> bool {

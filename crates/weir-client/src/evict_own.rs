@@ -79,7 +79,7 @@ impl Inner {
     pub async fn evict_own(&self, cred: &Cred, inode: &Arc<Inode>, from: u64, to: u64) -> Result<Evicted> {
         for _ in 1..TRIES {
             match self.try_evict_own(cred, inode, from, to).await {
-                // A recall raised the token epoch, or the lease came anew: once more, as it is now.
+                // A revoke raised the token epoch, or the lease came anew: once more, as it is now.
                 Err(e) if e.kind == ErrorKind::Stale => self.refresh(inode).await?,
                 done => return done,
             }
@@ -91,7 +91,7 @@ impl Inner {
     }
 
     async fn try_evict_own(&self, cred: &Cred, inode: &Arc<Inode>, from: u64, to: u64) -> Result<Evicted> {
-        // First: a recall of the right to write begins with a flush, so it waits for the end of this.
+        // First: a revoke of the right to write begins with a flush, so it waits for the end of this.
         let _one = inode.flushing.lock().await;
         self.write_alone(inode).await?;
         let (range, under) = {

@@ -418,7 +418,7 @@ impl Data {
     }
 
     /// Fewer than k fragments can be had: the error that names the stripe. They are lost if nobody is down or silent who may come back
-    /// with one: movers set a file aside for good that is damaged.
+    /// with one: a damaged file is in conflict for good.
     fn lost(&self, s: &StripeRef, view: &GroupView, why: &Error, bad: &Bad) -> Error {
         let members = view.group().members.iter().enumerate();
         let down: Vec<String> = members

@@ -45,7 +45,7 @@ pub struct Inner {
     inodes: Mutex<HashMap<InodeId, Arc<Inode>>>,
     handles: Mutex<HashMap<u64, Arc<OpenFile>>>,
     next_handle: AtomicU64,
-    /// Counts recalls and releases: orders grants and recalls that cross on their way.
+    /// Counts revokes and releases: orders grants and revokes that cross on their way.
     revoke_clock: AtomicU64,
     /// When all leases were named to the leader last.
     named_at: AtomicU64,
@@ -57,7 +57,7 @@ pub struct Inner {
     pub closes: Closes,
     /// Reads whose time the leader does not know of yet.
     pub accesses: Accesses,
-    /// Room in volumes with a limit of bytes.
+    /// Quota reservations in volumes with a limit of bytes.
     pub reservations: Reservations,
     pub stripes_in_flight: Semaphore,
     /// Older objects that nobody else writes any more, and under which token epoch that was made so.
@@ -186,8 +186,8 @@ impl Inner {
     pub fn inode_count(&self) -> usize {
         self.inodes.lock().expect("no holder panics").len()
     }
-    /// Unless somebody else is about to use it: who opens the file now would have another one than who opens it next, and recalls
-    /// find only one.
+    /// Unless somebody else is about to use it: who opens the file now would have another one than who opens
+    /// it next, and revokes find only one.
     pub fn remove_unused_inode(&self, inode: &Arc<Inode>) {
         let mut inodes = self.inodes.lock().expect("no holder panics");
         let (the_callers, the_tables) = (1, 1);
@@ -421,7 +421,7 @@ impl Holder for Inner {
 }
 
 impl Inner {
-    /// The lease is gone without a recall: what was not saved is lost, and named.
+    /// The lease is gone without a revoke: what was not saved is lost, and named.
     fn lose_lease(&self, inode: &Inode, why: &str) {
         let mut st = inode.lock();
         st.mark_revoked(self.tick_revoke_clock(), LeaseKind::None);

@@ -1,8 +1,9 @@
 //! What a client knows of one inode: lease, attributes, names, changed data on its way.
 //!
-//! Invariants: attributes, names and data are believed only under a lease; a lease is raised by replies and lowered
-//! only by a recall, a release or the session's end; a reply to a request that was sent before the last recall of the inode
-//! grants no more than that recall left. Pure state: no I/O, no time but what is passed in.
+//! Invariants: attributes, names and data are believed only under a lease; a lease is raised by replies and
+//! lowered only by a revoke, a release or the session's end; a reply to a request that was sent before the
+//! last revoke of the inode grants no more than that revoke left. Pure state: no I/O, no time but what is
+//! passed in.
 use crate::api::Stat;
 use crate::changed::Changed;
 use crate::dirty::StripeBuf;
@@ -64,9 +65,9 @@ pub const NO_LIMIT: VolumeId = VolumeId(0);
 pub struct Inode {
     pub ino: InodeId,
     state: Mutex<State>,
-    /// Sends, fetches or a recall of this inode ended.
+    /// Sends, fetches or a revoke of this inode ended.
     pub changed: Notify,
-    /// One flush, commit, truncation or recall at a time.
+    /// One flush, commit, truncation or revoke at a time.
     pub flushing: tokio::sync::Mutex<()>,
     /// One append, truncation or cleaning of an old tail at a time; taken before `flushing`.
     pub growing: tokio::sync::Mutex<()>,
@@ -121,7 +122,7 @@ pub struct State {
     revoke_keep: LeaseKind,
     /// The leader was told of all leases that are held here, and takes others back: replies to requests sent before grant none.
     named_at: u64,
-    /// A recall is at its last step: no new dirty data.
+    /// A revoke is at its last step: no new dirty data.
     pub closing_lease: bool,
     pub names: Names,
     /// Names of this directory that the kernel may keep.
@@ -160,7 +161,7 @@ pub struct State {
     pub charged: u64,
     /// The volume whose limit of bytes stands over new data, as the last right to write told it.
     pub limited: VolumeId,
-    /// Room taken in a volume, in bytes, and in which.
+    /// Quota reserved in a volume, in bytes, and in which.
     pub reserved: u64,
     pub reserved_of: VolumeId,
     /// Of that, for writes straight through that are under way.
@@ -195,12 +196,14 @@ pub struct State {
     pub evictions: u64,
     /// Writes straight through, and the commits of them, that are under way.
     pub direct_writes: u32,
-    /// The leader's word that nobody caches the file, so bytes may be sent past leases. It takes it back by a recall.
+    /// The leader's word that nobody caches the file, so bytes may be sent past leases. It takes it back by a
+    /// revoke.
     pub direct: bool,
-    /// Sends on that word, how many by how many recalls had come when they began: a recall waits for those of before it.
+    /// Sends on that word, how many by how many revokes had come when they began: a revoke waits for those of
+    /// before it.
     direct_sends: BTreeMap<u64, u32>,
     revokes: u64,
-    /// The kernel is dropping the file's pages for a recall.
+    /// The kernel is dropping the file's pages for a revoke.
     pub dropping: Option<Dropping>,
     /// Reads and writes that left, or are about to leave, pages in the kernel that no lease protects, until it has dropped them.
     pub unprotected_pages: u32,
@@ -330,7 +333,7 @@ impl State {
         }
     }
 
-    /// Takes over what a reply tells. `revoke_clock`: the client's recall count when the request was sent.
+    /// Takes over what a reply tells. `revoke_clock`: the client's revoke count when the request was sent.
     pub fn apply(&mut self, entry: &Entry, revoke_clock: u64) {
         // Of before a cut or an eviction that is known here.
         let before_truncation = entry.lease.token_epoch != 0 && entry.lease.token_epoch < self.token_epoch;
@@ -422,7 +425,7 @@ impl State {
         self.tail_clean = false;
     }
 
-    /// A recall or a release began: replies to requests sent before `revoke_clock` grant at most `keep`.
+    /// A revoke or a release began: replies to requests sent before `revoke_clock` grant at most `keep`.
     pub fn mark_revoked(&mut self, revoke_clock: u64, keep: LeaseKind) {
         self.revoked_at = revoke_clock;
         self.revoke_keep = keep;
@@ -469,7 +472,7 @@ impl State {
     pub fn revokes(&self) -> u64 {
         self.revokes
     }
-    /// Whether sends are under way that began before the recall of this number came.
+    /// Whether sends are under way that began before the revoke of this number came.
     pub fn has_sends_before(&self, revoke: u64) -> bool {
         self.direct_sends.range(..revoke).next().is_some()
     }
@@ -634,7 +637,7 @@ impl State {
         let least = self.allocated.saturating_sub(freed);
         self.allocated = self.allocated.min(most.unwrap_or(u64::MAX)).max(least);
     }
-    /// Room for what is not committed yet.
+    /// Reservation for what is not committed yet.
     pub fn reservation_needed(&self) -> u64 {
         if self.limited == NO_LIMIT {
             return 0;

@@ -113,7 +113,7 @@ impl Names {
         }
     }
 
-    /// A recall came, or a release begins: an answer to what was sent before tells what was.
+    /// A revoke came, or a release begins: an answer to what was sent before tells what was.
     pub fn revoked(&mut self) {
         self.revokes += 1;
     }

@@ -1,8 +1,9 @@
-//! Leases: asked for, given back on recall, recovered after another writer's death.
+//! Leases: asked for, given back on revoke, recovered after another writer's death.
 //!
-//! Invariant: a recall is answered only when everything changed under the lease is committed, and neither this client nor
-//! the kernel above it caches what the lease no longer covers. While it is being answered the client holds the lease and
-//! serves reads and writes from it, so nobody who waits for the kernel's page locks waits for the leader.
+//! Invariant: a revoke is answered only when everything changed under the lease is committed, and neither
+//! this client nor the kernel above it caches what the lease no longer covers. While it is being answered the
+//! client holds the lease and serves reads and writes from it, so nobody who waits for the kernel's page
+//! locks waits for the leader.
 use crate::api::Forget;
 use crate::crash_points;
 use crate::data::{Done, Overlay, StripeRef};
@@ -24,9 +25,10 @@ use weir_proto::recall::EvictOwn;
 use weir_proto::{Error, ErrorKind, InodeId, PgId, Request, Result, Version};
 use weir_rpc::{Call, Handled, Reply, Service};
 
-/// Flushes of a file that is written all the while; after them writers wait for the recall.
+/// Flushes of a file that is written all the while; after them writers wait for the revoke.
 const REVOKE_ROUNDS: u32 = 6;
-/// Times that pages are dropped of a file that is read all the while. Reads wait for the recall, too, but not for long.
+/// Times that pages are dropped of a file that is read all the while. Reads wait for the revoke, too, but not
+/// for long.
 const PAGE_ROUNDS: u32 = 64;
 
 /// Times that a file's recovery is begun because opens of this client cross it.
@@ -34,13 +36,13 @@ const RECOVERIES_MAX: u32 = 8;
 /// Between looks whether another client has recovered a file, or who has what is to be committed is back.
 const RECOVERY_POLL: Duration = Duration::from_millis(50);
 
-/// A read for pages waits so long for a recall that has them dropped. That may itself wait for pages that this read has locked:
-/// then the read goes first, under the lease that is still here.
+/// A read for pages waits so long for a revoke that has them dropped. That may itself wait for pages that
+/// this read has locked: then the read goes first, under the lease that is still here.
 const PAGES_PAUSE: Duration = Duration::from_millis(5);
 /// Who asks for attributes waits so long for pages that no lease protects: a read of them may hang at a target.
 const UNPROTECTED_PAGES_PAUSE: Duration = Duration::from_millis(100);
 
-/// Bytes that are being sent past what others might cache: a recall that comes meanwhile waits for them.
+/// Bytes that are being sent past what others might cache: a revoke that comes meanwhile waits for them.
 pub struct DirectSend<'a> {
     inode: &'a Inode,
     counted_by: u64,
@@ -137,7 +139,7 @@ impl Service for Callbacks {
             Err(e) => return Handled::Now(Err(e)),
         };
         let Some(client) = self.client() else { return Handled::Now(Ok(Reply::new(&()))) };
-        // The stamp orders this recall with the replies around it: taken here, in the order of arrival.
+        // The stamp orders this revoke with the replies around it: taken here, in the order of arrival.
         let inode = client.inode(revoke.ino);
         let revoke_clock = client.tick_revoke_clock();
         inode.lock().mark_revoked(revoke_clock, revoke.keep);
@@ -282,7 +284,7 @@ impl Inner {
         }
     }
 
-    /// Returns when nothing that was sent past leases before a recall is under way.
+    /// Returns when nothing that was sent past leases before a revoke is under way.
     async fn wait_for_sends(&self, inode: &Inode, revoke: u64) {
         loop {
             let changed = inode.changed.notified();
@@ -293,9 +295,9 @@ impl Inner {
         }
     }
 
-    /// Returns when bytes of a file that others may have open can be sent straight to targets: under the Write lease, or with
-    /// the leader's word. Nothing that is asked is counted as a send: what is asked may wait for others' recalls, and theirs for
-    /// their sends.
+    /// Returns when bytes of a file that others may have open can be sent straight to targets: under the
+    /// Write lease, or with the leader's word. Nothing that is asked is counted as a send: what is asked may
+    /// wait for others' revokes, and theirs for their sends.
     pub async fn may_send_direct<'a>(&self, inode: &'a Inode) -> Result<DirectSend<'a>> {
         let deadline = self.deadline();
         loop {
@@ -346,7 +348,7 @@ impl Inner {
         Ok(())
     }
 
-    /// A read for pages of `from..to` waits for the recall that has others dropped.
+    /// A read for pages of `from..to` waits for the revoke that has others dropped.
     async fn wait_for_dropping(&self, inode: &Inode, from: u64, to: u64) {
         match &mut inode.lock().dropping {
             Some(dropping) => dropping.begin_wait(from, to),

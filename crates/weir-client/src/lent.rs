@@ -1,10 +1,11 @@
 //! Names lent to the kernel above: for a moment it may keep that a name leads there, or nowhere.
 //!
-//! Invariants: a name is lent only while its directory's lease lets this client itself answer it from memory, and not past the end of
-//! that lease's term; and a directory's lease is given back only after all loans of its names have run out, while no new ones are made.
-//! So the kernel is never told to forget a name: nothing here waits for its locks, and nothing that is mounted on a directory inside is
-//! taken off. What it costs is that a recall waits for the loans; so a directory lends none before its lease was held for a moment, nor
-//! for a while after a recall that had to wait.
+//! Invariants: a name is lent only while its directory's lease lets this client itself answer it from memory,
+//! and not past the end of that lease's term; and a directory's lease is given back only after all loans of
+//! its names have run out, while no new ones are made. So the kernel is never told to forget a name: nothing
+//! here waits for its locks, and nothing that is mounted on a directory inside is taken off. What it costs is
+//! that a revoke waits for the loans; so a directory lends none before its lease was held for a moment, nor
+//! for a while after a revoke that had to wait.
 use crate::inner::Inner;
 use crate::inode::Inode;
 use std::time::Duration;
@@ -21,8 +22,8 @@ const TAKING_UP: Duration = Duration::from_millis(100);
 /// A lease was held for so long before names are lent under it: twice the time after which the leader grants leases again in a directory
 /// that several clients change (`weir-meta`), so that there nothing is lent, however many they are.
 const HELD: Duration = Duration::from_millis(100);
-/// After a recall had to wait for loans the directory lends none for so long; twice as long each time, up to [`REST_MAX`]. So two
-/// clients that change one directory in turn wait a few times, not again and again.
+/// After a revoke had to wait for loans the directory lends none for so long; twice as long each time, up to
+/// [`REST_MAX`]. So two clients that change one directory in turn wait a few times, not again and again.
 const REST: Duration = Duration::from_secs(5);
 const REST_MAX: Duration = Duration::from_secs(300);
 
@@ -31,13 +32,13 @@ const REST_MAX: Duration = Duration::from_secs(300);
 pub struct Loans {
     /// The kernel may keep names of it until then.
     until: Option<Instant>,
-    /// A recall waits for their end.
+    /// A revoke waits for their end.
     is_ending: bool,
     /// When one was first wished for under this lease.
     wished: Option<Instant>,
     /// None is lent before.
     from: Option<Instant>,
-    /// How often recalls had to wait.
+    /// How often revokes had to wait.
     waits: u32,
 }
 

@@ -459,7 +459,7 @@ impl Client {
         self.inner.bring_back_for(handle, offset, len).await
     }
 
-    /// How full pools and volumes are, and the marks from which on room is made; `set` changes a volume's marks first.
+    /// How full pools and volumes are, and the eviction watermarks; `set` changes a volume's marks first.
     pub async fn eviction(&self, cred: &Cred, set: Option<SetMarks>) -> Result<Vec<EvictionLevel>> {
         self.inner.eviction(cred, set).await
     }

@@ -1,8 +1,9 @@
-//! Room in volumes with a limit of bytes: nothing is taken from a program that the limit may refuse later.
+//! Quota reservations in volumes with a limit of bytes: nothing is taken from a program that the limit may
+//! refuse later.
 //!
 //! Invariants: what is written and not committed never exceeds what the leader has granted; a file in a volume without a
 //! limit of bytes asks for nothing. What a commit adds to a volume's usage leaves what is held in the same moment at both
-//! ends, for nothing is said of room while a commit is under way.
+//! ends, for nothing is said of reservations while a commit is under way.
 //! Lock order: an inode's state, then the table here.
 use crate::inner::Inner;
 use crate::inode::{Inode, NO_LIMIT, State};
@@ -21,15 +22,15 @@ use weir_proto::{Error, MIB, Result, VolumeId};
 const RESERVE_BYTES: u64 = 64 * MIB;
 /// What other clients hold and do not use comes back within a second or two: so long a writer waits for it.
 const STARVED_MAX: Duration = Duration::from_millis(3000);
-/// What is at home goes to make room: as fast as home takes what is written. A home that takes nothing for so long is not
-/// worth waiting for.
+/// What is at home is evicted for it: as fast as home takes what is written. A home that takes nothing for so
+/// long is not worth waiting for.
 const MAKING_MAX: Duration = Duration::from_secs(30);
 const STARVED_POLL: Duration = Duration::from_millis(100);
 
 #[derive(Default)]
 pub struct Reservations {
     table: Mutex<BTreeMap<VolumeId, Held>>,
-    /// Commits read it, who speaks of room writes it.
+    /// Commits read it, a change of reservations writes it.
     gate: tokio::sync::RwLock<()>,
 }
 
@@ -70,7 +71,7 @@ impl Reservations {
 }
 
 impl Inner {
-    /// Takes room for bytes that a file will take. False: there is not enough.
+    /// Reserves bytes that a file will take. False: there is not enough.
     pub fn spend(&self, st: &mut State, growth: u64) -> bool {
         if st.limited == NO_LIMIT || growth == 0 {
             return true;
@@ -87,7 +88,7 @@ impl Inner {
         enough
     }
 
-    /// The room that a file takes follows what is changed of it and not committed.
+    /// The reservation of a file follows what is changed of it and not committed.
     pub fn settle_reservation(&self, st: &mut State) {
         let needed = st.reservation_needed();
         if st.reserved == needed {
@@ -111,7 +112,8 @@ impl Inner {
         }
     }
 
-    /// As much of `data` as there is room for; an error if there is none. `at` `None`: at the end of the file.
+    /// As much of `data` as the quota has space for; an error if there is none. `at` `None`: at the end of
+    /// the file.
     pub async fn fit(&self, inode: &Inode, at: Option<u64>, data: &Bytes) -> Result<Bytes> {
         let begun = self.env.clock.now();
         loop {
@@ -140,8 +142,8 @@ impl Inner {
         }
     }
 
-    /// Takes room for all of `growth` bytes, or for none of them. Where no limit holds, it compares with the free space instead, which
-    /// it does not reserve.
+    /// Reserves all of `growth` bytes, or for none of them. Where no limit holds, it compares with the free
+    /// space instead, which it does not reserve.
     pub async fn reserve_for(&self, inode: &Inode, growth: u64) -> Result<()> {
         if growth == 0 {
             return Ok(());
@@ -174,7 +176,7 @@ impl Inner {
         }
     }
 
-    /// Waits for room that comes; an error if none does.
+    /// Waits for quota that is freed; an error if none is.
     async fn starve(
         &self,
         inode: &Inode,
@@ -231,12 +233,12 @@ impl Inner {
         for (volume, used) in volumes {
             let reserve = if used { RESERVE_BYTES } else { 0 };
             if let Err(e) = self.reserve_quota(volume, 0, reserve).await {
-                tracing::debug!("room in volume {volume} was not given back: {e}");
+                tracing::debug!("the reservation in volume {volume} was not returned: {e}");
             }
         }
     }
 
-    /// Room for a write straight through, until the value returned goes.
+    /// Reservation of a direct write, until the value returned goes.
     pub fn spend_direct<'a>(
         &'a self,
         inode: &'a Inode,
@@ -253,7 +255,7 @@ impl Inner {
     }
 }
 
-/// Room of a write on its way.
+/// Reservation of a write on its way.
 pub struct DirectReservation<'a> {
     inner: &'a Inner,
     inode: &'a Inode,

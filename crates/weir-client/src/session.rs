@@ -32,7 +32,7 @@ pub trait Holder: Send + Sync + 'static {
     /// changes of that on this connection only.
     fn begun(&self, connection: u64) -> Vec<HeldLease>;
     fn held_locks(&self) -> Vec<HeldLock>;
-    /// Room in volumes with a limit of bytes.
+    /// Quota reservations in volumes with a limit of bytes.
     fn held_reservations(&self) -> Vec<HeldReservation>;
     /// These leases could not be kept.
     fn lost(&self, inodes: Vec<InodeId>);
@@ -295,7 +295,7 @@ impl Session {
         leases.await
     }
 
-    /// Leases, opens and room, in as many messages as it takes.
+    /// Leases, opens and quota reservations, in as many messages as it takes.
     async fn name_held(
         &self,
         connection: &Connection,

@@ -176,7 +176,7 @@ impl Client {
         let make = |op| RelationResolve { op, cred: cred.clone(), relation, ino, how };
         self.inner.session.change(self.inner.deadline(), make).await
     }
-    /// Sets a file aside whose copy at home was found not to be what was shipped.
+    /// Marks a file as in conflict: its copy at home was found not to be what was shipped.
     pub async fn suspect(&self, cred: &Cred, relation: RelationId, ino: InodeId, why: &str) -> Result<()> {
         let make = |op| RelationSuspect { op, cred: cred.clone(), relation, ino, why: why.to_owned() };
         self.inner.session.change(self.inner.deadline(), make).await

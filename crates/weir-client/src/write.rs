@@ -240,7 +240,7 @@ impl Inner {
         self.write_direct(file, offset, data).await
     }
 
-    /// Takes all bytes as soon as there is memory. False: the lease went, or the room for them.
+    /// Takes all bytes as soon as there is memory. False: the lease went, or the quota for them.
     pub async fn buffer_all(
         &self,
         file: &OpenFile,
@@ -444,7 +444,7 @@ impl Inner {
         Ok(Some(data.len()))
     }
 
-    /// As much as there is room for, and the room.
+    /// As much as the quota has space for, and the reservation.
     pub async fn fit_direct<'a>(
         &'a self,
         inode: &'a Inode,

@@ -1,10 +1,12 @@
 //! What the kernel keeps of one mount, and how it is told to forget: before a lease goes back, what the client forgets the kernel
 //! must have forgotten.
 //!
-//! Invariant: no notice overtakes an answer. An inode of which an answer is on its way is not known to the kernel yet, so a notice
-//! of it would be lost; such a notice is sent again until the kernel has taken the answer up. Names are not told at all: the kernel keeps
-//! them for a moment, and a lease waits for its end (`weir-client/src/lent.rs`). A notice of a name takes its directory's lock, which an
-//! operation may hold that waits for this very recall; and to have all names asked for again takes off what is mounted on directories inside.
+//! Invariant: no notice overtakes an answer. An inode of which an answer is on its way is not known to the
+//! kernel yet, so a notice of it would be lost; such a notice is sent again until the kernel has taken the
+//! answer up. Names are not told at all: the kernel keeps them for a moment, and a lease waits for its end
+//! (`weir-client/src/lent.rs`). A notice of a name takes its directory's lock, which an operation may hold
+//! that waits for this very revoke; and to have all names asked for again takes off what is mounted on
+//! directories inside.
 use crate::translate::to_kernel_ino;
 use fuser::{INodeNo, Notifier};
 use std::collections::HashMap;

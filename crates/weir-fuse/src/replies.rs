@@ -60,8 +60,8 @@ impl Named {
     }
 }
 
-/// The kernel is about to be told of an inode. Attributes are looked at again after that is noted: a recall of before was not told to
-/// a kernel that did not know the inode.
+/// The kernel is about to be told of an inode. Attributes are looked at again after that is noted: a revoke
+/// of before was not told to a kernel that did not know the inode.
 fn reported(client: &Client, kernel: &Notices, stat: Stat) -> Stat {
     kernel.note_answer(tr::to_kernel_ino(stat.attr.ino));
     client.try_getattr(stat.attr.ino).unwrap_or(Stat { leased: false, ..stat })

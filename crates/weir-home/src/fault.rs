@@ -16,7 +16,7 @@ pub enum Fault {
     Full(Error),
     /// Home refuses us the right: an administrator has to act, then again.
     Denied(Error),
-    /// This item cannot be kept at home as it is: set it aside, go on with the others.
+    /// This item cannot be kept at home as it is: it is in conflict, go on with the others.
     Broken(Error),
 }
 
@@ -132,7 +132,7 @@ pub fn map_errno(errno: i32) -> (FaultKind, ErrorKind, &'static str) {
             "another file system is mounted inside of home: give that one a relation of its own",
         ),
         // Among them: EIO, ESTALE, ETIMEDOUT, EHOSTDOWN, ENOTCONN, ENODEV, EBUSY, EMFILE, ENOMEM. What is not known
-        // is tried again: to set an item aside needs a reason.
+        // is tried again: a conflict needs a reason.
         _ => (
             Unreachable,
             ErrorKind::Unavailable,

@@ -1,6 +1,7 @@
 //! How a thing at home is known again: what it is, which one, how long, as of when. And its attributes.
 //!
-//! Plain data; the leader keeps stamps, so they have a wire layout. The comparison is the one decision made here.
+//! Plain data; the leader keeps fingerprints, so they have a wire layout. The comparison is the one decision
+//! made here.
 use bytes::Bytes;
 use std::fmt;
 use weir_proto::{
@@ -12,7 +13,7 @@ use weir_proto::{
 /// Longest identity and version that a home gives, in bytes: S3's state of an unfinished upload, far below in practice.
 pub const FINGERPRINT_ID_BYTES_MAX: usize = 1024;
 
-/// What we left at home. Equal stamps: the same thing, not written since.
+/// What we left at home. Equal fingerprints: the same thing, not written since.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Fingerprint {
     pub kind: FileKind,
@@ -44,7 +45,7 @@ impl Wire for Fingerprint {
         };
         match fingerprint.id.len() + fingerprint.version.len() {
             0..=FINGERPRINT_ID_BYTES_MAX => Ok(fingerprint),
-            n => Err(Error::invalid(format!("malformed message: a stamp names its thing with {n} bytes"))),
+            n => Err(Error::invalid(format!("malformed message: a fingerprint names its thing with {n} bytes"))),
         }
     }
 }
@@ -84,7 +85,7 @@ impl fmt::Debug for Fingerprint {
 pub enum Expect {
     /// The very thing, not written since.
     Unchanged(Fingerprint),
-    /// The very thing; we may have written to it since the stamp was given.
+    /// The very thing; we may have written to it since the fingerprint was given.
     Ours(Fingerprint),
 }
 

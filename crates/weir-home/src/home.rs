@@ -155,8 +155,9 @@ pub trait Home: Send + Sync + 'static {
     /// Only the last piece of a file may be shorter.
     fn piece(&self, offset: u64, bytes_wanted: u64) -> Range<u64>;
 
-    /// Opens a file to write. `Expect::Unchanged` if nobody has written since that stamp was given; `Expect::Ours` if
-    /// somebody of us may have (another mover writes it too, or one died over it before it could tell).
+    /// Opens a file to write. `Expect::Unchanged` if nobody has written since that fingerprint was given;
+    /// `Expect::Ours` if somebody of us may have (another mover writes it too, or one died over it before it
+    /// could tell).
     fn open_write<'a>(
         &'a self,
         path: &'a HomePath,
@@ -203,7 +204,7 @@ pub trait HomeWriter: Send + Sync + 'static {
     /// The range is a hole, or zeros where home has no holes; the file is at least as long as the range reaches.
     fn zero(&self, range: Range<u64>) -> BoxFuture<'_, Outcome<()>>;
 
-    /// Makes what was written durable. The stamp is what to expect from now on.
+    /// Makes what was written durable. The fingerprint is what to expect from now on.
     fn sync(&self) -> BoxFuture<'_, Outcome<Fingerprint>>;
 
     /// Cuts or extends the file to its final size, sets its attributes and times: it is complete at home. Durable.

@@ -672,7 +672,7 @@ impl Shared {
         }
     }
 
-    /// One range, or the end of the file. The stamp of what is written but not synced yet is empty.
+    /// One range, or the end of the file. The fingerprint of what is written but not synced yet is empty.
     async fn extent(
         &self,
         relation: &Relation,
@@ -931,7 +931,8 @@ async fn make_again(home: &dyn Home, path: &HomePath) -> Outcome<()> {
     home.make(path, &Make::File, &attrs).await.map(drop)
 }
 
-/// What must be found. Without a stamp (home's root, or somebody decided that ours counts): what is there.
+/// What must be found. Without a fingerprint (home's root, or somebody decided that ours counts): what is
+/// there.
 pub(crate) async fn expect(
     home: &dyn Home,
     path: &HomePath,
@@ -949,7 +950,7 @@ pub(crate) async fn expect(
     Ok(if expected.writing { Expect::Ours(fingerprint) } else { Expect::Unchanged(fingerprint) })
 }
 
-/// Carries out a change of names; the stamp of what it left.
+/// Carries out a change of names; the fingerprint of what it left.
 async fn act(home: &dyn Home, action: &NameAction) -> Outcome<Bytes> {
     let parse = |path: &Bytes| {
         HomePath::parse(path).map_err(|e| Fault::new(crate::FaultKind::Broken, &HomePath::root(), e))

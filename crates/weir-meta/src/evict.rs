@@ -8,8 +8,8 @@ use std::time::Duration;
 use weir_env::Instant;
 use weir_proto::{InodeId, MIB};
 
-/// Room is made when it would be full within this: to find, to check and to drop takes a minute, and movers that have
-/// fallen behind make it longer.
+/// Data is evicted when it would be full within this: to find, to check and to drop takes a minute, and
+/// movers that have fallen behind make it longer.
 const AHEAD: Duration = Duration::from_secs(900);
 /// Then so much more is made that it does not begin again at once.
 const PAUSE: Duration = Duration::from_secs(300);
@@ -31,7 +31,7 @@ pub struct Level {
     pub used: u64,
 }
 
-/// Above `high` room is made, until `low` is reached. In bytes used.
+/// Above `high` data is evicted, until `low` is reached. In bytes used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Marks {
     pub high: u64,

@@ -22,7 +22,7 @@ use weir_proto::recall::{EvictOwn, EvictionLevel, GetEviction, Levels, SetMarks}
 use weir_proto::{Error, ErrorKind, InodeId, NameRule, Result, SessionId, VolumeId};
 use weir_rpc::Connection;
 
-/// Between looks, unless somebody waits for room.
+/// Between looks, unless somebody waits for space.
 const POLL: Duration = Duration::from_secs(1);
 /// A look takes at most this part of the time, and pauses at least so long, whoever waits.
 const SCAN_SHARE: u32 = 4;

@@ -36,14 +36,15 @@ use weir_proto::{Error, ErrorKind, InodeId, NamespaceId, Result, SessionId, Volu
 
 /// Room for most replies.
 const REPLY_BYTES: usize = 384;
-/// After a recall of a directory nobody gets a lease on it for so long: clients that create files in it by turns would
-/// wait for a recall each time. A recall takes about 1 ms, so it costs them 2 % at most.
+/// After a revoke of a directory nobody gets a lease on it for so long: clients that create files in it by
+/// turns would wait for a revoke each time. A revoke takes about 1 ms, so it costs them 2 % at most.
 const CONTENDED: Duration = Duration::from_millis(50);
-/// Who only looks at a file takes the right to write it from its writer at most this often: else whoever looks again and again
-/// leaves the writer no time in which it writes alone, and nothing of its file could be evicted. A recall and the grant after it
-/// take about 1 ms.
+/// Who only looks at a file takes the right to write it from its writer at most this often: else whoever
+/// looks again and again leaves the writer no time in which it writes alone, and nothing of its file could be
+/// evicted. A revoke and the grant after it take about 1 ms.
 const POLLS_APART: Duration = Duration::from_millis(5);
-/// A client that did not answer a recall gets no leases for so long: it reads and writes through, and others wait for it no more.
+/// A client that did not answer a revoke gets no leases for so long: it reads and writes through, and others
+/// wait for it no more.
 const MISTRUSTED_FOR: Duration = Duration::from_secs(60);
 /// Such clients that are remembered.
 const MISTRUSTED_MAX: usize = 4096;
@@ -112,7 +113,7 @@ pub(crate) struct State {
     pub looked: Instant,
     /// When it was seen last that clients may be unable to save.
     pub no_data_taken: Instant,
-    /// Clients that did not answer a recall, and until when they get no leases.
+    /// Clients that did not answer a revoke, and until when they get no leases.
     mistrusted: BTreeMap<String, Instant>,
     /// The newest commit of this leader; what anybody was shown is not newer.
     pub newest: CommitSeq,
@@ -269,7 +270,8 @@ impl Leader {
         Ok(())
     }
 
-    /// Tries once. Conflicting leases are returned for their recall, and the inodes are parked on in `parked`.
+    /// Tries once. Conflicting leases are returned for their revoke, and the inodes are parked on in
+    /// `parked`.
     pub fn attempt<R: Operation>(
         &self,
         state: &mut State,
@@ -603,7 +605,7 @@ impl State {
         }
     }
 
-    /// How long a recall for somebody who only looks has to wait. It counts as made then.
+    /// How long a revoke for somebody who only looks has to wait. It counts as made then.
     pub fn pause_before_poll(&mut self, ino: InodeId, now: Instant) -> Duration {
         if self.looked_at.len() >= CONTENDED_MAX {
             self.looked_at.clear();
@@ -613,13 +615,13 @@ impl State {
         at.since(now)
     }
 
-    /// When a client under recall was last known to get on with it; `None`: the session is over.
+    /// When a client under revoke was last known to get on with it; `None`: the session is over.
     pub fn got_on(&self, session: SessionId, began: Instant) -> Option<Instant> {
         let progress = self.sessions.get(&session)?.progress;
         Some(began.max(progress).max(self.stood_still_until).max(self.no_data_taken))
     }
 
-    /// A client did not answer a recall: others must not wait for it again, inode by inode.
+    /// A client did not answer a revoke: others must not wait for it again, inode by inode.
     pub fn mistrust(&mut self, client: &str, now: Instant) {
         self.mistrusted.retain(|_, until| *until > now);
         if self.mistrusted.len() < MISTRUSTED_MAX {

@@ -1,7 +1,8 @@
 //! Who may cache what: the lease table. Pure: told of events, it answers; the caller calls clients back.
 //!
-//! Invariants: a Write lease is the only lease on its inode. While an operation is parked on an inode, or a recall of it
-//! is on its way, nobody gets a new lease on it. A file that two sessions have open, one at least for writing, is
+//! Invariants: a Write lease is the only lease on its inode. While an operation is parked on an inode, or a
+//! revoke of it is on its way, nobody gets a new lease on it. A file that two sessions have open, one at
+//! least for writing, is
 //! *shared*: nobody gets a lease on it but who recovers it after a writer's death, and who reads it through its kernel's
 //! pages and asks for that. A session that was told to write through is never beside a session that caches.
 //!
@@ -72,7 +73,7 @@ struct Holding {
     revoking: bool,
     /// It is the session's turn to append or to cut. Of at most one session.
     append_token: bool,
-    /// It was told to write through: it may be doing so, until it has answered a recall
+    /// It was told to write through: it may be doing so, until it has answered a revoke
     direct: bool,
     /// that was begun after that.
     direct_since_revoke: bool,
@@ -166,7 +167,7 @@ impl LeaseTable {
     pub fn new(written_under: u64) -> LeaseTable {
         LeaseTable { written_under, ..LeaseTable::default() }
     }
-    /// Adds to `out` what must be recalled before `session` may do what it needs.
+    /// Adds to `out` what must be revoked before `session` may do what it needs.
     pub fn conflicts(&self, session: SessionId, ino: InodeId, need: Need, out: &mut Vec<Conflict>) {
         let Some(state) = self.states.get(&ino) else { return };
         for (holder, holding) in state.others(session) {
@@ -217,14 +218,14 @@ impl LeaseTable {
         let writes = write || state.get(session).is_some_and(|h| h.opens.write > 0);
         state.others(session).any(|(_, h)| h.opens.write > 0 || (writes && h.is_open()))
     }
-    /// Adds the session's own lease to what must be recalled.
+    /// Adds the session's own lease to what must be revoked.
     pub fn own_conflict(&self, session: SessionId, ino: InodeId, out: &mut Vec<Conflict>) {
         if self.held(session, ino) > LeaseKind::None {
             out.push(Conflict { ino, session, keep: LeaseKind::None, ask: true });
         }
     }
 
-    /// Grants Read where that recalls nobody and endangers nobody; else says what the session holds already.
+    /// Grants Read where that revokes nobody and endangers nobody; else says what the session holds already.
     pub fn grant_read(&mut self, session: SessionId, ino: InodeId) -> LeaseKind {
         self.read_grant(session, ino, false)
     }
@@ -267,7 +268,7 @@ impl LeaseTable {
         self.write_grant(session, ino, false)
     }
     /// Grants Write to the one who recovers what a dead writer left. Others may have the file open: until it is
-    /// recovered they can only wait, and to ask for a lease of their own is to recall this one.
+    /// recovered they can only wait, and to ask for a lease of their own is to revoke this one.
     pub fn grant_recovery(&mut self, session: SessionId, ino: InodeId) -> LeaseKind {
         self.write_grant(session, ino, true)
     }

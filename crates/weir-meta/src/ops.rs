@@ -65,7 +65,7 @@ pub struct Grants<'a> {
 }
 
 impl Grants<'_> {
-    /// An entry that is shown: Read, if that recalls nobody. A file to be recovered is read by nobody.
+    /// An entry that is shown: Read, if that revokes nobody. A file to be recovered is read by nobody.
     fn entry(&mut self, entry: &mut Entry) {
         let ino = entry.attr.ino;
         if entry.attr.kind == FileKind::Directory {

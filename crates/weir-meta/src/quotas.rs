@@ -1,4 +1,5 @@
-//! Limits of volumes, and who holds room for bytes that are not committed yet. Pure: told of events, it answers.
+//! Limits of volumes, and who holds reservations for bytes that are not committed yet. Pure: told of events,
+//! it answers.
 //!
 //! Invariant: what a volume's files take and what is granted together are never more than the limit, but for what was
 //! granted before the limit was lowered. A grant is kept in memory: after a restart clients name theirs before anything new
@@ -31,7 +32,8 @@ pub struct Quotas {
     pub short: Arc<Notify>,
     /// Rung when what is in the trash of a volume is in the way.
     pub full: Arc<Notify>,
-    /// Who lacked room when it asked last, and how much it must have: the one that lacks most of each volume.
+    /// The session that was starved when it asked last, and how much it must have: the one that lacks most of
+    /// each volume.
     starved: BTreeMap<VolumeId, (u64, SessionId)>,
 }
 
@@ -50,7 +52,7 @@ pub struct Over {
     pub inodes_since: Option<Time>,
 }
 
-/// What a client says of its room in a volume, in bytes.
+/// What a client says of its reservation in a volume, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ask {
     /// Written already and not committed.
@@ -85,7 +87,7 @@ impl Quotas {
     pub fn policy(&self, id: VolumeId) -> &Policy {
         self.policies.get(&id).unwrap_or(&NO_POLICY)
     }
-    /// Volumes that keep something of their past by themselves.
+    /// Volumes that have a retention by themselves.
     pub fn retentions(&self) -> &BTreeMap<VolumeId, Retention> {
         &self.retentions
     }
@@ -96,7 +98,7 @@ impl Quotas {
         self.full.notify_one();
         self.short.notify_one();
     }
-    /// Up to how many bytes volumes may have that those who lack room get it; they are told once.
+    /// Usage to evict down to so that starved sessions get their reservation; each is returned once.
     pub fn take_goals(&mut self, now: Time) -> Vec<(VolumeId, u64)> {
         let starved = std::mem::take(&mut self.starved);
         let goal = |(id, (must, session)): (VolumeId, (u64, SessionId))| {

@@ -32,8 +32,8 @@ use weir_proto::volume::*;
 use weir_proto::{Error, ErrorKind, InodeId, NamespaceId, Request, Result, SessionId, Wire};
 use weir_rpc::{Call, Connection, Defer, Handled, Payload, Reply, Service};
 
-/// A client under recall writes back what it holds; as long as it gets on with it, it has this many lease terms for that. One that
-/// is heard of, but saves nothing and gives nothing back, has one,
+/// A client under revoke writes back what it holds; as long as it gets on with it, it has this many lease
+/// terms for that. One that is heard of, but saves nothing and gives nothing back, has one,
 const REVOKE_TERMS_MAX: u32 = 4;
 /// and so long at least: until a silent target is done without, and an operation has begun anew, nothing is saved either.
 const STUCK_MIN: Duration = Duration::from_secs(10);
@@ -178,7 +178,7 @@ impl Meta {
             if self.leader.lock().leases.begin_revoke(conflict.session, conflict.ino) {
                 let leader = self.leader.clone();
                 leader.env.tasks.crash_point(crash_points::REVOKING);
-                self.leader.env.tasks.spawn("lease recall", async move { revoke(leader, conflict).await });
+                self.leader.env.tasks.spawn("lease revoke", async move { revoke(leader, conflict).await });
             }
         }
     }
@@ -363,7 +363,7 @@ async fn revoke(leader: Arc<Leader>, conflict: Conflict) {
                 Ok(_) => return given_back(&leader, conflict),
                 Err(e) if e.kind == ErrorKind::Unavailable || e.kind == ErrorKind::Deadline => {}
                 Err(e) => {
-                    tracing::warn!(session = %conflict.session, inode = %conflict.ino, "a recall failed: {e}");
+                    tracing::warn!(session = %conflict.session, inode = %conflict.ino, "a revoke failed: {e}");
                 }
             }
         }
@@ -372,7 +372,7 @@ async fn revoke(leader: Arc<Leader>, conflict: Conflict) {
     }
 }
 
-/// A client under recall has not got on for a lease term.
+/// A client under revoke has not got on for a lease term.
 fn is_stuck(leader: &Leader, session: SessionId, began: Instant) -> bool {
     let got_on = leader.lock().got_on(session, began);
     got_on.is_some_and(|at| leader.env.clock.now().since(at) > leader.term().max(STUCK_MIN))
@@ -386,7 +386,7 @@ fn fence(leader: &Arc<Leader>, session: SessionId) {
     if let Some(client) = client {
         state.mistrust(&client, leader.env.clock.now());
     }
-    let ended = leader.end_session(&mut state, session, "it did not answer a recall");
+    let ended = leader.end_session(&mut state, session, "it did not answer a revoke");
     report(ended, leader);
 }
 

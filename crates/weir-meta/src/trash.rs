@@ -15,9 +15,9 @@ use weir_kv::Read;
 use weir_proto::meta::Usage;
 use weir_proto::{Error, ErrorKind, InodeId, Result, VolumeId};
 
-/// Between looks, unless somebody waits for room.
+/// Between looks, unless somebody waits for space.
 const POLL: Duration = Duration::from_secs(5);
-/// Those who wait for room have their turn between steps.
+/// Those who wait for space have their turn between steps.
 const STEP_PAUSE: Duration = Duration::from_millis(2);
 /// Trash has no place on targets that are fuller than this, in hundredths.
 const FULL_PERCENT: u128 = 90;
@@ -111,7 +111,7 @@ impl Meta {
         Ok(answer)
     }
 
-    /// Room that clients lack in volumes with limits.
+    /// Reservations that clients lack in volumes with limits.
     async fn make_room(&self) -> Result<()> {
         let goals = self.leader().lock().quotas.take_goals(self.leader().wall());
         for (volume, goal) in goals {

@@ -128,7 +128,7 @@ fn nobody_else_waits_behind_a_parked_operation() {
         let parked = b.create(dir, "x");
         let others = async {
             b.create(own, "y").await.unwrap();
-            // The holder under recall goes on, and gets no lease on the inode that is waited for.
+            // The holder under revoke goes on, and gets no lease on the inode that is waited for.
             let z = a.create(dir, "z").await.unwrap();
             assert_eq!(z.parent_lease.kind, LeaseKind::None);
             world.now().since(begun)
@@ -282,7 +282,7 @@ fn after_a_restart_leases_are_taken_up_and_others_wait() {
         made.unwrap();
         let waited = world.now().since(begun);
         assert!(waited >= Duration::from_millis(1000) && waited < Duration::from_millis(1100), "{waited:?}");
-        // Both still hold what they held: a look recalls.
+        // Both still hold what they held: a getattr revokes.
         assert_eq!(b.getattr(file.attr.ino).await.unwrap().lease.kind, LeaseKind::Read);
         assert_eq!(a.revoked().last(), Some(&(file.attr.ino, LeaseKind::Read)));
         a.commit(file.attr.ino, 1, 5, true).await.unwrap();

@@ -195,9 +195,10 @@ message!(CellStat {
 });
 
 message!(
-    /// Records that fragments of a stripe are not where they should be: counted debt. Adds to the mask of `version`
-    /// (the base or a prepared one; 0: of whatever is there); a bit goes when the map says that its member is current. To the holder of a fragment with that fragment's own bit:
-    /// "what you have is bad"; the holder verifies it and has it rebuilt. `NotFound`: that version is not there.
+    /// Records that fragments of a stripe are not where they should be: counted as under-replicated. Adds to
+    /// the mask of `version` (the base or a prepared one; 0: of whatever is there); a bit goes when the map
+    /// says that its member is current. To the holder of a fragment with that fragment's own bit: "what you
+    /// have is bad"; the holder verifies it and has it rebuilt. `NotFound`: that version is not there.
     MarkMissing = 230 -> () { place: Place, cell: CellId, version: Version, missing: MissingMask }
 );
 /// The fence of a deleted file: nobody ever writes it again.

@@ -138,7 +138,7 @@ wire_enum!(
     MemberState {
         /// Holds every fragment that it should: read and written.
         Current = 1,
-        /// Not reachable: neither read nor written; what is written meanwhile is debt.
+        /// Not reachable: neither read nor written; what is written meanwhile is under-replicated.
         Down = 2,
         /// Back, and written again, but what it missed is not repaired yet: read only as a last resort, by version.
         Behind = 3,

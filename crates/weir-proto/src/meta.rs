@@ -99,7 +99,7 @@ wire_enum!(
     }
 );
 message!(
-    /// A lease as granted. Every reply that carries attributes grants what it can without recalling anybody.
+    /// A lease as granted. Every reply that carries attributes grants what it can without revoking anybody.
     Lease {
         kind: LeaseKind,
         /// Token epoch for fragment versions (Write, or None with write access while the file is shared).
@@ -150,7 +150,8 @@ message!(
 message!(SessionResumed { /** Leases that could not be kept: stop using their caches. */ lost: Vec<InodeId>, lease_ms: u32 });
 message!(KeepAlive = 102 -> () {
     session: SessionId,
-    /// Bytes that targets have taken from this client since it began: whether it gets on with what a recall asks of it.
+    /// Bytes that targets have taken from this client since it began: whether it gets on with what a revoke
+    /// asks of it.
     saved: u64,
 });
 message!(SessionClose = 103 -> () { session: SessionId });
@@ -207,8 +208,9 @@ message!(
 message!(StatFs = 117 -> FsStat { session: SessionId });
 message!(FsStat { files: u64, directories: u64, bytes: u64 });
 message!(
-    /// Asks for a lease; others' conflicting leases are recalled first. The answer None to Write: the file is shared
-    /// now, write through. A client whose Write was recalled asks again before it writes, also to write through.
+    /// Asks for a lease; others' conflicting leases are revoked first. The answer None to Write: the file is
+    /// shared now, write through. A client whose Write was revoked asks again before it writes, also to write
+    /// through.
     AcquireLease = 118 -> Entry { session: SessionId, ino: InodeId, kind: LeaseKind, renew: bool }
 );
 message!(
@@ -224,8 +226,9 @@ message!(
 );
 message!(Opened { entry: Entry, inline: Option<Bytes> });
 message!(
-    /// Opens ended; sent after everything is committed. A client may tell it late, as long as it holds a lease on the
-    /// file: before it answers a recall. Never sent again on another connection: `SessionResume` tells what is open.
+    /// Opens ended; sent after everything is committed. A client may tell it late, as long as it holds a
+    /// lease on the file: before it answers a revoke. Never sent again on another connection: `SessionResume`
+    /// tells what is open.
     Close = 121 -> () { session: SessionId, files: Vec<Closed> }
 );
 message!(

@@ -143,7 +143,7 @@ message!(RecallState {
     error: String,
 });
 message!(
-    /// How full pools and volumes are, and from where on room is made by eviction. `set`: changes a volume's marks first.
+    /// How full pools and volumes are, and the eviction watermarks. `set`: changes a volume's marks first.
     GetEviction = 189 -> Levels { session: SessionId, cred: Cred, set: Option<SetMarks> }
 );
 message!(
@@ -156,7 +156,7 @@ message!(EvictionLevel {
     volume: Option<VolumeId>,
     capacity: u64,
     used: u64,
-    /// Above this room is made, until `low` is reached. Bytes used.
+    /// Above this data is evicted, until `low` is reached. Bytes used.
     high: u64,
     low: u64,
     /// Somebody has set them.

@@ -164,9 +164,9 @@ message!(RelationInfo {
     limited_by: String,
     /// Why home could not be used at the last try; empty: it can be, or nothing was tried.
     home_failure: String,
-    /// Items that are set aside, the first hundred.
+    /// Conflicts, the first hundred.
     conflicts: Vec<Conflict>,
-    /// Of one that pulls: age of the oldest look at a directory at home, ms.
+    /// Of a mirror: age of the oldest scan of a directory at home, ms.
     scan_age_ms: u64,
 });
 message!(
@@ -174,7 +174,7 @@ message!(
     Conflict { ino: InodeId, path: Bytes, diverged: bool, why: String, at: Time }
 );
 message!(
-    /// Decides about an item that is set aside.
+    /// Decides about a conflict.
     RelationResolve = 166 -> () { op: Op, cred: Cred, relation: RelationId, ino: InodeId, how: Resolution }
 );
 wire_enum!(Resolution {
@@ -213,7 +213,7 @@ message!(RelationWork {
     ids: HomeIds,
     /// The user who named this home: a mover goes where that user may have a home.
     by: u32,
-    /// Of one that pulls nothing is changed at home, not even to mark it.
+    /// Of a mirror nothing is changed at home, not even to mark it.
     direction: Direction,
     /// Nothing was ever shipped there.
     is_new: bool,
@@ -235,7 +235,7 @@ message!(
 );
 message!(
     /// What is in a directory at home now, of the names after `after` up to `upto` (none: to the end), in the order of their
-    /// bytes: what is here and not told is gone there. Of a relation that pulls. The same may be told twice.
+    /// bytes: what is here and not told is gone there. Of a mirror. The same may be told twice.
     ReportRelisting = 147 -> () {
         op: Op, relation: RelationId, dir: InodeId, after: Bytes, entries: Vec<HomeEntry>, upto: Option<Bytes>,
     }
@@ -265,7 +265,8 @@ message!(
     /// What a mover must find at home before it changes anything there.
     Expected {
         fingerprint: FingerprintBytes,
-        /// A mover may have written there since the stamp was taken: only what it is counts, not its size and times.
+        /// A mover may have written there since the fingerprint was taken: only what it is counts, not its
+        /// size and times.
         writing: bool,
     }
 );
@@ -337,7 +338,7 @@ wire_union!(
         Later = 2 { why: String },
         /// Home is not as it was left: nothing was changed there.
         Diverged = 3 { why: String },
-        /// It cannot be done: set aside.
+        /// It cannot be done: in conflict.
         Refused = 4 { why: String },
         /// What was to be read has changed meanwhile: the leader knows better.
         Moved = 5 {},
@@ -364,12 +365,13 @@ message!(HomePlace {
     receipts: Vec<Receipt>,
     /// Of a relation that was named: changes are on their way there, home need not be as the volume is.
     unsettled: bool,
-    /// It is set aside: nothing is shipped until somebody decides.
+    /// It is in conflict: nothing is shipped until somebody decides.
     conflict: bool,
 });
 message!(
-    /// Home was found not to be as it was left: the file is set aside, so nothing of it is evicted or written over at home until
-    /// somebody decides (`RelationResolve`). The volume's owner and administrators may.
+    /// Home was found not to be as it was left: the file is in conflict, so nothing of it is evicted or
+    /// written over at home until somebody decides (`RelationResolve`). The volume's owner and administrators
+    /// may.
     RelationSuspect = 195 -> () { op: Op, cred: Cred, relation: RelationId, ino: InodeId, why: String }
 );
 message!(

@@ -84,7 +84,7 @@ pub const SCHEDULED_MAX: u64 = 200;
 pub const TRASH: &[u8] = b".trash";
 
 message!(
-    /// What is kept of a volume's past without being asked for each time.
+    /// What is kept of a volume without being asked for each time.
     Retention {
         /// What is removed stays in the trash for so many seconds; 0: there is no trash.
         trash_s: u32,
@@ -211,8 +211,9 @@ message!(
     VolumeAt = 190 -> Volume { session: SessionId, ino: InodeId }
 );
 message!(
-    /// Says how much room this client needs in a volume with a limit of bytes, and asks for more, in bytes. Sent while no
-    /// `Commit` of a file there is under way: what a `Commit` adds to the volume's usage is taken from what is held.
+    /// Says how much quota this client needs reserved in a volume with a limit of bytes, and asks for more,
+    /// in bytes. Sent while no `Commit` of a file there is under way: what a `Commit` adds to the volume's
+    /// usage is taken from what is held.
     ReserveQuota = 191 -> QuotaReservation {
         session: SessionId,
         volume: VolumeId,
@@ -229,13 +230,13 @@ message!(QuotaReservation {
     held: u64,
     /// What other clients hold: some of it may come back soon.
     others: u64,
-    /// There is no limit (any more): no room is needed.
+    /// There is no limit (any more): no reservation is needed.
     unlimited: bool,
-    /// What is at home is evicted to make room: more comes with time.
+    /// What is at home is evicted: more comes with time.
     evicting: bool,
 });
 message!(
-    /// On a new connection, before the last `SessionResume`: all the room that the session holds.
+    /// On a new connection, before the last `SessionResume`: all reservations that the session holds.
     ReclaimReservations = 192 -> () { session: SessionId, held: Vec<HeldReservation> }
 );
 message!(HeldReservation { volume: VolumeId, bytes: u64 });

@@ -18,7 +18,7 @@ pub struct Scope {
     pub group: PgId,
     pub epoch: Epoch,
     pub scheme: Scheme,
-    /// Bit i: member i is current in that epoch, so its fragments are no debt.
+    /// Bit i: member i is current in that epoch, so its fragments are not missing.
     pub current: MissingMask,
     /// What this target has from before that epoch does not count: it had lost what it had ([`forget_lost`]).
     pub lost_at: Epoch,
@@ -641,7 +641,7 @@ pub fn mark_missing(
     Ok(true)
 }
 
-/// Settles a cell's debt to members that are current in the scope's epoch.
+/// Clears a cell's missing bits of members that are current in the scope's epoch.
 pub fn settle_under_replicated(
     txn: &mut dyn Txn,
     scope: &Scope,

@@ -67,7 +67,7 @@ pub(crate) struct Target {
     progress: Notify,
     pub recent: Mutex<Recent>,
     suspects: Mutex<BTreeSet<CellId>>,
-    /// The epoch of each group under which its debt was looked through.
+    /// The epoch of each group under which its missing fragments were looked through.
     pub settled: Mutex<BTreeMap<PgId, Epoch>>,
     /// The newest cut that was learned from each peer.
     pub truncations_of: Mutex<BTreeMap<TargetId, u64>>,

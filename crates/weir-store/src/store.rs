@@ -34,7 +34,7 @@ pub const INLINE_BYTES_MAX: u32 = 16 << 10;
 /// Data of one `ReadOverlays` reply.
 const OVERLAYS_REPLY_BYTES: u64 = 4 << 20;
 const OVERLAYS_REPLY_COUNT: usize = 8192;
-/// Cells dropped, or looked through for debt, in one transaction.
+/// Cells dropped, or looked through for missing fragments, in one transaction.
 pub(crate) const DROP_BATCH: usize = 256;
 /// Entries of one listing.
 const LIST_MAX: u32 = 4096;

@@ -329,7 +329,7 @@ fn a_home_is_verified_and_what_is_wrong_there_is_mended() {
 
     // Nothing of what is in doubt goes.
     let kept = weir(&["file", "evict", bench.data.join("d/flipped").to_str().unwrap()]);
-    assert!(!kept.status.success() && text(&kept.stderr).contains("set aside"), "{}", text(&kept.stderr));
+    assert!(!kept.status.success() && text(&kept.stderr).contains("in conflict"), "{}", text(&kept.stderr));
     let relation = bench.relation();
     let aside = relation["conflicts"].as_array().unwrap();
     assert_eq!(aside.len(), 4, "{relation:#}");

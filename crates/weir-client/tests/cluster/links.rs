@@ -249,7 +249,7 @@ fn a_target_that_only_the_coordinator_reaches_is_done_without() {
             let longest = overwrite(&lab, &a, h, 2, &mut expected).await;
             assert!(longest < 3 * STALL_MAX, "{victim}: an overwrite took {longest:?}");
             lab.world().heal_all();
-            lab.world().sleep(Duration::from_secs(70)).await; // set aside for a minute at most
+            lab.world().sleep(Duration::from_secs(70)).await; // demoted for a minute at most
             lab.all_current().await.unwrap();
             close(&a, h).await;
             lab.kill_storage(0);

@@ -348,5 +348,5 @@ fn a_slow_target_is_set_aside_only_where_everybody_else_is_current() {
     assert!(target_down(&mut map, t(2)) && !is_spare(&map, t(3)), "a third may not");
     assert!(rejoin_groups(&mut map, t(1)) && !rejoin_groups(&mut map, t(1)));
     assert_eq!(state(&map, 0, 1), MemberState::Behind);
-    assert!(!rejoin_groups(&mut map, t(2)), "it is down, not aside");
+    assert!(!rejoin_groups(&mut map, t(2)), "it is down, not demoted");
 }

@@ -115,14 +115,14 @@ impl Object {
     }
 }
 
-/// A stamp's version while an upload is under way names that too.
+/// A fingerprint's version while an upload is under way names that too.
 pub(super) fn with_upload(fingerprint: Fingerprint, upload: Option<&str>) -> Fingerprint {
     let Some(upload) = upload else { return fingerprint };
     let version = [&fingerprint.version[..], b"\n", upload.as_bytes()].concat();
     Fingerprint { version: version.into(), ..fingerprint }
 }
 
-/// The stamp of the object itself, and the upload if there is one.
+/// The fingerprint of the object itself, and the upload if there is one.
 pub(super) fn split_upload(fingerprint: &Fingerprint) -> (Fingerprint, Option<String>) {
     match fingerprint.version.iter().position(|b| *b == b'\n') {
         Some(at) => {

@@ -160,8 +160,9 @@ pub enum How {
 const FRONT_STEP: u64 = 64 << 20;
 
 impl Cx<'_> {
-    /// Evicts what it can of a range. Everybody's lease is recalled first, the own one too: so what anybody has is saved, and
-    /// whoever comes next learns what is evicted. But for the only writer's, who answers for that itself.
+    /// Evicts what it can of a range. Everybody's lease is revoked first, the own one too: so what anybody
+    /// has is saved, and whoever comes next learns what is evicted. But for the only writer's, who answers
+    /// for that itself.
     pub fn evict_range(
         &mut self,
         ino: InodeId,
@@ -216,7 +217,7 @@ impl Cx<'_> {
         Ok((inode, gaps))
     }
 
-    /// Recalls all leases; nobody may have the file open for writing.
+    /// Revokes all leases; nobody may have the file open for writing.
     fn take_from_all(&mut self, ino: InodeId) -> Result<()> {
         let (leases, session) = (self.rules.leases, self.rules.session);
         if leases.is_open_for_writing(ino) {

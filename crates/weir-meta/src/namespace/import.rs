@@ -3,7 +3,7 @@
 //!
 //! Invariants: while a directory is marked (`NOT_ENUMERATED` in its mode, a key `l/` that names the source) nothing is made, removed
 //! or listed in it by anybody, so what is told twice is known by its name. What is told becomes inodes whose bytes are at
-//! home only, and twins as if we had put them there; the directory's own times stay.
+//! home only, and remote entries as if we had put them there; the directory's own times stay.
 //!
 //! Knows nothing of who reads home.
 use super::usage::Charge;

@@ -37,7 +37,7 @@ impl Cx<'_> {
     }
 }
 
-/// All names of a directory are known: if its relation pulls it is read again from now on.
+/// All names of a directory are known: if its relation mirrors it is read again from now on.
 pub fn begin(cx: &mut Cx<'_>, relation: RelationId, dir: InodeId) -> Result<()> {
     if store::find_relation(cx.read(), relation)?.is_some_and(|record| record.mirrors()) {
         let now = MirroredRecord { at: cx.rules.now, more: false };
@@ -142,7 +142,7 @@ enum Step<'a> {
     New(&'a HomeEntry),
     /// The same thing with other attributes.
     Attributes(&'a HomeEntry, InodeId),
-    /// Home knows it by another stamp, and it is the same.
+    /// Home knows it by another fingerprint, and it is the same.
     Fingerprint(&'a HomeEntry, InodeId),
 }
 

@@ -4,7 +4,7 @@
 //! long as another session's lease is in the way: it names the conflict and is run again later. What it puts into a
 //! reply has no lease kinds in it: those are granted when the transaction is committed.
 //!
-//! Knows nothing of connections, durability, or how leases are recalled.
+//! Knows nothing of connections, durability, or how leases are revoked.
 
 pub mod acl;
 pub mod attr;
@@ -66,7 +66,7 @@ pub struct Rules<'a> {
     pub session: SessionId,
     pub now: Time,
     pub leases: &'a LeaseTable,
-    /// Limits of volumes, and who holds room there.
+    /// Limits of volumes, and who holds reservations there.
     pub quotas: &'a Quotas,
     /// Whether a session still exists.
     pub live: &'a dyn Fn(SessionId) -> bool,

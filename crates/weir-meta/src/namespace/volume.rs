@@ -105,7 +105,7 @@ impl Cx<'_> {
 /// No volume has this number.
 const NO_VOLUME: VolumeId = VolumeId(0);
 
-/// Room for bytes of a client.
+/// A quota reservation of a client.
 pub fn reserve_quota(view: &mut View<'_>, r: &volume::ReserveQuota) -> Result<volume::QuotaReservation> {
     let quotas = view.rules.quotas;
     let Some(max) = quotas.bytes_max(r.volume, view.rules.now) else {
@@ -114,7 +114,7 @@ pub fn reserve_quota(view: &mut View<'_>, r: &volume::ReserveQuota) -> Result<vo
         return Ok(volume::QuotaReservation { held: r.want, others: 0, unlimited, evicting: false });
     };
     if !(r.spent <= r.must && r.must <= r.want && r.want <= i64::MAX as u64) {
-        return Err(Error::invalid(format!("room for {} of {} of {} bytes", r.spent, r.must, r.want)));
+        return Err(Error::invalid(format!("reservation of {} of {} of {} bytes", r.spent, r.must, r.want)));
     }
     let others = quotas.granted(r.volume, Some(r.session));
     let used = volume_usage(view.read, r.volume)?.bytes;

@@ -8,7 +8,7 @@ use weir_proto::relation::EXTENT_MAX;
 /// Ranges of one file that are kept apart at most; beyond, neighbours become one and more is shipped than was written.
 pub const RANGES_MAX: usize = 512;
 
-/// A pending range from `start` on.
+/// A dirty range from `start` on.
 pub type Ranges = Vec<(u64, DirtyRange)>;
 
 /// What keeps ranges apart.

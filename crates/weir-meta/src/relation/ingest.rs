@@ -1,5 +1,6 @@
-//! From the changelog to work: changes are taken over into each relation's queue of names and pending ranges; what was there
-//! before a relation is looked at, directory by directory, and joins the changelog; what all have taken is forgotten.
+//! From the changelog to work: changes are taken over into each relation's queue of names and dirty ranges;
+//! what was there before a relation is looked at, directory by directory, and joins the changelog; what all
+//! have taken is forgotten.
 //!
 //! Invariant: a change and the mark that it was taken are one transaction, so nothing is lost or taken twice.
 use super::dirty::{self, Apart};

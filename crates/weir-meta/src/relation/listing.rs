@@ -74,7 +74,7 @@ impl Listings {
                         self.failed.insert(done.dir, (now, why.clone()));
                     }
                 }
-                Outcome::Denied { .. } => failed.push(done.dir), // of all directories: the lane knows
+                Outcome::Denied { .. } => failed.push(done.dir), // of all directories: the queue knows
                 Outcome::Done { .. } | Outcome::Later { .. } | Outcome::Moved {} => {}
             }
         }

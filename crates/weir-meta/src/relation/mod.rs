@@ -228,7 +228,7 @@ pub fn at_home(
     }
     if read.get(&keys::conflict(*id, ino))?.is_some() {
         return refuse(
-            "it is set aside, because home is not as it was left: `weir relation show`".to_owned(),
+            "it is in conflict, because home is not as it was left: `weir relation show`".to_owned(),
         );
     }
     if store::is_unfinished(read, *id, ino)? {

@@ -1,4 +1,5 @@
-//! What of a file's pending ranges may be shipped, for homes that take any range and for those that take whole pieces. Pure.
+//! What of a file's dirty ranges may be shipped, for homes that take any range and for those that take whole
+//! parts. Pure.
 use super::dirty::Ranges;
 use weir_proto::part::part_at;
 
@@ -14,7 +15,7 @@ pub struct Part {
 #[derive(PartialEq, Eq, Debug)]
 pub struct Due {
     pub parts: Vec<Part>,
-    /// Nothing else is pending.
+    /// Nothing else is dirty.
     pub complete: bool,
 }
 
@@ -27,8 +28,9 @@ pub fn as_written(ranges: &Ranges, size: u64) -> Due {
     Due { parts: ranges.iter().map(part).filter(|part| part.start < part.end).collect(), complete: true }
 }
 
-/// Whole pieces with all that is pending in them. The last one of the file, which is short, waits for the file's `end`. What
-/// was written after the change `truncation` goes once more when home has seen that, but may be read along with what goes before it.
+/// Whole parts with all that is dirty in them. The last one of the file, which is short, waits for the file's
+/// `end`. What was written after the change `truncation` goes once more when home has seen that, but may be
+/// read along with what goes before it.
 pub fn whole(ranges: &Ranges, size: u64, end: bool, truncation: u64) -> Due {
     let (mut parts, mut complete): (Vec<Part>, bool) = (Vec::new(), true);
     for (at, range) in ranges {

@@ -52,7 +52,7 @@ message!(
         fingerprint: FingerprintBytes,
         /// Home was told that this is all of the file; none: not since it was last written.
         complete: Option<u64>,
-        /// A mover may have written there since the stamp was taken.
+        /// A mover may have written there since the fingerprint was taken.
         writing: bool,
     }
 );

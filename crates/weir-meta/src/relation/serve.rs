@@ -23,11 +23,11 @@ use weir_proto::{Error, InodeId, NameRule, Result, SessionId, VolumeId};
 const RELATIONS_MAX: usize = 8;
 /// Longest name of a follower, in bytes.
 const CURSOR_NAME_MAX: usize = 64;
-/// Pending ranges and queued changes that are counted for a report.
+/// Dirty ranges and queued changes that are counted for a report.
 const COUNTED_MAX: usize = 200_000;
-/// Items set aside that a report names.
+/// Conflicts that a report names.
 const CONFLICTS_SHOWN: usize = 100;
-/// Words that say why something is set aside, in bytes.
+/// Words that say why something is in conflict, in bytes.
 const WHY_MAX: usize = 4096;
 /// Longest wait of a mover or a follower.
 const WAIT_MAX: Duration = Duration::from_secs(20);
@@ -238,7 +238,7 @@ pub fn resolve(cx: &mut Cx<'_>, r: &RelationResolve) -> Result<()> {
     }
     let key = keys::conflict(r.relation, r.ino);
     if cx.txn.get(&key)?.is_none() {
-        return Err(Error::not_found(format!("inode {} is not set aside", r.ino)));
+        return Err(Error::not_found(format!("inode {} is not in conflict", r.ino)));
     }
     cx.txn.delete(&key);
     cx.events.relations = true;
@@ -454,7 +454,7 @@ impl Leader {
             let (start, end) = keys::range_of_short(b'a', id.0);
             conflicts = store::collect(read, &start, &end, CONFLICTS_SHOWN, |key, value| {
                 let ino = InodeId(store::number_of(key)?);
-                Ok((ino, ConflictRecord::from_value(value, || format!("what is set aside of {id}"))?))
+                Ok((ino, ConflictRecord::from_value(value, || format!("conflicts of {id}"))?))
             })?;
             Ok(())
         })?;
@@ -882,7 +882,7 @@ fn note(queue: &mut ShipQueue, now: Instant, outcome: &Outcome, what: impl FnOnc
             false
         }
         Outcome::Diverged { why } | Outcome::Refused { why } => {
-            tracing::warn!("set aside: {}: {why}", what());
+            tracing::warn!("in conflict: {}: {why}", what());
             true
         }
     }
@@ -962,7 +962,7 @@ fn receive(
 }
 
 impl ShipQueue {
-    /// Files of which no mover has anything any more, and the last stamp tells how they are.
+    /// Files of which no mover has anything any more, and the last fingerprint tells how they are.
     fn at_rest_after(&self, r: &CompleteWork) -> Vec<InodeId> {
         let is_reported = |ino: InodeId, offset: u64| {
             r.extents

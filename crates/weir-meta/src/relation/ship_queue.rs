@@ -109,9 +109,9 @@ pub struct Batch {
     pub relocations: Vec<(InodeId, RelocationRecord)>,
     /// It is to be looked once more: there is something to do first.
     pub again: bool,
-    /// Files that are no more: their pending ranges go.
+    /// Files that are no more: their dirty ranges go.
     pub gone: Vec<InodeId>,
-    /// Files that a mover begins to write: their twins are to say so.
+    /// Files that a mover begins to write: their remote entries are to say so.
     pub begun: Vec<InodeId>,
     pub listings: Vec<ListWork>,
     /// Bytes that have to be brought back from another home first.
@@ -364,7 +364,7 @@ impl ShipQueue {
                     dirty.iter().map(|(_, p)| p).partition(|p| p.newest <= first_truncation);
                 let end = finish.as_ref().filter(|_| held.is_empty());
                 if known && go.into_iter().chain(end).any(|p| p.oldest < number) {
-                    // Where it comes in pieces, and grows on, that would be never.
+                    // Where it comes in parts, and grows on, that would be never.
                     if request.record.rules().parts && self.extents_of(*ino).next().is_none() {
                         self.cut_short.insert(*ino);
                     }
@@ -499,7 +499,7 @@ impl ShipQueue {
         self.sweep(request, batch, &mut scans, &mut left)
     }
 
-    /// Goes on over all files with pending ranges, if that is asked for.
+    /// Goes on over all files with dirty ranges, if that is asked for.
     fn sweep(
         &mut self,
         request: &WorkRequest<'_>,

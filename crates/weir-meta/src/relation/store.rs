@@ -66,7 +66,7 @@ fn offset_of(key: &[u8]) -> Result<u64> {
     keys::offset_of(key).ok_or_else(|| Error::damaged("a key of a relation is damaged"))
 }
 
-/// The pending ranges of a file, without the one that says that it is complete.
+/// The dirty ranges of a file, without the one that says that it is complete.
 pub fn dirty_of(read: &dyn Read, relation: RelationId, ino: InodeId) -> Result<Ranges> {
     let (start, end) = (keys::dirty(relation, ino, 0), keys::dirty(relation, ino, FINISH));
     collect(read, &start, &end, usize::MAX, |key, value| {

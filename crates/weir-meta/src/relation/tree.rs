@@ -1,7 +1,7 @@
-//! Home as we made it: twins, their names, their paths; and what a change of names means there.
+//! Home as we made it: remote entries, their names, their paths; and what a change of names means there.
 //!
-//! Invariant: twins show home after the last change that was applied there, so a path made from them is right for the next
-//! one. Reads records only; decides nothing about when.
+//! Invariant: remote entries show home after the last change that was applied there, so a path made from them
+//! is right for the next one. Reads records only; decides nothing about when.
 use super::dirty::Apart;
 use super::record::{DirtyRange, FINISH, RelationRecord, RelocationRecord, RemoteEntry, RemotePlace};
 use super::store;
@@ -16,7 +16,7 @@ use weir_proto::meta::{FileKind, Time};
 use weir_proto::relation::{Expected, FingerprintBytes, HomeAttrs, NameAction, RelationId, What};
 use weir_proto::{Error, InodeId, Result, VolumeId};
 
-/// Names of a path at home at most: twins that lead in a circle are damage.
+/// Names of a path at home at most: remote entries that lead in a circle are damage.
 const DEPTH_MAX: usize = 1 << 16;
 /// Where something waits at home, in its root, for a name that it can have there: its number follows, and one that makes it free.
 const WAITS: &str = ".weir-waits";
@@ -724,8 +724,8 @@ fn set_fingerprint(
     }
     Ok(())
 }
-/// Whether a mover that dies with this action leaves another stamp than we know: a later one, or the removal of what it was
-/// about, is to find its own change again, not a stranger's.
+/// Whether a mover that dies with this action leaves another fingerprint than we know: a later one, or the
+/// removal of what it was about, is to find its own change again, not a stranger's.
 pub fn changes_fingerprint(action: &NameAction) -> bool {
     matches!(action, NameAction::Attributes { kind, .. } if *kind != FileKind::Directory)
 }

@@ -123,7 +123,7 @@ pub async fn start(world: &World) -> Node {
     Node { meta, at_home, targets, _server }
 }
 
-/// What a client does with recalls.
+/// What a client does with revokes.
 #[derive(Default)]
 pub struct Revokes {
     pub seen: Mutex<Vec<Revoke>>,

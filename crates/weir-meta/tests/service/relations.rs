@@ -847,7 +847,7 @@ fn changes_tell_where_the_file_is_now() {
 fn entry(name: &str, kind: FileKind, size: u64, id: &str) -> HomeEntry {
     let time = Time { nanos: 1_500_000_000_000_000_123 };
     let attrs = HomeAttrs { mode: 0o751, uid: 5, gid: 6, atime: time, mtime: time, xattrs: vec![] };
-    let (fingerprint, target) = (b(&format!("stamp of {name}")), Bytes::new());
+    let (fingerprint, target) = (b(&format!("fingerprint of {name}")), Bytes::new());
     HomeEntry { name: b(name), kind, fingerprint, id: b(id), attrs, size, target, rdev: 0 }
 }
 
@@ -940,7 +940,7 @@ fn names_of_an_adopted_home_come_when_they_are_wanted() {
             seen.extend(work.names.into_iter().map(|n| n.action));
         }
         let removed = seen.iter().any(|action| match action {
-            NameAction::Remove { path, expect, .. } => path == "f" && expect.fingerprint == "stamp of f",
+            NameAction::Remove { path, expect, .. } => path == "f" && expect.fingerprint == "fingerprint of f",
             _ => false,
         });
         assert!(removed, "{seen:?}");

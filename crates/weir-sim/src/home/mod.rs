@@ -279,7 +279,7 @@ impl Home {
     }
     async fn wait_synced(&self, client: &Client, url: &str) -> Result<()> {
         let synced = |info: &RelationInfo| {
-            assert!(info.conflicts.is_empty(), "set aside though nobody touched home: {:?}", info.conflicts);
+            assert!(info.conflicts.is_empty(), "in conflict though nobody touched home: {:?}", info.conflicts);
             info.state == RelationState::Synced {}
         };
         self.wait_for(client, url, "home is not as the volume is", synced).await.map(|_| ())
@@ -435,7 +435,7 @@ impl Home {
             self.wait_for(client, URL, "a stranger's change was not found", |i| !i.conflicts.is_empty());
         let info = wait.await?;
         let conflicts = &info.conflicts[0];
-        assert!(conflicts.ino == ino && conflicts.diverged, "another file was set aside: {conflicts:?}");
+        assert!(conflicts.ino == ino && conflicts.diverged, "another file is in conflict: {conflicts:?}");
         assert!(self.home.all()[&path] == strange, "what a stranger wrote at home was changed");
         client.resolve(&cred, info.id, ino, Resolution::KeepVolume).await?;
         self.compare(client, URL).await?;

@@ -285,7 +285,8 @@ impl StorageNode {
         Ok(acting)
     }
 
-    /// A member went down after the overlay was logged: the others count the debt. Returns who did not, and why.
+    /// A member went down after the overlay was logged: the others count it as missing. Returns who did not,
+    /// and why.
     async fn report_missing(&self, acting: &Acting, cell: CellId, mask: u64) -> Option<(usize, Error)> {
         let group = acting.group();
         let keepers: Vec<usize> =

@@ -1,4 +1,5 @@
-//! Upkeep of a target: what it holds, group by group; debt; what repair takes in and verifies.
+//! Upkeep of a target: what it holds, group by group; what is under-replicated; what repair takes in and
+//! verifies.
 use super::*;
 
 impl Store {
@@ -126,7 +127,7 @@ impl Store {
     pub fn has_under_replicated(&self) -> bool {
         self.counters.under_replicated_cells.load(Relaxed) > 0
     }
-    /// Settles the debt to members that are current, cell by cell of the scope's group. Blocks.
+    /// Clears the missing bits of members that are current, cell by cell of the scope's group. Blocks.
     pub fn settle_under_replicated(&self, scope: &Scope) -> Result<()> {
         let mut after = None;
         loop {

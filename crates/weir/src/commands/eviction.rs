@@ -1,4 +1,4 @@
-//! `weir volume eviction`: how full pools and volumes are, from where on room is made, and a volume's own marks.
+//! `weir volume eviction`: how full pools and volumes are, the eviction watermarks, and a volume's own marks.
 use crate::commands::volume::{Cluster, named, own_cred};
 use crate::failure::{Failure, Outcome};
 use crate::table;

@@ -1,6 +1,7 @@
 //! `weir relation verify`: reads a home and compares it with what was shipped there.
 //!
-//! Files that are found wrong are set aside, so that nothing of them is evicted before somebody has decided.
+//! Files that are found wrong are in conflict, so that nothing of them is evicted before somebody has
+//! decided.
 use crate::commands::relation::find;
 use crate::commands::status::coordinators;
 use crate::commands::volume::{Cluster, connect, named, own_cred};
@@ -94,7 +95,7 @@ async fn verify(client: &Client, homes: &Homes, options: &Options) -> Outcome<()
     ))
 }
 
-/// How many files were set aside.
+/// How many files are in conflict.
 async fn conflicts(client: &Client, relation: &RelationInfo, verified: &Verified) -> Outcome<u64> {
     let mut count = 0;
     for wrong in verified.wrong.iter().filter(|wrong| wrong.is_file) {
