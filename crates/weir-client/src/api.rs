@@ -86,7 +86,7 @@ pub struct OpenMode {
     pub write: bool,
     /// Every write goes to the end of the file.
     pub append: bool,
-    /// Cut to nothing at open.
+    /// Truncated at open.
     pub truncate: bool,
     /// Read to be run: who may execute the file need not be allowed to read it.
     pub execute: bool,

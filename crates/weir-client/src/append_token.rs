@@ -1,11 +1,12 @@
-//! Work on a file that several clients write, done by turns: appends, and cuts with what they leave behind.
+//! Work on a file that several clients write, under its append token: appends, and truncations with what they
+//! leave behind.
 //!
-//! Invariants: an append is written at the size that its turn found, and committed before the turn ends, so no two take
-//! the same place and no reader sees a size without its bytes; old bytes past the end are cleaned only in a turn, so they
-//! are not mistaken for what somebody is appending. A turn that cannot be ended ends with the session. What the
-//! inode of a small file holds goes to targets in a turn, too, before anything else is written there: a second copy that is late
-//! would lie over it.
-//! Lock order: `growing`, then the turn, then `flushing`.
+//! Invariants: an append is written at the size that its token came with, and committed before the token is
+//! released, so no two take the same place and no reader sees a size without its bytes; old bytes past the
+//! end are cleaned only under the token, so they are not mistaken for what somebody is appending. A token
+//! that cannot be released ends with the session. What the inode of a small file holds goes to targets under
+//! the token, too, before anything else is written there: a second copy that is late would lie over it. Lock
+//! order: `growing`, then the append token, then `flushing`.
 use crate::api::{SetAttrs, Stat};
 use crate::inner::{Inner, OpenFile};
 use crate::inode::{Inline, Inode};
@@ -34,7 +35,7 @@ impl Inner {
         for _ in 0..TRIES_MAX {
             if self.prepare_write(inode, None, data.len()).await? == Way::Direct {
                 match self.append_with_token(file, data).await {
-                    // The turn was lost with a connection: nothing of this became part of the file.
+                    // The token was lost with a connection: nothing of this became part of the file.
                     Err(e) if e.kind == ErrorKind::Stale && !self.data.left(deadline).is_zero() => {
                         last = Some(e)
                     }
@@ -77,7 +78,7 @@ impl Inner {
     async fn append_now(&self, file: &OpenFile, held: Option<Bytes>, data: &Bytes) -> Result<Place> {
         let inode = &file.inode;
         if inode.lock().lease == LeaseKind::Write {
-            // It came before the turn; what was written under it meanwhile may not be committed yet.
+            // It came before the token; what was written under it meanwhile may not be committed yet.
             return Err(Error::stale(format!("file {}: nobody else has it open any more", inode.ino)));
         }
         self.clean_old_tail(inode).await?;
@@ -89,7 +90,7 @@ impl Inner {
         let sends = self.may_send_direct(inode).await?;
         file.works()?;
         let under = self.send_direct(inode, sends, own, offset, &data, true).await?;
-        // The place is taken with this, and the turn over.
+        // The place is taken with this, and the token released.
         let is_elsewhere = self.commit_sent(inode, (offset, end), under, CommitExtra::Appended).await?;
         Ok(Place { offset, len: data.len(), is_filled: !is_elsewhere })
     }
@@ -146,7 +147,7 @@ impl Inner {
         self.end_token(inode, done).await
     }
 
-    /// `held`: the bytes in the inode, as they were told with the turn. What is known of them since may be older.
+    /// `held`: the bytes in the inode, as they came with the token. What is known of them since may be older.
     async fn leave_inode_now(&self, inode: &Arc<Inode>, held: Option<Bytes>) -> Result<()> {
         let Some(bytes) = held else { return Ok(()) };
         let end = bytes.len() as u64;
@@ -176,7 +177,7 @@ impl Inner {
         self.end_token(inode, done).await
     }
 
-    /// Ends the turn, telling the leader that nothing old is left.
+    /// Releases the token, and tells the leader that nothing old is left.
     async fn clean_and_report(&self, inode: &Arc<Inode>) -> Result<()> {
         if !inode.lock().has_old_tail() {
             return Ok(());
@@ -185,7 +186,7 @@ impl Inner {
         self.commit_time(inode, 0, CommitExtra::ReleasesToken).await
     }
 
-    /// Cuts or extends a file that others write, too.
+    /// Truncates or extends a file that others write, too.
     pub async fn set_size_with_token(
         &self,
         cred: &Cred,
@@ -197,7 +198,8 @@ impl Inner {
         let done = async {
             let stat = self.set_size_now(cred, inode, set, size, false).await?;
             match self.clean_and_report(inode).await {
-                // The turn was lost with a connection. The cut is done, and the leader knows that old bytes may be past it.
+                // The token was lost with a connection. The truncation is done, and the leader knows that old
+                // bytes may be past it.
                 Err(e) if e.kind == ErrorKind::Stale => {
                     let mut st = inode.lock();
                     st.direct_pending &= st.open_write > 0;
@@ -210,7 +212,7 @@ impl Inner {
         self.end_token(inode, done).await
     }
 
-    /// Waits for the turn; the file is then known as it is, with the bytes that its inode holds.
+    /// Waits for the append token; the file is then known as it is, with the bytes that its inode holds.
     async fn take_append_token(&self, inode: &Inode) -> Result<Option<Bytes>> {
         let ino = inode.ino;
         loop {
@@ -220,7 +222,7 @@ impl Inner {
                 // Only now: who named it in a resume without having it could have it beside another.
                 let mut st = inode.lock();
                 if taken.is_ok() && st.is_named_since(revoke_clock) {
-                    continue; // it was not named: it may be another's turn since
+                    continue; // it was not named: another may have the token since
                 }
                 st.append_token = true;
             }
@@ -237,14 +239,14 @@ impl Inner {
         }
     }
 
-    /// The end of a turn; one that no commit has ended is given back.
+    /// The end of a token; one that no commit has released is returned.
     async fn end_token<T>(&self, inode: &Inode, done: Result<T>) -> Result<T> {
         let ino = inode.ino;
         if std::mem::take(&mut inode.lock().append_token)
             && let Err(e) =
                 self.session.ask(self.deadline(), |session| ReleaseAppendToken { session, ino }).await
         {
-            tracing::debug!("the turn at file {ino} was not given back: {e}");
+            tracing::debug!("the append token of file {ino} was not returned: {e}");
         }
         done
     }

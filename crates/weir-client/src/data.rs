@@ -701,9 +701,9 @@ impl Data {
         Ok((seq.copied().unwrap_or_default(), stat.base))
     }
 
-    /// Cuts the file at every live target of its groups: stripes from `from_stripe` on hold nothing that was written with
-    /// a token epoch below `fence`, and nobody writes with one any more. Members that are away learn of it when they
-    /// return. Returns what is in doubt.
+    /// Truncates the file at every live target of its groups: stripes from `from_stripe` on hold nothing that
+    /// was written with a token epoch below `fence`, and nobody writes with one any more. Members that are
+    /// away learn of it when they return. Returns what is in doubt.
     pub async fn drop_file(
         &self,
         file: FileId,
@@ -713,7 +713,7 @@ impl Data {
         deadline: Instant,
     ) -> Result<Vec<PreparedCell>> {
         let of_file = |g: PgId| g.0 >= layout.first_pg.0 && g.0 - layout.first_pg.0 < layout.pg_count;
-        let doing = |e: Error| e.doing(format!("cut file {file} from stripe {from_stripe} on"));
+        let doing = |e: Error| e.doing(format!("truncate file {file} from stripe {from_stripe} on"));
         let mut give_up = None;
         let mut pause = RETRY_PAUSE;
         loop {
@@ -728,7 +728,7 @@ impl Data {
                     if self.left(give_up).is_zero() {
                         return Err(doing(e));
                     }
-                    let _waiting = self.waits.begin("targets that are to cut a file".into());
+                    let _waiting = self.waits.begin("targets that are to truncate a file".into());
                     self.wait_newer(map.version, self.left(give_up)).await;
                     continue;
                 }
@@ -791,7 +791,7 @@ impl Data {
     }
 }
 
-/// Which doubt comes next in one round of calls, and when.
+/// Which suspicion comes next in one round of calls, and when.
 struct Latecomers {
     begun: Instant,
     k: usize,
@@ -819,7 +819,7 @@ impl Latecomers {
             Some(Suspicion::Slow | Suspicion::Failed) => None,
         }
     }
-    /// The next doubt's time has come.
+    /// The next suspicion's time has come.
     fn suspected(&mut self) -> Suspicion {
         let suspicion = self.next_suspicion().map_or(Suspicion::Unreachable, |(_, suspicion)| suspicion);
         self.last = Some(suspicion);

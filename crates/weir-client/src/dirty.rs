@@ -146,7 +146,7 @@ impl StripeBuf {
         parts
     }
 
-    /// Forgets everything from `end` on (the file was cut).
+    /// Forgets everything from `end` on (the file was truncated).
     pub fn truncate(&mut self, end: u32) {
         self.extents.split_off(&end);
         if let Some((at, extent)) = self.extents.iter_mut().next_back() {

@@ -61,7 +61,7 @@ impl State {
     }
 }
 
-/// A write straight through: no eviction begins before it has ended.
+/// A direct write: no eviction begins before it has ended.
 pub struct DirectWrite<'a>(&'a Inode);
 
 impl Drop for DirectWrite<'_> {
@@ -157,7 +157,7 @@ impl Inner {
         }
     }
 
-    /// Counts a write straight through, once nothing of its range is being evicted.
+    /// Counts a direct write, once nothing of its range is being evicted.
     pub async fn begin_direct<'a>(&self, inode: &'a Inode, from: u64, to: u64) -> DirectWrite<'a> {
         loop {
             self.wait_for_own_eviction(inode, from, to).await;

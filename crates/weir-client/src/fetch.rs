@@ -344,12 +344,13 @@ impl Data {
                     continue;
                 }
             }
-            // A seal that committed meanwhile took overlays away that this base does not have, and a cut all of them.
+            // A seal that committed meanwhile took overlays away that this base does not have, and a
+            // truncation all of them.
             return match self.stat_cell(s, &view, anchor, anchor).await {
                 Ok(stat) if !head.known || stat.known && stat.base == head.version => {
                     Ok(Decoded::Bytes(Part { bytes: out.freeze(), hole: !head.known }))
                 }
-                Ok(_) => Ok(Decoded::Moved(Error::stale(format!("read {s}: sealed or cut meanwhile")))),
+                Ok(_) => Ok(Decoded::Moved(Error::stale(format!("read {s}: sealed or truncated meanwhile")))),
                 Err(e) => Ok(Decoded::Moved(e)),
             };
         }

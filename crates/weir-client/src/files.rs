@@ -120,7 +120,8 @@ impl Inner {
         let _grows = if open.truncate { Some(inode.growing.lock().await) } else { None };
         let _one = match open.truncate {
             true => {
-                // What was written before the cut is cut, but what is under way must end first, and no more is told until it is done.
+                // What was written before the truncation goes, but what is under way must end first, and no
+                // more is told until it is done.
                 let one = inode.flushing.lock().await;
                 self.flush_locked(&inode, Occasion::Growing, false).await?;
                 Some(one)

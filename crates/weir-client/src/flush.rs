@@ -54,7 +54,7 @@ enum Awaited {
 }
 
 impl Inner {
-    /// Begins to send a stripe's dirty bytes. The stripe must be dirty, or torn, and not on its way.
+    /// Begins to send a stripe's dirty bytes. The stripe must be dirty, or unresolved, and not on its way.
     pub fn start_send(
         &self,
         inode: &Arc<Inode>,
@@ -169,7 +169,7 @@ impl Inner {
         }
     }
 
-    /// A send that this client's own cut has fenced goes again, under the newer token epoch.
+    /// A send that this client's own truncation has fenced goes again, under the newer token epoch.
     async fn send_until_not_fenced(&self, send: &mut Send) -> Result<()> {
         let mut passes = true;
         loop {
@@ -405,7 +405,7 @@ impl Inner {
     /// read the stripe: that is tried again before anything else is sent there, and before the size covers it.
     async fn abandon_fresh(&self, send: &Send, why: &Error) {
         if why.kind == ErrorKind::Stale {
-            return; // fenced: whoever cut the file has dropped it
+            return; // fenced: whoever truncated the file has dropped it
         }
         self.note_unresolved(send, Unresolved::Fresh);
         if let Err(e) = self.take_back_fresh(send).await {
@@ -646,7 +646,7 @@ impl Inner {
                 Inline::No if st.committed_size() == 0 => Bytes::new(),
                 Inline::No | Inline::Unknown => return Ok(false),
             };
-            // What is written straight through meanwhile would be on targets and hidden by what the inode holds.
+            // What is written directly meanwhile would be on targets and hidden by what the inode holds.
             let on_targets = !st.sending.is_empty() || st.direct_writes > 0 || st.append_token;
             if on_targets || !plan::fits_inline(local.size, st.on_targets_end(), exclusive) {
                 return Ok(false);
@@ -888,7 +888,7 @@ enum Due {
     Nothing,
     /// Everything dirty is saved.
     Flush,
-    /// Writes went straight through that the leader has not heard of.
+    /// Direct writes that the leader has not heard of.
     Settle,
     /// What is durable becomes part of the file; dirty bytes wait for their stripe to be full.
     Commit,
@@ -919,7 +919,7 @@ fn is_much_unreported(st: &State, layout: &Layout, now: Instant) -> bool {
         && unreported_bytes(st, layout) >= UNREPORTED_STRIPES * layout.stripe_bytes()
 }
 
-/// Whether the right to write is still the one of that tenure.
+/// Whether the right to write is still of that write generation.
 pub fn check_write_generation(inode: &Inode, write_generation: u64) -> Result<()> {
     match inode.lock().write_generation == write_generation {
         true => Ok(()),

@@ -199,7 +199,7 @@ impl Inner {
     pub fn revoke_clock(&self) -> u64 {
         self.revoke_clock.load(Ordering::SeqCst)
     }
-    /// A new stamp: replies to requests sent before it are old.
+    /// A new time: replies to requests sent before it are old.
     pub fn tick_revoke_clock(&self) -> u64 {
         self.revoke_clock.fetch_add(1, Ordering::SeqCst) + 1
     }

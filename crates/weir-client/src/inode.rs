@@ -82,7 +82,7 @@ pub enum Declared {
     Unclean,
     /// It is being told that there are none.
     Reporting,
-    /// It was told so, or may have been, before this stamp.
+    /// It was told so, or may have been, before this time of the revoke clock.
     Clean(u64),
 }
 
@@ -109,7 +109,8 @@ pub struct State {
     pub write_generation: u64,
     pub token_epoch: u32,
     pub recover: bool,
-    /// It is this client's turn to append or to cut (see `append_token.rs`), or it asks for it.
+    /// This client has the append token: it may append and truncate (see `append_token.rs`), or it asks for
+    /// it.
     pub append_token: bool,
     /// The metadata leader's upper bound of what may be on targets.
     pub data_end: u64,
@@ -164,13 +165,13 @@ pub struct State {
     /// Quota reserved in a volume, in bytes, and in which.
     pub reserved: u64,
     pub reserved_of: VolumeId,
-    /// Of that, for writes straight through that are under way.
+    /// Of that, for direct writes that are under way.
     pub direct_reserved: u64,
     /// Written since the leader was told; durable, or it was tried.
     pub changed: Changed,
     /// Of the last commit.
     pub committed_at: Option<Instant>,
-    /// Writes went straight through that the leader was not told the time of.
+    /// Direct writes that the leader was not told the time of.
     pub direct_pending: bool,
     pub direct_commit_at: Option<Instant>,
     pub error: Option<Error>,
@@ -194,7 +195,7 @@ pub struct State {
     pub evicting: Option<(u64, u64)>,
     /// Beginnings and ends of that.
     pub evictions: u64,
-    /// Writes straight through, and the commits of them, that are under way.
+    /// Direct writes, and the commits of them, that are under way.
     pub direct_writes: u32,
     /// The leader's word that nobody caches the file, so bytes may be sent past leases. It takes it back by a
     /// revoke.
@@ -335,7 +336,7 @@ impl State {
 
     /// Takes over what a reply tells. `revoke_clock`: the client's revoke count when the request was sent.
     pub fn apply(&mut self, entry: &Entry, revoke_clock: u64) {
-        // Of before a cut or an eviction that is known here.
+        // Of before a truncation or an eviction that is known here.
         let before_truncation = entry.lease.token_epoch != 0 && entry.lease.token_epoch < self.token_epoch;
         let raised = self.apply_lease(&entry.lease, revoke_clock);
         // Only under a lease: without one a clock that was set back would hide what is new.
@@ -371,7 +372,8 @@ impl State {
         self.forgotten = false;
     }
 
-    /// What was written straight through made the file longer, though the right to write alone came meanwhile and others wrote under it.
+    /// What was written directly made the file longer, though the right to write alone came meanwhile and
+    /// others wrote under it.
     pub fn grew_to(&mut self, entry: &Entry) {
         let is_known = self.is_of_version(entry);
         if let Some(local) = self.local.as_mut().filter(|_| is_known) {
@@ -447,8 +449,8 @@ impl State {
         self.named_at > revoke_clock
     }
 
-    /// The leader did not grant Write to a request sent at `revoke_clock`: it knows now that this client may write through. Unless it
-    /// took that back since.
+    /// The leader did not grant Write to a request sent at `revoke_clock`: it knows now that this client may
+    /// write directly. Unless it took that back since.
     pub fn note_direct(&mut self, revoke_clock: u64) {
         self.direct |=
             self.open_write > 0 && self.revoked_at <= revoke_clock && self.named_at <= revoke_clock;
@@ -523,8 +525,9 @@ impl State {
     pub fn has_old_tail(&self) -> bool {
         !self.tail_clean && self.data_end > self.committed_size()
     }
-    /// Bytes past the size are old from now on. `exclusive`: it was cut under this client's Write lease; else that may have come
-    /// while the cut was on its way, and with it the belief that nothing is past the size of before.
+    /// Bytes past the size are old from now on. `exclusive`: it was truncated under this client's Write
+    /// lease; else that may have come while the truncation was on its way, and with it the belief that
+    /// nothing is past the size of before.
     pub fn note_truncation(&mut self, exclusive: bool) {
         self.tail_clean = false;
         if exclusive {
@@ -762,7 +765,8 @@ mod tests {
         assert_eq!((st.fitting(2, 13, 11), st.fitting(2, 13, 8), st.fitting(2, 13, 3)), (13, 10, 3));
     }
 
-    /// A file is cut in this client's turn, as one of several; before the answer comes the right to write it alone.
+    /// A file is truncated under this client's append token, as one of several; before the answer comes the
+    /// right to write it alone.
     #[test]
     fn what_is_past_a_cut_is_old_also_if_the_right_to_write_came_meanwhile() {
         let inode = Inode::new(InodeId(7), 0);

@@ -1,7 +1,7 @@
 //! When an answer is late: plain decisions of how long others took and what is usual.
 //!
-//! A member is doubted only in comparison: a machine that is busy everywhere is slow, not broken. Knows neither targets
-//! nor clocks.
+//! A member is suspected only in comparison: a machine that is busy everywhere is slow, not broken. Knows
+//! neither targets nor clocks.
 use std::time::Duration;
 
 /// Below this no answer to a write is late: a disk that flushes its own caches takes that long now and then.
@@ -43,7 +43,7 @@ impl Latency {
     }
 }
 
-/// When members that have not answered a write are doubted, from its start.
+/// When members that have not answered a write are suspected, from its start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SuspectAfter {
     pub silent_after: Duration,
@@ -63,7 +63,7 @@ pub fn of_write(answered: &[Duration], k: usize, usual_max: Duration) -> Option<
     })
 }
 
-/// When a call to one member alone is doubted.
+/// When a call to one member alone is suspected.
 pub fn of_call(usual_max: Duration) -> Duration {
     (usual_max * 4).clamp(ALONE_MIN, SILENT_MAX)
 }
@@ -90,7 +90,7 @@ mod tests {
             (&[5, 6, 7, 8, 9], 5, Some((300, Some(700)))),
             // The k-th answer counts, in whatever order they came: one more slow one changes nothing.
             (&[900, 5, 8, 7, 6], 5, Some((300, Some(700)))),
-            // All are slow: nobody is doubted early.
+            // All are slow: nobody is suspected early.
             (&[150, 160, 170, 180, 190], 5, Some((720, Some(1440)))),
             (&[5, 6, 7, 8, 9], 150, Some((600, Some(1200)))),
             (&[5000, 5000, 5000, 5000, 5000], 5, Some((2000, Some(4000)))),

@@ -3,7 +3,7 @@
 //! Invariants: a file without such bytes costs nothing. Which bytes these are is believed under a lease only: while one is
 //! held they can only become fewer. Nothing is sent to a stripe of a file that is not in its own object; a copy is written
 //! under the token epoch that the leader gave it, so one that comes late changes nothing. An object that somebody may still
-//! be writing to is cut before it is copied from.
+//! be writing to is truncated before it is copied from.
 use crate::inner::{Inner, STRIPE_PARTS};
 use crate::inode::{Inode, State};
 use crate::read::{Fetched, zeros};
@@ -24,7 +24,7 @@ const STEP_BYTES: u64 = 64 << 20;
 const AGAIN_MS: u64 = 20;
 /// Fenced objects that are remembered.
 const FENCED_MAX: usize = 4096;
-/// No file has this stripe: a cut there only fences.
+/// No file has this stripe: a truncation there only fences.
 const NO_STRIPE: u64 = u64::MAX - 1;
 
 impl State {
@@ -49,8 +49,8 @@ fn touches(layers: &[Layer], stripe: u64, from: u64, to: u64) -> bool {
     layers.iter().any(|l| l.from < to && up(l.to) > from)
 }
 
-/// `ranges` cut where the object changes, with the object that each part is in. Layers begin with stripes; one that ends within a
-/// stripe has all of it: the rest is in none, whatever a copy of before a cut has left in the file's own object. Two that follow each
+/// `ranges` cut where the object changes, with the object that each part is in. Layers begin with stripes; one that ends within a stripe
+/// has all of it: the rest is in none, whatever a copy of before a truncation has left in the file's own object. Two that follow each
 /// other in one object are as one: whoever was given a part of it to copy has split it.
 pub fn by_object(
     layers: &[Layer],

@@ -139,7 +139,7 @@ impl Service for Callbacks {
             Err(e) => return Handled::Now(Err(e)),
         };
         let Some(client) = self.client() else { return Handled::Now(Ok(Reply::new(&()))) };
-        // The stamp orders this revoke with the replies around it: taken here, in the order of arrival.
+        // The clock orders this revoke with the replies around it: taken here, in the order of arrival.
         let inode = client.inode(revoke.ino);
         let revoke_clock = client.tick_revoke_clock();
         inode.lock().mark_revoked(revoke_clock, revoke.keep);
@@ -228,7 +228,7 @@ impl Inner {
     /// The kernel drops the file's pages, soon: who waits for the answer to a read or write has some of them locked.
     pub fn drop_unprotected_pages(&self, unprotected: UnprotectedPages) {
         let me = self.arc();
-        self.env.tasks.spawn("drop loose pages", async move {
+        self.env.tasks.spawn("drop unprotected pages", async move {
             me.invalidate(unprotected.0.ino, Forget::All).await;
             drop(unprotected);
         });
@@ -438,7 +438,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Finishes what a dead writer left: fences it, decides prepared stripes, cuts what was never committed.
+    /// Finishes what a dead writer left: fences it, decides prepared stripes, truncates what was never
+    /// committed.
     pub async fn recover(&self, inode: &Arc<Inode>) -> Result<()> {
         let (mut crossed, deadline) = (0, self.deadline());
         loop {
@@ -462,8 +463,8 @@ impl Inner {
         }
     }
 
-    /// Until this client may recover the file, or another one has. Without the lock on flushes: who has its turn at the file needs that
-    /// to end it, and until then nobody gets the right.
+    /// Until this client may recover the file, or another one has. Without the lock on flushes: the holder of
+    /// its append token needs that to end it, and until then nobody gets the right.
     async fn wait_to_recover(&self, inode: &Inode, deadline: Instant) -> Result<()> {
         while inode.lock().recover {
             let granted = self.acquire(inode, LeaseKind::Write).await?;
@@ -563,7 +564,7 @@ impl Inner {
         let stripe = layout.stripe_of(size);
         let stripe_end = layout.stripe_start(stripe) + layout.stripe_bytes();
         // A stripe that is at home only comes back without what is past the size. It may have come back with it, before the
-        // file was cut: what was known of that is old.
+        // file was truncated: what was known of that is old.
         inode.lock().evicted = None;
         let comes_clean =
             self.is_away(inode, size, size + 1).await? || self.has_layers(inode, size, size + 1).await?;
@@ -579,7 +580,7 @@ impl Inner {
         self.data.write_overlays(s, token_epoch, &overlays).await
     }
 
-    /// Before a file grows over bytes of an earlier, longer one: cuts and zeroes them.
+    /// Before a file grows over bytes of an earlier, longer one: truncates and zeroes them.
     pub async fn clean_old_tail(&self, inode: &Inode) -> Result<()> {
         let _one = inode.flushing.lock().await;
         self.clean_old_tail_locked(inode).await
@@ -594,7 +595,7 @@ impl Inner {
         Ok(())
     }
 
-    /// False: the right to write came anew meanwhile, so others may have written and cut.
+    /// False: the right to write came anew meanwhile, so others may have written and truncated.
     async fn clean_once(&self, inode: &Inode) -> Result<bool> {
         let layout = layout_of(&inode.lock(), inode.ino)?;
         // A token epoch of its own: nothing older past the size that came with it counts any more, whoever wrote it.
@@ -606,7 +607,7 @@ impl Inner {
         if !is_alone {
             // What others write past the size from now on is not old.
             return Err(Error::stale(format!(
-                "file {}: others write it, too, now: what is old goes in a turn",
+                "file {}: others write it, too, now: what is old goes under the append token",
                 inode.ino
             )));
         }
@@ -633,7 +634,7 @@ impl Inner {
         let (revoke_clock, ino) = (self.revoke_clock(), inode.ino);
         match self.session.change_again(self.deadline(), |op| Recovered { op, ino, token_epoch }).await {
             Ok(entry) => drop(self.apply(&entry, revoke_clock)),
-            // Somebody else has cut it since, and says it.
+            // Somebody else has truncated it since, and says it.
             Err(e) if e.kind == ErrorKind::Stale => {}
             Err(e) => return Err(e),
         }

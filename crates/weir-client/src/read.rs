@@ -420,7 +420,7 @@ impl Inner {
     }
 
     /// Whether bytes may have been evicted since a look: no lease has protected them all the while, or this client itself has
-    /// asked for it, and the file was cut.
+    /// asked for it, and the file was truncated.
     pub async fn was_evicted(&self, inode: &Inode, seen: Seen) -> Result<bool> {
         {
             let st = inode.lock();

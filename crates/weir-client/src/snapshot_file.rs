@@ -16,7 +16,7 @@ use weir_proto::snapshot::{
 };
 use weir_proto::{Error, ErrorKind, InodeId, Result, VolumeId};
 
-/// Recoveries of a file that one open of its past waits for.
+/// Recoveries of a file that one open of it in a snapshot waits for.
 const RECOVERIES_MAX: usize = 4;
 /// Bytes fetched for one read at a time.
 const FETCH_BYTES_MAX: u64 = 16 << 20;

@@ -1,4 +1,4 @@
-//! Writes of applications: into dirty buffers under a Write lease, straight through otherwise.
+//! Writes of applications: into dirty buffers under a Write lease, directly otherwise.
 //!
 //! Invariants: memory is taken from the budget before bytes are; a write is taken only when the file's inline bytes are
 //! known, a dead writer's data is recovered, and nothing old lies where the file grows.
@@ -32,7 +32,7 @@ const MEMORY_POLL: Duration = Duration::from_millis(50);
 /// A fenced zeroing is tried again so often, after pauses that double; a write as long as there is time, after pauses that double so often.
 const FENCED_TRIES_MAX: u32 = 8;
 const FENCED_PAUSE_MS: u64 = 10;
-/// A write-through that does not grow the file tells the leader of its time at most this often.
+/// A direct write that does not grow the file tells the leader of its time at most this often.
 const TIME_COMMIT_PERIOD: Duration = Duration::from_secs(1);
 /// Lease changes while a write prepares: more is livelock.
 pub const TRIES_MAX: u32 = 16;
@@ -73,7 +73,7 @@ enum Taken {
     NotReady,
 }
 
-/// What a commit of writes straight through tells besides.
+/// What a commit of direct writes says, too.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum CommitExtra {
     Nothing,
@@ -236,7 +236,7 @@ impl Inner {
                 return Ok(fits.len());
             }
         }
-        // Also where leases come and go too fast to buffer: what is written through is right, too.
+        // Also where leases come and go too fast to buffer: what is written directly is right, too.
         self.write_direct(file, offset, data).await
     }
 
@@ -344,8 +344,8 @@ impl Inner {
         }
     }
 
-    /// Writes to targets and, where the file grows, commits its size. Whoever cuts the file at the same time fences this
-    /// write; then it looks at the file again.
+    /// Writes to targets and, where the file grows, commits its size. Whoever truncates the file at the same
+    /// time fences this write; then it looks at the file again.
     async fn write_direct(&self, file: &OpenFile, offset: u64, data: &Bytes) -> Result<usize> {
         let inode = &file.inode;
         let mut fences = self.fences();
@@ -375,7 +375,7 @@ impl Inner {
             return Err(e);
         }
         fences.met = (fences.met + 1).min(FENCED_TRIES_MAX);
-        // Of several that cut at once, each fences the others: chance lets one be first.
+        // Of several that truncate at once, each fences the others: chance lets one be first.
         let pause = self.env.rng.below(FENCED_PAUSE_MS << fences.met);
         self.env.clock.sleep(Duration::from_millis(pause)).await;
         // Or a snapshot holds what was written to: the right to write brings another object.
@@ -400,7 +400,7 @@ impl Inner {
         // What was taken under a lease that came for a moment is older: it goes first, and what is on its way into the inode arrives
         // there. Nothing follows it there while this is counted.
         self.flush(inode, Occasion::Growing, false).await?;
-        // Others may have cut or extended the file since: growing over old bytes must be noticed.
+        // Others may have truncated or extended the file since: growing over old bytes must be noticed.
         self.refresh(inode).await?;
         // This client may have evicted it since it was looked at.
         self.bring_back(inode, offset, end).await?;
@@ -474,7 +474,10 @@ impl Inner {
         let to = {
             let st = inode.lock();
             if with_token && !st.append_token {
-                return Err(Error::stale(format!("file {}: the turn ended with the session", inode.ino)));
+                return Err(Error::stale(format!(
+                    "file {}: the append token ended with the session",
+                    inode.ino
+                )));
             }
             if st.object(inode.ino) != own {
                 return Err(Error::stale(format!("file {}: a snapshot was taken meanwhile", inode.ino)));
@@ -524,7 +527,7 @@ impl Inner {
                 st.unreported_end = st.unreported_end.filter(|unreported| *unreported > end);
                 self.apply_to(&mut st, &entry, revoke_clock);
             }
-            // Fenced: who cut the file has dropped it; or it was removed.
+            // Fenced: who truncated the file has dropped it; or it was removed.
             Err(e) if matches!(e.kind, ErrorKind::Stale | ErrorKind::NotFound) => {
                 let mut st = inode.lock();
                 st.unreported_end = None;
@@ -544,9 +547,9 @@ impl Inner {
         }
     }
 
-    /// Tells the leader of bytes that were written straight through, under the token epoch `under`: a newer one that came since is of a
-    /// file that may have another object, or be cut. True: it was so, and the leader, which had given this client the right to write
-    /// alone meanwhile, took it for told under that: the bytes are to be sent once more.
+    /// Tells the leader of bytes that were written directly, under the token epoch `under`: a newer one that came since is of a file that
+    /// may have another object, or be truncated. True: it was so, and the leader, which had given this client the right to write alone
+    /// meanwhile, took it for told under that: the bytes are to be sent once more.
     pub async fn commit_sent(
         &self,
         inode: &Arc<Inode>,
@@ -557,12 +560,12 @@ impl Inner {
         Ok(truncations(self.commit_direct(inode, range, Some(under), extra).await?) > truncations(under))
     }
 
-    /// Tells the leader of the time of writes straight through, and that the file is at least `size` long.
+    /// Tells the leader of the time of direct writes, and that the file is at least `size` long.
     pub async fn commit_time(&self, inode: &Arc<Inode>, size: u64, extra: CommitExtra) -> Result<()> {
         self.commit_direct(inode, (size, size), None, extra).await.map(drop)
     }
 
-    /// The turn ends with a range that counts, of which nothing is written yet.
+    /// The token is released with a range that counts, of which nothing is written yet.
     pub async fn commit_reserved(&self, inode: &Arc<Inode>, range: (u64, u64)) -> Result<()> {
         self.commit_direct(inode, range, None, CommitExtra::ReleasesToken).await.map(drop)
     }
@@ -588,7 +591,7 @@ impl Inner {
                 op: Op { session: SessionId(0), slot: 0, seq: 0 },
                 ino: inode.ino,
                 token_epoch: under.unwrap_or(st.token_epoch),
-                // Others may have cut the file since: to repeat its old size would bring that back.
+                // Others may have truncated the file since: to repeat its old size would bring that back.
                 size: end,
                 mtime,
                 allocated: st.allocated + growth,
@@ -631,8 +634,8 @@ impl Inner {
         Ok(entry.lease.token_epoch)
     }
 
-    /// What writes straight through have not told the leader yet. Who is telling it already is waited for: when the last
-    /// handle is closed the right to tell it ends.
+    /// What direct writes have not told the leader yet. Who is telling it already is waited for: when the
+    /// last handle is closed the right to tell it ends.
     pub async fn settle_direct(&self, inode: &Arc<Inode>) -> Result<()> {
         let _one = inode.flushing.lock().await;
         if inode.lock().direct_pending {
@@ -700,7 +703,7 @@ impl Inner {
         }
     }
 
-    /// In this client's turn, or under its Write lease (`exclusive`).
+    /// Under this client's append token, or under its Write lease (`exclusive`).
     pub async fn set_size_now(
         &self,
         cred: &Cred,
@@ -844,8 +847,8 @@ impl Inner {
         )))
     }
 
-    /// Zeroes bytes below the size. A cut, or a snapshot's read, at the same time fences this as it fences a write. `frees`: what
-    /// is zero then takes no space.
+    /// Zeroes bytes below the size. A truncation, or a snapshot's read, at the same time fences this as it
+    /// fences a write. `frees`: what is zero then takes no space.
     async fn zero_range(&self, file: &OpenFile, offset: u64, end: u64, frees: bool) -> Result<()> {
         let inode = &file.inode;
         let (mut fences, mut at) = (self.fences(), offset);
@@ -874,7 +877,8 @@ impl Inner {
         if inode.lock().inline == Inline::Unknown {
             self.refresh(inode).await?;
         }
-        // Zeros written into the inode could make the file longer, if somebody cuts it now; zeros on targets do not.
+        // Zeros written into the inode could make the file longer, if somebody truncates it now; zeros on
+        // targets do not.
         if inode.lock().inline != Inline::No {
             self.leave_inode_with_token(inode).await?;
         }
@@ -1019,8 +1023,8 @@ fn whole_stripes(layout: &Layout, size: u64, offset: u64, end: u64) -> Range<u64
     if start < stop { start..stop } else { end..end }
 }
 
-/// Whether a write up to `end` may be kept here for now. What is written in a turn goes straight to targets, and with it what the
-/// inode held.
+/// Whether a write up to `end` may be kept here for now. What is written under the append token goes straight
+/// to targets, and with it what the inode held.
 fn is_ready_to_buffer(st: &State, end: u64) -> bool {
     st.lease == LeaseKind::Write
         && !st.append_token

@@ -202,7 +202,7 @@ impl Cluster {
         self.suspect_target(target, group, epoch, Suspicion::Failed, why).await
     }
 
-    /// `report_target` with the kind of doubt.
+    /// `report_target` with the kind of suspicion.
     pub async fn suspect_target(
         &self,
         target: TargetId,

@@ -134,7 +134,7 @@ pub struct Owner {
     /// For the results of probes.
     pub self_events: mpsc::WeakSender<Event>,
     pub started: Instant,
-    /// Who waits for the probe of a target under way, by what was doubted.
+    /// Who waits for the probe of a target under way, by what was suspected.
     pub probing: BTreeMap<(TargetId, Suspicion), Vec<Answer<MapReply>>>,
     pub suspects_asked: Instant,
     pub cut_links: CutLinks,
@@ -428,7 +428,7 @@ impl Owner {
         match report.suspicion {
             Suspicion::Failed => tracing::warn!("{} is reported: {}", report.target, report.why),
             Suspicion::Unreachable | Suspicion::Slow => {
-                tracing::debug!("{} is doubted: {}", report.target, report.why)
+                tracing::debug!("{} is suspected: {}", report.target, report.why)
             }
         }
         self.start_probe(report.target, report.suspicion, &batch.draft).push(answer);

@@ -45,7 +45,9 @@ impl Wire for Fingerprint {
         };
         match fingerprint.id.len() + fingerprint.version.len() {
             0..=FINGERPRINT_ID_BYTES_MAX => Ok(fingerprint),
-            n => Err(Error::invalid(format!("malformed message: a fingerprint names its thing with {n} bytes"))),
+            n => Err(Error::invalid(format!(
+                "malformed message: a fingerprint names its thing with {n} bytes"
+            ))),
         }
     }
 }

@@ -137,7 +137,7 @@ pub trait Home: Send + Sync + 'static {
         attrs: &'a Attrs,
     ) -> BoxFuture<'a, Outcome<Fingerprint>>;
 
-    /// Cuts or extends (with a hole) a file. Its own result: the very file has this size already.
+    /// Truncates or extends (with a hole) a file. Its own result: the very file has this size already.
     fn resize<'a>(
         &'a self,
         path: &'a HomePath,
@@ -207,7 +207,8 @@ pub trait HomeWriter: Send + Sync + 'static {
     /// Makes what was written durable. The fingerprint is what to expect from now on.
     fn sync(&self) -> BoxFuture<'_, Outcome<Fingerprint>>;
 
-    /// Cuts or extends the file to its final size, sets its attributes and times: it is complete at home. Durable.
+    /// Truncates or extends the file to its final size, sets its attributes and times: it is complete at
+    /// home. Durable.
     fn finish<'a>(&'a self, size: u64, attrs: &'a Attrs) -> BoxFuture<'a, Outcome<Fingerprint>>;
 }
 

@@ -43,7 +43,7 @@ const CONTENDED: Duration = Duration::from_millis(50);
 /// looks again and again leaves the writer no time in which it writes alone, and nothing of its file could be
 /// evicted. A revoke and the grant after it take about 1 ms.
 const POLLS_APART: Duration = Duration::from_millis(5);
-/// A client that did not answer a revoke gets no leases for so long: it reads and writes through, and others
+/// A client that did not answer a revoke gets no leases for so long: it reads and writes directly, and others
 /// wait for it no more.
 const MISTRUSTED_FOR: Duration = Duration::from_secs(60);
 /// Such clients that are remembered.

@@ -14,17 +14,17 @@
 //! U/<session>/<slot>      the last change of a slot and its reply               SlotRecord
 //! G/<time>/<ino>          deleted, or evicted: cells are to be dropped from targets Garbage
 //! W/<ino>/<from>          bytes from there on are at home only                  EvictedRange
-//! W/<last>/<volume>       its eviction watermarks: high and low, hundredths        two bytes
+//! W/<last>/<volume>       its eviction watermarks: high and low, hundredths  two bytes
 //! R/<dir>/<counter>       recursive usage below a directory                     i64
 //! c/<volume>              number of a volume's newest change                    u64
 //! C/<volume>/<number>     a change                                              ChangeRecord
-//! k/<volume>/<name>       up to which change a cursor has come                u64
+//! k/<volume>/<name>       up to which change a cursor has come                  u64
 //! r/<relation>            a relation                                            RelationRecord
 //! b/<volume>/<place>      a place that backups of a volume go to                 BackupRecord
 //! B/<relation>/<dir>      a directory to be looked at, and from which cookie on u64
 //! O/<relation>/<number>   a change of names that home has not seen yet          ChangeRecord
 //! P/<relation>/<ino>/<offset>   bytes that home does not have yet               DirtyRange
-//! Y/<relation>/<ino>      an inode as we made it at home                                         RemoteEntry
+//! Y/<relation>/<ino>      an inode as we made it at home                         RemoteEntry
 //! L/<relation>/<dir>/<name>     which inode we gave that name at home           u64
 //! q/<relation>/<ino>/<offset>   proof from home                                 ReceiptRecord
 //! a/<relation>/<ino>      in conflict until somebody decides                    ConflictRecord
@@ -33,7 +33,7 @@
 //! j/<relation>/<dir>      a directory that is scanned again: when it was read at home   MirroredRecord
 //! e/<number>              a directory that is gone at home, to be removed with what is in it   DoomedRecord
 //! i/<relation>/<identity> which inode a file of several names is, as home knows it  u64
-//! m/<relation>/<ino>      a relocation at home: a mover may have moved it                   RelocationRecord
+//! m/<relation>/<ino>      a relocation at home: a mover may have moved it         RelocationRecord
 //! u/<relation>/<ino>      parts of it are at home, and nobody sees them there yet   nothing
 //! g/<relation>/<ino>      was written, and is not known to be complete          nothing
 //! M/<session>             a mover that may have work                            nothing
@@ -45,7 +45,7 @@
 //! t/<volume>/<time>       its trash (time 0), and what was put there from that time on    TrashRecord
 //! x/<trash>/<dir>         which directory of the trash has what was in one        u64
 //! y/<volume>/0            a clone, and of which snapshot                         CloneRecord
-//! y/<volume>/<dir>        a directory of it that is not enumerated yet            NotEnumeratedRecord
+//! y/<volume>/<dir>        a directory of it that is not enumerated yet           NotEnumeratedRecord
 //! f/<volume>/<ino>        which inode of a clone is that file of several names  u64
 //! o/<object>              the file that a shared object was the own one of      u64
 //! h/<snapshot>/<key>      what a key of A E T K I D X Z was when the snapshot was taken: 1 and its value, or 0

@@ -4,7 +4,7 @@
 //! revoke of it is on its way, nobody gets a new lease on it. A file that two sessions have open, one at
 //! least for writing, is
 //! *shared*: nobody gets a lease on it but who recovers it after a writer's death, and who reads it through its kernel's
-//! pages and asks for that. A session that was told to write through is never beside a session that caches.
+//! pages and asks for that. A session that was told to write directly is never beside a session that caches.
 //!
 //! Knows nothing of names, of records, of time or of the network.
 
@@ -24,7 +24,8 @@ pub enum Need {
     GetAttr,
     /// Change it, or the names in it: nobody else may cache it.
     Change,
-    /// Append to it or cut it: in turn, and nobody else has changes of it that are not committed.
+    /// Append to it or truncate it: one session at a time, and nobody else has changes of it that are not
+    /// committed.
     AppendToken,
     /// Read it through the kernel's pages: nobody else writes it before these are gone.
     Pages,
@@ -37,7 +38,7 @@ pub struct Conflict {
     pub session: SessionId,
     /// What its holder may keep.
     pub keep: LeaseKind,
-    /// False: nobody has to be asked, it ends by itself (a turn).
+    /// False: nobody has to be asked, it ends by itself (an append token).
     pub ask: bool,
 }
 
@@ -71,9 +72,9 @@ struct Holding {
     opens: Opens,
     /// The client has been asked to give the lease back.
     revoking: bool,
-    /// It is the session's turn to append or to cut. Of at most one session.
+    /// The session has the append token. Of at most one session.
     append_token: bool,
-    /// It was told to write through: it may be doing so, until it has answered a revoke
+    /// It was told to write directly: it may be doing so, until it has answered a revoke
     direct: bool,
     /// that was begun after that.
     direct_since_revoke: bool,
@@ -185,14 +186,14 @@ impl LeaseTable {
         }
     }
 
-    /// Gives the turn, which nobody else has.
+    /// Grants the append token, which nobody else has.
     pub fn grant_append_token(&mut self, session: SessionId, ino: InodeId) {
         self.change(session, ino, |h| h.append_token = true);
     }
     pub fn has_append_token(&self, session: SessionId, ino: InodeId) -> bool {
         self.states.get(&ino).and_then(|s| s.get(session)).is_some_and(|h| h.append_token)
     }
-    /// Ends a turn. True if an operation waits for that.
+    /// Releases the append token. True if an operation waits for that.
     pub fn release_append_token(&mut self, session: SessionId, ino: InodeId) -> bool {
         let had = self.has_append_token(session, ino);
         if had {
@@ -302,7 +303,7 @@ impl LeaseTable {
         }
     }
 
-    /// The session asked for Write, and was told that it has to write through.
+    /// The session asked for Write, and was told that it has to write directly.
     pub fn note_direct(&mut self, session: SessionId, ino: InodeId) {
         if self.opens_of(session, ino).write > 0 {
             self.change(session, ino, |h| (h.direct, h.direct_since_revoke) = (true, true));
@@ -421,7 +422,8 @@ impl LeaseTable {
         }
         was_open && !self.is_open_by(session, ino)
     }
-    /// Sets what a session says it has after a reconnect. What it sent through before may still be on its way.
+    /// Sets what a session says it has after a reconnect. What it sent directly before may still be on its
+    /// way.
     pub fn set_opens(&mut self, session: SessionId, ino: InodeId, opens: Opens) {
         self.change(session, ino, |h| {
             h.opens = opens;

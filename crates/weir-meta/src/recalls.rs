@@ -257,7 +257,7 @@ impl Recalls {
         self.ring(id.ino);
     }
 
-    /// Nothing of a file is wanted past `size`: it was cut, or is gone.
+    /// Nothing of a file is wanted past `size`: it was truncated, or is gone.
     pub fn forget(&mut self, ino: InodeId, size: u64) {
         self.split(ino, size);
         let beyond: Vec<Place> = self.wishes.range((ino, size)..=(ino, u64::MAX)).map(|(p, _)| *p).collect();

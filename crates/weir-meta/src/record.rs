@@ -290,7 +290,7 @@ impl Wire for Garbage {
             self.truncation.encode(w);
         }
     }
-    /// The cut came later: what has none is a deleted file.
+    /// The truncation came later: what has none is a deleted file.
     fn decode(r: &mut Reader<'_>) -> Result<Garbage> {
         let (first_pg, pg_count) = (PgId::decode(r)?, u32::decode(r)?);
         let truncation =
@@ -328,7 +328,7 @@ macro_rules! volume_wire {
                     self.retention.encode(w);
                 }
             }
-            /// What is kept of its past came later: a volume without has neither trash nor a schedule.
+            /// Its retention came later: a volume without has neither trash nor a schedule.
             fn decode(r: &mut Reader<'_>) -> Result<VolumeRecord> {
                 $(let $field = <$ty>::decode(r)?;)*
                 let retention = if r.remaining() == 0 { Retention::NOTHING } else { Retention::decode(r)? };
@@ -406,14 +406,15 @@ pub struct NotEnumeratedRecord {
 wire_struct!(NotEnumeratedRecord { source: InodeId, after: u64 });
 
 /// `Z/`: bytes from the key's place to before `to` are in an older object. They begin with a stripe, and end with one or where
-/// the file ended when it got its present object (or has been cut since).
+/// the file ended when it got its present object (or has been truncated since).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LayerRecord {
     pub to: u64,
     pub object: InodeId,
     /// The token epoch under which somebody copies them; 0: nobody does.
     pub handed: u32,
-    /// The object is to be cut with this token epoch before it is copied from; 0: nobody can be writing to it.
+    /// The object is to be truncated with this token epoch before it is copied from; 0: nobody can be writing
+    /// to it.
     pub fence: u32,
     /// First group and number of groups that the object's cells are on.
     pub first_pg: PgId,

@@ -319,7 +319,7 @@ fn too_late<R: Request>(leader: &Leader, parked: &[InodeId]) -> Error {
 async fn revoke(leader: Arc<Leader>, conflict: Conflict) {
     let pause = {
         let mut state = leader.lock();
-        // Without a lease it is the word to write through that is taken back, for one who reads.
+        // Without a lease it is the word to write directly that is taken back, for one who reads.
         let for_reader = conflict.keep == LeaseKind::Read
             || state.leases.held(conflict.session, conflict.ino) == LeaseKind::None;
         let now = leader.env.clock.now();
@@ -595,7 +595,7 @@ impl Leader {
             return Ok(false);
         }
         state.leases.set_opens(session, lease.ino, Opens { read: lease.open_read, write: lease.open_write });
-        // Of before the restart, or it has it already: a turn that was lost is not found again.
+        // Of before the restart, or it has it already: a token that was lost is not found again.
         let append_token =
             lease.append_token && (!known || state.leases.has_append_token(session, lease.ino));
         if append_token {

@@ -72,7 +72,7 @@ fn a_shared_file_has_no_leases_until_one_is_left() {
         // Both write through and commit, with whatever epoch they had last.
         a.commit(ino, 1, 10, false).await.unwrap();
         assert_eq!(b.commit(ino, 2, 5, false).await.unwrap().attr.size, 10, "a commit makes nothing shorter");
-        // But not over a cut: what was past the size then does not count.
+        // But not over a truncation: what was past the size then does not count.
         let cut = AcquireLease { session: b.session, ino, kind: LeaseKind::Write, renew: true };
         let renewed = b.call(&cut).await.unwrap();
         assert_eq!((renewed.attr.size, renewed.lease.kind), (10, LeaseKind::None));
@@ -382,7 +382,7 @@ fn what_somebody_wrote_beside_the_last_writer_is_recovered_after_its_death() {
     }
 }
 
-/// It has bytes past the size that it has not told of yet: to recover them would be to cut them.
+/// It has bytes past the size that it has not told of yet: to recover them would be to truncate them.
 #[test]
 fn who_writes_alone_recovers_nothing_when_others_die_that_wrote_before() {
     simulate(25, async |world| {
@@ -618,7 +618,7 @@ fn the_turn_at_a_shared_file_is_one_clients_and_ends_with_it() {
         let append_token = |c: &Client| TakeAppendToken { session: c.session, ino };
         assert_eq!(a.call(&append_token(&a)).await.unwrap().entry.attr.size, 0);
         assert_eq!(a.call(&append_token(&a)).await.unwrap().entry.attr.size, 0, "a retry gets it again");
-        // Nobody else appends or cuts, and b's wait ends with the commit that ends the turn.
+        // Nobody else appends or truncates, and b's wait ends with the commit that releases the token.
         let with_token = |c: &Client, size| Commit {
             op: c.op(),
             ino,
@@ -644,7 +644,7 @@ fn the_turn_at_a_shared_file_is_one_clients_and_ends_with_it() {
         let waited = world.now().since(begun);
         assert!(waited >= Duration::from_millis(300) && waited < Duration::from_millis(400), "{waited:?}");
         assert_eq!(a.call(&with_token(&a, 20)).await.unwrap_err().kind, ErrorKind::Stale, "a has it no more");
-        // b dies in its turn.
+        // b dies with the token.
         world.kill("b");
         let begun = world.now();
         assert_eq!(a.call(&append_token(&a)).await.unwrap().entry.attr.size, 10);
@@ -654,7 +654,8 @@ fn the_turn_at_a_shared_file_is_one_clients_and_ends_with_it() {
     });
 }
 
-/// Who cuts a file by its name has it not open; another that writes it takes the right to write while the turn lasts.
+/// Who truncates a file by its name has it not open; another that writes it takes the right to write while
+/// the token lasts.
 #[test]
 fn a_turn_is_a_right_to_commit_whoever_takes_the_right_to_write_meanwhile() {
     simulate(34, async |world| {
@@ -684,7 +685,7 @@ fn a_turn_is_a_right_to_commit_whoever_takes_the_right_to_write_meanwhile() {
         };
         assert_eq!(a.call(&commit(false)).await.unwrap_err().kind, ErrorKind::Stale);
         a.call(&commit(true)).await.unwrap();
-        assert_eq!(a.call(&commit(true)).await.unwrap_err().kind, ErrorKind::Stale, "the turn has ended");
+        assert_eq!(a.call(&commit(true)).await.unwrap_err().kind, ErrorKind::Stale, "the token was released");
     });
 }
 

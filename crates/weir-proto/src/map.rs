@@ -299,8 +299,9 @@ impl ClusterMap {
     pub fn namespace(&self, id: NamespaceId) -> Option<&NamespaceEntry> {
         self.namespaces.iter().find(|v| v.id == id)
     }
-    /// Who must be told that a file on `groups` is cut: every live member, under the epochs of its groups. An error while
-    /// a group has fewer than k current members: one that returns then would be taken for one that missed nothing.
+    /// The members that must be told that a file on `groups` is truncated: every live member, under the
+    /// epochs of its groups. An error while a group has fewer than k current members: one that returns then
+    /// would be taken for one that missed nothing.
     pub fn members_to_truncate(
         &self,
         groups: impl Fn(PgId) -> bool,

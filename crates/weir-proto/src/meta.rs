@@ -9,11 +9,12 @@ use bytes::Bytes;
 /// Bytes of a file kept in its inode.
 pub const INLINE_MAX: usize = 4096;
 
-/// Token epochs that share their upper bits were given without a cut of the file in between: those of several who write
-/// it by turns. Should they use up all of the lower bits, a writer is told to look again for nothing.
+/// Token epochs that share their upper bits were given without a truncation of the file in between: those of
+/// several who write it by turns. Should they use up all of the lower bits, a writer is told to look again
+/// for nothing.
 pub const TRUNCATION_SHIFT: u32 = 8;
 
-/// Grows with each cut of a file, and when it gets another object.
+/// Grows with each truncation of a file, and when it gets another object.
 pub fn truncations(token_epoch: u32) -> u32 {
     token_epoch >> TRUNCATION_SHIFT
 }
@@ -90,7 +91,7 @@ impl Copy for Layers {}
 wire_enum!(
     /// A client's right to cache an inode.
     LeaseKind {
-        /// Nothing may be cached: every read and write goes through.
+        /// Nothing may be cached: every read and write is direct.
         None = 0,
         /// Attributes, data and, of a directory, its names (also that a name is absent). Shared.
         Read = 1,
@@ -134,7 +135,7 @@ message!(HeldLease {
     token_epoch: u32,
     open_read: u32,
     open_write: u32,
-    /// It is this client's turn.
+    /// It has the append token.
     append_token: bool,
 });
 message!(
@@ -209,8 +210,8 @@ message!(StatFs = 117 -> FsStat { session: SessionId });
 message!(FsStat { files: u64, directories: u64, bytes: u64 });
 message!(
     /// Asks for a lease; others' conflicting leases are revoked first. The answer None to Write: the file is
-    /// shared now, write through. A client whose Write was revoked asks again before it writes, also to write
-    /// through.
+    /// shared now, write directly. A client whose Write was revoked asks again before it writes, also to
+    /// write through.
     AcquireLease = 118 -> Entry { session: SessionId, ino: InodeId, kind: LeaseKind, renew: bool }
 );
 message!(
@@ -257,12 +258,13 @@ message!(
 );
 
 message!(
-    /// Waits for the turn at a file that several clients write, and takes it: until it ends nobody else appends to the
-    /// file or cuts it, and nobody gets a lease on it. Answered with the file as it is now.
+    /// Waits for the append token of a file that several clients write, and takes it: until it is released
+    /// nobody else appends to the file or truncates it, and nobody gets a lease on it. Answered with the file
+    /// as it is now.
     TakeAppendToken = 124 -> InlineData { session: SessionId, ino: InodeId }
 );
 message!(
-    /// Ends the turn without a commit.
+    /// Releases the append token without a commit.
     ReleaseAppendToken = 125 -> () { session: SessionId, ino: InodeId }
 );
 
@@ -298,7 +300,7 @@ message!(
     SetAttr = 138 -> Entry {
         op: Op, cred: Cred, ino: InodeId,
         mode: Option<u32>, uid: Option<u32>, gid: Option<u32>,
-        /// Truncates or extends. The caller holds a Write lease (or the file is shared and written through).
+        /// Truncates or extends. The caller holds a Write lease (or the file is shared and written directly).
         size: Option<u64>,
         atime: Option<Time>, mtime: Option<Time>,
     }
@@ -324,7 +326,7 @@ message!(
         close_writes: u32,
         /// Upper bound of what is on targets, in bytes (never lowered below `size`).
         data_end: u64,
-        /// Made in this client's turn, and ends it; refused if the turn was lost.
+        /// Made under this client's append token, and releases it; refused if the token was lost.
         append_token: bool,
         /// What was written since the last commit that the leader answered, at most `CHANGED_MAX` ranges; may be more.
         changed: Vec<Range>,

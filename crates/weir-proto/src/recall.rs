@@ -89,7 +89,7 @@ message!(
     }
 );
 message!(
-    /// All of a recall is on all live targets. `Stale`: it is another's meanwhile, or the file was cut.
+    /// All of a recall is on all live targets. `Stale`: it is another's meanwhile, or the file was truncated.
     Filled = 185 -> () {
         op: Op, ino: InodeId, from: u64, to: u64, token_epoch: u32,
         /// Of bytes that no receipt proved before.

@@ -2,7 +2,7 @@
 //!
 //! A file's data is an object: at first the one with the inode's number. What a snapshot holds is never written again: the file
 //! gets a new object, and which of its bytes are still in an older one is written down (*layers*). Reading a snapshot asks
-//! for the state of then: the messages whose names begin with `Past`.
+//! for the state of then: the messages whose names begin with `Snapshot`.
 use crate::map::Layout;
 use crate::meta::{Attr, Cred, Entry, Op, Time};
 use crate::{InodeId, SessionId, VolumeId, message};
@@ -75,8 +75,8 @@ message!(SnapshotOpened {
     attr: Attr,
     /// The bytes of a small file, or the target of a symbolic link.
     inline: Option<Bytes>,
-    /// Not 0: somebody may still be writing to the object. Cut it with this token epoch (`DropFile`, of no stripe) before it
-    /// is read.
+    /// Not 0: somebody may still be writing to the object. Truncate it with this token epoch (`DropFile`, of
+    /// no stripe) before it is read.
     fence: u32,
     /// A writer died: the file itself is to be recovered first.
     recover: bool,
@@ -121,6 +121,7 @@ message!(LayersTaken {
     token_epoch: u32,
 });
 message!(
-    /// A layer is copied: all of it is on all live targets. `Stale`: it is another's meanwhile, or the file was cut.
+    /// A layer is copied: all of it is on all live targets. `Stale`: it is another's meanwhile, or the file
+    /// was truncated.
     LayerCopied = 145 -> Entry { op: Op, ino: InodeId, from: u64, to: u64, token_epoch: u32 }
 );

@@ -35,13 +35,13 @@ const SPANS: [u64; 5] = [40, 400, 4_000, 4_200, 10_000];
 /// What is appended to a file; then there is nothing left to do but to look.
 const APPENDED_BYTES_MAX: u64 = 40_000;
 
-pub const CREATE: &str = "tiny create";
-pub const WRITE: &str = "tiny write";
-pub const APPEND: &str = "tiny append";
-pub const READ: &str = "tiny read";
-pub const SIZE: &str = "tiny size";
-pub const ZERO: &str = "tiny zero";
-pub const SYNC: &str = "tiny sync";
+pub const CREATE: &str = "small create";
+pub const WRITE: &str = "small write";
+pub const APPEND: &str = "small append";
+pub const READ: &str = "small read";
+pub const SIZE: &str = "small size";
+pub const ZERO: &str = "small zero";
+pub const SYNC: &str = "small sync";
 /// What is done to small files, in the table of what has met.
 pub const OPERATIONS: [&str; 7] = [CREATE, WRITE, APPEND, READ, SIZE, ZERO, SYNC];
 

@@ -29,8 +29,8 @@ const READ_BYTES: usize = 2 << 20;
 
 /// What is done to snapshots, in the table of what has met.
 pub const TAKE: &str = "snapshot";
-pub const LOOK: &str = "past look";
-pub const REMOVE: &str = "past removal";
+pub const LOOK: &str = "snapshot look";
+pub const REMOVE: &str = "snapshot removal";
 pub const OPERATIONS: [&str; 3] = [TAKE, LOOK, REMOVE];
 
 /// A file as it was.

@@ -176,8 +176,8 @@ impl Change {
         Ok(())
     }
     /// A base of `version` that includes overlays up to `folded_seq` is committed. Numbers of a stripe only rise, unless they begin anew
-    /// with a stripe that is fresh or comes back from home. So a cut below the one that is known tells that this happened while
-    /// this target was away: what it has from before goes, as it went where the others restarted.
+    /// with a stripe that is fresh or comes back from home. So a folded sequence below the one that is known tells that this happened
+    /// while this target was away: what it has from before goes, as it went where the others restarted.
     fn advance(
         &mut self,
         txn: &mut dyn Txn,
@@ -533,7 +533,8 @@ pub fn append(
     delta: &mut Delta,
 ) -> Result<Appended> {
     match numbering {
-        // It passed the fence when it was logged first; what a cut made void since is not brought back.
+        // It passed the fence when it was logged first; what a truncation made void since is not brought
+        // back.
         Numbering::Again(seq) if overlay.token_epoch < void_below(txn, cell)? => {
             return Ok(Appended::Duplicate(seq));
         }
@@ -688,7 +689,7 @@ pub fn drop_cell(txn: &mut dyn Txn, cell: CellId, delta: &mut Delta) -> Result<(
     Ok(())
 }
 
-/// Drops what of a cell was written with a token epoch below `token_epoch`: its file was cut before it.
+/// Drops what of a cell was written with a token epoch below `token_epoch`: its file was truncated before it.
 pub fn drop_void(txn: &mut dyn Txn, cell: CellId, token_epoch: u32, delta: &mut Delta) -> Result<()> {
     let Some(header) = get::<Header>(txn, &header_key(cell))? else { return Ok(()) };
     let is_void = |f: &Fragment| f.version.token_epoch() < token_epoch;
@@ -715,7 +716,8 @@ pub fn drop_void(txn: &mut dyn Txn, cell: CellId, token_epoch: u32, delta: &mut 
         change.now.folded_seq = Seq(0);
     }
     if is_void_below || valid.len() < logged.len() {
-        // Numbers began anew after the cut: where all heard of it at once nothing was left that they could have gone on from.
+        // Numbers began anew after the truncation: where all heard of it at once nothing was left that they
+        // could have gone on from.
         change.now.last_seq = valid.last().copied().unwrap_or_default().max(change.now.folded_seq);
     }
     if let Some(base) = base.filter(is_void) {
@@ -751,7 +753,7 @@ pub fn install(
         return Ok(false);
     }
     if fragment.version.token_epoch() < void_below(txn, cell)? {
-        return Ok(false); // taken from a peer that has not heard of the cut yet
+        return Ok(false); // taken from a peer that has not heard of the truncation yet
     }
     let mut change = Change::open(txn, scope, cell)?;
     let mut kept = vec![fragment.extent];
@@ -778,8 +780,8 @@ pub fn install(
     Ok(true)
 }
 
-/// Makes the log of `cell` up to `upto` hold exactly `copies` above its cut (a copy fetched from another holder).
-/// `stale`: what is here beyond `upto` and must not be.
+/// Makes the log of `cell` up to `upto` hold exactly `copies` above its folded sequence (a copy fetched from
+/// another holder). `stale`: what is here beyond `upto` and must not be.
 pub fn install_overlays(
     txn: &mut dyn Txn,
     scope: &Scope,

@@ -20,7 +20,7 @@ pub const SEAL_PREPARED: &str = "store-seal-prepared";
 pub const SEAL_HALF: &str = "store-seal-half";
 /// A stripe's new version is committed here, and the writer has not been told.
 pub const COMMITTED: &str = "store-committed";
-/// A cut's fence is up, and the file's cells are still there.
+/// A truncation's fence is up, and the file's cells are still there.
 pub const FENCED: &str = "store-fenced";
 /// A fragment that was missed is rebuilt and installed.
 pub const REBUILT: &str = "store-rebuilt";

@@ -113,32 +113,32 @@ pub fn fence_key(file: FileId) -> Vec<u8> {
     push_file(&mut key, file);
     key
 }
-/// A cut of a file, by its number.
+/// A truncation of a file, by its number.
 pub fn truncation_key(file: FileId, number: u64) -> Vec<u8> {
     let mut key = vec![TRUNCATION];
     push_file(&mut key, file);
     key.extend_from_slice(&number.to_be_bytes());
     key
 }
-/// Half-open range of all cuts of a file.
+/// Half-open range of all truncations of a file.
 pub fn truncation_range(file: FileId) -> (Vec<u8>, Vec<u8>) {
     let mut end = truncation_key(file, u64::MAX);
     end.push(0);
     (truncation_key(file, 0), end)
 }
-/// The file of a cut, by its number.
+/// The file of a truncation, by its number.
 pub fn truncated_file_key(number: u64) -> Vec<u8> {
     let mut key = vec![TRUNCATED_FILE];
     key.extend_from_slice(&number.to_be_bytes());
     key
 }
-/// Half-open range of the cuts with numbers in `from..=to`.
+/// Half-open range of the truncations with numbers in `from..=to`.
 pub fn truncated_file_range(from: u64, to: u64) -> (Vec<u8>, Vec<u8>) {
     let mut end = truncated_file_key(to);
     end.push(0);
     (truncated_file_key(from), end)
 }
-/// The number at the end of a key of cuts.
+/// The number at the end of a key of truncations.
 pub fn truncation_number_of_key(key: &[u8]) -> Result<u64> {
     key.last_chunk()
         .map(|bytes| u64::from_be_bytes(*bytes))
@@ -362,7 +362,7 @@ impl Record for Truncation {
             self.to_stripe.encode(w);
         }
     }
-    /// The end came later: records without it are cuts to the end of the file, as most are.
+    /// The end came later: records without it are truncations to the end of the file, as most are.
     fn parse(r: &mut Reader<'_>) -> Result<Truncation> {
         let (from_stripe, token_epoch) = (u64::decode(r)?, u32::decode(r)?);
         let to_stripe = match r.remaining() {
@@ -379,7 +379,7 @@ impl Record for Truncation {
     }
 }
 record!(
-    /// Whose cut has this number.
+    /// Whose truncation has this number.
     TruncatedFile { file: FileId }
 );
 record!(
@@ -464,7 +464,7 @@ mod tests {
         assert_eq!(Truncation::from_value(&truncation.to_value()).unwrap(), truncation);
         assert_eq!(Truncation::from_value(&part.to_value()).unwrap(), part);
         assert_eq!(part.to_value()[4..], [&truncation.to_value()[4..], &5u64.to_le_bytes()[..]].concat());
-        // Each cut is written in one way.
+        // Each truncation is written in one way.
         let rest = [&truncation.to_value()[4..], &u64::MAX.to_le_bytes()[..]].concat();
         let twice = [&crc32c(&rest).to_le_bytes()[..], &rest].concat();
         assert!(Truncation::from_value(&twice).unwrap_err().context.contains("an end is written"));

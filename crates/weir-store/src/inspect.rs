@@ -200,14 +200,14 @@ impl Inspection<'_> {
             self.letter(r, TRUNCATION, |i, r, key, value| {
                 let (number, _) = (truncation_number_of_key(key)?, Truncation::from_value(value)?);
                 if r.get(&truncated_file_key(number))?.is_none() {
-                    i.problem(format!("cut {number} names no file"));
+                    i.problem(format!("truncation {number} names no file"));
                 }
                 Ok(())
             })?;
             self.letter(r, TRUNCATED_FILE, |i, r, key, value| {
                 let (number, of) = (truncation_number_of_key(key)?, TruncatedFile::from_value(value)?);
                 if r.get(&truncation_key(of.file, number))?.is_none() {
-                    i.problem(format!("file {} has no cut {number}", of.file));
+                    i.problem(format!("file {} has no truncation {number}", of.file));
                 }
                 Ok(())
             })?;
@@ -264,7 +264,10 @@ impl Inspection<'_> {
             ));
         }
         if h.folded_seq > h.last_seq {
-            self.problem(format!("cell {cell}: cut {} above its last sequence {}", h.folded_seq, h.last_seq));
+            self.problem(format!(
+                "cell {cell}: folded sequence {} above its last sequence {}",
+                h.folded_seq, h.last_seq
+            ));
         }
         if r.get(&listed_key(h.group, cell))?.is_none() {
             self.problem(format!("cell {cell}: not listed under {}", h.group));

@@ -1,5 +1,5 @@
-//! A call to another member of the group that should not hold up a write: doubted when it is silent, given up when the
-//! member goes down.
+//! A call to another member of the group that should not hold up a write: suspected when it is silent, given
+//! up when the member goes down.
 use crate::service::{Acting, StorageNode};
 use std::time::Duration;
 use weir_env::BoxFuture;
@@ -64,7 +64,7 @@ impl StorageNode {
     fn report(&self, acting: &Acting, member: TargetId, suspicion: Suspicion) {
         let (group, epoch) = (acting.scope.group, acting.scope.epoch);
         let reported = self.peers.suspect(member, group, epoch, suspicion, "mirror an overlay".into());
-        self.env.tasks.spawn("doubt a member", async move {
+        self.env.tasks.spawn("suspect a member", async move {
             if let Err(e) = reported.await {
                 tracing::debug!(target_id = %member, "coordinator not told that a mirror is late: {e}");
             }

@@ -24,7 +24,8 @@ pub struct Plan {
     pub header: Option<Header>,
     pub known: bool,
     pub base: Option<Fragment>,
-    /// Overlays above the base's cut that touch the range, oldest first, with the data that is in the index.
+    /// Overlays above the base's folded sequence that touch the range, oldest first, with the data that is in
+    /// the index.
     overlays: Vec<(Overlay, Vec<u8>)>,
     /// Length of the whole fragment.
     pub fragment_bytes: u32,

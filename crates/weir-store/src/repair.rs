@@ -1,10 +1,10 @@
 //! Repair: a member that was away gets what it missed; a damaged fragment is rebuilt.
 //!
-//! While a member is behind it receives every new write, so everything it lacks was written before: it lists the cells
-//! that current peers have written since it was current, compares versions, rebuilds its fragment from k others of one
-//! version, copies overlay logs, drops what nobody else knows any more, and then says that it caught up. Listing tells
-//! each peer the group's epoch first, so nothing can be written under an older one after it was listed. What was cut
-//! meanwhile it learns before all that (`folded_seqs.rs`).
+//! While a member is behind it receives every new write, so everything it lacks was written before: it lists
+//! the cells that current peers have written since it was current, compares versions, rebuilds its fragment
+//! from k others of one version, copies overlay logs, drops what nobody else knows any more, and then says
+//! that it caught up. Listing tells each peer the group's epoch first, so nothing can be written under an
+//! older one after it was listed. What was truncated meanwhile it learns before all that (`folded_seqs.rs`).
 //!
 //! A member that returned without what it had (`lost_at` in the map) lists everything, and first drops what it has from before: an
 //! older copy may have what was void, or numbered otherwise, since.
@@ -474,9 +474,8 @@ impl StorageNode {
         let mut parity_bytes = None;
         let mut problem = None;
         for p in holders {
-            if fragments.len() == data
-                && (!folded_seqs.is_empty() || fragments.iter().all(|(p, _)| *p < data))
-            {
+            let is_data = |(p, _): &(usize, Bytes)| *p < data;
+            if fragments.len() == data && (!folded_seqs.is_empty() || fragments.iter().all(is_data)) {
                 break;
             }
             match self.read_fragment(acting, p, own, version).await {
@@ -714,7 +713,7 @@ impl StorageNode {
         Ok(())
     }
 
-    /// Verifies what somebody doubts, and rebuilds what is damaged.
+    /// Verifies what somebody suspects, and rebuilds what is damaged.
     pub(crate) async fn mend(&self, target: &Arc<Target>) -> Result<()> {
         for cell in target.take_suspects() {
             if let Some(acting) = self.acting_for(target, cell)? {

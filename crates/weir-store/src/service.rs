@@ -32,11 +32,11 @@ use weir_rpc::{Answered, Call, Handled, Payload, Reply, Service};
 const MAP_PATIENCE: Duration = Duration::from_secs(3);
 /// How long one call to a peer may take.
 pub const PEER_PATIENCE: Duration = Duration::from_secs(10);
-/// How long a cut waits here for the end of what it fences.
+/// How long a truncation waits here for the end of what it fences.
 const FENCE_PATIENCE: Duration = Duration::from_secs(2);
 /// Stripes with recent overlays that are remembered one by one; beyond that the index is scanned again.
 pub const RECENT_MAX: usize = 65_536;
-/// Cells waiting to be verified because somebody doubts them.
+/// Cells waiting to be verified because somebody suspects them.
 const SUSPECTS_MAX: usize = 4096;
 
 mod agree;
@@ -69,7 +69,7 @@ pub(crate) struct Target {
     suspects: Mutex<BTreeSet<CellId>>,
     /// The epoch of each group under which its missing fragments were looked through.
     pub settled: Mutex<BTreeMap<PgId, Epoch>>,
-    /// The newest cut that was learned from each peer.
+    /// The newest truncation that was learned from each peer.
     pub truncations_of: Mutex<BTreeMap<TargetId, u64>>,
     pub forgetting: Mutex<Forgetting>,
     /// Up to which loss of each group's cells those from before it were dropped.
@@ -505,7 +505,7 @@ impl StorageNode {
             let ended = target.under_way.ended(r.file, r.fence);
             if node.env.clock.timeout(FENCE_PATIENCE, ended).await.is_err() {
                 return Err(Error::unavailable(format!(
-                    "cut of file {}: what was written before it under token epochs below {} has not ended yet",
+                    "truncation of file {}: what was written before it under token epochs below {} has not ended yet",
                     r.file, r.fence
                 )));
             }

@@ -1,13 +1,14 @@
-//! Cuts: what of a file is void because it was truncated, recovered, deleted or evicted.
+//! Truncation records: what of a file is void because it was truncated, recovered, deleted or evicted.
 //!
-//! A cut is (file, stripes, token epoch): what was written there with a lower token epoch does not count any more. Most go to
-//! the end of the file; those of evicted bytes end somewhere.
-//! Every live member is told (`DropFile`), drops it, refuses such writes from then on, and remembers the cut for members
-//! that are away: whoever comes back asks for the cuts before it takes anything from others, so it never brings old bytes
-//! back, nor takes its old cell for a part of what was written there since. See decision record 4.
+//! A truncation is (file, stripes, token epoch): what was written there with a lower token epoch does not
+//! count any more. Most go to the end of the file; those of evicted bytes end somewhere. Every live member is
+//! told (`DropFile`), drops it, refuses such writes from then on, and remembers the truncation for members
+//! that are away: whoever comes back asks for the truncations before it takes anything from others, so it
+//! never brings old bytes back, nor takes its old cell for a part of what was written there since. See
+//! decision record 4.
 //!
-//! Invariants: a cut is remembered in the transaction that raises the fence, before anything is dropped; numbers only
-//! grow. Knows nothing of files' sizes.
+//! Invariants: a truncation is remembered in the transaction that raises the fence, before anything is
+//! dropped; numbers only grow. Knows nothing of files' sizes.
 use crate::cells::{self, get};
 use crate::crash_points;
 use crate::format::{self, *};
@@ -25,10 +26,11 @@ use weir_proto::data::{
 use weir_proto::map::MemberState;
 use weir_proto::{CellId, Error, FileId, PgId, Result, TargetId};
 
-/// Cuts of one listing.
+/// Truncations of one listing.
 const LIST_MAX: u32 = 4096;
-/// A cut that is remembered so long has ended, well or badly: no client works on one operation for longer than a
-/// minute, and what a client that was stopped in the middle wants to do later is fenced by the next one.
+/// A truncation that is remembered so long has ended, well or badly: no client works on one operation for
+/// longer than a minute, and what a client that was stopped in the middle wants to do later is fenced by the
+/// next one.
 pub const TRUNCATION_AGE: Duration = Duration::from_secs(3600);
 
 /// What was written to the cell with a lower token epoch is void.
@@ -49,7 +51,7 @@ fn of_file(read: &dyn Read, file: FileId) -> Result<Vec<(u64, format::Truncation
     })
 }
 
-/// Raises the file's fence and remembers the cut, unless an earlier one says as much.
+/// Raises the file's fence and remembers the truncation, unless an earlier one says as much.
 pub fn remember(txn: &mut dyn Txn, file: FileId, truncation: format::Truncation) -> Result<()> {
     let token_epoch = truncation.token_epoch;
     let fence = get::<Fence>(txn, &fence_key(file))?.map_or(0, |f| f.token_epoch);
@@ -70,19 +72,19 @@ pub fn remember(txn: &mut dyn Txn, file: FileId, truncation: format::Truncation)
     txn.put(&truncated_file_key(number), &TruncatedFile { file }.to_value());
     Ok(())
 }
-/// The number of the newest cut.
+/// The number of the newest truncation.
 fn newest(read: &dyn Read) -> Result<u64> {
     match read.get(TRUNCATION_COUNT)? {
         None => Ok(0),
         Some(value) => value
             .try_into()
             .map(u64::from_le_bytes)
-            .map_err(|_| Error::damaged("the number of cuts is not a number")),
+            .map_err(|_| Error::damaged("the number of truncations is not a number")),
     }
 }
 
 impl Store {
-    /// Cuts a file: see [`weir_proto::data::DropFile`].
+    /// Truncates a file: see [`weir_proto::data::DropFile`].
     pub fn drop_file(
         &self,
         file: FileId,
@@ -92,11 +94,11 @@ impl Store {
         self.usable()?;
         let format::Truncation { from_stripe, to_stripe, token_epoch } = truncation;
         if token_epoch == 0 {
-            return Err(Error::invalid(format!("cut of file {file}: no token epoch is below 0")));
+            return Err(Error::invalid(format!("truncation of file {file}: no token epoch is below 0")));
         }
         if from_stripe >= to_stripe {
             return Err(Error::invalid(format!(
-                "cut of file {file}: no stripe is from {from_stripe} to before {to_stripe}"
+                "truncation of file {file}: no stripe is from {from_stripe} to before {to_stripe}"
             )));
         }
         tracing::trace!(on = %self.target, %file, ?truncation, "truncation");
@@ -140,7 +142,7 @@ impl Store {
         Ok(prepared)
     }
 
-    /// Cuts with numbers above `after`; what is returned may be told when the commit is durable.
+    /// Truncations with numbers above `after`; what is returned may be told when the commit is durable.
     pub fn list_truncations(
         &self,
         after: u64,
@@ -169,7 +171,7 @@ impl Store {
         Ok((raised.max(seen), list))
     }
 
-    /// The number of the newest cut.
+    /// The number of the newest truncation.
     pub fn newest_truncation(&self) -> Result<u64> {
         let mut number = 0;
         self.kv().read(&mut |r| {
@@ -179,7 +181,7 @@ impl Store {
         Ok(number)
     }
 
-    /// Forgets the cuts up to a number, and the fences of files that are gone for good. Blocks.
+    /// Forgets the truncations up to a number, and the fences of files that are gone for good. Blocks.
     pub fn forget_truncations(&self, upto: u64) -> Result<()> {
         loop {
             let mut forgotten = 0;
@@ -203,7 +205,7 @@ impl Store {
     }
 }
 
-/// The first cuts with numbers in `from..=to`.
+/// The first truncations with numbers in `from..=to`.
 fn numbered(read: &dyn Read, from: u64, to: u64, limit: usize) -> Result<Vec<(u64, FileId)>> {
     let (start, end) = truncated_file_range(from, to);
     let (mut found, mut problem) = (Vec::new(), Ok(()));
@@ -224,14 +226,14 @@ fn numbered(read: &dyn Read, from: u64, to: u64, limit: usize) -> Result<Vec<(u6
     problem.map(|()| found)
 }
 
-/// When cuts are forgotten.
+/// When truncations are forgotten.
 #[derive(Default, Debug)]
 pub struct Forgetting {
     noted: Option<(Instant, u64)>,
 }
 impl Forgetting {
-    /// Up to which number cuts may be forgotten now. `whole`: every member of every group of the target is current, so
-    /// everybody has heard of what has ended.
+    /// Up to which number truncations may be forgotten now. `whole`: every member of every group of the
+    /// target is current, so everybody has heard of what has ended.
     pub fn due(&mut self, now: Instant, newest: u64, whole: bool) -> Option<u64> {
         let (at, upto) = *self.noted.get_or_insert((now, newest));
         if now.since(at) < TRUNCATION_AGE || !whole {
@@ -243,7 +245,8 @@ impl Forgetting {
 }
 
 impl StorageNode {
-    /// Learns from the current peers what was cut while this target was away. Returns the peers that did not tell.
+    /// Learns from the current peers what was truncated while this target was away. Returns the peers that
+    /// did not tell.
     pub(crate) async fn learn_truncations(
         &self,
         target: &Arc<Target>,
@@ -261,7 +264,7 @@ impl StorageNode {
         let mut silent = BTreeSet::new();
         for (peer, epochs) in peers {
             if let Err(e) = self.learn_truncations_of(target, peer, epochs).await {
-                tracing::debug!(%peer, "learn of cuts: {e}");
+                tracing::debug!(%peer, "learn of truncations: {e}");
                 silent.insert(peer);
             }
         }
@@ -304,7 +307,7 @@ impl StorageNode {
         }
     }
 
-    /// Forgets cuts that everybody has heard of.
+    /// Forgets truncations that everybody has heard of.
     pub(crate) async fn forget_truncations(&self, target: &Arc<Target>) -> Result<()> {
         let map = self.peers.map();
         let mut mine =

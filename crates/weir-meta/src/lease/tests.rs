@@ -80,7 +80,7 @@ fn a_shared_file_has_no_leases_until_one_is_left() {
     assert_eq!(t.grant_write(A, FILE), LeaseKind::None);
     assert_eq!(t.acquire_read(A, FILE), LeaseKind::None);
     assert!(t.close(B, FILE, 1, 0));
-    assert_eq!(t.grant_read(A, FILE), LeaseKind::None, "a writer that writes through must ask");
+    assert_eq!(t.grant_read(A, FILE), LeaseKind::None, "a writer that writes directly must ask");
     assert_eq!(t.grant_write(A, FILE), LeaseKind::Write);
 }
 
@@ -197,7 +197,7 @@ fn event() -> impl Strategy<Value = Event> {
 }
 
 /// As the service does: an open or a demand for Write goes through only when nothing conflicts. Returns the session
-/// that was told to write through.
+/// that was told to write directly.
 fn step(t: &mut LeaseTable, e: &Event) -> Option<u64> {
     let kept = |read: bool| if read { LeaseKind::Read } else { LeaseKind::None };
     match *e {
@@ -259,7 +259,7 @@ proptest! {
                 let writes = t.opens_of(SessionId(s), FILE).write > 0 && held[s as usize - 1] < LeaseKind::Write;
                 reported[s as usize] &= writes && !answered;
                 let others = (1..4).filter(|o| *o != s).any(|o| t.held(SessionId(o), FILE) > LeaseKind::None);
-                prop_assert!(!(reported[s as usize] && others), "{e:?}: s{s} writes through beside a cache");
+                prop_assert!(!(reported[s as usize] && others), "{e:?}: s{s} writes directly beside a cache");
             }
             for s in 1..4 {
                 let listed = t.of_session.get(&SessionId(s)).is_some_and(|all| all.contains(&FILE));

@@ -171,7 +171,7 @@ fn check_set(cx: &Cx<'_>, r: &SetAttr, uid: u32, gid: u32, mode: u32) -> Result<
     if (r.atime.is_some() || r.mtime.is_some()) && !root && !owner && !writes && r.size.is_none() {
         return refuse("times");
     }
-    // A file that is open for writing may be cut whatever its mode says now.
+    // A file that is open for writing may be truncated whatever its mode says now.
     if r.size.is_some() && !writes && !cx.rules.leases.may_write(cx.rules.session, r.ino) {
         return Err(Error::denied(format!("user {} may not write inode {}", r.cred.uid, r.ino)));
     }
@@ -193,7 +193,7 @@ fn check_size(ino: InodeId, inode: &Inode, size: u64) -> Result<()> {
 }
 
 impl Cx<'_> {
-    /// Cuts or extends a file. What may be on targets beyond stays remembered in `data_end`.
+    /// Truncates or extends a file. What may be on targets beyond stays remembered in `data_end`.
     pub(super) fn set_size(&mut self, ino: InodeId, inode: &mut Inode, size: u64) -> Result<()> {
         if size < inode.size {
             self.leave_snapshots(ino, inode)?;
@@ -224,7 +224,7 @@ impl Cx<'_> {
         Ok(())
     }
 
-    /// Cuts inline data; false if there is none.
+    /// Truncates inline data; false if there is none.
     fn truncate_inline(&mut self, ino: InodeId, size: u64) -> Result<bool> {
         let Some(data) = self.txn.get(&keys::data(ino))? else { return Ok(false) };
         if size == 0 {

@@ -196,7 +196,7 @@ impl Cx<'_> {
     }
 
     /// Takes the right to write for this session: a new token epoch if the last writer was another. If that one died its
-    /// file is cut by who recovers it: what others wrote past the size until then goes with it.
+    /// file is truncated by who recovers it: what others wrote past the size until then goes with it.
     pub(super) fn take_writer(&mut self, ino: InodeId, inode: &mut Inode) -> bool {
         let before = inode.clone();
         let recover = self.rules.must_recover(ino, inode);

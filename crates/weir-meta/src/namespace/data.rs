@@ -24,8 +24,8 @@ pub fn commit(cx: &mut Cx<'_>, r: &Commit) -> Result<Entry> {
     inode.mtime = r.mtime;
     inode.ctime = cx.rules.after(inode.ctime);
     inode.data_version += 1;
-    // Only who writes alone, or cleaned in its turn, knows that nothing is left further on. Below the size there may be what the inode's
-    // bytes hide: a dead writer had begun to take them to targets.
+    // Only who writes alone, or cleaned under its append token, knows that nothing is left further on. Below
+    // the size there may be what the inode's bytes hide: a dead writer had begun to take them to targets.
     let alone = r.append_token || alone;
     let known = if alone { inode.data_end.min(inode.size) } else { inode.data_end };
     inode.data_end = known.max(if has_inline { r.data_end } else { r.data_end.max(inode.size) });
@@ -59,7 +59,8 @@ fn check(rules: &Rules<'_>, r: &Commit, inode: &Inode) -> Result<()> {
     if inode.kind != FileKind::Regular {
         return Err(Error::invalid(format!("inode {} is not a regular file: it has no data", r.ino)));
     }
-    // Who has its turn need not have the file open, and others may take the right to write while the turn lasts.
+    // The holder of the append token need not have the file open, and others may take the right to write
+    // while the token lasts.
     let with_token = r.append_token && rules.leases.has_append_token(rules.session, r.ino);
     let may = with_token
         || rules.leases.may_write(rules.session, r.ino)
@@ -73,17 +74,15 @@ fn check(rules: &Rules<'_>, r: &Commit, inode: &Inode) -> Result<()> {
     // Where the file left a snapshot since, what was past its size of then lies in the old object, under none of its bytes.
     let may_be_past = r.size > inode.size || r.size > 0 && inode.layers.is_some();
     if (may_be_past || r.drop_inline) && truncations(r.token_epoch) < truncations(inode.token_epoch) {
-        // Somebody may have cut since what this writer put past the size; it itself, too, if it got the right to write alone since.
+        // Somebody may have truncated since what this writer put past the size; it itself, too, if it got the
+        // right to write alone since.
         return Err(Error::stale(format!(
             "inode {}: grown under token epoch {}, it is at {} now: look at the file and write again",
             r.ino, r.token_epoch, inode.token_epoch
         )));
     }
     if r.append_token && !with_token {
-        return Err(Error::stale(format!(
-            "inode {}: the turn to append or to cut was lost: take it again",
-            r.ino
-        )));
+        return Err(Error::stale(format!("inode {}: the append token was lost: take it again", r.ino)));
     }
     if r.size.max(r.data_end).max(r.allocated) > FILE_BYTES_MAX {
         return Err(Error::name(NameRule::FileTooBig, format!("a file has at most {FILE_BYTES_MAX} bytes")));

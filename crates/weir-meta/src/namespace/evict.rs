@@ -1,9 +1,10 @@
 //! Bytes that are at home only: what is evicted, given out to movers, and brought back.
 //!
-//! Invariants: ranges of a file do not overlap, each begins with a stripe and ends with one or where the file ended when it
-//! was evicted (or has been cut since); `Inode.evicted` is their sum. What was written to them has a lower token epoch than
-//! the eviction's, and nobody writes to them until they are filled: clients have them brought back first. A range is
-//! given out under a higher token epoch than ever before, so what a mover that lost it still sends changes nothing.
+//! Invariants: ranges of a file do not overlap, each begins with a stripe and ends with one or where the file
+//! ended when it was evicted (or has been truncated since); `Inode.evicted` is their sum. What was written to
+//! them has a lower token epoch than the eviction's, and nobody writes to them until they are filled: clients
+//! have them brought back first. A range is given out under a higher token epoch than ever before, so what a
+//! mover that lost it still sends changes nothing.
 //!
 //! A file that is open for writing is evicted by who writes it, if that is one client under a Write lease: it alone knows
 //! what it has that is not committed, and begins nothing in the range meanwhile. It keeps the lease and learns the new token
@@ -308,7 +309,8 @@ impl Cx<'_> {
         Ok(())
     }
 
-    /// The file is cut to `size`: what is evicted of the rest is nowhere any more. Returns what is left.
+    /// The file is truncated to `size`: what is evicted of the rest is nowhere any more. Returns what is
+    /// left.
     pub(super) fn truncate_evicted(&mut self, ino: InodeId, inode: &Inode, size: u64) -> Result<u64> {
         if inode.evicted == 0 {
             return Ok(0);

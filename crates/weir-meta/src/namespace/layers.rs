@@ -1,10 +1,10 @@
 //! Bytes of a file that are in older objects, and how it gets a new object when a snapshot holds its present one.
 //!
-//! Invariants: ranges do not overlap each other or evicted ones; each begins with a stripe, and ends with one or where the
-//! file ended when it got its object (or has been cut since); the sum of them is in the inode's record. To an object that
-//! snapshots hold nobody writes: whoever gets the right to write a file, or cuts it, gives it a new object first. What is
-//! copied is given to one writer at a time, under a token epoch above all earlier ones: what another still sends changes
-//! nothing.
+//! Invariants: ranges do not overlap each other or evicted ones; each begins with a stripe, and ends with one
+//! or where the file ended when it got its object (or has been truncated since); the sum of them is in the
+//! inode's record. To an object that snapshots hold nobody writes: whoever gets the right to write a file, or
+//! truncates it, gives it a new object first. What is copied is given to one writer at a time, under a token
+//! epoch above all earlier ones: what another still sends changes nothing.
 //!
 //! Knows nothing of who copies when: that is the business of clients that write.
 use super::keeper::{is_held, references};
@@ -109,7 +109,7 @@ impl Cx<'_> {
         Ok(bytes)
     }
 
-    /// The file is cut to `size`.
+    /// The file is truncated to `size`.
     pub(super) fn truncate_layers(&mut self, ino: InodeId, inode: &mut Inode, size: u64) -> Result<()> {
         let Some(layers) = inode.layers.filter(|l| l.bytes > 0) else { return Ok(()) };
         let mut bytes = layers.bytes;

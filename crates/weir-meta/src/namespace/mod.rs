@@ -121,7 +121,7 @@ pub struct Events {
     pub relations: bool,
     /// Evicted bytes that came back: the file, where they begin, and under which token epoch.
     pub filled: Vec<(InodeId, u64, u32)>,
-    /// Files with evicted bytes that were cut, and to what size.
+    /// Files with evicted bytes that were truncated, and to what size.
     pub truncated: Vec<(InodeId, u64)>,
     /// Snapshots came or went.
     pub snapshots: bool,
@@ -213,7 +213,7 @@ impl Rules<'_> {
     pub fn must_recover(&self, ino: InodeId, inode: &Inode) -> bool {
         let writer_died = || inode.writer != self.session && !(self.live)(inode.writer);
         // Who has the right to write alone got it when nothing of others was left, and may have bytes past the size that it has
-        // not told of yet: to recover them would be to cut them.
+        // not told of yet: to recover them would be to truncate them.
         let alone = || self.leases.held(inode.writer, ino) == LeaseKind::Write;
         // One of those who wrote beside it may be among the dead.
         let other_died = || inode.shared_at.is_some_and(|deaths| deaths < self.deaths) && !alone();

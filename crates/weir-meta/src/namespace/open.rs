@@ -46,7 +46,7 @@ impl Cx<'_> {
             changed = self.leave_snapshots(ino, &mut inode)? | self.take_writer(ino, &mut inode);
         }
         if truncate {
-            // Also where nothing is to be cut: the times tell of it.
+            // Also where nothing is to be truncated: the times tell of it.
             self.set_size(ino, &mut inode, 0)?;
             inode.ctime = self.rules.after(inode.ctime);
             changed = true;
@@ -199,8 +199,8 @@ pub fn recovered(cx: &mut Cx<'_>, r: &meta::Recovered) -> Result<Entry> {
             r.ino, inode.token_epoch, r.token_epoch
         )));
     }
-    // Whoever says this has cut what was past the size. Who was given a token epoch since has not written there: it was told that old
-    // bytes are there, which are cleaned alone or in a turn.
+    // Whoever says this has truncated what was past the size. Who was given a token epoch since has not
+    // written there: it was told that old bytes are there, which are cleaned alone or under an append token.
     inode.data_end = inode.size;
     if inode.writer != cx.rules.session {
         cx.put_inode(r.ino, &inode); // whose death may leave something to recover

@@ -512,7 +512,8 @@ fn a_clean_empty_file_leaves_no_garbage() {
     assert!(w.keys(b'G').is_empty() && w.keys(b'I').is_empty());
 }
 
-/// What was on its way when a file was cut lies past a size that is no more, also if who wrote it got the right to write alone since.
+/// What was on its way when a file was truncated lies past a size that is no more, also if who wrote it got
+/// the right to write alone since.
 #[test]
 fn who_wrote_before_a_cut_does_not_grow_the_file_after_it() {
     for alone in [false, true] {
@@ -530,7 +531,8 @@ fn who_wrote_before_a_cut_does_not_grow_the_file_after_it() {
     }
 }
 
-/// Seed 93019: its cells stayed when it was removed; and bytes of them would have come back when it was cut and grew again.
+/// Seed 93019: its cells stayed when it was removed; and bytes of them would have come back when it was
+/// truncated and grew again.
 #[test]
 fn what_is_on_targets_below_bytes_in_the_inode_is_not_forgotten() {
     let mut w = World::new();

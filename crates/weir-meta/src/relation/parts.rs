@@ -87,13 +87,13 @@ mod tests {
         let last = part(16 * MIB, size, 9);
         let all = Due { parts: vec![first, second, last], complete: true };
         assert_eq!(whole(&written, size, true, u64::MAX), all);
-        assert_eq!(whole(&written, 5, true, u64::MAX).parts, [part(0, 5, 7)], "it was cut");
+        assert_eq!(whole(&written, 5, true, u64::MAX).parts, [part(0, 5, 7)], "it was truncated");
         assert_eq!(whole(&ranges(&[]), 5, false, 0), Due { parts: vec![], complete: true });
         let before = whole(&ranges(&[(3, 5, 7), (6, 9, 20)]), 10, true, 10);
         assert_eq!(
             before,
             Due { parts: vec![part(0, 10, 7)], complete: false },
-            "the other one after the cut"
+            "the other one after the truncation"
         );
     }
 

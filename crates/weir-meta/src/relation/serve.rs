@@ -66,7 +66,10 @@ pub fn add(cx: &mut Cx<'_>, r: &RelationAdd) -> Result<RelationInfo> {
         )));
     }
     if all.iter().any(|(_, other)| other.volume == r.volume && other.mirrors()) {
-        return Err(Error::invalid(format!("volume {:?} mirrors a home: it cannot be copied to another one", of.name)));
+        return Err(Error::invalid(format!(
+            "volume {:?} mirrors a home: it cannot be copied to another one",
+            of.name
+        )));
     }
     if mirrors && crate::namespace::snapshot::has_any(&*cx.txn, r.volume, false)? {
         return Err(Error::invalid(format!(
@@ -232,9 +235,7 @@ pub fn resolve(cx: &mut Cx<'_>, r: &RelationResolve) -> Result<()> {
     let record = store::load_relation(&*cx.txn, r.relation)?;
     volume::load_as_admin(&*cx.txn, &r.cred, record.volume)?;
     if record.mirrors() && r.how == Resolution::KeepVolume {
-        return Err(Error::invalid(
-            "a mirror changes nothing at home: only what is there counts",
-        ));
+        return Err(Error::invalid("a mirror changes nothing at home: only what is there counts"));
     }
     let key = keys::conflict(r.relation, r.ino);
     if cx.txn.get(&key)?.is_none() {
@@ -921,10 +922,10 @@ fn receive(
     }
     if done.offset == FINISH {
         let newer = store::dirty_finish(txn, relation, done.ino)?.is_some_and(|p| p.newest > mark);
-        // A cut may have come meanwhile: what was behind it is nobody's any more.
+        // A truncation may have come meanwhile: what was behind it is nobody's any more.
         let present = find_inode(txn, done.ino)?.map_or(0, |inode| inode.size);
         // What was written since is followed by another end, which has all proved that this one leaves: before, it would be sent
-        // again and again beside bytes that wait for a cut.
+        // again and again beside bytes that wait for a truncation.
         let waiting = store::dirty_of(txn, relation, done.ino)?;
         let is_written_on = waiting.iter().any(|(_, p)| p.newest > mark);
         let unproved = match finish.filter(|_| !newer && !is_written_on) {

@@ -358,7 +358,8 @@ impl ShipQueue {
                 let dirty = store::dirty_of(request.read, request.relation, *ino)?;
                 let finish = store::dirty_finish(request.read, request.relation, *ino)?;
                 let known = tree::find_remote(request.read, request.relation, *ino)?.is_some();
-                // What waits for a cut that is queued behind this name, and the end of the file with it, would wait for ever.
+                // What waits for a truncation that is queued behind this name, and the end of the file with
+                // it, would wait for ever.
                 let first_truncation = self.first_truncation(*ino);
                 let (go, held): (Vec<_>, Vec<_>) =
                     dirty.iter().map(|(_, p)| p).partition(|p| p.newest <= first_truncation);
@@ -603,13 +604,13 @@ impl ShipQueue {
             finish,
         };
         let mut evicted = if inode.evicted > 0 { store::evicted_of(request.read, ino)? } else { Vec::new() };
-        // What targets have behind it in its last stripe came with bytes that a cut has overtaken.
+        // What targets have behind it in its last stripe came with bytes that a truncation has overtaken.
         let stripe = inode.layout.map_or(u64::MAX, |l| l.stripe_bytes());
         let up = |to: u64| to.checked_next_multiple_of(stripe).unwrap_or(u64::MAX);
         evicted.iter_mut().for_each(|(_, to)| *to = up(*to));
         let begun = batch.extents.len();
         let (mut all_out, mut held_up, parts) = (true, false, request.record.rules().parts);
-        // Cuts are done, and bytes are brought back, without anybody touching the file.
+        // Truncations are done, and bytes are brought back, without anybody touching the file.
         let mut settled = finish.as_ref().is_none_or(|finish| finish.newest < first_truncation);
         let due = match parts {
             true => parts::whole(&ranges, inode.size, finish.is_some() || cut_short, first_truncation),
@@ -767,6 +768,6 @@ pub fn describe(action: &NameAction) -> String {
         NameAction::Rename { from, to, .. } => format!("rename {:?} to {:?}", show(from), show(to)),
         NameAction::Exchange { one, other, .. } => format!("exchange {:?} and {:?}", show(one), show(other)),
         NameAction::Attributes { path, .. } => format!("set the attributes of {:?}", show(path)),
-        NameAction::Resize { path, size, .. } => format!("cut {:?} at {size}", show(path)),
+        NameAction::Resize { path, size, .. } => format!("truncate {:?} at {size}", show(path)),
     }
 }

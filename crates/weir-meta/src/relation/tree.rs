@@ -260,7 +260,7 @@ impl Tree<'_> {
                 )
             }
             What::Attributes { ino } => self.attributes(*ino),
-            // Of what is no more, and was not begun, nothing is left to cut.
+            // Of what is no more, and was not begun, nothing is left to truncate.
             What::Resized { ino, .. } if !tried && present(self.read, *ino)?.is_none() => Ok(None),
             What::Resized { ino, size } => self.resized(*ino, *size),
             What::Data { .. } | What::Complete { .. } => Ok(None),

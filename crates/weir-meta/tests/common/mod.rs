@@ -215,7 +215,7 @@ impl Client {
     pub async fn unlink(&self, parent: InodeId, name: &str) -> Result<Removed> {
         self.call(&Unlink { op: self.op(), cred: root(), parent, name: b(name) }).await
     }
-    /// What the topmost volume keeps of its past from now on.
+    /// The retention of the topmost volume from now on.
     pub async fn keep(&self, retention: Retention) -> Volume {
         let (op, cred, volume) = (self.op(), root(), VolumeId::ROOT);
         let (name, owner, admins, quota, policy) = (None, None, None, None, None);

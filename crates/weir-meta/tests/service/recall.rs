@@ -254,7 +254,7 @@ fn what_is_open_for_writing_stays() {
         assert!(busy.context.contains("open for writing"), "{busy}");
         user.close(ino, true).await.unwrap();
         other.evict(ino, 0, u64::MAX).await.unwrap();
-        // A file that is cut waits for nobody.
+        // A file that is truncated waits for nobody.
         let waits = other.awaits(ino, 0, MIB, 30_000);
         let size = Some(0);
         let (mode, uid, gid, atime, mtime) = (None, None, None, None, None);

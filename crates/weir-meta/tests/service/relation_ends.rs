@@ -1,4 +1,5 @@
-//! When a file is complete at home: closes that get lost, ranges that home does not take, cuts that come meanwhile.
+//! When a file is complete at home: closes that get lost, ranges that home does not take, truncations that
+//! come meanwhile.
 use crate::common::*;
 use bytes::Bytes;
 use std::time::Duration;
@@ -211,7 +212,7 @@ fn the_end_of_a_file_goes_home_after_all_that_comes_before_it() {
     });
 }
 
-/// A file is cut while a mover writes its end: what was cut off is not waited for.
+/// A file is truncated while a mover writes its end: what was cut off is not waited for.
 #[test]
 fn what_is_cut_off_while_the_end_is_on_its_way_is_not_waited_for() {
     simulate(15, async |world| {
@@ -380,7 +381,8 @@ fn a_file_that_is_written_on_is_not_settled() {
     });
 }
 
-/// A mover may have brought back bytes that a cut overtook: they are on targets, and no part of the file.
+/// A mover may have brought back bytes that a truncation overtook: they are on targets, and no part of the
+/// file.
 #[test]
 fn what_a_file_grew_by_behind_evicted_bytes_is_sent_when_these_are_back() {
     simulate(23, async |world| {
@@ -499,8 +501,9 @@ fn a_home_that_has_the_only_bytes_is_not_removed_for_one_that_may_evict() {
     });
 }
 
-/// What is evicted loses its proof at all homes when the file is cut within it. The home that it comes back from has one by that; the
-/// others get the bytes once more, also those for which nothing may be evicted now.
+/// What is evicted loses its proof at all homes when the file is truncated within it. The home that it comes
+/// back from has one by that; the others get the bytes once more, also those for which nothing may be evicted
+/// now.
 #[test]
 fn what_comes_back_from_one_home_is_proved_at_the_others_again() {
     simulate(25, async |world| {

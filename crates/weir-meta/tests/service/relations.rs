@@ -58,7 +58,7 @@ impl Thing {
             (_, false) => expect.fingerprint == fingerprint,
         }
     }
-    /// An earlier try of a cut, where home is as that left it.
+    /// An earlier try of a truncation, where home is as that left it.
     fn is_truncated_already(&self, size: u64, expect: &Expected) -> bool {
         let before = expect.fingerprint.get(16..24).map(|size| u64::from_le_bytes(size.try_into().unwrap()));
         let is_ours = self.is_as_expected(&Expected { writing: true, ..expect.clone() });
@@ -725,7 +725,8 @@ fn home_ends_as_the_volume_is_where_names_are_exchanged() {
 fn home_forgets_nothing_whose_other_name_is_not_known_yet() {
     play(2393, false, 80, 40);
 }
-/// The end of a file that was complete, then cut and written again, waits for the cut, which waits for the rename before it.
+/// The end of a file that was complete, then truncated and written again, waits for the truncation, which
+/// waits for the rename before it.
 #[test]
 fn a_rename_does_not_wait_for_an_end_that_waits_for_a_later_cut() {
     play(1277, false, 0, 60);
@@ -940,7 +941,9 @@ fn names_of_an_adopted_home_come_when_they_are_wanted() {
             seen.extend(work.names.into_iter().map(|n| n.action));
         }
         let removed = seen.iter().any(|action| match action {
-            NameAction::Remove { path, expect, .. } => path == "f" && expect.fingerprint == "fingerprint of f",
+            NameAction::Remove { path, expect, .. } => {
+                path == "f" && expect.fingerprint == "fingerprint of f"
+            }
             _ => false,
         });
         assert!(removed, "{seen:?}");

@@ -204,7 +204,8 @@ fn a_file_that_is_no_more_is_not_cut_half_way() {
     });
 }
 
-/// What is left of its first bytes goes before the rename, the cut and what is written after it later: for as long as it is open.
+/// What is left of its first bytes goes before the rename, the truncation and what is written after it later:
+/// for as long as it is open.
 #[test]
 fn a_file_that_is_renamed_cut_and_written_on_is_not_sent_again_and_again() {
     history(&[], async |mut bench, mut mover, world| {

@@ -279,7 +279,11 @@ impl Home {
     }
     async fn wait_synced(&self, client: &Client, url: &str) -> Result<()> {
         let synced = |info: &RelationInfo| {
-            assert!(info.conflicts.is_empty(), "in conflict though nobody touched home: {:?}", info.conflicts);
+            assert!(
+                info.conflicts.is_empty(),
+                "in conflict though nobody touched home: {:?}",
+                info.conflicts
+            );
             info.state == RelationState::Synced {}
         };
         self.wait_for(client, url, "home is not as the volume is", synced).await.map(|_| ())

@@ -50,7 +50,7 @@ struct Difference {
     send: BTreeSet<Seq>,
 }
 
-/// Only what is above both cuts counts: the rest is in a base.
+/// Only what is above both folded sequences counts: the rest is in a base.
 fn compare(
     (own, own_last, own_folded): &(Log, Seq, Seq),
     (theirs, _, folded_seq): &(Log, Seq, Seq),
@@ -168,7 +168,7 @@ impl StorageNode {
         let mut logs = BTreeMap::new();
         for peer in peers.iter().filter(|p| group.members[**p].state == Current) {
             let mut log = self.log_of(&acting, cell, *peer).await?;
-            // What the file was cut of goes there, too, as soon as that member is told.
+            // What the file was truncated of goes there, too, as soon as that member is told.
             log.0.retain(|_, o| o.token_epoch >= void_below);
             logs.insert(*peer, log);
         }
@@ -185,7 +185,7 @@ impl StorageNode {
         Ok(())
     }
 
-    /// A peer's log above the cut, its last number and its cut.
+    /// A peer's log above the folded sequence, its last number and that sequence.
     async fn log_of(&self, acting: &Acting, cell: CellId, peer: usize) -> Result<(Log, Seq, Seq)> {
         let group = acting.group();
         let place = Place { target: group.members[peer].target, group: group.id, epoch: group.epoch };
@@ -372,7 +372,7 @@ impl Store {
         Ok(below)
     }
 
-    /// The log of a cell above its cut, its last number, and its cut.
+    /// The log of a cell above its folded sequence, its last number, and that sequence.
     pub(crate) fn log(&self, cell: CellId) -> Result<(Log, Seq, Seq)> {
         let mut found = (Log::new(), Seq(0), Seq(0));
         self.kv().read(&mut |r| {

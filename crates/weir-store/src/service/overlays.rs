@@ -412,7 +412,7 @@ fn check_still_held(acting: &Acting, r: &WriteOverlay, seq: Seq) -> Result<()> {
     if acting.target.store.holds_overlay(r.cell, seq, &numbered(r))? {
         return Ok(());
     }
-    // Dropped by a cut that was here after the number was given: that is the writer's to know.
+    // Dropped by a truncation that was here after the number was given: that is the writer's to know.
     acting.target.store.check_fence(r.cell.file, r.token_epoch)?;
     Err(Error::unavailable(format!(
         "overlay {seq} of cell {}: its number went to another one while this target was away, write again",

@@ -226,7 +226,8 @@ fn at_date(path: &Path, at: Date) -> Outcome<(PathBuf, String)> {
     })
 }
 
-/// All that is known of a volume's past, the newest first and of equal dates snapshots first; and what could not be read.
+/// All snapshots and backups of a volume, the newest first and of equal dates snapshots first; and what could
+/// not be read.
 fn states(top: &Path) -> Outcome<(Vec<State>, Vec<String>)> {
     let known = file::ask(top, SNAPSHOT_XATTR)?;
     let (mut states, mut unread) = (Vec::new(), Vec::new());

@@ -130,7 +130,7 @@ fn a_pinned_a_small_and_a_cut_file() {
     w.evict_as(&root(), ino, 0, u64::MAX).unwrap();
     let handed = w.change(|cx| cx.hand_out(ino, 0, 2 * STRIPE)).unwrap().unwrap();
 
-    // Cut within what is on its way back: the mover's bytes are too many.
+    // Truncated within what is on its way back: the mover's bytes are too many.
     w.set(&root(), ino, |r| r.size = Some(STRIPE + 7)).unwrap();
     assert_eq!(w.ranges(ino), [(0, STRIPE + 7)]);
     assert_eq!(errno(w.filled(ino, 0, 2 * STRIPE, handed.token_epoch)), ESTALE);
@@ -188,8 +188,9 @@ enum Step {
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
-    /// Stripe by stripe, what is away is what was evicted and neither brought back nor cut; each stripe is given out under a
-    /// higher token epoch each time, and only who has it under the highest one brings it back.
+    /// Stripe by stripe, what is away is what was evicted and neither brought back nor truncated; each stripe
+    /// is given out under a higher token epoch each time, and only who has it under the highest one brings it
+    /// back.
     #[test]
     fn what_is_away_is_what_a_model_says(steps in prop::collection::vec(prop_oneof![
         3 => (0u64..40, 0u64..50).prop_map(|(a, b)| Step::Evict(a * MIB, b * MIB)),
