@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hole_is_believed_if_more_members_know_nothing_than_may_have_lost_what_they_knew() {
+    fn a_hole_is_believed_if_enough_members_know_nothing() {
         for (scheme, current, nothing, something, silent, is_hole) in [
             ("ec:4+2", 6, 3, 0, 0, Some(true)),
             ("ec:4+2", 6, 2, 0, 0, None),
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_knows_of_a_cell_by_the_base_of_its_stripe_and_by_overlays_that_it_keeps() {
+    fn a_member_knows_a_cell_by_its_base_and_its_overlays() {
         let scheme: Scheme = "ec:4+2".parse().unwrap();
         let stat = |base: u64, seqs: &[u64]| CellStat {
             known: true,

@@ -768,7 +768,7 @@ mod tests {
     /// A file is truncated under this client's append token, as one of several; before the answer comes the
     /// right to write it alone.
     #[test]
-    fn what_is_past_a_cut_is_old_also_if_the_right_to_write_came_meanwhile() {
+    fn bytes_past_a_truncation_are_old_also_under_a_new_lease() {
         let inode = Inode::new(InodeId(7), 0);
         let mut st = inode.lock();
         let of_size = |size, data_end| {

@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_something_happened_in_is_not_taken_for_empty() {
+    fn a_directory_with_changes_is_not_taken_for_empty() {
         let mut names = Names::default();
         names.begin_change(&name("a"));
         names.begin_empty();
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_change_leaves_what_was_known_and_an_unknown_one_nothing() {
+    fn a_refused_change_keeps_names_an_unknown_outcome_drops_them() {
         let mut names = Names::default();
         names.begin_empty();
         for outcome in [Outcome::Leads(Some(F)), Outcome::Same] {

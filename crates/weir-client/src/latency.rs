@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pace_follows_what_is_usual() {
+    fn the_latency_follows_what_is_usual() {
         let mut latency = Latency::default();
         for _ in 0..200 {
             latency.note(ms(2));

@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_directory_whose_recalls_wait_lends_less_and_less_and_one_whose_recalls_do_not_goes_on() {
+    fn a_directory_whose_revokes_wait_lends_less_and_less() {
         let mut loans = Loans::default();
         let mut now = Instant(0) + Duration::from_secs(1000);
         assert!(!loans.may_lend(now) && loans.rest(now).is_zero());

@@ -102,7 +102,7 @@ impl World {
 }
 
 #[test]
-fn a_broken_connection_takes_the_targets_down_and_a_join_brings_them_back_behind() {
+fn a_broken_connection_takes_targets_down_until_a_join() {
     let mut world = World::with_six();
     world.members.disconnected(3);
     world.reconcile(at(1));
@@ -118,7 +118,7 @@ fn a_broken_connection_takes_the_targets_down_and_a_join_brings_them_back_behind
 }
 
 #[test]
-fn a_target_that_returns_with_less_is_behind_wherever_it_is_a_member_until_it_is_refilled() {
+fn a_target_that_returns_with_less_is_behind_until_refilled() {
     let history = |confirmed, position| {
         let mut join = join("s3", 99, &[3]);
         join.targets[0].history = TargetHistory { confirmed, position, run: RunId(99), begun: vec![] };
@@ -220,7 +220,7 @@ fn a_failed_disk_is_out_for_good() {
 }
 
 #[test]
-fn a_failed_target_is_cleared_by_hand_once_its_process_is_a_new_one() {
+fn a_failed_target_is_cleared_by_hand_in_a_new_process() {
     let mut world = World::with_six();
     let mut report = TargetReport { failed: true, ..report(2) };
     world.members.heard(&mut world.map, NodeId(2), 2, vec![report.clone()], at(1)).unwrap();
@@ -238,7 +238,7 @@ fn a_failed_target_is_cleared_by_hand_once_its_process_is_a_new_one() {
 
 /// Three hang, and two of them have a group of two copies for themselves: one is done without soon, the others when they count as gone.
 #[test]
-fn a_target_whose_disk_hangs_is_done_without_as_long_as_it_is_not_needed() {
+fn a_target_with_a_stalled_disk_is_left_out_if_not_needed() {
     let mut world = World::with_six();
     let quiet = |n: u32, stalled_ms: u32| TargetReport { stalled_ms, ..report(n) };
     let mut after = |stalled_ms: u32| {

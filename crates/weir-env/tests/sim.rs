@@ -174,7 +174,7 @@ fn a_run_without_end_is_told() {
 }
 
 #[test]
-fn a_killed_process_ends_its_tasks_and_connections_and_keeps_its_files() {
+fn a_killed_process_loses_tasks_and_connections_keeps_files() {
     let world = World::new(3, SimConfig::default());
     world.run(async {
         let env = world.node("server");

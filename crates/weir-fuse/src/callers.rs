@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_call_of_an_unseen_program_ends_by_any_signal_once_it_has_waited() {
+    async fn a_call_of_an_unseen_program_ends_by_any_signal() {
         let callers = Arc::<Callers>::default();
         let waiting = callers.begin(&Runtime::current(), 1, 0);
         callers.interrupt(1);

@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn two_who_share_a_flock_and_both_want_it_alone_do_not_wait_for_ever() {
+    async fn two_flock_upgrades_do_not_deadlock() {
         let (locks, signal) = (SnapshotLocks::default(), Notify::new());
         locks.try_lock(FILE, 1, &flock(1, Some(Shared)));
         locks.try_lock(FILE, 2, &flock(2, Some(Shared)));

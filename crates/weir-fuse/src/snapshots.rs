@@ -452,7 +452,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_kernel_was_told_of_is_known_until_it_has_forgotten_it() {
+    fn inodes_answered_to_the_kernel_are_known_until_forgotten() {
         let table = Table::default();
         let place = Place::Thing { snapshot: 1, ino: InodeId(5) };
         let ino = table.note_answer(place).unwrap();

@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_far_home_begins_with_more_and_nobody_with_more_than_it_takes() {
+    fn a_far_home_begins_with_a_larger_window_it_can_take() {
         for (calls_max, round_trip_ms, streams) in [
             (256, 0, 4),
             (256, 10, 6),

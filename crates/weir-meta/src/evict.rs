@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn room_is_made_from_the_high_mark_to_the_low_one() {
+    fn data_is_evicted_from_the_high_mark_to_the_low_one() {
         let (mut watched, marks) = (Watched::default(), Marks { high: 90, low: 80 });
         let steps = [(50, 0), (90, 0), (91, 11), (85, 5), (81, 1), (80, 0), (85, 0), (95, 15)];
         for (used, free) in steps {

@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_cut_is_not_wanted() {
+    fn truncated_bytes_are_not_wanted() {
         let mut recalls = Recalls::default();
         recalls.want(INO, (0, 100), 1, false, at(0)).unwrap();
         recalls.forget(INO, 40);

@@ -15,7 +15,7 @@ use weir_proto::meta::*;
 use weir_proto::{ErrorKind, NameRule, Request};
 
 #[test]
-fn a_change_is_seen_by_others_at_once_and_their_caches_are_recalled() {
+fn a_change_is_seen_at_once_and_other_caches_are_revoked() {
     simulate(1, async |world| {
         let _meta = start(&world).await;
         let (a, b) = (Client::start(&world, "a").await, Client::start(&world, "b").await);
@@ -45,7 +45,7 @@ fn a_change_is_seen_by_others_at_once_and_their_caches_are_recalled() {
 
 /// A number that no map has would keep everybody from reading.
 #[test]
-fn a_cluster_map_that_the_leader_does_not_know_is_not_asked_of_readers() {
+fn readers_need_no_cluster_map_that_the_leader_lacks() {
     simulate(3, async |world| {
         let _meta = start(&world).await;
         let a = Client::start(&world, "a").await;
@@ -88,7 +88,7 @@ fn a_shared_file_has_no_leases_until_one_is_left() {
 }
 
 #[test]
-fn who_opens_a_file_that_is_shared_then_has_no_lease_from_before() {
+fn a_reopened_shared_file_has_no_earlier_lease() {
     simulate(20, async |world| {
         let _meta = start(&world).await;
         let (a, b) = (Client::start(&world, "a").await, Client::start(&world, "b").await);
@@ -291,7 +291,7 @@ fn after_a_restart_leases_are_taken_up_and_others_wait() {
 
 /// It writes into its buffers, although others have the file open: they ask before they write past it.
 #[test]
-fn who_has_recovered_a_file_that_others_have_open_keeps_it_over_a_restart() {
+fn a_recovered_file_that_others_have_open_survives_a_restart() {
     simulate(9, async |world| {
         let node = start(&world).await;
         let (mut a, mut b) = (Client::start(&world, "a").await, Client::start(&world, "b").await);
@@ -317,7 +317,7 @@ fn who_has_recovered_a_file_that_others_have_open_keeps_it_over_a_restart() {
 }
 
 #[test]
-fn a_session_that_does_not_come_back_after_a_restart_leaves_its_files_to_be_recovered() {
+fn files_of_a_session_lost_in_a_restart_are_recovered() {
     simulate(8, async |world| {
         let node = start(&world).await;
         let (mut a, b) = (Client::start(&world, "a").await, Client::start(&world, "b").await);
@@ -337,7 +337,7 @@ fn a_session_that_does_not_come_back_after_a_restart_leaves_its_files_to_be_reco
 }
 
 #[test]
-fn what_somebody_wrote_beside_the_last_writer_is_recovered_after_its_death() {
+fn a_second_writers_bytes_are_recovered_after_its_death() {
     for (seed, restarts) in [(23, false), (24, true)] {
         simulate(seed, async |world| {
             let mut node = start(&world).await;
@@ -384,7 +384,7 @@ fn what_somebody_wrote_beside_the_last_writer_is_recovered_after_its_death() {
 
 /// It has bytes past the size that it has not told of yet: to recover them would be to truncate them.
 #[test]
-fn who_writes_alone_recovers_nothing_when_others_die_that_wrote_before() {
+fn a_sole_writer_recovers_nothing_when_earlier_writers_die() {
     simulate(25, async |world| {
         let _node = start(&world).await;
         let (a, b) = (Client::start(&world, "a").await, Client::start(&world, "b").await);
@@ -404,7 +404,7 @@ fn who_writes_alone_recovers_nothing_when_others_die_that_wrote_before() {
 }
 
 #[test]
-fn the_session_of_a_process_that_is_gone_for_certain_ends_at_once() {
+fn the_session_of_a_dead_local_process_ends_at_once() {
     simulate(18, async |world| {
         let node = start(&world).await;
         let (mut a, b) = (Client::start(&world, "a").await, Client::start(&world, "b").await);
@@ -433,7 +433,7 @@ fn the_session_of_a_process_that_is_gone_for_certain_ends_at_once() {
 }
 
 #[test]
-fn an_expired_session_closes_its_nameless_files_and_the_targets_are_swept() {
+fn an_expired_session_closes_nameless_files_targets_are_swept() {
     simulate(9, async |world| {
         let node = start(&world).await;
         *node.targets.away.lock().unwrap() = true;
@@ -499,7 +499,7 @@ fn a_file_without_a_name_goes_with_its_session() {
 }
 
 #[test]
-fn a_broken_connection_keeps_the_session_and_a_recall_finds_it_again() {
+fn a_broken_connection_keeps_the_session_for_a_revoke() {
     simulate(10, async |world| {
         let _meta = start(&world).await;
         let (mut a, b) = (Client::start(&world, "a").await, Client::start(&world, "b").await);
@@ -520,7 +520,7 @@ fn a_broken_connection_keeps_the_session_and_a_recall_finds_it_again() {
 }
 
 #[test]
-fn clients_that_change_a_directory_by_turns_are_not_recalled_each_time() {
+fn alternating_clients_of_a_directory_are_not_revoked_each_time() {
     simulate(13, async |world| {
         let _meta = start(&world).await;
         let (a, b) = (Client::start(&world, "a").await, Client::start(&world, "b").await);
@@ -609,7 +609,7 @@ fn the_same_seed_gives_the_same_run() {
 }
 
 #[test]
-fn the_turn_at_a_shared_file_is_one_clients_and_ends_with_it() {
+fn the_append_token_is_one_clients_and_ends_with_it() {
     simulate(31, async |world| {
         let _meta = start(&world).await;
         let (a, b) = (Client::start(&world, "a").await, Client::start(&world, "b").await);
@@ -657,7 +657,7 @@ fn the_turn_at_a_shared_file_is_one_clients_and_ends_with_it() {
 /// Who truncates a file by its name has it not open; another that writes it takes the right to write while
 /// the token lasts.
 #[test]
-fn a_turn_is_a_right_to_commit_whoever_takes_the_right_to_write_meanwhile() {
+fn an_append_token_allows_a_commit_whoever_gets_the_lease() {
     simulate(34, async |world| {
         let _meta = start(&world).await;
         let (a, b) = (Client::start(&world, "a").await, Client::start(&world, "b").await);
@@ -690,7 +690,7 @@ fn a_turn_is_a_right_to_commit_whoever_takes_the_right_to_write_meanwhile() {
 }
 
 #[test]
-fn locks_are_named_again_after_a_restart_before_anybody_gets_one() {
+fn locks_are_reclaimed_after_a_restart_before_new_ones() {
     use weir_proto::lock::*;
     simulate(30, async |world| {
         let meta = start(&world).await;

@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn records_are_there_once_whole_and_in_the_order_of_their_writer() {
+    fn records_are_once_whole_and_in_their_writers_order() {
         let append = Did::Append { len: 20 };
         let mut file = file(Some(3), &[(Did::Write { offset: 0, len: 3 }, 1, 2)]);
         for (op, process, begun, ended) in [(2, 0, 3, 4), (3, 1, 3, 8), (4, 0, 5, 6), (5, 0, 20, 21)] {

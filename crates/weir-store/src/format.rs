@@ -471,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_holds_its_stripes_and_covers_what_says_less() {
+    fn a_truncation_holds_its_stripes_and_covers_smaller_ones() {
         let (part, tail) =
             (Truncation { from_stripe: 3, to_stripe: 5, token_epoch: 8 }, Truncation::to_end(4, 8));
         assert_eq!([2, 3, 4, 5, u64::MAX].map(|s| part.holds(s)), [false, true, true, false, false]);

@@ -631,7 +631,7 @@ mod tests {
     }
 
     #[test]
-    fn what_becomes_of_a_version_in_doubt() {
+    fn in_doubt_versions_are_resolved() {
         let version = Version::new(1, 9);
         let stat = |base: Version, prepared: &[Version]| {
             Some(CellStat {

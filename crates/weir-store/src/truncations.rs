@@ -326,7 +326,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cuts_are_forgotten_when_they_are_old_and_everybody_is_there() {
+    fn truncations_are_forgotten_when_old_and_all_are_there() {
         let hour = |h: u64| Instant(0) + TRUNCATION_AGE * h as u32;
         let mut forgetting = Forgetting::default();
         let table = [

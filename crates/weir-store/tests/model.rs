@@ -433,7 +433,7 @@ fn a_second_process_is_refused() {
 
 /// A cut drops what is older than it, whatever has come since; it is told by number until it is forgotten.
 #[test]
-fn a_cut_drops_what_is_older_and_is_remembered() {
+fn a_truncation_drops_older_bytes_and_is_remembered() {
     with_store(|_, _, store| {
         let (old, new) = (cell(1, 4), cell(1, 5));
         for id in [old, new] {

@@ -62,7 +62,7 @@ fn denied(output: &Output, words: &str) {
 }
 
 #[test]
-fn other_users_may_look_and_manage_their_volumes_and_nothing_else() {
+fn other_users_may_read_status_and_manage_their_own_volumes() {
     if !can_mount() || !is_root() {
         return;
     }
@@ -245,7 +245,7 @@ fn a_link_to_what_is_not_the_users_is_no_home() {
 }
 
 #[test]
-fn a_directory_of_root_is_not_pulled_for_a_user() {
+fn a_directory_of_root_is_not_mirrored_for_a_user() {
     if !can_mount() || !is_root() {
         return;
     }

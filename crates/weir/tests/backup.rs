@@ -108,7 +108,7 @@ fn fill(top: &Path) {
 }
 
 #[test]
-fn a_backup_is_the_volume_as_it_was_and_the_next_one_shares_what_has_not_changed() {
+fn a_backup_is_the_volume_then_and_the_next_one_shares_data() {
     if !can_mount() {
         return;
     }
@@ -154,7 +154,7 @@ fn a_backup_is_the_volume_as_it_was_and_the_next_one_shares_what_has_not_changed
 }
 
 #[test]
-fn a_backup_that_is_killed_is_gone_on_with_and_harms_no_older_one() {
+fn a_killed_backup_is_continued_and_harms_no_older_one() {
     if !can_mount() {
         return;
     }

@@ -65,7 +65,7 @@ fn a_port_that_somebody_took_meanwhile_is_replaced() {
 
 /// Two clusters that start at the same moment may choose the same port.
 #[test]
-fn a_port_that_somebody_takes_while_the_cluster_starts_is_replaced() {
+fn a_port_taken_while_the_cluster_starts_is_replaced() {
     // The last target starts when the others have joined, so there is time; but not for a thread that stalls.
     for _ in 0..5 {
         let root = tempfile::tempdir().unwrap();

@@ -38,7 +38,7 @@ fn state(path: &Path) -> Value {
 }
 
 #[test]
-fn who_waits_for_bytes_at_home_can_be_killed_and_pinned_files_stay() {
+fn a_program_waiting_for_a_recall_dies_and_pinned_files_stay() {
     if !can_mount() {
         return;
     }

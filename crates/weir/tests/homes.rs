@@ -45,7 +45,7 @@ fn use_names(data: &Path) -> Vec<(&'static str, Vec<u8>)> {
 }
 
 #[test]
-fn a_bucket_shows_files_when_they_are_complete_and_gives_them_back() {
+fn a_bucket_shows_complete_files_and_returns_them() {
     if !can_mount() {
         return;
     }

@@ -112,7 +112,7 @@ fn what_was_changed_at_home_before_it_was_read_is_said() {
 }
 
 #[test]
-fn a_volume_made_from_a_bucket_shows_and_reads_what_strangers_put_there() {
+fn a_volume_made_from_a_bucket_reads_what_strangers_put_there() {
     if !can_mount() {
         return;
     }

@@ -63,7 +63,7 @@ fn a_growing_file_is_at_home_as_a_prefix_and_names_follow() {
 }
 
 #[test]
-fn a_mover_that_is_killed_in_the_middle_of_a_file_is_nobodys_loss() {
+fn a_mover_killed_in_the_middle_of_a_file_loses_nothing() {
     if !can_mount() {
         return;
     }
@@ -229,7 +229,7 @@ fn what_changes_after_a_snapshot_goes_home_as_it_is() {
 
 /// The bytes of a file that a snapshot holds, or held, are in several objects: home's proof is of the file's, wherever they are.
 #[test]
-fn what_a_snapshot_holds_is_evicted_and_file_and_snapshot_read_as_they_were() {
+fn data_held_by_a_snapshot_is_evicted_and_reads_as_before() {
     if !can_mount() {
         return;
     }

@@ -40,7 +40,7 @@ fn follow(bench: &Bench, url: &str) {
 }
 
 #[test]
-fn a_volume_that_follows_a_directory_shows_what_changes_there_and_changes_nothing() {
+fn a_mirror_of_a_directory_shows_changes_and_changes_nothing() {
     if !can_mount() {
         return;
     }
@@ -107,7 +107,7 @@ fn a_volume_that_follows_a_directory_shows_what_changes_there_and_changes_nothin
 }
 
 #[test]
-fn who_has_a_file_open_that_changes_at_home_reads_the_old_bytes_or_an_error() {
+fn an_open_file_that_changes_at_home_reads_old_bytes_or_fails() {
     if !can_mount() {
         return;
     }
@@ -161,7 +161,7 @@ fn a_home_that_is_empty_all_at_once_is_not_believed() {
 }
 
 #[test]
-fn a_volume_that_follows_a_bucket_shows_what_is_put_there() {
+fn a_mirror_of_a_bucket_shows_what_is_put_there() {
     if !can_mount() {
         return;
     }

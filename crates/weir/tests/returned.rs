@@ -77,7 +77,7 @@ fn empty(target: &Path) {
 }
 
 #[test]
-fn what_returns_empty_or_old_is_refilled_and_what_is_lost_is_an_error() {
+fn empty_or_old_targets_are_refilled_losses_are_errors() {
     if !can_mount() {
         return;
     }

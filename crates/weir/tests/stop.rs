@@ -134,7 +134,7 @@ fn log_of(cluster: &Cluster, name: &str) -> String {
 }
 
 #[test]
-fn programs_wait_for_servers_that_stand_still_and_can_be_ended_meanwhile() {
+fn programs_wait_for_frozen_servers_and_can_be_killed() {
     if !can_mount() {
         return;
     }

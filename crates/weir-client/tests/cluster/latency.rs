@@ -189,7 +189,7 @@ fn who_led_a_seal_and_died_is_redundant_soon_after_its_return() {
 
 /// Their processes are well, but their disks take what they are given and end nothing of it.
 #[test]
-fn disks_that_hang_fail_no_write_as_long_as_enough_others_do_not() {
+fn stalled_disks_fail_no_write_while_enough_others_work() {
     for (scheme, targets, hang) in
         [("ec:4+2", 6, vec![0, 1]), ("ec:4+2", 6, vec![3, 5]), ("replica:2", 3, vec![1])]
     {
@@ -233,7 +233,7 @@ fn disks_that_hang_fail_no_write_as_long_as_enough_others_do_not() {
 
 /// Its group goes on without it, and seals again, with what was written since, under the same version.
 #[test]
-fn who_does_its_part_of_a_seal_too_late_does_not_take_it_for_the_one_that_went_on() {
+fn late_seal_participant_rejects_superseded_seal() {
     for victim in 0..2 {
         Lab::with(51, "replica:2", 2000).run(2, |lab| async move {
             let (a, world) = (lab.client("a").await, lab.world());

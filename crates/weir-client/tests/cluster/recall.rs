@@ -252,7 +252,7 @@ fn changes_of_what_is_away_keep_every_other_byte() {
 
 /// It is the file itself that comes back: so it must be as it was, and nobody about to change it.
 #[test]
-fn what_was_at_home_only_is_read_in_a_snapshot_as_long_as_it_is_as_it_was() {
+fn evicted_bytes_are_read_in_a_snapshot_while_unchanged() {
     Lab::new(43).run(6, |lab| async move {
         let (home, env) = (Home::default(), lab.env("a"));
         let (a, b) = (lab.client("a").await, lab.client("b").await);
@@ -614,7 +614,7 @@ fn an_eviction_without_an_answer_is_one_or_none() {
 
 /// Somebody asks for the attributes of a file again and again while it is written and its front goes: all of them go on.
 #[test]
-fn a_writer_that_is_looked_at_all_the_while_goes_on_and_so_does_its_eviction() {
+fn a_writer_under_constant_getattr_goes_on_and_is_evicted() {
     for seed in 0..4u64 {
         Lab::new(150 + seed).run(6, move |lab| async move {
             let (home, env) = (Home::default(), lab.env("a"));
@@ -658,7 +658,7 @@ fn a_writer_that_is_looked_at_all_the_while_goes_on_and_so_does_its_eviction() {
 
 /// What a writer has on its way while the front of its file goes is fenced with it, and goes again at once.
 #[test]
-fn what_is_on_its_way_while_its_writer_evicts_the_front_is_not_held_up() {
+fn sends_go_on_while_their_writer_evicts_the_front() {
     Lab::new(160).run(6, |lab| async move {
         let (a, env) = (lab.client("a").await, lab.env("a"));
         let opened = a.create(&root(), ROOT, b"f", 0o644, true, OpenMode::BOTH).await.unwrap();

@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_target_that_is_slow_again_and_again_is_done_without_for_longer() {
+    fn a_repeatedly_slow_target_is_demoted_for_longer() {
         let mut now = Instant(0);
         let mut strikes = None;
         for seconds in [5, 10, 20, 40, 60, 60] {

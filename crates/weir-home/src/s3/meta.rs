@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stamp_carries_its_upload() {
+    fn a_fingerprint_carries_its_upload() {
         let object = Object {
             meta: Meta { kind: FileKind::Regular, ..meta() },
             is_ours: true,

@@ -200,7 +200,7 @@ fn is_busy<T: std::fmt::Debug>(answer: Result<T>) -> bool {
 }
 
 #[test]
-fn one_at_a_time_makes_a_backup_also_when_the_leader_begins_anew() {
+fn backups_run_one_at_a_time_through_leader_restarts() {
     Lab::new(83).run(6, |lab| async move {
         let (a, b) = (lab.client("one").await, lab.client("other").await);
         let volume = make_volume(&a).await.id;

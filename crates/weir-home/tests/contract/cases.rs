@@ -346,7 +346,7 @@ pub async fn attributes_are_set_exactly_and_a_changed_file_keeps_its_own(bench: 
     assert_diverged(home.set_attrs(&path("no"), &ours(&d), &attrs(0o1777)).await, &path("no"));
 }
 
-pub async fn files_are_cut_once_and_a_changed_one_is_not(bench: Bench) {
+pub async fn files_are_truncated_once_and_a_changed_one_is_not(bench: Bench) {
     let home = &bench.home;
     let at = path("f");
     let fingerprint = put(home, &at, b"0123456789", &attrs(0o644)).await;

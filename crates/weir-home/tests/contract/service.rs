@@ -122,7 +122,7 @@ impl Drop for Service {
 }
 
 #[tokio::test]
-async fn a_bucket_of_another_relation_and_wrong_keys_are_refused_without_showing_them() {
+async fn another_relations_bucket_and_wrong_keys_are_refused() {
     let Some(service) = Service::start() else { return };
     let home = service.home(service.config("", true)).await;
     assert_eq!(home.url(), "s3://bucket/");
@@ -192,7 +192,7 @@ async fn a_rename_of_a_directory_that_was_cut_off_goes_on() {
 }
 
 #[tokio::test]
-async fn small_writes_in_the_middle_and_short_parts_make_the_file_they_should() {
+async fn small_and_short_writes_make_the_right_file() {
     let Some(service) = Service::start() else { return };
     let home = service.home(service.config("x", true)).await;
     let bench = Bench { stranger: home.clone(), home };
@@ -221,7 +221,7 @@ async fn small_writes_in_the_middle_and_short_parts_make_the_file_they_should() 
 
 /// Uploads cost money until somebody ends them.
 #[tokio::test]
-async fn parts_of_a_file_that_is_removed_do_not_stay_though_nobody_told_of_them() {
+async fn unreported_parts_of_a_removed_file_do_not_stay() {
     let Some(service) = Service::start() else { return };
     let home = service.home(service.config("x", true)).await;
     let (at, longer) = (path("f"), path("f2"));

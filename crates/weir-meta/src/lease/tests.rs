@@ -25,7 +25,7 @@ fn readers_share() {
 }
 
 #[test]
-fn a_session_that_gives_nothing_back_gets_nothing_but_what_it_recovers() {
+fn a_session_that_returns_no_lease_gets_only_what_it_recovers() {
     let mut t = LeaseTable::default();
     t.withhold(A, true);
     assert_eq!(t.grant_write(A, FILE), LeaseKind::None);
@@ -42,7 +42,7 @@ fn a_session_that_gives_nothing_back_gets_nothing_but_what_it_recovers() {
 }
 
 #[test]
-fn a_writer_is_alone_and_lowered_to_read_by_a_look() {
+fn a_writer_is_alone_and_lowered_to_read_by_a_getattr() {
     let mut t = LeaseTable::default();
     assert_eq!(t.grant_write(A, FILE), LeaseKind::Write);
     assert_eq!(t.grant_read(B, FILE), LeaseKind::None);
@@ -85,14 +85,14 @@ fn a_shared_file_has_no_leases_until_one_is_left() {
 }
 
 #[test]
-fn a_bystander_does_not_cache_beside_a_writer_that_writes_through() {
+fn a_reader_does_not_cache_beside_a_direct_writer() {
     let mut t = LeaseTable::default();
     t.open(A, FILE, false, true);
     assert_eq!(t.grant_read(B, FILE), LeaseKind::None);
 }
 
 #[test]
-fn who_reads_through_pages_is_beside_writers_that_do_not_write_now() {
+fn a_page_reader_is_granted_beside_idle_writers() {
     let mut t = LeaseTable::default();
     t.open(A, FILE, false, true);
     t.open(B, FILE, true, false);

@@ -395,7 +395,7 @@ fn a_nameless_file_lives_until_its_last_close() {
 }
 
 #[test]
-fn an_open_that_cuts_sets_the_times_also_of_an_empty_file() {
+fn an_open_that_truncates_sets_the_times_of_an_empty_file() {
     let mut w = World::new();
     let f = w.create(&root(), InodeId::ROOT, "f", 0o644).unwrap().entry.attr.ino;
     let long_ago = Time { nanos: 5 };
@@ -411,7 +411,7 @@ fn an_open_that_cuts_sets_the_times_also_of_an_empty_file() {
 }
 
 #[test]
-fn a_nameless_file_that_is_opened_again_outlives_who_had_it_open_when_it_lost_its_name() {
+fn a_reopened_nameless_file_outlives_its_first_opener() {
     let mut w = World::new();
     let f = w.create(&root(), InodeId::ROOT, "f", 0o644).unwrap().entry.attr.ino;
     w.leases.open(OTHER, f, true, false);
@@ -429,7 +429,7 @@ fn a_nameless_file_that_is_opened_again_outlives_who_had_it_open_when_it_lost_it
 }
 
 #[test]
-fn a_file_made_without_a_name_gets_one_or_goes_with_its_last_close() {
+fn a_nameless_file_gets_a_name_or_goes_with_its_last_close() {
     let mut w = World::new();
     let dir = w.mkdir(&root(), InodeId::ROOT, "d", 0o2777).unwrap().entry.attr;
     let before = w.attr(dir.ino).unwrap();
@@ -515,7 +515,7 @@ fn a_clean_empty_file_leaves_no_garbage() {
 /// What was on its way when a file was truncated lies past a size that is no more, also if who wrote it got
 /// the right to write alone since.
 #[test]
-fn who_wrote_before_a_cut_does_not_grow_the_file_after_it() {
+fn a_write_before_a_truncation_does_not_grow_the_file_after_it() {
     for alone in [false, true] {
         let mut w = World::new();
         let f = w.create(&root(), InodeId::ROOT, "f", 0o644).unwrap().entry.attr.ino;

@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_a_home_that_is_refused_until_it_is_tried_again() {
+    fn nobody_waits_for_a_refused_home_before_the_next_try() {
         let at = |ms| Instant(0) + Duration::from_millis(ms);
         let mut queue = ShipQueue::default();
         for dir in [InodeId(7), InodeId(8)] {

@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_comes_back_is_looked_at_again_and_nothing_is_given_out_twice() {
+    fn returned_work_is_checked_again_and_never_assigned_twice() {
         let (one, two) = (SessionId(1), SessionId(2));
         let mut orphans = Orphans::default();
         assert_eq!(orphans.begin_scan(), None, "nobody died");

@@ -152,7 +152,7 @@ fn a_mover_that_is_lost_harms_nobody() {
 
 /// A mover that had a part of it to the end that the file had then gives that up, when it is longer and evicted anew.
 #[test]
-fn what_is_cut_and_evicted_again_on_its_way_back_comes_in_whole_stripes() {
+fn bytes_truncated_and_evicted_again_return_in_whole_stripes() {
     simulate(12, async |world| {
         let meta = start(&world).await;
         let (user, mover) = (Client::start(&world, "user").await, Client::start(&world, "mover").await);
@@ -311,7 +311,7 @@ async fn evicting_volume(user: &Client, bytes_hard: Option<u64>) -> Volume {
 /// A volume with a limit whose files are at home never fills: what was used longest ago goes, nothing that is pinned, open
 /// or not at home.
 #[test]
-fn a_volume_makes_room_by_itself() {
+fn a_volume_evicts_by_itself() {
     simulate(6, async |world| {
         let meta = start(&world).await;
         let user = Client::start(&world, "user").await;
@@ -385,7 +385,7 @@ async fn until_used(env: &weir_env::Env, user: &Client, ask: &GetEviction, used:
 
 /// Who writes a file may have sent what the leader has not heard of: it says so when it comes back.
 #[test]
-fn after_a_restart_nothing_is_evicted_before_all_have_said_what_they_have_open() {
+fn after_a_restart_nothing_is_evicted_before_opens_are_known() {
     simulate(7, async |world| {
         let meta = start(&world).await;
         let mut user = Client::start(&world, "user").await;

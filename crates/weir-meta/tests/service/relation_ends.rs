@@ -44,7 +44,7 @@ async fn write_new(user: &Client, name: &str, size: u64) -> InodeId {
 /// Whoever wrote a file has closed it, and the leader does not know: the client died before it told, or the leader after it was
 /// told. Home gets the file's end all the same.
 #[test]
-fn what_nobody_writes_any_more_is_complete_also_if_its_close_was_lost() {
+fn a_file_is_complete_also_if_its_close_was_lost() {
     for with_leader in [false, true] {
         simulate(13, async |world| {
             let meta = start(&world).await;
@@ -86,7 +86,7 @@ fn what_nobody_writes_any_more_is_complete_also_if_its_close_was_lost() {
 /// Where the parts of an upload are is known when the leader was told of them. Who got more of the file before that would begin
 /// another upload, and give the first one up with what is in it.
 #[test]
-fn a_file_that_is_sent_in_pieces_goes_on_when_what_was_sent_is_told() {
+fn a_file_sent_in_parts_continues_after_each_report() {
     simulate(17, async |world| {
         let _meta = start(&world).await;
         let (user, mover) = (Client::start(&world, "user").await, Client::start(&world, "mover").await);
@@ -214,7 +214,7 @@ fn the_end_of_a_file_goes_home_after_all_that_comes_before_it() {
 
 /// A file is truncated while a mover writes its end: what was cut off is not waited for.
 #[test]
-fn what_is_cut_off_while_the_end_is_on_its_way_is_not_waited_for() {
+fn truncated_bytes_are_not_waited_for_at_the_end() {
     simulate(15, async |world| {
         let _meta = start(&world).await;
         let (user, mover) = (Client::start(&world, "user").await, Client::start(&world, "mover").await);
@@ -384,7 +384,7 @@ fn a_file_that_is_written_on_is_not_settled() {
 /// A mover may have brought back bytes that a truncation overtook: they are on targets, and no part of the
 /// file.
 #[test]
-fn what_a_file_grew_by_behind_evicted_bytes_is_sent_when_these_are_back() {
+fn growth_behind_evicted_bytes_is_shipped_after_the_recall() {
     simulate(23, async |world| {
         let meta = start(&world).await;
         let (user, mover) = (Client::start(&world, "user").await, Client::start(&world, "mover").await);
@@ -438,7 +438,7 @@ fn what_a_file_grew_by_behind_evicted_bytes_is_sent_when_these_are_back() {
 /// A volume changes its home: the new one may evict from now on, the old one may not. That has the only bytes of what was evicted: it is
 /// where they come back from, and is not removed, until the new one has them.
 #[test]
-fn a_home_that_has_the_only_bytes_is_not_removed_for_one_that_may_evict() {
+fn a_home_with_the_only_bytes_is_not_removed() {
     simulate(24, async |world| {
         let meta = start(&world).await;
         let (user, mover) = (Client::start(&world, "user").await, Client::start(&world, "mover").await);

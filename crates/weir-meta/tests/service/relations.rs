@@ -707,7 +707,7 @@ fn a_home_that_takes_whole_pieces_ends_as_the_volume_is_too() {
     home_ends_right(2000..2040, true);
 }
 #[test]
-fn a_volume_that_was_there_before_is_brought_home_while_it_changes() {
+fn an_existing_volume_is_copied_home_while_it_changes() {
     for seed in 1000..1040 {
         play(seed, seed % 4 == 3, 80, 40);
     }
@@ -728,17 +728,17 @@ fn home_forgets_nothing_whose_other_name_is_not_known_yet() {
 /// The end of a file that was complete, then truncated and written again, waits for the truncation, which
 /// waits for the rename before it.
 #[test]
-fn a_rename_does_not_wait_for_an_end_that_waits_for_a_later_cut() {
+fn a_rename_does_not_wait_for_a_later_truncation() {
     play(1277, false, 0, 60);
 }
 /// Parts of it are at a home that takes whole pieces, and are never to be seen there.
 #[test]
-fn a_rename_does_not_wait_for_a_file_that_is_removed_and_still_open() {
+fn a_rename_does_not_wait_for_a_removed_open_file() {
     play(10_261, true, 0, 60);
 }
 /// Two files exchange their names by way of a third: the one that is replaced in the end is at home under a name of before.
 #[test]
-fn a_file_that_is_no_more_leaves_no_name_behind_where_it_was_before() {
+fn a_removed_file_leaves_no_earlier_name_behind() {
     play(10_261, true, 0, 60);
 }
 /// Tells all histories that fail, not the first one only.
@@ -853,7 +853,7 @@ fn entry(name: &str, kind: FileKind, size: u64, id: &str) -> HomeEntry {
 }
 
 #[test]
-fn names_of_an_adopted_home_come_when_they_are_wanted() {
+fn names_of_an_imported_home_come_when_they_are_wanted() {
     simulate(11, async |world| {
         let _meta = start(&world).await;
         let (user, mover) = (Client::start(&world, "user").await, Client::start(&world, "mover").await);
@@ -965,7 +965,7 @@ async fn becomes_used(user: &Client, expected: (u64, u64, u64)) {
 }
 
 #[test]
-fn a_volume_that_pulls_is_as_home_is_told_and_nobody_changes_it() {
+fn a_mirror_is_as_home_is_reported_and_read_only() {
     simulate(14, async |world| {
         let _meta = start(&world).await;
         let (user, mover) = (Client::start(&world, "user").await, Client::start(&world, "mover").await);
@@ -1055,7 +1055,7 @@ fn a_volume_that_pulls_is_as_home_is_told_and_nobody_changes_it() {
 
 /// Seed 492018: a mover had read a directory before the one above it was gone at home, and told of it while that was being emptied here.
 #[test]
-fn what_is_gone_at_home_from_a_directory_that_is_gone_there_itself_goes_to_its_end() {
+fn a_directory_gone_at_home_is_removed_with_its_content() {
     simulate(16, async |world| {
         let _meta = start(&world).await;
         let (user, mover) = (Client::start(&world, "user").await, Client::start(&world, "mover").await);
@@ -1096,7 +1096,7 @@ fn what_is_gone_at_home_from_a_directory_that_is_gone_there_itself_goes_to_its_e
 /// A directory is read again when somebody looks at it, if it was not a moment ago, and in the background; and movers are given nothing
 /// that changes home.
 #[test]
-fn directories_of_a_volume_that_pulls_are_read_again() {
+fn directories_of_a_mirror_are_read_again() {
     simulate(15, async |world| {
         let _meta = start(&world).await;
         let (user, mover) = (Client::start(&world, "user").await, Client::start(&world, "mover").await);

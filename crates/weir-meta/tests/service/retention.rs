@@ -35,7 +35,7 @@ impl Client {
 const MINUTE: Duration = Duration::from_secs(60);
 
 #[test]
-fn snapshots_are_taken_by_schedule_with_what_writers_have_and_through_restarts() {
+fn scheduled_snapshots_have_unflushed_writes_through_restarts() {
     simulate(91, async |world| {
         let meta = start(&world).await;
         let a = Client::start(&world, "a").await;
@@ -178,7 +178,7 @@ fn the_trash_is_emptied_when_it_is_over_and_through_restarts() {
 }
 
 #[test]
-fn what_is_in_the_trash_makes_nobody_wait_for_room_but_for_a_moment() {
+fn the_trash_delays_no_write_for_more_than_a_moment() {
     simulate(94, async |world| {
         let _meta = start(&world).await;
         let (a, b) = (Client::start(&world, "a").await, Client::start(&world, "b").await);
@@ -204,7 +204,7 @@ fn what_is_in_the_trash_makes_nobody_wait_for_room_but_for_a_moment() {
 }
 
 #[test]
-fn the_trash_makes_room_for_bytes_oldest_first_and_no_more_than_is_lacked() {
+fn the_trash_frees_the_oldest_first_and_no_more_than_needed() {
     simulate(95, async |world| {
         let _meta = start(&world).await;
         let a = Client::start(&world, "a").await;
@@ -225,7 +225,7 @@ fn the_trash_makes_room_for_bytes_oldest_first_and_no_more_than_is_lacked() {
 }
 
 #[test]
-fn full_targets_are_relieved_of_the_oldest_trash_by_as_much_as_they_are_too_full() {
+fn full_targets_lose_their_oldest_trash_as_far_as_needed() {
     simulate(96, async |world| {
         let _meta = start(&world).await;
         let a = Client::start(&world, "a").await;

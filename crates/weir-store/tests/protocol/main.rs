@@ -103,7 +103,7 @@ fn a_new_stripe_survives_crashes_and_absences_at_any_step() {
 }
 
 #[test]
-fn a_stripe_that_is_written_over_survives_crashes_and_absences_at_any_step() {
+fn an_overwritten_stripe_survives_crashes_at_any_step() {
     let rules = over(mirrored(&[(0, 0, 1)]));
     holds("1+1, a write, written over, a crash", &Rules { crashes: 1, ..rules.clone() }, 2_000_000);
     holds("1+1, a write, written over, a suspicion", &Rules { suspicions: 1, ..rules }, 2_000_000);
@@ -127,7 +127,7 @@ fn to_seal_above_what_a_writer_prepares_loses_bytes() {
 
 #[test]
 #[ignore = "minutes, gigabytes: make model"]
-fn to_take_ones_late_part_of_a_seal_for_that_of_another_loses_bytes() {
+fn mistaking_a_late_seal_part_for_another_loses_bytes() {
     let rules = Rules { suspicions: 1, seals: 2, ..mirrored(&[(0, 0, 1), (0, 1, 2)]) };
     fails(&rules, Shortcut::LatePartCounts, 2_000_000);
 }
@@ -143,7 +143,7 @@ fn to_acknowledge_with_fewer_than_k_loses_bytes() {
 }
 
 #[test]
-fn not_to_tell_who_went_missing_since_a_write_was_numbered_loses_bytes() {
+fn not_reporting_members_lost_since_a_write_loses_bytes() {
     fails(&Rules { suspicions: 2, ..mirrored(&[(0, 0, 1)]) }, Shortcut::MissingNotReported, 2_000_000);
 }
 
@@ -155,20 +155,20 @@ fn to_commit_what_not_all_live_members_hold_leaves_them_apart() {
 }
 
 #[test]
-fn to_keep_what_was_prepared_over_an_absence_brings_back_what_was_given_up() {
+fn keeping_prepared_versions_over_an_absence_is_wrong() {
     let dies = Rules { suspicions: 2, dies: true, ..over(mirrored(&[])) };
     fails(&dies, Shortcut::GivenUpStays, 2_000_000);
 }
 
 #[test]
 #[ignore = "minutes, gigabytes: make model"]
-fn to_go_on_deciding_when_somebody_else_decides_leaves_them_apart() {
+fn two_deciders_at_once_leave_members_different() {
     let dies = Rules { suspicions: 2, dies: true, ..over(mirrored(&[])) };
     fails(&dies, Shortcut::DecidedByTwo, 20_000_000);
 }
 
 #[test]
-fn a_stripe_whose_writer_dies_is_written_over_everywhere_or_nowhere() {
+fn a_dead_writers_overwrite_is_everywhere_or_nowhere() {
     let rules = Rules { dies: true, ..over(mirrored(&[])) };
     holds("1+1, written over by who dies, a crash", &Rules { crashes: 1, ..rules.clone() }, 2_000_000);
     holds("1+1, written over by who dies, a suspicion", &Rules { suspicions: 1, ..rules }, 2_000_000);
@@ -227,7 +227,7 @@ fn to_take_a_silent_member_for_gone_leaves_it_behind_unnoticed() {
 }
 
 #[test]
-fn to_forget_cuts_brings_cut_bytes_back() {
+fn forgetting_truncations_brings_bytes_back() {
     let rules = with_truncation(Rules { suspicions: 1, ..mirrored(&[(0, 0, 1), (0, 1, 2)]) });
     fails(&rules, Shortcut::CutsNotLearned, 2_000_000);
 }

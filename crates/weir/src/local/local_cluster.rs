@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn servers_listen_on_unix_sockets_and_on_ports_only_if_they_have_one() {
+    fn servers_listen_on_unix_sockets_and_only_on_given_ports() {
         let mut local = local(Path::new("/tmp/w"));
         let shown = |local: &LocalCluster, n: usize| -> Vec<String> {
             local.addresses(&local.manifest.processes[n]).iter().map(ToString::to_string).collect()

@@ -356,7 +356,7 @@ impl Clones {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
     #[test]
-    fn a_clone_and_its_source_never_see_each_other_and_leave_nothing_behind(
+    fn a_clone_and_its_source_are_separate_and_leave_nothing(
         steps in prop::collection::vec((0..26u8, 0..6usize, 0..64usize, 0..100_000usize), 1..120),
     ) {
         let mut model = Clones::new();

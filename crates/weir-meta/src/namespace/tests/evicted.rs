@@ -118,7 +118,7 @@ fn its_only_writer_evicts_what_is_before_the_end() {
 }
 
 #[test]
-fn a_pinned_a_small_and_a_cut_file() {
+fn a_pinned_a_small_and_a_truncated_file() {
     let mut w = World::new();
     let ino = w.file_of("pinned", 2 * STRIPE);
     w.bring_home(ino);

@@ -448,7 +448,7 @@ fn a_commit(ino: InodeId, size: u64) -> Commit {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
     #[test]
-    fn a_snapshot_shows_what_was_there_whatever_comes_and_leaves_nothing_behind(
+    fn a_snapshot_shows_what_was_there_and_leaves_nothing_behind(
         steps in prop::collection::vec((0..27u8, 0..64usize, 0..100_000usize), 1..80),
     ) {
         let mut model = Model::new();
@@ -464,7 +464,7 @@ proptest! {
 }
 
 #[test]
-fn a_file_that_a_snapshot_holds_gets_an_object_of_its_own_when_somebody_may_write_it() {
+fn a_file_held_by_a_snapshot_gets_its_own_object_for_a_writer() {
     let mut m = Model::new();
     let ino = m.w.create(&root(), InodeId::ROOT, "f", 0o644).unwrap().entry.attr.ino;
     m.write(ino, 0);
@@ -494,7 +494,7 @@ fn a_file_that_a_snapshot_holds_gets_an_object_of_its_own_when_somebody_may_writ
 
 /// Its bytes are in two objects then, and home has them all, wherever they are.
 #[test]
-fn a_file_that_was_written_while_a_snapshot_held_it_is_evicted_when_that_is_gone() {
+fn a_file_written_under_a_snapshot_is_evicted_when_that_is_gone() {
     let mut m = Model::new();
     let ino = m.w.create(&root(), InodeId::ROOT, "f", 0o644).unwrap().entry.attr.ino;
     (0..3).for_each(|stripe| m.write(ino, stripe));
@@ -519,7 +519,7 @@ fn a_file_that_was_written_while_a_snapshot_held_it_is_evicted_when_that_is_gone
 
 /// The file leaves the snapshot, which goes on to show what it did.
 #[test]
-fn a_file_that_a_snapshot_holds_is_evicted_and_the_snapshot_keeps_its_bytes() {
+fn a_file_held_by_a_snapshot_is_evicted_the_snapshot_stays() {
     let mut m = Model::new();
     let ino = m.w.create(&root(), InodeId::ROOT, "f", 0o644).unwrap().entry.attr.ino;
     (0..3).for_each(|stripe| m.write(ino, stripe));
@@ -570,7 +570,7 @@ fn what_is_evicted_while_it_is_copied_is_not_told_as_copied() {
 
 /// What a writer has under its right to write goes to the object that it was told of with it.
 #[test]
-fn a_file_that_was_empty_when_a_snapshot_was_taken_changes_its_object_before_it_is_written() {
+fn a_file_empty_in_a_snapshot_gets_a_new_object_before_writes() {
     let mut m = Model::new();
     let ino = m.w.create(&root(), InodeId::ROOT, "f", 0o644).unwrap().entry.attr.ino;
     m.w.leases.open(ME, ino, false, true);
@@ -590,7 +590,7 @@ fn a_file_that_was_empty_when_a_snapshot_was_taken_changes_its_object_before_it_
 /// Seed 80425: the fence of who reads it in the snapshot came with a token epoch that passes it, and what was on its way went into the
 /// snapshot.
 #[test]
-fn a_file_that_is_read_in_a_snapshot_while_it_is_open_for_writing_is_written_elsewhere() {
+fn a_file_read_in_a_snapshot_is_written_to_another_object() {
     for is_open in [true, false] {
         let mut m = Model::new();
         let ino = m.w.create(&root(), InodeId::ROOT, "f", 0o644).unwrap().entry.attr.ino;
@@ -614,7 +614,7 @@ fn a_file_that_is_read_in_a_snapshot_while_it_is_open_for_writing_is_written_els
 
 /// Seed 69052: it keeps its object, for nothing of it is there; what comes to be there later is not the snapshot's.
 #[test]
-fn a_snapshot_of_a_file_that_is_one_hole_shows_nothing_of_what_is_written_later() {
+fn a_snapshot_of_a_hole_shows_no_later_write() {
     let mut m = Model::new();
     let ino = m.w.create(&root(), InodeId::ROOT, "f", 0o644).unwrap().entry.attr.ino;
     m.w.set(&root(), ino, |r| r.size = Some(2 * STRIPE)).unwrap();

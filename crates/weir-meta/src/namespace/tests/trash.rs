@@ -87,7 +87,7 @@ impl World {
 }
 
 #[test]
-fn a_tree_that_was_removed_is_in_the_trash_and_comes_back_by_a_rename() {
+fn a_removed_tree_is_in_the_trash_and_returns_by_a_rename() {
     let (mut w, v) = World::with_trash(WEEK_S);
     let a = w.mkdir(&root(), v.root, "a", 0o750).unwrap().entry.attr.ino;
     w.set(&root(), a, |r| (r.uid, r.gid) = (Some(7), Some(9))).unwrap();
@@ -126,7 +126,7 @@ fn a_tree_that_was_removed_is_in_the_trash_and_comes_back_by_a_rename() {
 }
 
 #[test]
-fn what_is_in_the_trash_is_read_by_who_could_read_it_where_it_was() {
+fn files_in_the_trash_keep_their_readers() {
     let (mut w, v) = World::with_trash(WEEK_S);
     let day = |w: &World| w.at_path(w.trash_of(&v), "2026-11-22").unwrap();
     // Somebody prepares an open directory in the trash, under the name of one that will be closed.

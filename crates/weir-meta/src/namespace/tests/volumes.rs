@@ -191,7 +191,7 @@ fn a_volume_with_another_inside_stays() {
 }
 
 #[test]
-fn the_superuser_decides_of_volumes_and_their_owner_and_administrators_of_the_rest() {
+fn root_manages_volumes_owner_and_administrators_the_rest() {
     let mut w = World::new();
     assert_eq!(errno(w.volume(&user(7), InodeId::ROOT, "mine")), EACCES);
     let a = w.volume(&root(), InodeId::ROOT, "a").unwrap();

@@ -195,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_streams_are_what_the_machine_can_hold_and_the_limit_is_less_than_half_of_them() {
+    fn the_machine_holds_the_streams_and_the_limit_is_below_half() {
         for (measured, stream) in [(2e9, 50e6), (400e6, 50e6), (80e6, 10e6), (0.0, 1e6)] {
             let plan = plan(measured);
             assert!(
