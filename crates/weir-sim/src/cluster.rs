@@ -38,6 +38,11 @@ pub fn storage_name(n: usize) -> String {
     format!("s{n}")
 }
 
+/// How often the process of each client was started.
+type Lives = Arc<Mutex<BTreeMap<String, u64>>>;
+/// Whether a process is certainly gone.
+type Gone = Arc<dyn Fn(&str) -> bool + Send + Sync>;
+
 /// Movers that die are back within seconds.
 const RECALL_PATIENCE: Duration = Duration::from_secs(100);
 
@@ -57,6 +62,7 @@ pub struct Cluster {
     runs_before: Mutex<BTreeMap<TargetId, RunId>>,
     /// How often roles have moved to another address.
     moves: Mutex<BTreeMap<String, u32>>,
+    lives: Lives,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -99,6 +105,7 @@ impl Cluster {
             holder_gone: AtomicU64::new(0),
             runs_before: Mutex::default(),
             moves: Mutex::default(),
+            lives: Lives::default(),
         };
         cluster.start(META);
         (0..options.storage_nodes).for_each(|n| cluster.start(&storage_name(n)));
@@ -126,7 +133,10 @@ impl Cluster {
                 let listen = at.map_or_else(coordinators, |at| vec![at]);
                 start(Box::pin(run_coordinator(env.clone(), self.options.clone(), listen, new)));
             }
-            META => start(Box::pin(run_meta(env.clone(), addr(self.moves(name), "0.2"), new))),
+            META => {
+                let gone = gone(&self.world, &self.lives);
+                start(Box::pin(run_meta(env.clone(), addr(self.moves(name), "0.2"), new, gone)));
+            }
             _ => {
                 let n: usize = name[1..].parse().expect("storage nodes are s0, s1, …");
                 let (host, at) =
@@ -208,12 +218,20 @@ impl Cluster {
     }
 
     pub async fn client(&self, name: &str) -> Result<Client> {
+        let life = {
+            let mut lives = lock(&self.lives);
+            let life = lives.entry(name.into()).or_default();
+            *life += u64::from(!self.world.is_up(name));
+            *life
+        };
+        let (env, process) = (self.world.node(name), format!("{name} {life}"));
         let config = ClientConfig {
             memory_bytes: CLIENT_BYTES,
             recall_patience: RECALL_PATIENCE,
+            process,
             ..ClientConfig::new(coordinators(), name, name)
         };
-        Client::connect(self.world.node(name), config, Arc::new(NoKernel)).await
+        Client::connect(env, config, Arc::new(NoKernel)).await
     }
 
     /// Until every member of every group holds all that it should, and nothing is under-replicated any more.
@@ -337,14 +355,26 @@ async fn run_coordinator(env: Env, options: Options, listen: Vec<Addr>, new: boo
     std::future::pending().await
 }
 
-async fn run_meta(env: Env, at: Addr, new: bool) -> Result<()> {
+/// Says of processes on the leader's machine whether they are gone. Every other client is there.
+fn gone(world: &World, lives: &Lives) -> Gone {
+    let (world, lives) = (world.clone(), lives.clone());
+    Arc::new(move |process| {
+        let Some((name, life)) = process.split_once(' ') else { return false };
+        let number = name.strip_prefix('c').and_then(|n| n.parse::<u32>().ok());
+        let is_here = number.is_some_and(|n| n % 2 == 0);
+        let newest = || lock(&lives).get(name).is_some_and(|newest| newest.to_string() == life);
+        is_here && !(world.is_up(name) && newest())
+    })
+}
+
+async fn run_meta(env: Env, at: Addr, new: bool, gone: Gone) -> Result<()> {
     let place = MetaPlace {
         dir: "/meta".into(),
         namespace: "root".into(),
         new,
         instead_of: None,
         engine: ENGINE,
-        gone: Arc::new(|_| false),
+        gone,
     };
     let site = site(META, Role::Meta, "host0", vec![at]);
     let meta = start_meta(&env, &site, place).await.map_err(|e| e.error)?;

@@ -102,8 +102,10 @@ pub struct FileModel {
     bytes: Vec<u8>,
     history: Vec<Change>,
     pending: Vec<Pending>,
-    /// As before the first of `pending`, while there are any.
+    /// As before the first of `pending`, while there are any, and with what has come to stay since.
     durable: Vec<u8>,
+    /// Changes that have come to stay below changes of `pending`: their bytes come to light when those are lost.
+    below: Vec<Pending>,
     /// How long it was when somebody looked since: what others had done stays then, also if all of `pending` is lost.
     lens_seen: Vec<u64>,
 }
@@ -125,7 +127,7 @@ impl FileModel {
     }
     /// The same bytes where they are there for good, whatever becomes of who wrote them.
     pub fn settled(&self) -> FileModel {
-        FileModel { pending: Vec::new(), durable: Vec::new(), ..self.clone() }
+        FileModel { pending: Vec::new(), durable: Vec::new(), below: Vec::new(), ..self.clone() }
     }
     pub fn len(&self) -> u64 {
         self.bytes.len() as u64
@@ -138,6 +140,7 @@ impl FileModel {
     pub fn begin(&mut self, who: Who, op: u64, what: What) {
         if self.pending.is_empty() {
             self.durable = self.bytes.clone();
+            self.below.clear();
             self.lens_seen.clear();
         }
         let len_before = self.len();
@@ -193,9 +196,33 @@ impl FileModel {
         let is_others = |p: &&Pending| p.who.client != client;
         let mut others = self.pending.iter().filter(is_others).peekable();
         if others.peek().is_some() && others.all(|p| !p.is_doubtful(&cuts)) {
-            self.pending.retain(|p| p.who.client == client);
-            self.durable = self.bytes.clone();
+            self.keep_all_but(|who| who.client == client);
         }
+    }
+
+    /// What is there now stays, but for what those changes made that `is_mine` says may still be lost. Below these, any of
+    /// the others' changes may be what comes to light.
+    fn keep_all_but(&mut self, is_mine: impl Fn(Who) -> bool) {
+        let (mine, others): (Vec<Pending>, Vec<Pending>) =
+            std::mem::take(&mut self.pending).into_iter().partition(|p| is_mine(p.who));
+        if !others.is_empty() {
+            let is_kept = |at: usize| !mine.iter().any(|p| p.touches(at as u64));
+            for at in 0..self.bytes.len().max(self.durable.len()) {
+                match self.bytes.get(at) {
+                    Some(byte) if is_kept(at) => {
+                        self.durable.resize(self.durable.len().max(at + 1), 0);
+                        self.durable[at] = *byte;
+                    }
+                    None if is_kept(at) => {
+                        self.durable.truncate(at);
+                        break;
+                    }
+                    _ => {}
+                }
+            }
+        }
+        self.pending = mine;
+        self.below.extend(others);
     }
 
     /// An operation of `client` ended with an error.
@@ -253,7 +280,7 @@ impl FileModel {
         self.bytes = settled;
         self.lens_seen.push(self.len());
         self.note(0, format!("c{} settled the bytes of", me.client), 0, 0);
-        self.pending.retain(|p| p.who.client == me.client && p.who.life == me.life);
+        self.keep_all_but(|who| who.client == me.client && who.life == me.life);
         self.pending.iter_mut().for_each(|p| p.done = true);
         Ok(lost)
     }
@@ -282,14 +309,16 @@ impl FileModel {
     }
 
     fn may_hold(&self, offset: u64, byte: u8) -> bool {
+        let leaves = |p: &Pending| match p.what {
+            What::Write { offset: from, len } => {
+                (from..from + len).contains(&offset) && pattern(p.op, offset) == byte
+            }
+            What::Zero { offset: from, len } => (from..from + len).contains(&offset) && byte == 0,
+            What::Size { len } => offset >= len && byte == 0,
+        };
         self.durable.get(offset as usize).copied().unwrap_or(0) == byte
-            || self.pending.iter().any(|p| match p.what {
-                What::Write { offset: from, len } => {
-                    (from..from + len).contains(&offset) && pattern(p.op, offset) == byte
-                }
-                What::Zero { offset: from, len } => (from..from + len).contains(&offset) && byte == 0,
-                What::Size { len } => offset >= len && byte == 0,
-            })
+            || self.pending.iter().any(leaves)
+            || (self.pending.iter().any(|p| p.touches(offset)) && self.below.iter().any(leaves))
     }
 
     /// Clients whose acknowledged changes are lost if `settled` is what is there. None if an unfinished one may explain the
@@ -488,6 +517,36 @@ mod tests {
             assert_eq!(file.clone().settle(who(1), &got, None).unwrap(), losers);
         }
         assert!(file.settle(who(1), &bytes_of(1, 0, 90), None).is_err(), "what was safe must stay");
+    }
+
+    /// Seed 900391: one settles the file with changes of its own that are not safe yet, and dies with these.
+    #[test]
+    fn what_was_settled_comes_to_light_when_what_is_above_it_is_lost() {
+        let mut file = FileModel::default();
+        change(&mut file, 0, 1, What::Write { offset: 0, len: 100 });
+        file.synced(0);
+        change(&mut file, 1, 2, What::Write { offset: 0, len: 80 });
+        change(&mut file, 0, 3, What::Write { offset: 20, len: 20 });
+        let with = |ops: [u64; 4]| {
+            [(0, 20), (20, 20), (40, 40), (80, 20)]
+                .iter()
+                .zip(ops)
+                .flat_map(|((at, len), op)| bytes_of(op, *at, *len))
+                .collect::<Vec<u8>>()
+        };
+        file.settle(who(0), &with([2, 3, 2, 1]), None).unwrap();
+        for (ops, fits) in [
+            ([2, 3, 2, 1], true),  // nothing is lost
+            ([2, 2, 2, 1], true),  // its own is, above the other's
+            ([2, 1, 2, 1], true),  // the other's had been lost where it wrote
+            ([1, 3, 2, 1], false), // what it saw is lost
+            ([2, 3, 2, 2], false), // of nobody
+        ] {
+            let settled = file.clone().settle(who(1), &with(ops), None);
+            assert_eq!(settled.is_ok(), fits, "{ops:?}: {settled:?}");
+        }
+        file.seen_by(1, |_| 0);
+        assert!(!file.is_doubtful(|_| 1));
     }
 
     #[test]
