@@ -352,7 +352,7 @@ fn cases(all: bool) -> Vec<(Victims, &'static str)> {
     cases
 }
 
-/// Each case at the passes of its point in `nths`; `WEIR_POINTS=first..end` at run time chooses some of all deaths.
+/// Each case at the passes of its point in `nths`; `WEIR_CRASH_POINTS=first..end` at run time chooses some of all deaths.
 fn survives(cases: &[(Victims, &'static str)], nths: &[u32]) {
     if !can_mount() {
         return;
@@ -373,8 +373,8 @@ fn survives(cases: &[(Victims, &'static str)], nths: &[u32]) {
     };
     let all = nths.iter().flat_map(|n| cases.iter().map(move |case| (*n, *case)));
     let deaths: Vec<_> = all.filter(comes).collect();
-    let part = common::part("WEIR_POINTS", 0..deaths.len() as u64);
-    assert!(part.end <= deaths.len() as u64, "WEIR_POINTS={part:?}: there are {} deaths", deaths.len());
+    let part = common::part("WEIR_CRASH_POINTS", 0..deaths.len() as u64);
+    assert!(part.end <= deaths.len() as u64, "WEIR_CRASH_POINTS={part:?}: there are {} deaths", deaths.len());
     for number in part {
         let (nth, (victims, point)) = deaths[number as usize];
         let begun = std::time::Instant::now();
